@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import Field, dataclass, field
+from functools import partial
+from typing import Any, Final
 
 from polyfuse.base.errors import InvalidOptionError
-from polyfuse.base.text import join_words
+from polyfuse.base.text import join_words, nearest
 
-__all__ = ["OptionInfo", "parse_bool", "parse_text", "validate"]
+__all__ = [
+    "PREFIX",
+    "OptionInfo",
+    "neutral",
+    "option",
+    "info_of",
+    "parse_bool",
+    "parse_text",
+    "unknown",
+    "validate",
+]
+
+PREFIX: Final = "POLYFUSE_"
+"""How the names of variables of the environment begin."""
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off", "")
@@ -89,3 +104,43 @@ def _coerced(info: OptionInfo, value: object, where: str) -> object:
 
 def _wrong(where: str, value: object, wanted: str) -> InvalidOptionError:
     return InvalidOptionError(f"{where} is {value!r}", f"use {wanted}")
+
+
+def option(
+    default: object,
+    doc: str,
+    *,
+    choices: tuple[object, ...] = (),
+    minimum: int | None = None,
+    affects_code: bool = True,
+) -> Any:
+    """Declare an option. `affects_code` puts its value into cache keys."""
+    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "affects_code": affects_code}
+    return field(default=default, metadata=metadata)
+
+
+neutral = partial(option, affects_code=False)
+"""Declare an option that leaves compiled code as it is."""
+
+
+def info_of(item: Field[Any]) -> OptionInfo:
+    """Describe an option by the field that declares it."""
+    return OptionInfo(
+        name=item.name,
+        kind=str(item.type),
+        default=item.default,
+        variable=PREFIX + item.name.upper(),
+        doc=item.metadata["doc"],
+        choices=item.metadata["choices"],
+        minimum=item.metadata["minimum"],
+        affects_code=item.metadata["affects_code"],
+    )
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> InvalidOptionError:
+    """The error over a name that is no option; it names the nearest ones."""
+    # a common prefix would make any two variables look alike
+    bare = {word.removeprefix(PREFIX): word for word in known}
+    close = tuple(bare[word] for word in nearest(name.removeprefix(PREFIX), bare))
+    fix = f"did you mean {join_words(close, 'or')}?" if close else "docs/reference/settings.md lists them all"
+    return InvalidOptionError(f"{what} is unknown", fix)

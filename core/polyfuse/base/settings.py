@@ -14,22 +14,28 @@ declared in the plugin's manifest.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import Field, dataclass, field, fields, replace
-from functools import cache, partial
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.log import warn_once
-from polyfuse.base.options import OptionInfo, parse_text, validate
-from polyfuse.base.text import join_words, nearest
+from polyfuse.base.options import PREFIX, OptionInfo, info_of, neutral, option, parse_text, unknown, validate
+from polyfuse.base.text import join_words
 
-__all__ = ["MODES", "Settings", "changed_environment", "child_environment", "environment", "option_infos", "set_environment"]
-
-PREFIX = "POLYFUSE_"
+__all__ = [
+    "MODES",
+    "Settings",
+    "changed_environment",
+    "child_environment",
+    "environment",
+    "option_infos",
+    "set_environment",
+]
 
 _TUNED: Mapping[str, object] = {"tune_kernels": True, "autotune_backends": True, "gemm": "fastest"}
 
@@ -42,63 +48,46 @@ MODES: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def _option(
-    default: object,
-    doc: str,
-    *,
-    choices: tuple[object, ...] = (),
-    minimum: int | None = None,
-    affects_code: bool = True,
-) -> Any:
-    """Declare an option. `affects_code` puts its value into cache keys."""
-    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "affects_code": affects_code}
-    return field(default=default, metadata=metadata)
-
-
-_neutral = partial(_option, affects_code=False)
-"""Declare an option that leaves compiled code as it is."""
-
-
 @dataclass(frozen=True)
 class Settings:
     """The options of one compilation. Frozen: made once by `Settings.resolve`, then passed along."""
 
     # Which code generators.
-    backends: tuple[str, ...] = _option(
+    backends: tuple[str, ...] = option(
         (),
         "Names of backends in the order in which they are asked; empty: every installed one, by its "
         "priority for the device.",
     )
-    disable: tuple[str, ...] = _option(
+    disable: tuple[str, ...] = option(
         (), "Names of backends that must not be used, even when named elsewhere."
     )
-    hook_timeout: int = _neutral(
+    hook_timeout: int = neutral(
         60,
         "Seconds after which the answer of a plugin to a hook is given up, and the plugin left out. Hooks "
         "run in threads of their own for that. 0: in the thread that calls them, for as long as they do.",
         minimum=0,
     )
-    strict: bool = _option(
+    strict: bool = option(
         False,
         "Raise instead of falling back: where the first backend for a device is unusable or fails, a "
         "kernel would be interpreted although nobody asked for it, or an operator or graph would run in "
         "eager mode because it cannot be compiled. Library calls by design, views, users' operators and "
         "`force_fallback` are no fallbacks.",
     )
-    force_fallback: tuple[str, ...] = _option(
+    force_fallback: tuple[str, ...] = option(
         (),
         "Operators that run in eager mode, as `aten.gelu` or `aten.gelu.default`. An unknown name is "
         "warned about.",
     )
 
     # Numerics.
-    numerics: str = _option(
+    numerics: str = option(
         "fast",
         "`fast`: results within the tolerance users know from eager mode. `eager`: every rounding of "
         "eager mode is kept.",
         choices=("fast", "eager"),
     )
-    deterministic: str = _option(
+    deterministic: str = option(
         "auto",
         "`on`: equal results in every run; values that are scattered to one element are stored in order. "
         "`auto`: as `torch.use_deterministic_algorithms` says while a graph is compiled.",
@@ -106,14 +95,14 @@ class Settings:
     )
 
     # Graph rewrites.
-    constant_folding: bool = _option(
+    constant_folding: bool = option(
         True, "Compute at compile time what depends on constants of the graph alone."
     )
-    graph_rewrites: bool = _option(
+    graph_rewrites: bool = option(
         True, "Rewrite known patterns of operators, such as attention, to better ones."
     )
 
-    channels_last: str = _option(
+    channels_last: str = option(
         "auto",
         "Store the operands and results of convolutions with the channels last in memory. `auto`: in "
         "graphs without gradients, in the types for which the device's backend reports that its "
@@ -122,39 +111,39 @@ class Settings:
     )
 
     # Fusion.
-    fusion: bool = _option(True, "Compute several operations in one kernel.")
-    max_fusion_size: int = _option(
+    fusion: bool = option(True, "Compute several operations in one kernel.")
+    max_fusion_size: int = option(
         64, "Largest number of nodes of the loop representation in one kernel.", minimum=1
     )
-    max_horizontal_distance: int = _option(
+    max_horizontal_distance: int = option(
         64,
         "Largest distance, in steps of the schedule, between two kernels that share no data and are fused.",
         minimum=0,
     )
-    aggressive_fusion: bool = _option(
+    aggressive_fusion: bool = option(
         False, "Fuse even where no memory traffic is saved, to have fewer kernels."
     )
-    horizontal_fusion: bool = _option(
+    horizontal_fusion: bool = option(
         False,
         "Launch kernels together that depend on none of each other, such as the entries of a list operator: "
         "those of equal size share their loops, others are parts of one kernel. Off: where a launch is "
         "costly, and where eight or more are found.",
     )
-    loop_ordering: bool = _option(
+    loop_ordering: bool = option(
         True, "Reorder the loops of a kernel for contiguous access, and to fuse more."
     )
-    max_inlined_reads: int = _option(
+    max_inlined_reads: int = option(
         8,
         "A value computed from more reads than this is stored before it is used twice.",
         minimum=1,
     )
-    max_inlined_ops: int = _option(
+    max_inlined_ops: int = option(
         64,
         "A value computed with more operations than this is stored before it is used twice.",
         minimum=1,
     )
 
-    freezing: bool = _option(
+    freezing: bool = option(
         False,
         "In graphs without gradients, compute what depends on parameters and buffers alone once, and fold "
         "the scaling of channels after a convolution into its weights. It is computed again after a "
@@ -162,32 +151,30 @@ class Settings:
     )
 
     # Memory.
-    reuse_buffers: bool = _option(
+    reuse_buffers: bool = option(
         True,
         "Give the memory of an intermediate tensor that is no longer needed to a later one.",
     )
-    memory_pools: bool = _option(
+    memory_pools: bool = option(
         False,
         "Allocate the intermediate tensors of a graph without gradients in one block for each device: "
         "fewer allocations, and memory is reused whatever the sizes, but the block is held until the last "
         "of them is no longer needed.",
     )
-    inplace: bool = _option(
-        True, "Let a kernel write its result over an input that nothing needs afterwards."
-    )
+    inplace: bool = option(True, "Let a kernel write its result over an input that nothing needs afterwards.")
 
     # Launching.
-    native_host: bool = _option(
+    native_host: bool = option(
         False,
         "Run the host program as compiled code instead of Python, where everything is on the CPU and a "
         "backend generates such code: less time per call for graphs of many small kernels.",
     )
-    device_graphs: bool = _option(
+    device_graphs: bool = option(
         False,
         "Capture the launches of a compiled graph and replay them, where its device can do that (CUDA "
         'graphs). `mode="reduce-overhead"` and `mode="max-autotune"` turn it on.',
     )
-    max_device_graphs: int = _option(
+    max_device_graphs: int = option(
         32,
         "Number of different sizes of a graph's inputs that are captured as device graphs; calls with "
         "other sizes launch kernel by kernel.",
@@ -195,24 +182,24 @@ class Settings:
     )
 
     # Communication.
-    overlap_collectives: bool = _option(
+    overlap_collectives: bool = option(
         False,
         "Start functional collectives early and wait for them late, with other work in between, as far as "
         "dependencies and `overlap_memory` allow; off: in the order of the program.",
     )
-    overlap_memory: int = _option(
+    overlap_memory: int = option(
         20,
         "Additional memory, in percent, that a graph may use to overlap collectives.",
         minimum=0,
     )
-    network_bandwidth: int = _option(
+    network_bandwidth: int = option(
         0,
         "Megabytes per second between processes, from which the time of collectives is estimated; 0: 1000 "
         "for CPUs, 50000 for other devices.",
         minimum=0,
     )
 
-    agreement_seconds: int = _neutral(
+    agreement_seconds: int = neutral(
         2,
         "Before a graph with collectives runs for the first time, the ranks of its groups compare their "
         "collectives, options and versions, and a difference is an error. A rank that compiles is waited "
@@ -221,7 +208,7 @@ class Settings:
     )
 
     # Tuning.
-    gemm: str = _option(
+    gemm: str = option(
         "known",
         "What computes matmuls and convolutions. `library`: what torch calls. `known`: the same, except "
         "where a plugin knows something faster for this machine, without timing. `fastest`: autotuning on "
@@ -230,66 +217,66 @@ class Settings:
         "`fastest`.",
         choices=("library", "known", "fastest", "generated"),
     )
-    tune_kernels: bool = _option(
+    tune_kernels: bool = option(
         False,
         "Build each kernel in several configurations, time them on this machine, and use the fastest; "
         "measurements are stored.",
     )
-    autotune_backends: bool = _option(
+    autotune_backends: bool = option(
         False,
         "Time each kernel with all backends that can generate it, and use the fastest; measurements are "
         'stored. `mode="max-autotune"` turns it on.',
     )
-    benchmark_fusion: bool = _option(
+    benchmark_fusion: bool = option(
         False,
         "Time each fused kernel against the kernels that were merged to it, pair by pair from the last one "
         "on. They are not fused where that is faster. Measurements are stored.",
     )
-    tune_seconds: int = _neutral(
+    tune_seconds: int = neutral(
         10,
         "Seconds after which the search for a kernel's configuration starts no further round.",
         minimum=0,
     )
-    max_autotune_seconds: int = _neutral(
+    max_autotune_seconds: int = neutral(
         0,
         "Seconds that autotuning may take in all; what was not timed by then is compiled as without "
         "autotuning. 0: no limit.",
         minimum=0,
     )
-    tune_candidates: int = _neutral(
+    tune_candidates: int = neutral(
         24,
         "Largest number of configurations of one kernel that are built in the first round, chosen by the "
         "backend's estimates.",
         minimum=1,
     )
-    tune_cost_model: bool = _neutral(
+    tune_cost_model: bool = neutral(
         True,
         "Learn a cost model from stored measurements, and build fewer configurations where it is sure "
         "enough.",
     )
-    tune_timeout: int = _neutral(
+    tune_timeout: int = neutral(
         30, "Seconds after which the trial of a candidate is given up; the candidate is not used.", minimum=1
     )
-    tune_verify: bool = _neutral(
+    tune_verify: bool = neutral(
         False,
         "Compare the results of each candidate with those of the first, which is the library's where "
         "there is one; a candidate that differs by more than its type explains is not used.",
     )
-    tune_in_process: bool = _neutral(
+    tune_in_process: bool = neutral(
         False,
         "Time candidates in this process, where a debugger reaches them, instead of in a benchmark "
         "worker, whose crash does no harm.",
     )
-    tune_log: str = _neutral(
+    tune_log: str = neutral(
         "", "File to which each search appends a line of JSON with its measurements; empty: none is written."
     )
-    kernel_names: str = _neutral(
+    kernel_names: str = neutral(
         "aten",
         "After what kernels are called in profiles and reports. `aten`: the operators that they compute. "
         "`graph`: the nodes of the captured graph. `plain`: their kind alone, as the IR has it.",
         choices=("aten", "graph", "plain"),
     )
-    progress: str = _neutral(
+    progress: str = neutral(
         "auto",
         "Show on standard error how far a compile of more than two seconds is: stage, kernels built, trials "
         "of autotuning, time left. `auto`: where that is a terminal, and in notebooks; elsewhere the log has "
@@ -298,36 +285,36 @@ class Settings:
     )
 
     # Building.
-    build_workers: int = _neutral(0, "Compilers that run at once; 0: one for each available CPU.", minimum=0)
-    build_timeout: int = _neutral(
+    build_workers: int = neutral(0, "Compilers that run at once; 0: one for each available CPU.", minimum=0)
+    build_timeout: int = neutral(
         600,
         "Seconds after which a build, or waiting for another process that builds, is given up.",
         minimum=1,
     )
 
     # Caches.
-    cache: bool = _neutral(True, "Store compiled graphs, kernels and measurements on disk and reuse them.")
-    graph_cache: bool = _neutral(
+    cache: bool = neutral(True, "Store compiled graphs, kernels and measurements on disk and reuse them.")
+    graph_cache: bool = neutral(
         True,
         "Store compiled graphs, with what AOTAutograd traced, on disk: a later process that compiles the "
         "same graph reads them instead of compiling. A graph with gradients is stored once its backward "
         "has run.",
     )
-    cache_dir: str = _neutral("", "Folder of the caches; empty: the user's cache folder on this platform.")
-    remote_cache: str = _neutral(
+    cache_dir: str = neutral("", "Folder of the caches; empty: the user's cache folder on this platform.")
+    remote_cache: str = neutral(
         "",
         "A store that several machines share: an http or https address that answers GET and PUT, a "
         "folder, or `module:function`, which returns an object with `get` and `put`. Kernels and compiled "
         "graphs that are not in the cache folder are looked up there, and new ones are sent there. They "
         "are code, and are run.",
     )
-    remote_key: str = _neutral(
+    remote_key: str = neutral(
         "",
         "A file with a secret that the machines of a `remote_cache` share. What they exchange is sealed "
         "with it, and anything else is refused. Without it, kernels are exchanged and compiled graphs, "
         "which are pickles, are not.",
     )
-    cache_limit: int = _neutral(
+    cache_limit: int = neutral(
         16384,
         "Mebibytes of kernels and compiled graphs in the cache folder above which the least recently used "
         "are removed, except those used within the last five minutes. 0: no limit.",
@@ -335,61 +322,61 @@ class Settings:
     )
 
     # Checks.
-    verify: int = _neutral(
+    verify: int = neutral(
         0,
         "0: none; 1: verify the intermediate representation between stages; 2: also after every rewrite.",
         choices=(0, 1, 2),
     )
-    check: str = _neutral(
+    check: str = neutral(
         "off",
         "Compare kernels with the interpreter, on copies of their operands. `first`: the first launch of "
         "each, whose result is stored; `all`: every launch. A kernel that differs is barred and replaced. "
         "Winners of autotuning are checked at their first launch, whatever this option says.",
         choices=("off", "first", "all"),
     )
-    size_asserts: bool = _option(
+    size_asserts: bool = option(
         True,
         "Check the sizes and strides of inputs (of parameters at the first call only) and of what eager "
         "operators return.",
     )
-    nan_asserts: bool = _option(
+    nan_asserts: bool = option(
         False,
         "Raise where an input or a result of a kernel or operator holds NaN or infinity.",
     )
-    index_asserts: bool = _option(
+    index_asserts: bool = option(
         True,
         "Raise where an index read from data (`x[i]`, `gather`, `scatter`, embeddings, labels) is out of "
         "range, as eager mode does. Otherwise the nearest element is read, and nothing is written.",
     )
-    fuel: int | None = _option(
+    fuel: int | None = option(
         None,
         "Allow only the first so many rewrites and fusions of each graph, to find the one that is wrong.",
         minimum=0,
     )
 
     # Watching.
-    dump: str = _neutral("", "Folder to which the text of every stage is written; empty: none.")
-    log: str = _neutral("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
-    observe: bool = _option(
+    dump: str = neutral("", "Folder to which the text of every stage is written; empty: none.")
+    log: str = neutral("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
+    observe: bool = option(
         False,
         "Show the results of every kernel and library call to the function that `polyfuse.observing` "
         "registers.",
     )
-    debug_sync: bool = _option(
+    debug_sync: bool = option(
         False,
         "Wait for the device after every launch, so that an error shows at its cause.",
     )
-    profile: bool = _option(
+    profile: bool = option(
         False,
         "Mark every kernel for torch's profiler, and print time and memory bandwidth of each, and of library "
         "calls, when the process ends; the first launch of each is told apart.",
     )
-    benchmark_harness: bool = _neutral(
+    benchmark_harness: bool = neutral(
         False, "Make each dumped program a script that times itself, with its kernels, on random inputs."
     )
 
     # Options of plugins, as sorted pairs ("plugin.option", value).
-    plugin_options: tuple[tuple[str, object], ...] = _option(
+    plugin_options: tuple[tuple[str, object], ...] = option(
         (),
         "Options of plugins, written `plugin.option`; each plugin's manifest declares its own.",
     )
@@ -412,7 +399,7 @@ class Settings:
             if "." in name:
                 extra[name] = value
             elif name == "plugin_options" or name not in known:
-                raise _unknown(f"option {name!r}", name, known.keys() - {"plugin_options"})
+                raise unknown(f"option {name!r}", name, known.keys() - {"plugin_options"})
             else:
                 values[name] = validate(known[name], value, f"option {name!r}")
         values["plugin_options"] = tuple(sorted(extra.items()))
@@ -428,7 +415,7 @@ class Settings:
         known = option_infos()
         for name in options:
             if name not in known:
-                raise _unknown(f"option {name!r}", name, known.keys() - {"plugin_options"})
+                raise unknown(f"option {name!r}", name, known.keys() - {"plugin_options"})
         checked = {name: validate(known[name], value, f"option {name!r}") for name, value in options.items()}
         return replace(self, **cast("dict[str, Any]", checked))
 
@@ -466,7 +453,7 @@ class Settings:
 @cache
 def option_infos() -> Mapping[str, OptionInfo]:
     """Return the description of every option by its name, in the order of the documentation."""
-    return {item.name: _info(item) for item in fields(Settings)}
+    return {item.name: info_of(item) for item in fields(Settings)}
 
 
 def environment(name: str, default: str = "") -> str:
@@ -479,37 +466,16 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
-@contextmanager
-def changed_environment(**changes: str) -> Iterator[None]:
+def changed_environment(**changes: str) -> AbstractContextManager[object]:
     """Set variables for this process meanwhile."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    from unittest.mock import patch  # slow to import, and rarely needed
+
+    return patch.dict(os.environ, changes)
 
 
 def set_environment(**changes: str) -> None:
     """Set variables for this process and those that it starts, for commands that run a user's program."""
     os.environ.update(changes)
-
-
-def _info(item: Field[Any]) -> OptionInfo:
-    return OptionInfo(
-        name=item.name,
-        kind=str(item.type),
-        default=item.default,
-        variable=PREFIX + item.name.upper(),
-        doc=item.metadata["doc"],
-        choices=item.metadata["choices"],
-        minimum=item.metadata["minimum"],
-        affects_code=item.metadata["affects_code"],
-    )
 
 
 def _from_environment() -> dict[str, object]:
@@ -524,18 +490,10 @@ def _from_environment() -> dict[str, object]:
             info = known[variable]
             values[info.name] = validate(info, parse_text(info, text, variable), variable)
         elif "__" in variable:
-            plugin, _, option = variable.removeprefix(PREFIX).lower().partition("__")
-            extra[f"{plugin}.{option}"] = text
+            plugin, _, own = variable.removeprefix(PREFIX).lower().partition("__")
+            extra[f"{plugin}.{own}"] = text
         else:
-            warn_once("settings", str(_unknown(f"environment variable {variable}", variable, known)))
+            warn_once("settings", str(unknown(f"environment variable {variable}", variable, known)))
     if extra:
         values["plugin_options"] = tuple(sorted(extra.items()))
     return values
-
-
-def _unknown(what: str, name: str, known: Iterable[str]) -> InvalidOptionError:
-    # a common prefix would make any two variables look alike
-    bare = {word.removeprefix(PREFIX): word for word in known}
-    close = tuple(bare[word] for word in nearest(name.removeprefix(PREFIX), bare))
-    fix = f"did you mean {join_words(close, 'or')}?" if close else "docs/reference/settings.md lists them all"
-    return InvalidOptionError(f"{what} is unknown", fix)

@@ -92,9 +92,9 @@ def run_and_get_code(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Any, list[GeneratedGraph]]:
-    """Compile a function anew, call it, and return its result with all that was generated for it, in the order
-    in which it was compiled: of a result that needs gradients, the backward too unless that is compiled when
-    it first runs.
+    """Compile a function anew, call it, and return its result with all that was generated for it, in the
+    order in which it was compiled: of a result that needs gradients, the backward too unless that is compiled
+    when it first runs.
 
     Args:
         fn: a function or module, compiled or not.

@@ -28,7 +28,8 @@ class FreshCache:
 
     Attributes:
         path: the folder.
-        files: bytes of each file that was made in it, by its path below the folder; known when the scope ends.
+        files: bytes of each file that was made in it, by its path below the folder; known when the scope
+            ends.
     """
 
     path: Path

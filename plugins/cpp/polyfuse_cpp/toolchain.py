@@ -87,7 +87,8 @@ def find_toolchain(compiler: str = "", flags: str = "") -> Toolchain:
         more = tuple(shlex.split(flags))
     except ValueError as error:
         raise BackendUnavailableError(
-            f"the flags {flags!r} of the C++ compiler are no words of a shell ({error})", "mend the option cpp.flags"
+            f"the flags {flags!r} of the C++ compiler are no words of a shell ({error})",
+            "mend the option cpp.flags",
         ) from error
     return dataclasses.replace(_inspect(path, tuple(arguments), os.stat(path).st_mtime_ns), flags=more)
 

@@ -151,4 +151,5 @@ class CutlassBackend(Backend):
             "compiler": f"{self.compiler.kind} {self.compiler.version}",
             "arch": self.target.name,
             "generator": _VERSION,
+            "flags": " ".join(f"{name}={value}" for name, value in sorted(self._nvcc_options.items())),
         }

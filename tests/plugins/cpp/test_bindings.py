@@ -18,7 +18,9 @@ from polyfuse.base.errors import (
     KernelBuildError,
     KernelLoadError,
 )
+from polyfuse.base.settings import Settings
 from polyfuse.torch_compat.bindings import tensor_data_ptr_address
+from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.bindings import KernelCall, bindings_text, load_library
 from polyfuse_cpp.isa import ISAS, choose_isa, detect_isa
 from polyfuse_cpp.prelude import FEATURES, features_for, needed_headers, prelude_for
@@ -126,6 +128,17 @@ def test_failures_say_what_happened(tmp_path: Path) -> None:
         find_toolchain(shutil.which("true") or "/bin/true")
     with pytest.raises(ValueError, match="letters are p, i and d"):
         bindings_text({"k": "pz"})
+
+
+def test_flags_of_the_user_stand_last_and_are_part_of_keys(tmp_path: Path) -> None:
+    toolchain = find_toolchain(flags='-O3 "-DNAME=a b"')
+    command = build_command(toolchain, ISAS["scalar"], "k.cpp", "k.so")
+    assert command.index("-O2") < command.index("-O3") < command.index("k.cpp")
+    assert "-DNAME=a b" in command and toolchain.fingerprint != find_toolchain().fingerprint
+    with pytest.raises(BackendUnavailableError, match=r"mend the option cpp\.flags"):
+        find_toolchain(flags='"')
+    backend = CppBackend(Settings(plugin_options=(("cpp.flags", "-O1"),)))
+    assert "-O1" in backend.toolchain.flags and "-O1" in backend.describe()["compiler"]
 
 
 def test_instruction_sets() -> None:

@@ -7,6 +7,14 @@ from polyfuse.compiler.reports.naming import readable_name
 from polyfuse.ir.nodes import Origin
 
 
+def test_styles() -> None:
+    origins = (Origin("aten.relu.default", "relu_3"), Origin("aten.add.Tensor", "add_1"))
+    kernel = replace(softmax_kernel(), origins=origins)
+    assert readable_name(kernel) == "fused_relu_add"
+    assert readable_name(kernel, "graph") == "fused_relu_3_add_1"
+    assert readable_name(kernel, "plain") == kernel.name
+
+
 def named(*ops: str) -> str:
     return readable_name(replace(softmax_kernel(), origins=tuple(Origin(op, "x") for op in ops)))
 

@@ -35,6 +35,4 @@ def readable_name(kernel: Kernel, style: str = "aten") -> str:
 
 def emit_named(backend: Backend, kernel: Kernel, config: Config | None = None) -> Source:
     """The kernel's source, under its readable name."""
-    return backend.emit(kernel, config).renamed(
-        readable_name(kernel, backend.settings.kernel_names)
-    )
+    return backend.emit(kernel, config).renamed(readable_name(kernel, backend.settings.kernel_names))

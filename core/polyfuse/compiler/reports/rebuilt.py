@@ -1,5 +1,5 @@
-"""Kernels of a dumped program, built again from the texts beside it: what a program printed with its harness does
-when run as a script.
+"""Kernels of a dumped program, built again from the texts beside it: what a program printed with its harness
+does when run as a script.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ TABLE = "kernels.json"
 """The file that says which text each kernel of a dumped program is made from, and by whom."""
 
 
-def table_text(
-    program: Program, emitted: Mapping[tuple[str, Kernel], Emitted], settings: Settings
-) -> str:
+def table_text(program: Program, emitted: Mapping[tuple[str, Kernel], Emitted], settings: Settings) -> str:
     """The content of `TABLE`; kernels are dumped in the order of `emitted`."""
     files = {key: f"kernel{number}.ir" for number, key in enumerate(emitted)}
     rows = []

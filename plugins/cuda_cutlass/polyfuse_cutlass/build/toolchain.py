@@ -36,7 +36,8 @@ def build_in_worker(sources: Sequence[Source], folder: Path, options: Mapping[st
     Args:
         sources: kernels, with `KernelMeta` or `LinkedMeta` as their meta.
         folder: to fill.
-        options: those of `nvcc_flags` that are set; `compiler` and `path`, as `Compiler` has them, `version`, and `arch`;
+        options: those of `nvcc_flags` that are set; `compiler` and `path`, as `Compiler` has them, `version`,
+            and `arch`;
             `include`: the folder of CUTLASS's headers, if they are needed.
     """
     compiler = Compiler(str(options["compiler"]), str(options["path"]), str(options["version"]))

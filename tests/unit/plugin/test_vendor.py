@@ -1,0 +1,48 @@
+"""No part of the product needs what only one company has."""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+from house.source_tree import ROOT
+
+OWN = {
+    "polyfuse",
+    *(f"polyfuse_{name}" for name in ("cpp", "cuda", "cutlass", "halide", "quantized", "triton")),
+}
+PUBLIC = {
+    "cryptography",
+    "filelock",
+    "halide",
+    "jinja2",
+    "numpy",
+    "packaging",
+    "platformdirs",
+    "pluggy",
+    "pytest",
+    "rich",
+    "sympy",
+    "torch",
+    "transformers",
+    "triton",
+}
+"""What is on PyPI for everybody."""
+
+
+def test_nothing_imports_what_one_company_has() -> None:
+    strange: dict[str, str] = {}
+    for folder in ("core", "plugins"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    names = [node.module]
+                for name in names:
+                    top = name.partition(".")[0]
+                    if top not in OWN | PUBLIC and top not in sys.stdlib_module_names:
+                        strange[top] = str(path.relative_to(ROOT))
+                    assert not name.startswith(("torch._utils_internal", "torch.fb")), (
+                        f"{path} imports {name}"
+                    )
+    assert not strange
