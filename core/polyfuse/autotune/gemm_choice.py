@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polyfuse.autotune.alternatives import Replacement, replace_calls
-from polyfuse.autotune.gemm_candidates import TunableCall, tunable_calls
+from polyfuse.autotune.gemm_candidates import TunableCall, narrow_gemm, tunable_calls
 from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of
 from polyfuse.autotune.report import trials_text
 from polyfuse.autotune.tuner import Tuner
@@ -111,14 +111,23 @@ def _selection(
 
 
 def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
-    """What plugins know to be faster on this machine than the library; nothing is timed."""
+    """What is known to be faster than the library, by the bytes that are moved or by plugins that know this
+    machine; nothing is timed.
+    """
     ask = tuner.choices(graph, decisions, known=True)
     replacements: dict[str, Replacement] = {}
     for node in graph.nodes:
         if not isinstance(node, TemplateCall):
             continue
         device = next((graph.buffers[name].device for name in node.writes()), "cpu")
-        found = ask(node, device.partition(":")[0])
+        device_type = device.partition(":")[0]
+        narrow = narrow_gemm(graph, node, tuner.backends(device_type), decisions)
+        if narrow is not None:
+            replacements[node.name] = narrow.replacement
+            why = "it reads an operand as it is stored"
+            decisions.append(Decision("choice", node.name, narrow.name, why))
+            continue
+        found = ask(node, device_type)
         if found:
             replacements[node.name] = found[0].replacement
             decisions.append(Decision("choice", node.name, found[0].name, "known to be faster here"))

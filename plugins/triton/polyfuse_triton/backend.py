@@ -36,6 +36,7 @@ class TritonBackend(Backend):
     # A worker that runs already starts no compiler for a kernel.
     min_unit = 1
     autotunes_gemm = True
+    narrow_weight_rows = 16
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
