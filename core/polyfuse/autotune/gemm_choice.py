@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from polyfuse.autotune.alternatives import Replacement, replace_calls
+from polyfuse.autotune.alternatives import Alternative, Replacement, replace_calls
 from polyfuse.autotune.gemm_candidates import TunableCall, narrow_gemm, tunable_calls
 from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of
+from polyfuse.autotune.packing import within_room
 from polyfuse.autotune.report import trials_text
 from polyfuse.autotune.tuner import Tuner
 from polyfuse.base.errors import UnsupportedError
@@ -115,23 +116,22 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
     machine; nothing is timed.
     """
     ask = tuner.choices(graph, decisions, known=True)
-    replacements: dict[str, Replacement] = {}
+    offers: dict[str, Sequence[Alternative]] = {}
+    narrow: dict[str, Replacement] = {}
     for node in graph.nodes:
         if not isinstance(node, TemplateCall):
             continue
         device = next((graph.buffers[name].device for name in node.writes()), "cpu")
         device_type = device.partition(":")[0]
-        narrow = narrow_gemm(graph, node, tuner.backends(device_type), decisions)
-        if narrow is not None:
-            replacements[node.name] = narrow.replacement
+        item = narrow_gemm(graph, node, tuner.backends(device_type), decisions)
+        if item is None:
+            offers[node.name] = ask(node, device_type)
+        else:
+            narrow[node.name] = item.replacement
             why = "it reads an operand as it is stored"
-            decisions.append(Decision("choice", node.name, narrow.name, why))
-            continue
-        found = ask(node, device_type)
-        if found:
-            replacements[node.name] = found[0].replacement
-            decisions.append(Decision("choice", node.name, found[0].name, "known to be faster here"))
-    return replacements
+            decisions.append(Decision("choice", node.name, item.name, why))
+    chosen = within_room(graph, offers, decisions)
+    return narrow | {call: item.replacement for call, item in chosen.items()}
 
 
 def _accepted(
