@@ -42,9 +42,10 @@ def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops) -> NarrowGem
         {e.buffer: e.dtype.itemsize for e in own if e not in other}
         for own, other in ((before, after), (after, before))
     )
-    elements = {name: graph.buffers[name].numel for name in (*gone, *read)}
     products = product(axis_size(axis) for axis in (*form.gemm.axes, *form.gemm.raxes))
-    if not isinstance(products, int) or not all(isinstance(n, int) for n in elements.values()):
+    counts = {name: graph.buffers[name].numel for name in (*gone, *read)}
+    elements = {name: count for name, count in counts.items() if isinstance(count, int)}
+    if not isinstance(products, int) or len(elements) != len(counts):
         return None
     wide, narrow = (sum(elements[name] * size for name, size in own.items()) for own in (gone, read))
     rows = products // min(elements[name] for name in gone)
