@@ -40,7 +40,7 @@ def spoken(file: SourceFile) -> Iterator[tuple[str, int]]:
     """Identifiers and texts of a file, without docstrings and the documentation of options."""
     skipped = docstring_nodes(file.tree)
     for node in ast.walk(file.tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_option":
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "option":
             skipped |= {id(part) for argument in node.args[1:2] for part in ast.walk(argument)}
     for node in ast.walk(file.tree):
         line = getattr(node, "lineno", 0)

@@ -38,7 +38,8 @@ class FreshCache:
 
 @contextmanager
 def fresh_cache(parent: str | Path | None = None, *, keep: bool = False) -> Iterator[FreshCache]:
-    """Compile with empty caches meanwhile: of this process, in Polyfuse's folder and in Triton's.
+    """Compile with empty caches meanwhile, in this process and on disk. Caches that others keep for
+    hand-written kernels are left alone.
 
     What `torch.compile` has compiled is forgotten at the beginning and at the end, so that everything is
     compiled again. Options `cache_dir` given to `torch.compile` keep their meaning.
@@ -49,10 +50,9 @@ def fresh_cache(parent: str | Path | None = None, *, keep: bool = False) -> Iter
     """
     folder = Path(tempfile.mkdtemp(prefix="polyfuse-fresh-", dir=parent))
     fresh = FreshCache(folder)
-    triton = str(folder / "triton")
     torch.compiler.reset()
     try:
-        with changed_environment(POLYFUSE_CACHE_DIR=str(folder), TRITON_CACHE_DIR=triton):
+        with changed_environment(POLYFUSE_CACHE_DIR=str(folder)):
             yield fresh
     except BaseException:
         warn_once("cache", f"the cache folder {folder} is kept, because an exception ended its scope")
