@@ -211,8 +211,8 @@ class Tuner:
         computing = device_of(device)
         # what won under one precision or library may lose, or round otherwise, under another
         for owner in (device_of("cpu"), computing):
-            known |= {f"switch {name}": str(value) for name, value in owner.switches().items()}
-        known.pop("switch current", None)
+            switches = {k: v for k, v in owner.switches().items() if k not in owner.timeless_switches}
+            known |= {f"switch {name}": str(value) for name, value in switches.items()}
         if computing.is_host:
             known["threads"] = str(threads())
         names = "+".join(b.name for b in asked)

@@ -11,7 +11,6 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode
 from polyfuse.plugin import Backend, FusionRules, TargetInfo
 from polyfuse.plugin.session.fusion_rules import NO_RULES
-from polyfuse.rewrite import simplifier
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.fusion.legality import Rules
@@ -82,7 +81,6 @@ def schedule_graph(
         graph,
         removed,
         hint,
-        simplifier(settings.numerics),
         settings.loop_ordering,
         settings.numerics,
         fused.target_info,
