@@ -44,7 +44,12 @@ class CppBackend(Backend):
         from polyfuse_cpp.onednn import offered
 
         library = offered()
-        return replace(super().target_info(device), channels_last=library, channels_last_f32=library)
+        return replace(
+            super().target_info(device),
+            channels_last=library,
+            channels_last_f32=library,
+            depthwise_loops=True,
+        )
 
     def claims(self, node: Node) -> Claim:
         """All loop nodes on values of the IR's types; anything else is another backend's."""
