@@ -40,8 +40,8 @@ class CppBackend(Backend):
         self.toolchain: Toolchain = find_toolchain(str(settings.plugin_option("cpp", "compiler", "") or ""))
 
     def target_info(self, device: str) -> TargetInfo:
-        """Tell that oneDNN convolves faster with the channels last than with them second, in f32. In 16 bits it
-        does not where the CPU has no instructions for them: depthwise convolutions took six times as long.
+        """Tell that oneDNN convolves faster with the channels last than with them second, in f32. In 16 bits,
+        depthwise convolutions took six times as long so on a CPU without instructions for them.
         """
         from polyfuse_cpp.onednn import offered
 
