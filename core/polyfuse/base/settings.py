@@ -352,7 +352,8 @@ class Settings:
     index_asserts: bool = _option(
         True,
         "Raise where an index read from data (`x[i]`, `gather`, `scatter`, embeddings, labels) is out of "
-        "range, as eager mode does. Otherwise the nearest element is read, and nothing is written.",
+        "range, or a divisor of integers is zero on the CPU, as eager mode does. Otherwise the nearest "
+        "element is read, nothing is written, and the quotient is any number.",
     )
     fuel: int | None = _option(
         None,
