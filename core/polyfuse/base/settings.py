@@ -112,6 +112,9 @@ class Settings:
 
     # Fusion.
     fusion: bool = option(True, "Compute several operations in one kernel.")
+    disable_fusion_rules: tuple[str, ...] = option(
+        (), "Names of plugins' fusion rules not asked, `rule` or `plugin.rule`; `polyfuse explain` has them."
+    )
     max_fusion_size: int = option(
         64, "Largest number of nodes of the loop representation in one kernel.", minimum=1
     )
@@ -272,8 +275,7 @@ class Settings:
     )
     kernel_names: str = neutral(
         "aten",
-        "After what kernels are called in profiles and reports. `aten`: the operators that they compute. "
-        "`graph`: the nodes of the captured graph. `plain`: their kind alone, as the IR has it.",
+        "After what kernels are called: `aten` operators, nodes of the captured `graph`, or `plain` kinds.",
         choices=("aten", "graph", "plain"),
     )
     progress: str = neutral(
@@ -359,9 +361,7 @@ class Settings:
     dump: str = neutral("", "Folder to which the text of every stage is written; empty: none.")
     log: str = neutral("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
     observe: bool = option(
-        False,
-        "Show the results of every kernel and library call to the function that `polyfuse.observing` "
-        "registers.",
+        False, "Show the results of kernels and library calls to what `polyfuse.observing` registers."
     )
     debug_sync: bool = option(
         False,
