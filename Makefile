@@ -49,6 +49,8 @@ sanitize-gpu: $(STAMP) ## Run the conformance kit of Triton under compute-saniti
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check core plugins tests tools benchmarks examples
 	$(BIN)/mypy
+	# names that the standard library of the newest Python has no more
+	$(BIN)/mypy --python-version 3.14
 
 bench: $(STAMP) ## Measure against eager mode and Inductor
 	PYTHONPATH=benchmarks $(BIN)/python -m polyfuse_bench all

@@ -24,6 +24,21 @@ HEAD = """# Support matrix
 
 What each backend passed of the conformance kit, which `polyfuse conformance NAME` runs: ✓ right, – refused
 with a reason, ✗ wrong.
+
+## Versions
+
+| Python | torch | what was done |
+|---|---|---|
+| 3.11 | 2.13 | all tests run, on CPUs |
+| 3.12 | 2.11 | benchmarks and the tests of GPUs run |
+| 3.13 | 2.11 to 2.13 | checked, not run: `PYTHON=python3.13 make test` runs the tests |
+| 3.14 | 2.11 to 2.13 | checked, not run |
+
+Newer Pythons are checked from the sources, by `make lint` and `tests/house/test_newer_pythons.py`: types
+against the standard library of 3.14, modules and names that it removed, annotations that are evaluated
+late, `finally` blocks, start methods of processes. Its default start method, `forkserver`, is run on 3.11
+(`tests/reliability/test_start_methods.py`). Extras whose packages have wheels for it: `triton`, `cutlass`,
+`signing`, `demo`, `bench`, `docs`, `peers`. `halide` has none, and its extra installs nothing there.
 """
 SUMMARY = PAGE.with_name("conformance.md")
 SUMMARY_HEAD = """# Conformance
@@ -93,7 +108,8 @@ def _matrix(name: str) -> Matrix:
 
 
 def sections(page: str) -> Mapping[str, str]:
-    """The sections of a page, by heading."""
+    """The sections of a page's backends, by heading."""
+    page = page[len(HEAD) :] if page.startswith(HEAD) else page
     parts = re.split(r"^## (.*)\n", page, flags=re.M)[1:]
     return {
         title: f"## {title}\n{text.rstrip()}\n" for title, text in zip(parts[::2], parts[1::2], strict=True)

@@ -286,6 +286,7 @@ def test_sections_of_the_page_that_are_not_made_anew_stay(tmp_path, monkeypatch)
     assert page.main(["two@cuda", "one"]) == 0
     text = page.PAGE.read_text()
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## Versions",
         "## one",
         "## two",
         "## two on cuda",

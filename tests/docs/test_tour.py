@@ -55,3 +55,12 @@ def neutral(text: str, graph: str) -> str:
     """Without what differs between runs: folders, the graph's number, keys of kernels."""
     text = text.replace(f"{ROOT}/", "").replace(graph, "tour")
     return re.sub(r"\bk_[a-z2-7]{20,}", "POLYFUSE_KERNEL", text)
+
+
+def test_the_files_to_read_are_there() -> None:
+    """From the operator's lowering to the launch, a reader opens at most twelve files."""
+    page = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\d+\. `([\w/]+\.py)`", page, re.MULTILINE)
+    folders = [ROOT / "core" / "polyfuse", ROOT / "plugins" / "cpp"]
+    assert 8 <= len(listed) <= 12
+    assert not [name for name in listed if not any((folder / name).is_file() for folder in folders)]

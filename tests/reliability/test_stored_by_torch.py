@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.compiler._cache import CacheArtifactManager
 
+from called_functions import Twice
+from new_process import as_in_a_new_process
 from polyfuse.base.settings import child_environment
-from polyfuse.cache.graphs import graph_counts, reset_graph_counts
+from polyfuse.cache.graphs import graph_counts
 from polyfuse.compiler.graph_cache.record import GraphRecord
-from polyfuse.compiler.reports.report import last_reports, reset_reports
-from polyfuse.compiler.session import forget_sessions
+from polyfuse.compiler.reports.report import last_reports
 
 
 @pytest.fixture(autouse=True)
@@ -30,33 +30,29 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """As in a new process with another cache folder."""
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(folder))
-    torch.compiler.reset()
-    CacheArtifactManager.clear()
-    forget_sessions()
-    reset_reports()
-    reset_graph_counts()
+    as_in_a_new_process()
 
 
 def soft(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x * 3 + y, -1)
 
 
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad * 2
-
-
 def twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return Twice.apply(x) + y
 
 
+def rows_of_written(x: torch.Tensor) -> torch.Tensor:
+    x.relu_()
+    return x.flatten(0, 1)
+
+
+def part() -> torch.Tensor:
+    return torch.linspace(-2, 2, 364).view(7, 4, 13)[1:, :, 2:12]
+
+
 def compiled_ahead(function: Callable[..., Any], path: Path, *args: Any, **options: Any) -> None:
-    function = torch.compile(function, backend="polyfuse", fullgraph=True, options=options)
+    dynamic = options.pop("dynamic", None)
+    function = torch.compile(function, backend="polyfuse", fullgraph=True, options=options, dynamic=dynamic)
     function.aot_compile((args, {})).save_compiled_function(str(path))
 
 
@@ -89,6 +85,35 @@ def test_a_function_compiled_ahead_is_loaded(name, monkeypatch, tmp_path):
             torch.autograd.grad(result, x, weight), torch.autograd.grad(expected, x, weight)
         )
     assert not last_reports(), "nothing is compiled"
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_view_of_a_written_input_of_a_function_compiled_ahead(grad, monkeypatch, tmp_path):
+    def given() -> torch.Tensor:
+        return part().requires_grad_(grad) * 1
+
+    compiled_ahead(rows_of_written, tmp_path / "function", given(), dynamic=True)
+    for number in range(2):
+        elsewhere(monkeypatch, tmp_path / f"other {number}")
+        found = loaded(tmp_path / "function")
+        found.save_compiled_function(str(tmp_path / "function"))
+        result, expected = found(given()), rows_of_written(given())
+        assert result.stride() == expected.stride()
+        torch.testing.assert_close(result, expected)
+    assert not last_reports(), "nothing is compiled"
+
+
+def test_a_view_of_a_written_input_among_artifacts_of_the_cache(monkeypatch, tmp_path):
+    for number in range(3):
+        if number:
+            saved = torch.compiler.save_cache_artifacts()
+            assert saved is not None
+            elsewhere(monkeypatch, tmp_path / f"other {number}")
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"other {number} torch"))
+            torch.compiler.load_cache_artifacts(saved[0])
+        result = torch.compile(rows_of_written, backend="polyfuse", dynamic=True)(part())
+        assert (graph_counts().hits, graph_counts().misses) == ((1, 0) if number else (0, 1))
+        torch.testing.assert_close(result, rows_of_written(part()))
 
 
 def test_a_loaded_function_is_saved_again(monkeypatch, tmp_path):
@@ -156,9 +181,9 @@ torch._dynamo.config.caching_precompile = True
 path = Path(sys.argv[1])
 if path.exists():
     torch.compiler.load_cache_artifacts(path.read_bytes())
-x = torch.randn(5, 30)
+x = torch.randn(5, 6, 5)[1:, :, :4]
 for name, function in zip(sys.argv[2:], (one, two)):
-    torch.testing.assert_close(torch.compile(function, backend=name)(x), function(x))
+    torch.testing.assert_close(torch.compile(function, backend=name, dynamic=True)(x), function(x))
 if not path.exists():
     path.write_bytes(torch.compiler.save_cache_artifacts()[0])
 from polyfuse.compiler.reports.report import last_reports
@@ -166,7 +191,7 @@ print(len(last_reports()))
 """
 FILES = {
     "main.py": SCRIPT,
-    "one.py": "import torch\ndef one(x): return torch.softmax(x * 3, -1)\n",
+    "one.py": "def one(x):\n    x.relu_()\n    return (x * 3).softmax(-1), x.flatten(0, 1)\n",
     "two.py": "import torch\n\ndef two(x): return (x.sin() + 1).sum(-1)\n",
 }
 
@@ -194,5 +219,5 @@ def run(folder: Path, *backends: str) -> int:
 def test_what_dynamo_stores_too(backends, monkeypatch, tmp_path):
     assert run(tmp_path, *backends) == 1
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "second"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch of the second"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch_of_the_second"))
     assert run(tmp_path, *backends) == 0, "nothing is captured, looked up or compiled"

@@ -1,9 +1,11 @@
-"""Running a program and turning its failure into an error that says what was run and what it printed."""
+"""Finding programs, running them, and turning failures into errors that say what was run and printed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.errors import BackendUnavailableError, KernelBuildError
 from polyfuse.base.settings import child_environment, environment
 
-__all__ = ["Finished", "python_command", "python_environment", "run_bounded", "run_program"]
+__all__ = ["Finished", "find_command", "python_command", "python_environment", "run_bounded", "run_program"]
 
 # So much is kept of what a program prints, from its beginning and from its end.
 _KEPT: Final = 1 << 18
@@ -195,3 +197,42 @@ def _root_of(module: str) -> str:
         return ""
     folder = os.path.dirname(os.path.abspath(place))
     return os.path.dirname(folder) if hasattr(top, "__path__") else folder
+
+
+def find_command(what: str, usual: Sequence[str], *, variable: str, named: str = "") -> tuple[str, ...]:
+    """A program's path, and the arguments that belong to its command.
+
+    Args:
+        what: the program, for messages.
+        usual: names to look for on the search path, the preferred one first.
+        variable: the environment's variable that names another one.
+        named: what a setting names: a path, or a command with arguments such as ``ccache g++``; it comes
+            before the variable.
+
+    Raises:
+        BackendUnavailableError: if the command that was named does not exist, or there is none.
+    """
+    named = named or environment(variable)
+    for command in (named,) if named else usual:
+        words = _words(command)
+        path = shutil.which(words[0]) if words else None
+        if path:
+            return path, *words[1:]
+    if named:
+        raise BackendUnavailableError(
+            f"the {what} {named!r}, named by {variable} or an option, does not exist", "unset or correct it"
+        )
+    raise BackendUnavailableError(
+        f"no {what} was found (looked for {', '.join(usual)})",
+        f"install {usual[0]}, or name another in {variable}",
+    )
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """A command as its arguments; a path with spaces in it is one."""
+    if shutil.which(command):
+        return (command,)
+    try:
+        return tuple(shlex.split(command))
+    except ValueError:  # a quote that is not closed
+        return ()

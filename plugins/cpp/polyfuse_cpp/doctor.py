@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.base.settings import Settings, environment
+from polyfuse.base.settings import Settings
 from polyfuse.plugin import Finding
 from polyfuse_cpp.bindings import bindings_text, load_library
 from polyfuse_cpp.isa import Isa, choose_isa
@@ -22,8 +22,7 @@ def findings(settings: Settings) -> list[Finding]:
     """The compiler, the instruction set, and a trial build."""
     try:
         isa = choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))
-        named = str(settings.plugin_option("cpp", "compiler", "") or environment("CXX"))
-        toolchain = find_toolchain(named)
+        toolchain = find_toolchain(str(settings.plugin_option("cpp", "compiler", "") or ""))
     except PolyfuseError as error:
         return [Finding("compiler", False, error.cause, error.fix)]
     found = [

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError
-from polyfuse.base.process import run_bounded, run_program
+from polyfuse.base.process import find_command, run_bounded, run_program
 from polyfuse_cpp.isa import Isa
 
 __all__ = ["Toolchain", "build_command", "build_library", "find_toolchain"]
@@ -45,6 +44,7 @@ _BASE_FLAGS = (
     "-w",
 )
 _LINK_FLAGS = ("-Wl,--build-id=none",)
+_USUAL = ("g++", "c++", "clang++")
 _BUILD_SECONDS = 300.0
 _ASK_SECONDS = 30.0
 
@@ -77,31 +77,9 @@ class Toolchain:
 
 def find_toolchain(compiler: str = "") -> Toolchain:
     """The compiler named *compiler* (a path, or a command with arguments such as ``ccache g++``), else the
-    first of g++, c++ and clang++ on the path."""
-    for name in (compiler,) if compiler else ("g++", "c++", "clang++"):
-        words = _words(name)
-        path = shutil.which(words[0]) if words else None
-        if path:
-            return _inspect(path, words[1:], os.stat(path).st_mtime_ns)
-    if compiler:
-        raise BackendUnavailableError(
-            f"the C++ compiler {compiler!r}, named by CXX or the option cpp.compiler, does not exist",
-            "unset or correct it",
-        )
-    raise BackendUnavailableError(
-        "no C++ compiler was found (looked for g++, c++ and clang++)",
-        "install g++, or name a compiler in CXX",
-    )
-
-
-def _words(command: str) -> tuple[str, ...]:
-    """A command as its arguments; a path with spaces in it is one."""
-    if shutil.which(command):
-        return (command,)
-    try:
-        return tuple(shlex.split(command))
-    except ValueError:  # a quote that is not closed
-        return ()
+    one that CXX names, else the first of g++, c++ and clang++ on the path."""
+    path, *arguments = find_command("C++ compiler", _USUAL, variable="CXX", named=compiler)
+    return _inspect(path, tuple(arguments), os.stat(path).st_mtime_ns)
 
 
 @lru_cache(maxsize=8)

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.fx import GraphModule
+
+from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
+from polyfuse.torch_compat.tracing.written_strides import written_strides_kept
 
 if TYPE_CHECKING:
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
@@ -49,14 +53,15 @@ def compile_module(
     """
     from torch._functorch.aot_autograd import aot_module_simplified
 
+    views = views_of_inputs(gm)
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
     scope: AbstractContextManager[None] = nullcontext()
     if entry is not None:
         from polyfuse.torch_compat.tracing.aot_cache import caching, serialisable
 
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
-        scope = caching(entry)
-    with scope:
+        scope = caching(replace(entry, views=views))
+    with scope, written_strides_kept(gm):
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(example_inputs),
@@ -65,7 +70,7 @@ def compile_module(
             decompositions=dict(decompositions),
             keep_inference_input_mutations=True,
         )
-    return compiled
+    return with_views(compiled, views)
 
 
 def min_cut_partition(

@@ -24,6 +24,7 @@ from torch._functorch._aot_autograd import autograd_cache, schemas
 from torch.fx import GraphModule
 
 from polyfuse.base.log import get_logger
+from polyfuse.torch_compat.tracing.output_views import OutputView, with_views
 
 __all__ = [
     "CachedCode",
@@ -54,6 +55,7 @@ class GraphCacheEntry:
         stored: called when torch has tried to store it, perhaps in another thread: a graph with gradients is
             stored when its backward has been compiled.
         listed: whether the graph can be found under its key, by other processes too.
+        views: results whose geometry is compared at each call.
     """
 
     key: str
@@ -61,6 +63,7 @@ class GraphCacheEntry:
     revive: Callable[[Any], Callable[[list[Any]], Any]]
     stored: Callable[[], None]
     listed: bool = True
+    views: tuple[OutputView, ...] = ()
 
 
 class Storable(Protocol):
@@ -79,6 +82,21 @@ _original_folder = autograd_cache.AOTAutogradCache._get_tmp_dir
 
 _CURRENT: ContextVar[GraphCacheEntry | None] = ContextVar("polyfuse_graph_cache_entry", default=None)
 _LOCK = threading.Lock()
+
+
+class _Entry(autograd_cache.BundledAOTAutogradResult):
+    """What torch stores of a graph, with the results whose geometry is compared at each call."""
+
+    views: tuple[OutputView, ...] = ()
+
+    def wrap_post_compile(self, args: Any, aot_config: Any, fx_config: Any) -> Callable[..., Any]:
+        """The graph, called with a list of its inputs. Where the compiler runs, it compares geometries
+        itself; here that is done for what torch loads alone."""
+        run = super().wrap_post_compile(args, aot_config, fx_config)
+        if not self.views or _CURRENT.get() is not None:
+            return run
+        compared = with_views(lambda *inputs: run(list(inputs)), self.views)
+        return lambda inputs: compared(*inputs)
 
 
 class CachedCode(autograd_cache.OutputCode):
@@ -271,6 +289,8 @@ def _install() -> None:
             return its_entry(*args, **named)
         with config.patch({"bundled_autograd_cache": True}):
             entry = its_entry(*args, **named)
+        if forward.entry is not None and forward.entry.views:
+            entry.__class__, entry.views = _Entry, forward.entry.views
         # a backward that was read looks after itself where what it overwrites is needed again
         entry.runtime_metadata = copy(entry.runtime_metadata)
         entry.runtime_metadata.bw_donated_idxs = []

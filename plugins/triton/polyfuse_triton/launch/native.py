@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import platform
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from polyfuse.base.digest import digest
 from polyfuse.base.errors import KernelLoadError
 from polyfuse.base.files import holds_digest, publish_folder, remove_folder, scratch_folder, write_digest
 from polyfuse.base.log import warn_once
-from polyfuse.base.process import run_program
-from polyfuse.base.settings import environment
+from polyfuse.base.process import find_command, run_program
 from polyfuse.plugin import Launchable
 from polyfuse_cuda.driver import has_dependent_launch
 from polyfuse_triton.build.artifact import Artifact
@@ -84,15 +82,18 @@ def library_path(root: Path) -> Path:
 
 
 def build_library(path: Path) -> None:
-    """Compile the library, unless it is there undamaged. Raises `KernelBuildError` if no compiler can."""
+    """Compile the library, unless it is there undamaged.
+
+    Raises `BackendUnavailableError` without a compiler, and `KernelBuildError` if it fails.
+    """
     if path.exists():
         if holds_digest(path):
             return
         warn_once("triton", f"{path} is not what was built, so it is built again; check the disk")
         remove_folder(path.parent)
-    compiler = environment("CXX") or next((name for name in _COMPILERS if shutil.which(name)), _COMPILERS[0])
     with scratch_folder(path.parent) as folder:
-        command = [*compiler.split(), *_FLAGS, str(_SOURCE), "-o", str(folder / path.name)]
+        compiler = find_command("C++ compiler", _COMPILERS, variable="CXX")
+        command = [*compiler, *_FLAGS, str(_SOURCE), "-o", str(folder / path.name)]
         run_program(command, timeout=120.0, name="the launcher of GPU kernels")
         write_digest(folder / path.name)
         publish_folder(folder, path.parent)
