@@ -13,7 +13,7 @@ def spare() -> None:
     """Leave out two costs, as far as torch is imported by now; nothing that a program sees changes."""
     guards = sys.modules.get("torch._dynamo.guards")
     if guards is not None and hasattr(guards, "profile_guard_manager"):
-        # fills the caches of the processor with zeros, to measure how long guards take, for a log
+        # empties the caches of the CPU to measure, for a log, how long guards take
         guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
     if "torch._logging" in sys.modules and "TORCH_TRACE" not in os.environ:
         # pytest adds its handlers where records do not propagate, and torch writes its trace for any handler
