@@ -143,7 +143,7 @@ def alternatives(
                 found.append(_instead(name, choice, site))
             else:
                 found.append(_made(name, choice, site, plugins.backend(offered.plugin), most))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             decisions.append(
                 Decision("declined", call.name, name, f"it raised {type(error).__name__}: {error}")
             )

@@ -10,7 +10,6 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode
 from polyfuse.plugin import Backend, TargetInfo
-from polyfuse.rewrite import simplifier
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.fusion.legality import Rules
@@ -19,6 +18,7 @@ from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
 from polyfuse.schedule.in_place_outputs import write_in_place
 from polyfuse.schedule.kernels.aliasing import reuse_in_place
 from polyfuse.schedule.kernels.alignment import aligned_buffers
+from polyfuse.schedule.kernels.groups import Grouping, group_launches
 from polyfuse.schedule.kernels.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
 from polyfuse.schedule.overlap.communication import communication_bits, overlap_units
@@ -73,7 +73,6 @@ def schedule_graph(
         graph,
         removed,
         hint,
-        simplifier(settings.numerics),
         settings.loop_ordering,
         settings.numerics,
         fused.target_info,
@@ -84,6 +83,10 @@ def schedule_graph(
     last = last_uses(graph, steps, removed, roots)
     if settings.inplace:
         steps = reuse_in_place(graph, steps, last, roots, decisions)
+    if settings.fusion and not (settings.overlap_collectives or settings.benchmark_fusion):
+        grouping = Grouping(graph, settings, fused.backends, fused.target_info, roots, hint)
+        steps = group_launches(steps, grouping, decisions)
+        last = last_uses(graph, steps, removed, roots)
     return Schedule(graph, tuple(steps), tuple(sorted(removed)), last, (*decisions, *whole.values()))
 
 
@@ -96,6 +99,7 @@ class _Fused:
     deps: Dependencies
     roots: Mapping[str, str]
     target_info: Callable[[str, str], TargetInfo]
+    backends: Mapping[str, Backend]
     decisions: list[Decision]
 
 
@@ -130,7 +134,7 @@ def _fuse(
         rules = replace(rules, communication=communication_bits(graph.nodes))
     if settings.fusion:
         units = fuse(units, rules, Fuel(settings.fuel), decisions)
-    return _Fused(graph, units, deps, roots, target_info, decisions)
+    return _Fused(graph, units, deps, roots, target_info, by_name, decisions)
 
 
 def _hints(graph: Graph) -> Callable[[IndexLike], int]:
