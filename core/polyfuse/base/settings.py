@@ -122,6 +122,11 @@ class Settings:
 
     # Fusion.
     fusion: bool = _option(True, "Compute several operations in one kernel.")
+    disable_fusion_rules: tuple[str, ...] = _option(
+        (),
+        "Names of plugins' fusion rules that are not asked, as `rule` or `plugin.rule`; `polyfuse explain` "
+        "shows them where they refused.",
+    )
     max_fusion_size: int = _option(
         64, "Largest number of nodes of the loop representation in one kernel.", minimum=1
     )
@@ -352,7 +357,8 @@ class Settings:
     index_asserts: bool = _option(
         True,
         "Raise where an index read from data (`x[i]`, `gather`, `scatter`, embeddings, labels) is out of "
-        "range, as eager mode does. Otherwise the nearest element is read, and nothing is written.",
+        "range, or a divisor of integers is zero on the CPU, as eager mode does. Otherwise the nearest "
+        "element is read, nothing is written, and the quotient is any number.",
     )
     fuel: int | None = _option(
         None,
