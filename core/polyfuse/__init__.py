@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from polyfuse.backend import polyfuse as polyfuse
     from polyfuse.reporting.function import explain as explain
     from polyfuse.reporting.function import report as report
-    from polyfuse.reporting.generated import get_code as get_code
-    from polyfuse.reporting.generated import run_and_get_code as run_and_get_code
-    from polyfuse.reporting.scopes import debug_folder as debug_folder
-    from polyfuse.reporting.scopes import fresh_cache as fresh_cache
-    from polyfuse.reporting.scopes import observing as observing
+    from polyfuse.reporting.inspection.generated import get_code as get_code
+    from polyfuse.reporting.inspection.generated import run_and_get_code as run_and_get_code
+    from polyfuse.reporting.inspection.scopes import debug_folder as debug_folder
+    from polyfuse.reporting.inspection.scopes import fresh_cache as fresh_cache
+    from polyfuse.reporting.inspection.scopes import observing as observing
 
     __version__: str
 
@@ -36,14 +36,14 @@ __all__ = [
 ]
 
 _LAZY = {
-    "debug_folder": "polyfuse.reporting.scopes:debug_folder",
+    "debug_folder": "polyfuse.reporting.inspection.scopes:debug_folder",
     "explain": "polyfuse.reporting.function:explain",
-    "fresh_cache": "polyfuse.reporting.scopes:fresh_cache",
-    "get_code": "polyfuse.reporting.generated:get_code",
-    "observing": "polyfuse.reporting.scopes:observing",
+    "fresh_cache": "polyfuse.reporting.inspection.scopes:fresh_cache",
+    "get_code": "polyfuse.reporting.inspection.generated:get_code",
+    "observing": "polyfuse.reporting.inspection.scopes:observing",
     "polyfuse": "polyfuse.backend:polyfuse",
     "report": "polyfuse.reporting.function:report",
-    "run_and_get_code": "polyfuse.reporting.generated:run_and_get_code",
+    "run_and_get_code": "polyfuse.reporting.inspection.generated:run_and_get_code",
 }
 
 

@@ -1,0 +1,1 @@
+"""What tests and notebooks look at: generated code (`generated`), and scopes (`scopes`)."""
