@@ -53,6 +53,10 @@ class Backend(ABC):
     # Whether what it generates for matmuls (`ops.CONTRACTIONS`) is worth timing against a library's.
     autotunes_gemm: ClassVar[bool] = False
 
+    # Up to how many rows its kernels multiply a weight that is stored with fewer bits (`int8`, `float8`) in
+    # no more time than it takes to read that weight. Such matmuls are generated without timing.
+    narrow_weight_rows: ClassVar[int] = 0
+
     # How many arguments a kernel of several parts may have (`may_group`).
     group_arguments: ClassVar[int] = 1 << 12
 
