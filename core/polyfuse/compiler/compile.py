@@ -55,12 +55,12 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     if differentiates_forward():
         return _eager(gm, session.settings)
     graph_cache = GraphCache(session)
-    if session.settings.autotunes:
-        session.tuner.expect()
 
     def lookup(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
         entry = graph_cache(gm, example_inputs)
         if not graph_cache.may_hit:
+            if session.settings.autotunes:
+                session.tuner.expect()
             device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
             session.expect(device_types, node_count(gm), _address(gm, example_inputs, session.settings))
         return entry
