@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from polyfuse.runtime.ranks.agreement import begin_compiling, end_compiling
+from polyfuse.torch_compat.tracing.dynamo import watch_compiles
 from polyfuse.torch_compat.tracing.registry import allow_registering_twice
 
 __all__ = ["polyfuse"]
@@ -24,6 +26,7 @@ def polyfuse(
     """
     from polyfuse.compiler.compile import compile_fx_graph
 
+    watch_compiles(begin_compiling, end_compiling)  # `torch.compiler.reset()` forgets who watches
     return compile_fx_graph(gm, example_inputs, mode, options)
 
 
@@ -38,6 +41,9 @@ def _reset() -> None:
 
 # Dynamo looks for this on the functions that it used as backends.
 polyfuse.reset = _reset  # type: ignore[attr-defined]
+
+# Other processes of a distributed program wait while this one traces.
+watch_compiles(begin_compiling, end_compiling)
 
 # Threads that look it up for the first time together.
 allow_registering_twice("polyfuse", polyfuse)

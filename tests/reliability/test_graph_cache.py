@@ -15,13 +15,14 @@ import torch
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import preforked
+from called_functions import Twice
+from new_process import as_in_a_new_process
 from polyfuse import cli
 from polyfuse.base import code
-from polyfuse.cache.graphs import GraphCounts, graph_counts, reset_graph_counts
+from polyfuse.cache.graphs import GraphCounts, graph_counts
 from polyfuse.cache.key_fields import KeyNotes, differences
 from polyfuse.compiler.reports.explain import explain
-from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
-from polyfuse.compiler.session import forget_sessions
+from polyfuse.compiler.reports.report import GraphReport, last_reports
 from polyfuse.torch_compat.tracing import global_state
 
 
@@ -29,17 +30,9 @@ from polyfuse.torch_compat.tracing import global_state
 def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "1")
-    fresh()
+    as_in_a_new_process()
     yield
-    fresh()
-
-
-def fresh() -> None:
-    """As in a new process, as far as compiled graphs go."""
-    torch.compiler.reset()
-    forget_sessions()
-    reset_reports()
-    reset_graph_counts()
+    as_in_a_new_process()
 
 
 def compiled(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -50,7 +43,7 @@ def compiled(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 def again(function: Callable[..., Any], *args: Any, **options: Any) -> GraphCounts:
     """What becomes of the graph of a function in a further process; the result is checked."""
-    fresh()
+    as_in_a_new_process()
     torch.testing.assert_close(compiled(function, *args, **options), function(*args), equal_nan=True)
     return graph_counts()
 
@@ -87,7 +80,7 @@ def test_a_view_of_a_written_input_is_found(grad):
 
     for make in (given, strided):
         for found in (False, True):
-            fresh()
+            as_in_a_new_process()
             result, expected = compiled(written, make(), dynamic=True), written(make())
             assert (graph_counts().hits, graph_counts().misses) == (int(found), int(not found))
             assert result.stride() == expected.stride()
@@ -130,7 +123,7 @@ def test_inputs_that_are_written_to():
         return x * 2
 
     for _ in range(2):
-        fresh()
+        as_in_a_new_process()
         x, y = torch.randn(4, 5), torch.randn(4, 5)
         mine, theirs = x.clone(), x.clone()
         torch.testing.assert_close(compiled(f, mine, y), f(theirs, y))
@@ -141,7 +134,7 @@ def test_inputs_that_are_written_to():
 def test_results_that_are_views_of_inputs():
     x = torch.randn(4, 5)
     for _ in range(2):
-        fresh()
+        as_in_a_new_process()
         view, other = compiled(lambda x: (x.view(-1), x * 2), x)
         assert view.data_ptr() == x.data_ptr() and view.shape == (20,)
         torch.testing.assert_close(other, x * 2)
@@ -162,7 +155,7 @@ def test_training():
     x = torch.randn(5, 6)
     expected = trained(model, x)
     for hits in (0, 1):
-        fresh()
+        as_in_a_new_process()
         torch.testing.assert_close(trained(model, x, compiled=True), expected)
         assert graph_counts().hits == hits
     assert [r.kind for r in last_reports()] == ["forward", "backward"] and last_reports()[0].cached
@@ -183,7 +176,7 @@ def test_a_backward_that_runs_twice(at_first):
 
     x = torch.randn(7, 33, requires_grad=True)
     for hits, repeated in ((0, at_first), (1, True), (1, False)):
-        fresh()
+        as_in_a_new_process()
         result, expected = compiled(f, x).sum(), f(x).sum()
         wanted = torch.autograd.grad(expected, x)
         for keep in (True, True, False) if repeated else (False,):
@@ -193,7 +186,7 @@ def test_a_backward_that_runs_twice(at_first):
 
 def test_statistics_of_a_model_are_updated():
     for hits in (0, 1):
-        fresh()
+        as_in_a_new_process()
         torch.manual_seed(0)
         mine, theirs = torch.nn.BatchNorm1d(6), torch.nn.BatchNorm1d(6)
         x = torch.randn(5, 6)
@@ -210,7 +203,7 @@ def test_random_numbers_follow_the_seed():
 
     results = []
     for _ in range(2):
-        fresh()
+        as_in_a_new_process()
         torch.manual_seed(3)
         results.append(compiled(f, torch.ones(100)))
     assert torch.equal(*results)
@@ -239,7 +232,7 @@ def test_a_guard_made_by_the_compiler_holds_after_a_hit():
         return x.view(2, -1).sum(0)
 
     for hits in (0, 1):
-        fresh()
+        as_in_a_new_process()
         function = torch.compile(f, backend="polyfuse", dynamic=True)
         for rows in (6, 8, 10):
             x = torch.randn(rows, 3)
@@ -312,7 +305,7 @@ def test_autocast_is_part_of_the_key():
     x = torch.randn(4, 8)
     results = []
     for dtype in (None, torch.bfloat16, torch.float16, torch.bfloat16):
-        fresh()
+        as_in_a_new_process()
         with torch.no_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             results.append(compiled(layer, x).dtype)
     assert results == [torch.float32, torch.bfloat16, torch.float16, torch.bfloat16]
@@ -386,16 +379,6 @@ def test_a_folder_that_cannot_be_written_only_warns(tmp_path, warned):
     assert len(warned) == 1 and "compiled" in warned[0]
 
 
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad * 2
-
-
 def _shared() -> tuple[torch.Tensor, torch.Tensor]:
     base = torch.randn(2, 6)
     return base[0], base[1]
@@ -415,7 +398,7 @@ def by_policy(x: torch.Tensor) -> torch.Tensor:
 
 def differentiated(function: Callable[..., Any], *args: Any, **options: Any) -> GraphCounts:
     """What becomes of a graph and of its backward in a further process; gradients are checked."""
-    fresh()
+    as_in_a_new_process()
     found = torch.autograd.grad(compiled(function, *args, **options).sum(), args)
     expected = torch.autograd.grad(function(*args).sum(), args)
     torch.testing.assert_close(found, expected)
@@ -641,7 +624,7 @@ def test_native_host_programs_are_cached(tmp_path: Path) -> None:
 
 def stepped(name: str) -> tuple[list[torch.Tensor], GraphCounts]:
     """Parameters after three compiled steps of an optimizer, and what became of its graphs."""
-    fresh()
+    as_in_a_new_process()
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 3)
     optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.compiler._cache import CacheArtifactManager
 
+from called_functions import Twice
+from new_process import as_in_a_new_process
 from polyfuse.base.settings import child_environment
-from polyfuse.cache.graphs import graph_counts, reset_graph_counts
+from polyfuse.cache.graphs import graph_counts
 from polyfuse.compiler.graph_cache.record import GraphRecord
-from polyfuse.compiler.reports.report import last_reports, reset_reports
-from polyfuse.compiler.session import forget_sessions
+from polyfuse.compiler.reports.report import last_reports
 
 
 @pytest.fixture(autouse=True)
@@ -30,25 +30,11 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """As in a new process with another cache folder."""
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(folder))
-    torch.compiler.reset()
-    CacheArtifactManager.clear()
-    forget_sessions()
-    reset_reports()
-    reset_graph_counts()
+    as_in_a_new_process()
 
 
 def soft(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x * 3 + y, -1)
-
-
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad * 2
 
 
 def twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from polyfuse.plugin import (
     PluginManager,
     Source,
 )
-from polyfuse.runtime.frozen import FROZEN
+from polyfuse.runtime.frozen import ONCE
 from polyfuse.schedule import Decision
 from polyfuse.symbolic import IndexLike, axis_size, storage_size
 
@@ -121,7 +121,8 @@ def alternatives(
     """What choices offer for a call; every refusal becomes a decision.
 
     Args:
-        known: ask only those that know that they are faster here.
+        known: ask only those that know that they are faster here, also with parameters that are packed once;
+            which of these, `packing` decides.
         freezing: whether constants are folded from parameters.
         static: `fixed_inputs` of the graph.
     """
@@ -131,7 +132,7 @@ def alternatives(
         choice, name = offered.item, f"{offered.plugin}:{offered.item.name}"
         if call.op not in choice.ops or (known and choice.preferred is None):
             continue
-        site = site if site is not None else site_of(graph, call, freezing, static)
+        site = site if site is not None else site_of(graph, call, freezing, static, packing=known)
         try:
             answer = choice.applies(site)
             if isinstance(answer, No):
@@ -142,7 +143,7 @@ def alternatives(
                 found.append(_instead(name, choice, site))
             else:
                 found.append(_made(name, choice, site, plugins.backend(offered.plugin), most))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             decisions.append(
                 Decision("declined", call.name, name, f"it raised {type(error).__name__}: {error}")
             )
@@ -156,10 +157,12 @@ def fixed_inputs(graph: Graph) -> frozenset[str]:
     return frozenset(item.name for item in graph.inputs if item.static) - written
 
 
-def site_of(graph: Graph, call: TemplateCall, freezing: bool, static: frozenset[str]) -> CallSite:
+def site_of(
+    graph: Graph, call: TemplateCall, freezing: bool, static: frozenset[str], packing: bool = False
+) -> CallSite:
     """A call with what is around it."""
     inference, hints = graph.kind == "inference", graph.symbol_hints
-    return CallSite(call, graph.buffers, _reader(graph, call), static, inference, hints, freezing)
+    return CallSite(call, graph.buffers, _reader(graph, call), static, inference, hints, freezing, packing)
 
 
 def _instead(name: str, choice: Choice, site: CallSite) -> Alternative:
@@ -196,7 +199,7 @@ def _substitution(
     if not nodes or wanted not in nodes[-1].writes():
         raise ValueError(f"its last call does not write {wanted}")
     for node in nodes:
-        if node.op.startswith(FROZEN) and not site.keeps(node.args[0] if node.args else None):
+        if node.op.startswith(ONCE) and not site.keeps(node.args[0] if node.args else None):
             raise ValueError(f"{node.name} is done once, but does not follow from a parameter")
     return Replacement(nodes, buffers, reader.name if reader is not None else "")
 

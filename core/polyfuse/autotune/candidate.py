@@ -320,10 +320,7 @@ class CandidateBuilder:
         if isinstance(place, PolyfuseError):
             raise Fault(f"it cannot be built: {place.cause}")
         assert isinstance(place, Located)
-        try:
-            claim = step.backend.review(place.folder, place.source_key)
-        except Exception as error:
-            raise Fault(f"its review raised {type(error).__name__}: {error}") from error
+        claim = step.backend.review(place.folder, place.source_key)
         if isinstance(claim, No):
             raise Fault(claim.reason)
         return KernelStep(step.backend.name, str(place.folder), place.source_key, step.operands)

@@ -191,11 +191,7 @@ class _Candidates:
     def _refuses(self, backend: Backend, name: str, loops: GemmLoops) -> bool:
         """Whether a backend does not generate some loops; the reason becomes a decision."""
         for node in loops.nodes:
-            try:
-                answer = backend.claims(node)
-            except Exception as error:
-                self._raised(name, error)
-                return True
+            answer = backend.claims(node)
             if not answer:
                 reason = getattr(answer, "reason", "no reason given")
                 self.decisions.append(Decision("declined", self.call.name, name, reason))

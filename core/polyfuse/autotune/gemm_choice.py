@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from polyfuse.autotune.alternatives import Replacement, replace_calls
+from polyfuse.autotune.alternatives import Alternative, Replacement, replace_calls
 from polyfuse.autotune.gemm_candidates import TunableCall, tunable_calls
 from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of
+from polyfuse.autotune.packing import within_room
 from polyfuse.autotune.report import trials_text
 from polyfuse.autotune.tuner import Tuner
 from polyfuse.base.errors import UnsupportedError
@@ -113,16 +114,13 @@ def _selection(
 def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
     """What plugins know to be faster on this machine than the library; nothing is timed."""
     ask = tuner.choices(graph, decisions, known=True)
-    replacements: dict[str, Replacement] = {}
+    offers: dict[str, Sequence[Alternative]] = {}
     for node in graph.nodes:
-        if not isinstance(node, TemplateCall):
-            continue
-        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
-        found = ask(node, device.partition(":")[0])
-        if found:
-            replacements[node.name] = found[0].replacement
-            decisions.append(Decision("choice", node.name, found[0].name, "known to be faster here"))
-    return replacements
+        if isinstance(node, TemplateCall):
+            device = next((graph.buffers[name].device for name in node.writes()), "cpu")
+            offers[node.name] = ask(node, device.partition(":")[0])
+    chosen = within_room(graph, offers, decisions)
+    return {call: item.replacement for call, item in chosen.items()}
 
 
 def _accepted(

@@ -43,15 +43,7 @@ def worth_building(backend: Backend, kernel: Kernel, configs: Sequence[Config], 
 
 def guesses(backend: Backend, kernel: Kernel, configs: Sequence[Config]) -> list[float | None]:
     """What a backend estimates of each."""
-    return [_guess(backend, kernel, config) for config in configs]
-
-
-def _guess(backend: Backend, kernel: Kernel, config: Config) -> float | None:
-    try:
-        return backend.estimate(kernel, config)
-    except Exception as error:
-        _log.info("backend %r raised %r over an estimate of %s", backend.name, error, config)
-        return None
+    return [backend.estimate(kernel, config) for config in configs]
 
 
 # Of fewer configurations all are built.

@@ -29,7 +29,7 @@ from polyfuse.cache.samples import SampleStore
 from polyfuse.cache.timings import FAILED, Record, TimingStore, Trial, timing_key
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import Node, TemplateCall
+from polyfuse.ir.nodes import TemplateCall
 from polyfuse.plugin import Backend, Config, Extensions, Source, State
 from polyfuse.runtime.devices.registry import class_name, device_of, known_devices
 from polyfuse.schedule import Decision, Launch
@@ -90,7 +90,7 @@ class Tuner:
         """
         yield self.backend(step.backend)
         for backend in self.backends(step.kernel.device):
-            if backend.name != step.backend and all(_claims(backend, node) for node in step.nodes):
+            if backend.name != step.backend and all(backend.claims(node) for node in step.nodes):
                 yield backend
 
     def timer(self, device: str) -> Backend:
@@ -127,7 +127,7 @@ class Tuner:
         except Exception as error:
             if self.settings.strict:
                 raise
-            self.note_trouble(backend, error, "offering configurations")
+            self.note_trouble(backend, error, "running its method `configs`")
             return False
         return True
 
@@ -144,7 +144,7 @@ class Tuner:
         except Exception as error:
             if self.settings.strict:
                 raise
-            self.note_trouble(backend, error, "offering configurations")
+            self.note_trouble(backend, error, "running its method `neighbours`")
         return ()
 
     def expect(self) -> None:
@@ -207,8 +207,8 @@ class Tuner:
         computing = device_of(device)
         # what won under one precision or library may lose, or round otherwise, under another
         for owner in (device_of("cpu"), computing):
-            known |= {f"switch {name}": str(value) for name, value in owner.switches().items()}
-        known.pop("switch current", None)
+            switches = {k: v for k, v in owner.switches().items() if k not in owner.timeless_switches}
+            known |= {f"switch {name}": str(value) for name, value in switches.items()}
         if computing.is_host:
             known["threads"] = str(threads())
         names = "+".join(b.name for b in asked)
@@ -375,14 +375,6 @@ class Tuner:
         }
         devices = {kind: (class_name(made), made.switches()) for kind, made in known_devices().items()}
         return WorkerSetup(self.settings, places, threads(), devices)
-
-
-def _claims(backend: Backend, node: Node) -> bool:
-    try:
-        return bool(backend.claims(node))
-    except Exception as error:
-        _log.info("backend %r raised %r over %s", backend.name, error, node.name)
-        return False
 
 
 def negligible(

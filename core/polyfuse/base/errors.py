@@ -15,6 +15,7 @@
     ├── KernelLoadError         a built kernel cannot be loaded
     ├── KernelLaunchError       a device refused to start a kernel
     ├── CacheError              an artifact store cannot be used
+    ├── RankError               processes of a distributed program do not agree, or another one failed
     └── PackageError            an ahead-of-time package cannot be made, loaded or called
 
 A message is one sentence: the cause, then what to do about it. Each class has a code, which tracebacks show
@@ -44,6 +45,7 @@ __all__ = [
     "PackageError",
     "ParseError",
     "PolyfuseError",
+    "RankError",
     "UnsupportedError",
     "VerifyError",
 ]
@@ -211,6 +213,17 @@ class CacheError(PolyfuseError):
     """
 
     code = "PF1700"
+
+
+class RankError(PolyfuseError, RuntimeError):
+    """Processes of a distributed program compiled graphs whose collectives, options or versions differ, or
+    another process failed to compile its own.
+
+    The message names the ranks, and for a collective the line of the model on each. Without the error the
+    processes would wait for each other.
+    """
+
+    code = "PF1900"
 
 
 class PackageError(PolyfuseError):

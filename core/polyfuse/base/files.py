@@ -123,10 +123,16 @@ def remove_folder(folder: Path) -> None:
 def is_out_of_space(error: BaseException) -> bool:
     """Whether an error, or what led to it, is that a disk or a quota is full; compilers say it in words."""
     found: BaseException | None = error
-    while found is not None:
+    seen: set[int] = set()
+    # an error that is raised again and again can be its own context
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
         if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        said = f"{found} {getattr(found, 'output', '')}"
+        try:
+            said = f"{found} {getattr(found, 'output', '')}"
+        except (Exception, SystemExit):
+            said = ""
         if "No space left on device" in said or "Disk quota exceeded" in said:
             return True
         found = found.__cause__ or found.__context__

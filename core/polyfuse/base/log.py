@@ -17,7 +17,7 @@ _ROOT = "polyfuse"
 
 AREAS: Final = (
     *("aot", "autotune", "cache", "checking", "compiler", "frontend", "lowering", "plugin", "runtime"),
-    *("schedule", "settings", "workers"),
+    *("ranks", "schedule", "settings", "workers"),
 )
 """The areas of the core that log. Plugins log under their own names."""
 

@@ -115,7 +115,7 @@ class Settings:
     channels_last: str = _option(
         "auto",
         "Store the operands and results of convolutions with the channels last in memory. `auto`: in "
-        "graphs without gradients, in 16 bits or TF32, on devices whose backend reports that its "
+        "graphs without gradients, in the types for which the device's backend reports that its "
         "libraries are faster so.",
         choices=("auto", "on", "off"),
     )
@@ -207,6 +207,14 @@ class Settings:
         0,
         "Megabytes per second between processes, from which the time of collectives is estimated; 0: 1000 "
         "for CPUs, 50000 for other devices.",
+        minimum=0,
+    )
+
+    agreement_seconds: int = _neutral(
+        2,
+        "Before a graph with collectives runs for the first time, the ranks of its groups compare their "
+        "collectives, options and versions, and a difference is an error. A rank that compiles is waited "
+        "for, any other one for so many seconds. 0: nothing is compared.",
         minimum=0,
     )
 

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["join_words", "nearest", "printable", "short_source", "shorten"]
+__all__ = ["brief", "join_words", "nearest", "printable", "short_source", "shorten"]
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
@@ -46,3 +46,12 @@ _ESCAPE = re.compile(
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 _FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+), in ')
+
+
+def brief(error: BaseException) -> str:
+    """The type of an error and its first words, on one line, also where the error cannot be printed."""
+    try:
+        words = str(error)
+    except (Exception, SystemExit):
+        words = "an error that cannot be printed"
+    return f"{type(error).__name__}: {shorten(words, 200)}"

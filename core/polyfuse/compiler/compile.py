@@ -13,13 +13,20 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.graph_cache.lookup import GraphCache
+from polyfuse.compiler.ranks import agreement_of
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
+from polyfuse.runtime.ranks.agreement import compiling_for_others
 from polyfuse.torch_compat.options.counterparts import translated
-from polyfuse.torch_compat.tracing.dynamo import differentiates_forward, node_count, shown_as_it_is
+from polyfuse.torch_compat.tracing.dynamo import (
+    differentiates_forward,
+    ends_early,
+    node_count,
+    shown_as_it_is,
+)
 
 if TYPE_CHECKING:
     from polyfuse.frontend.rewrites.tools import Rewriting
@@ -54,7 +61,8 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     """
     if differentiates_forward():
         return _eager(gm, session.settings)
-    graph_cache = GraphCache(session)
+    agreement = agreement_of(session, ends_early(gm))
+    graph_cache = GraphCache(session, agreement)
 
     def lookup(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
         entry = graph_cache(gm, example_inputs)
@@ -69,7 +77,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         # a graph that is found needs none of it
         from polyfuse.compiler.stages import compile_aten
 
-        compiled = compile_aten(graph, session)
+        compiled = compile_aten(graph, session, agreement)
         graph_cache.note(compiled)
         return compiled
 
@@ -78,7 +86,11 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
 
         return OfferedRewrites(session.extensions)(state)
 
-    with note_captured(gm, example_inputs), compiling(session.settings, lambda: _graph_of(gm)):
+    with (
+        compiling_for_others(),
+        note_captured(gm, example_inputs),
+        compiling(session.settings, lambda: _graph_of(gm)),
+    ):
         compiled = compile_graph(
             gm,
             example_inputs,

@@ -239,7 +239,7 @@ def _built(
         _log.info("backend %r refuses kernel %s: %s", backend.name, kernel.name, error)
         return None
     except Exception as error:
-        session.plugins.note_trouble(backend.name, error, "generating code")
+        session.plugins.note_trouble(backend.name, error, "running its method `emit`")
         return None
     if barred(session, backend, kernel, source):
         return None

@@ -126,7 +126,7 @@ def _taker(step: Launch, session: CompileSession) -> Backend:
         except Exception as error:
             if session.settings.strict:
                 raise
-            session.plugins.note_trouble(backend.name, error, "offering configurations")
+            session.plugins.note_trouble(backend.name, error, "running its method `configs`")
         else:
             return backend
     return session.plugins.backend(step.backend)
@@ -159,7 +159,7 @@ def _emit(step: Launch, session: CompileSession) -> Emitted:
             if session.settings.strict:
                 raise
             failure, reason = error, f"{backend.name} raised {type(error).__name__} over it"
-            session.plugins.note_trouble(backend.name, error, "generating code")
+            session.plugins.note_trouble(backend.name, error, "running its method `emit`")
     if failure is None:  # all that could be generated is barred
         interpreter = session.plugins.backend("interpreter")
         return Emitted(interpreter, emit_named(interpreter, kernel), Provider(interpreter.name, reason))
@@ -331,11 +331,7 @@ def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
     place = future.locations()[source.key]
     if not isinstance(place, Located):
         return False
-    try:
-        claim = backend.review(place.folder, place.source_key)
-    except Exception as error:
-        _log.info("backend %r raised %r over %s", backend.name, error, source.name)
-        return True
+    claim = backend.review(place.folder, place.source_key)
     if not claim:
         _log.info("kernel %s is not as it should be: %s", source.name, claim)
     return bool(claim)

@@ -59,7 +59,7 @@ class OfferedRewrites:
             fault = _misfit(node, at.replacement)
             if fault:
                 raise PolyfuseError(f"its replacement of {node.name} {fault}")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if state.settings.strict:
                 raise
             at.replacement = None

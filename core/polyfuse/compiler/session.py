@@ -104,10 +104,13 @@ class CompileSession:
             return self.settings.channels_last == "on"
         # gradients gain less than bringing those of the weights into the layout of the weights costs
         device = value.device.type
-        narrow = value.dtype.itemsize == 2 or (
-            value.dtype == torch.float32 and device_of(device).rounds("convolutions")
-        )
-        return not training and narrow and self.target_info(device).channels_last
+        if training:
+            return False
+        info, single = self.target_info(device), value.dtype == torch.float32
+        if single and info.channels_last_f32 and self.settings.numerics == "fast":
+            return True
+        narrow = value.dtype.itemsize == 2 or (single and device_of(device).rounds("convolutions"))
+        return narrow and info.channels_last
 
     def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:
         """Prepare to build kernels for a graph of so many operators on these types of device, unless it was

@@ -31,6 +31,7 @@ from polyfuse.compiler.claims import lower_and_claim
 from polyfuse.compiler.graph_cache.storing import record_of
 from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit, tune_kernels
 from polyfuse.compiler.native import native_host
+from polyfuse.compiler.ranks import agreed, scheduled_rows
 from polyfuse.compiler.reports import progress
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.dump import Dump
@@ -48,6 +49,7 @@ from polyfuse.program import plan, python_text, with_scratch
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.runtime.profile import meter_calls
+from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others, tell_failure
 from polyfuse.schedule import Claims, Decision, Launch, Schedule, is_unasked
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.kernels.aliasing import without_refused
@@ -59,17 +61,29 @@ __all__ = ["compile_aten", "compile_graph", "compile_whole"]
 _log = get_logger("compiler")
 
 
-def compile_aten(aten: AtenGraph, session: CompileSession) -> Callable[[list[Any]], Any]:
+def compile_aten(
+    aten: AtenGraph, session: CompileSession, agreement: Agreement | None = None
+) -> Callable[[list[Any]], Any]:
     """Compile one ATen graph to a boxed callable.
 
     Where a stage fails and `strict` is off, the graph runs in eager mode, with one warning.
+
+    Args:
+        agreement: what other processes are asked before it runs for the first time.
     """
     try:
-        with compiling(aten), progress.compiling(session.settings, lambda: f"graph {aten.name}"):
+        with (
+            compiling_for_others(False),
+            compiling(aten),
+            progress.compiling(session.settings, lambda: f"graph {aten.name}"),
+        ):
             built = compile_whole(aten, session)
+        built.module.collectives = scheduled_rows(built.schedule)
+        built.module.agreement = agreement
         return _cacheable(aten, built, session)
     except Exception as error:
         if session.settings.strict:
+            tell_failure(error)
             raise
         reason = f"{type(error).__name__}: {error}"
         warn_once(
@@ -79,7 +93,7 @@ def compile_aten(aten: AtenGraph, session: CompileSession) -> Callable[[list[Any
         )
         record(GraphReport(aten.name, aten.kind, count_operators(aten), eager=reason))
         _log.debug("compilation of %s failed", aten.name, exc_info=True)
-        return _eager(aten)
+        return agreed(_eager(aten), aten, agreement)
 
 
 def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:

@@ -1,9 +1,9 @@
 """What code generators share.
 
 `facts` (what is known of a kernel), made of `values` and `access`; `slices`, `spans` (bounds of values),
-`affine` (steps of indices), `aliasing`, `contraction` (matrix multiplications recognised), `names` (that
-generated text can use), `roofline` (estimates of time), `writer` (indented text), `device_clock`. No text of
-any target language.
+`affine` (steps of indices), `aliasing`, `contraction` (matrix multiplications recognised), `products` (that
+must be rounded once), `names` (that generated text can use), `roofline` (estimates of time), `writer`
+(indented text), `device_clock`. No text of any target language.
 """
 
 from polyfuse.kit.access import Access
@@ -13,6 +13,7 @@ from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.kit.device_clock import device_milliseconds
 from polyfuse.kit.facts import KernelFacts
 from polyfuse.kit.names import with_safe_names
+from polyfuse.kit.products import shared_products
 from polyfuse.kit.roofline import Machine, Work, fill, rounds, seconds, work_of
 from polyfuse.kit.slices import backward_slice
 from polyfuse.kit.values import Definition
@@ -39,6 +40,7 @@ __all__ = [
     "rounds",
     "row_major",
     "seconds",
+    "shared_products",
     "stride",
     "without_aliases",
     "with_safe_names",

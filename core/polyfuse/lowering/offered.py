@@ -122,7 +122,7 @@ class _Chain:
             except UnsupportedError as error:
                 _log.info("plugin %r does not lower %s: %s", offer.plugin, self.name, error)
                 declined = f"plugin {offer.plugin!r} declined: {error.cause}"
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if ctx.settings.strict:
                     raise PolyfuseError(
                         f"plugin {offer.plugin!r} failed to lower {self.name}: {error!r}", "unset strict"

@@ -30,6 +30,8 @@ class CallSite:
         inference: whether no gradients are wanted.
         hints: a likely value of each symbol in sizes.
         freezing: whether constants are folded from parameters (the option `freezing`).
+        packing: whether some parameters may be packed once without that option: those for which the copies
+            are worth their memory.
     """
 
     call: TemplateCall
@@ -39,6 +41,7 @@ class CallSite:
     inference: bool = True
     hints: Mapping[str, int] = field(default_factory=dict)
     freezing: bool = False
+    packing: bool = False
 
     @property
     def output(self) -> Buffer:
@@ -48,8 +51,8 @@ class CallSite:
     def keeps(self, operand: object) -> bool:
         """Whether an operand is a whole parameter, and what follows from it may be computed once."""
         buffer = self.buffers.get(getattr(operand, "buffer", ""))
-        fixed = self.freezing and self.inference and buffer is not None and buffer.name in self.static
-        return fixed and buffer is not None and operand == buffer.view()
+        once = (self.freezing or self.packing) and self.inference
+        return once and buffer is not None and buffer.name in self.static and operand == buffer.view()
 
     def once(self, name: str, op: str, operand: View, args: tuple[object, ...], result: Buffer) -> ExternCall:
         """A call for `ReplacementCalls`, done once for each parameter, and again when that has changed.
@@ -60,11 +63,12 @@ class CallSite:
             result: a new buffer; of kind `object` where only calls understand what is in it.
         """
         from polyfuse.ir.nodes import ExternCall
-        from polyfuse.runtime.frozen import FROZEN
+        from polyfuse.runtime.frozen import CHECKED, FROZEN
 
+        begin = FROZEN if self.freezing else CHECKED
         # nothing may be written over the result, which lives as long as the parameter does
         kept = (operand.buffer,)
-        return ExternCall(name, f"{FROZEN}{op}", (operand, *args), (), (result.name,), aliases=kept)
+        return ExternCall(name, f"{begin}{op}", (operand, *args), (), (result.name,), aliases=kept)
 
 
 @dataclass(frozen=True)

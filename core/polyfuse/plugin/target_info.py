@@ -42,6 +42,7 @@ class TargetInfo:
         channels_last: whether libraries for the device compute convolutions in 16 bits, and those whose
             operands torch lets them round to TF32, faster on tensors in the channels-last layout. They get
             such tensors then, unless gradients are needed.
+        channels_last_f32: the same of convolutions in f32.
         column_reductions: whether a kernel in which groups of rows add to one row each (a scatter to an index
             that depends on ``row // count``) does so without atomic operations. Sums of columns are then
             fused with kernels that work along rows.
@@ -69,6 +70,7 @@ class TargetInfo:
     column_reductions: bool = False
     alignment: int = 0
     channels_last: bool = False
+    channels_last_f32: bool = False
     separate_gemm_add: bool = False
     scans_look_back: bool = False
     bandwidth: float = 20e9

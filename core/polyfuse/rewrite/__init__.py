@@ -4,7 +4,6 @@ construction.
 
 from polyfuse.rewrite.casts import is_held
 from polyfuse.rewrite.fold import round_half
-from polyfuse.rewrite.forward import simplifier
 from polyfuse.rewrite.scalar import cast, make, scalar, simplify, where
 
-__all__ = ["cast", "is_held", "make", "round_half", "scalar", "simplifier", "simplify", "where"]
+__all__ = ["cast", "is_held", "make", "round_half", "scalar", "simplify", "where"]

@@ -6,6 +6,7 @@ import linecache
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from polyfuse.runtime.graphs.replay import GraphFacts, GraphStatus, recorded_pro
 from polyfuse.runtime.native import on_device
 from polyfuse.runtime.native_program import HostStatus, NativeCall
 from polyfuse.runtime.provisional import Provisional
+from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
+from polyfuse.runtime.ranks.collectives import CollectiveRow
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake
 
 __all__ = ["CompiledModule", "KernelEntry", "load"]
@@ -68,6 +71,8 @@ class CompiledModule:
         graph_status: what becomes of recording its work; None where that was not asked for.
         cache_record: what the graph cache stores of it, or why it stores nothing.
         native: the same program in its native form, if that was asked for.
+        collectives: that it starts, in their order.
+        agreement: what other processes are asked before it runs for the first time; None: nothing.
     """
 
     _boxed_call = True
@@ -89,6 +94,8 @@ class CompiledModule:
         self.graph_status = GraphStatus() if namespace.get("GRAPH") is not None else None
         self.cache_record: object = "it was not compiled for the graph cache"
         self.native: Native | None = None
+        self.collectives: tuple[CollectiveRow, ...] = ()
+        self.agreement: Agreement | None = None
         self._pending = dict(kernels)
         self._provisional: dict[str, Provisional] = {}
         self._lock = threading.Lock()
@@ -132,7 +139,8 @@ class CompiledModule:
 
     def _first_run(self, args: list[Any]) -> tuple[Any, ...]:
         self._check_inputs(args)
-        self.wait()
+        with self._told():
+            self.wait()
         # a native program calls kernels by their addresses, past what checks their first launch
         checking = self.native is not None and any(k.pending for k in self._provisional.values())
         if not checking:
@@ -146,7 +154,15 @@ class CompiledModule:
         run = partial(with_views, run, views=views) if views else run
         if not checking:
             self._run = run
-        return run(args)
+        if self.agreement is None or not self.collectives:
+            return run(args)
+        agreement, self.agreement = self.agreement, None
+        found: tuple[Any, ...] = agreement.around(self.collectives, self.name, partial(run, args))
+        return found
+
+    def _told(self) -> AbstractContextManager[None]:
+        """Other processes of a program with collectives are told where kernels cannot be had."""
+        return compiling_for_others() if self.agreement and self.collectives else nullcontext()
 
     def _open_native(self, args: Sequence[Any]) -> None:
         """Put the native program in the place of the Python program, if there is one."""

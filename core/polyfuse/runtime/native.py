@@ -10,7 +10,7 @@ import torch
 
 from polyfuse.runtime.devices.device import Allocate
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.frozen import FROZEN, FrozenCall
+from polyfuse.runtime.frozen import CHECKED, FROZEN, CheckedCall, FrozenCall
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.calls import fast_call
 
@@ -42,8 +42,10 @@ def allocator(device: str) -> Allocate:
 
 def operator(name: str, out: bool = False) -> Callable[..., Any]:
     """The cheapest callable for an operator; with `out`, the one that is called with `out=`. After `frozen.`,
-    one that calls it through `FrozenCall`.
+    one that calls it through `FrozenCall`, and after `checked.`, through `CheckedCall`.
     """
+    if name.startswith(CHECKED):
+        return CheckedCall(fast_call(name.removeprefix(CHECKED)))
     if name.startswith(FROZEN):
         return FrozenCall(fast_call(name.removeprefix(FROZEN)))
     return fast_call(name, out)

@@ -12,13 +12,13 @@ from polyfuse.base.text import join_words, short_source
 from polyfuse.ir.expr import walk
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import LoopNode, Node
-from polyfuse.plugin import Backend, Claim, No
+from polyfuse.plugin import Backend
 from polyfuse.runtime.devices.device import Limits
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule.deps import live_graph
 from polyfuse.schedule.result import Decision
 
-__all__ = ["Claims", "Refusal", "UnclaimedError", "ask", "claim_nodes", "is_unasked", "note_interpreted"]
+__all__ = ["Claims", "Refusal", "UnclaimedError", "claim_nodes", "is_unasked", "note_interpreted"]
 
 
 @dataclass(frozen=True)
@@ -104,29 +104,13 @@ def _beyond(graph: Graph, node: LoopNode, limits: Limits) -> str:
     return ""
 
 
-def ask(backend: Backend, node: Node, settings: Settings) -> Claim:
-    """Whether a backend claims a node; one that raises does not, with a warning, but for `strict`."""
-    try:
-        return backend.claims(node)
-    except Exception as error:
-        if settings.strict:
-            raise
-        warn_once(
-            "schedule",
-            f"backend {backend.name!r} raised {type(error).__name__} over {node.name} ({error}); others "
-            "are asked instead; report it to the backend's author",
-            key=f"claims {backend.name} {type(error).__name__}",
-        )
-        return No(f"it raised {type(error).__name__}: {error}")
-
-
 def _claim(
     graph: Graph, node: LoopNode, backends: Iterable[Backend], decisions: list[Decision], settings: Settings
 ) -> tuple[Backend | None, list[str]]:
     """The first backend that claims a node, and the reasons of those that refuse it."""
     reasons: list[str] = []
     for backend in backends:
-        answer = ask(backend, node, settings)
+        answer = backend.claims(node)
         if answer:
             # where no other backend refused, the session has warned already
             if reasons and is_unasked(backend, settings):

@@ -10,7 +10,6 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode
 from polyfuse.plugin import Backend, TargetInfo
-from polyfuse.rewrite import simplifier
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.fusion.legality import Rules
@@ -73,7 +72,6 @@ def schedule_graph(
         graph,
         removed,
         hint,
-        simplifier(settings.numerics),
         settings.loop_ordering,
         settings.numerics,
         fused.target_info,

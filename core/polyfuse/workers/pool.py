@@ -14,6 +14,7 @@ from polyfuse.base.errors import CacheError, KernelBuildError, KernelLoadError, 
 from polyfuse.base.files import is_out_of_space
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
+from polyfuse.base.text import brief
 from polyfuse.cache import KernelStore, Located, kernel_key
 from polyfuse.plugin import Backend, Launchable, Source
 from polyfuse.workers.chunks import divide
@@ -59,7 +60,7 @@ class BuildPool:
         try:
             facts = backend.describe()
         except Exception as error:
-            failure = _as_build_error(backend, error, "describing itself")
+            failure = _as_build_error(backend, error, "in its method `describe`")
             return BuildFuture(dict.fromkeys(by_key, _finished(dict.fromkeys(by_key, failure))), _no_load)
         cache_keys = {key: kernel_key(key, backend.name, facts, self._key_facts) for key in by_key}
         store.fetch(list(cache_keys.values()))
@@ -177,7 +178,7 @@ class BuildPool:
         except PolyfuseError as error:
             return {source.key: error for source in sources}
         except Exception as error:
-            failure = _as_build_error(backend, error, "storing what it built")
+            failure = _as_build_error(backend, error, "when what it built was stored")
             return {source.key: failure for source in sources}
         return {source.key: Located(folder, source.key) for source in sources}
 
@@ -215,7 +216,7 @@ class BuildPool:
         except Exception as error:
             names = ", ".join(source.name for source in sources)
             raise KernelBuildError(
-                f"backend {backend.name!r} raised {type(error).__name__} while building {names}: {error}",
+                f"backend {backend.name!r} raised in its method `build` over {names} ({brief(error)})",
                 "report it to the backend's author",
                 name=sources[0].name,
             ) from error
@@ -261,7 +262,8 @@ class BuildPool:
             return error
         except Exception as error:
             return KernelLoadError(
-                f"kernel {source.name} of backend {backend.name!r} does not load ({error})",
+                f"kernel {source.name} of backend {backend.name!r} does not load: its method `load` raised "
+                f"{brief(error)}",
                 "run `polyfuse doctor`",
             )
 
@@ -289,7 +291,7 @@ def _as_build_error(backend: Backend, error: Exception, doing: str) -> PolyfuseE
     if isinstance(error, PolyfuseError):
         return error
     return KernelBuildError(
-        f"backend {backend.name!r} raised {type(error).__name__} while {doing}: {error}",
+        f"backend {backend.name!r} raised {doing} ({brief(error)})",
         "report it to the backend's author",
     )
 

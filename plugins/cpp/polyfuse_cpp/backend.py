@@ -5,6 +5,7 @@ is imported when it is asked for: a process that finds its kernels built imports
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from polyfuse.base.digest import digest
@@ -12,7 +13,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.ir.types import e4m3_saturates
-from polyfuse.plugin import Backend, Claim, Config, HostCall, HostProgram, Launchable, No, Source
+from polyfuse.plugin import Backend, Claim, Config, HostCall, HostProgram, Launchable, No, Source, TargetInfo
 from polyfuse.plugin.host_library import HostLibrary
 from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
@@ -37,6 +38,13 @@ class CppBackend(Backend):
         self.isa: Isa = choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))
         # At once: without a compiler this backend is of no use, and the next one should know it.
         self.toolchain: Toolchain = find_toolchain(str(settings.plugin_option("cpp", "compiler", "") or ""))
+
+    def target_info(self, device: str) -> TargetInfo:
+        """Tell that oneDNN convolves faster with the channels last than with them second."""
+        from polyfuse_cpp.onednn import offered
+
+        library = offered()
+        return replace(super().target_info(device), channels_last=library, channels_last_f32=library)
 
     def claims(self, node: Node) -> Claim:
         """All loop nodes on values of the IR's types; anything else is another backend's."""

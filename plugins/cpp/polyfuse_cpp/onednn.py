@@ -23,7 +23,7 @@ from polyfuse.plugin import CallSite, Choice, Claim, No, ReplacementCalls, Yes
 from polyfuse.symbolic import IndexLike, contiguous_strides, evaluate
 from polyfuse_cpp.packed_weights import packing, with_packed
 
-__all__ = ["library_choices", "vendor"]
+__all__ = ["library_choices", "offered", "vendor"]
 
 _LINEAR = ("aten.addmm.out", "aten.mm.out")
 _CONVOLUTION = ("aten.convolution.default",)
@@ -31,8 +31,7 @@ _CONVOLUTION = ("aten.convolution.default",)
 
 def library_choices() -> tuple[Choice, ...]:
     """What is offered on this machine: nothing where torch is built without oneDNN, or it is switched off."""
-    library = torch.backends.mkldnn
-    if not library.is_available() or not getattr(library, "enabled", True):
+    if not offered():
         return ()
     packed = (
         Choice(
@@ -44,21 +43,38 @@ def library_choices() -> tuple[Choice, ...]:
         ),
         Choice("onednn_fused_packed", _LINEAR, with_packed(_linear_fused), instead=packing(_linear_and_more)),
         Choice(
-            "onednn_conv_packed", _CONVOLUTION, with_packed(_convolution_alone), instead=packing(_convolution)
-        ),
-        Choice(
             "onednn_fused_conv_packed",
             _CONVOLUTION,
-            with_packed(_convolution_fused),
+            with_packed(_convolution_fused, unasked=True),
             instead=packing(_convolution_and_more),
+            preferred=_packing_pays,
+        ),
+        Choice(
+            "onednn_conv_packed",
+            _CONVOLUTION,
+            with_packed(_convolution_alone, unasked=True),
+            instead=packing(_convolution),
+            preferred=_packing_pays,
         ),
     )
     return (
         *packed,
         Choice("onednn", _LINEAR, applies=_linear_alone, instead=_linear, preferred=_beats_mkl),
         Choice("onednn_fused", _LINEAR, applies=_linear_fused, instead=_linear_and_more),
-        Choice("onednn_fused_conv", _CONVOLUTION, applies=_convolution_fused, instead=_convolution_and_more),
+        Choice(
+            "onednn_fused_conv",
+            _CONVOLUTION,
+            applies=_convolution_fused,
+            instead=_convolution_and_more,
+            preferred=_fusing_pays,
+        ),
     )
+
+
+def offered() -> bool:
+    """Whether this torch brings oneDNN, and it is not switched off."""
+    library = torch.backends.mkldnn
+    return library.is_available() and bool(getattr(library, "enabled", True))
 
 
 # What is known without timing.
@@ -78,6 +94,28 @@ def _beats_mkl(site: CallSite) -> bool:
     except KeyError:  # a size that nobody can guess
         return False
     return count >= _FEW_PAIRS and torch.backends.mkl.is_available() and vendor() not in ("", "GenuineIntel")
+
+
+_LARGE_WEIGHT = 1 << 16
+"""Numbers from which laying a weight out takes longer than finding out that it has not changed."""
+
+
+def _packing_pays(site: CallSite) -> bool:
+    """Whether laying out the weight of a convolution is a large part of it: a fourth, where the window is 3x3
+    and the image 7x7. Weights of 1x1 windows are laid out at the speed of memory, small ones in no time.
+    """
+    weight = site.call.args[1]
+    wide = prod(n for n in weight.size[2:] if isinstance(n, int)) > 1
+    return wide and _fusing_pays(site) and _numel(weight) >= _LARGE_WEIGHT
+
+
+def _numel(view: View) -> int:
+    return prod(n for n in view.size if isinstance(n, int))
+
+
+def _fusing_pays(site: CallSite) -> bool:
+    """Whether the channels come last: otherwise the library spends its time on other layouts."""
+    return site.inference and "last" in _order(site.call.args[0]) and "last" in _order(site.output)
 
 
 @lru_cache(maxsize=1)

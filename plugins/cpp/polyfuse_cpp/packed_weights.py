@@ -1,4 +1,6 @@
-"""Weights in the layout of oneDNN, made once for each parameter: with freezing, at the first call."""
+"""Weights in the layout of oneDNN, made once for each parameter: with freezing, or where the core has room
+for the copies.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,13 @@ _WEIGHTS = {
 _CONVOLUTION = "aten.convolution.default"
 
 
-def with_packed(applies: Callable[[CallSite], Claim]) -> Callable[[CallSite], Claim]:
-    """`applies`, for calls whose weight is a parameter that may be packed in the library's layout."""
+def with_packed(applies: Callable[[CallSite], Claim], unasked: bool = False) -> Callable[[CallSite], Claim]:
+    """`applies`, for calls whose weight is a parameter that may be packed in the library's layout; `unasked`:
+    also without freezing.
+    """
 
     def claim(site: CallSite) -> Claim:
-        if not site.freezing or not site.inference:
+        if not (site.freezing or (unasked and site.packing)) or not site.inference:
             return No("weights are packed once only with freezing, in graphs without gradients")
         if not site.keeps(_weight(site)):
             return No("its weight is no whole parameter in the order of a layer's")

@@ -9,6 +9,12 @@ from requirements import TRITON
 
 pytest.importorskip("triton", reason=TRITON)
 
+from polyfuse.ir.text.parse import parse
+from polyfuse.plugin import Source
+from polyfuse_triton.build.meta import KernelMeta
+from polyfuse_triton.build.pipeline import compile_kernel, function_of
+from polyfuse_triton.codegen import emit
+from polyfuse_triton.target import known_target
 from triton_interpreted import in_interpreter, run_text
 
 EDGES = (0.0, -0.0, 1.0, -3.0, 1e-45, 1e-40, -1.2e-38, 3e-31, 7e29, 2e30, -3.4e38, float("inf"), float("nan"))
@@ -91,3 +97,42 @@ def test_exponentials_stored_in_halves(kind, also):
     assert ("quick_exp" in text) == (kind != "f32" and not also)
     for got, true in zip(found[1:], wanted[1:], strict=True):
         torch.testing.assert_close(got, true, equal_nan=True)
+
+
+PRODUCTS = """kernel k on cuda {
+numerics NUMERICS
+axes p0{999} ~ 999
+in in0: f32[999]
+in in1: f32[999]
+out out0: f32[999]
+once {
+  v1 = load f32 in0[p0]
+  v2 = load f32 in1[p0]
+  v3 = mul f32 (v1, v2)
+  v4 = round f32 (WHICH)
+  v5 = sub f32 (v3, v4)
+  store f32 set out0[p0] = v5
+}
+}"""
+
+
+@pytest.mark.parametrize(
+    ("numerics", "which", "contracted"),
+    [("fast", "v3", False), ("fast", "v1", True), ("eager", "v3", False), ("eager", "v1", False)],
+)
+def test_a_product_that_is_used_twice_is_one_number(numerics, which, contracted):
+    """`p - round(p)` is zero where `p` is an integer that f32 holds, though `p` was rounded to it."""
+    kernel = parse(PRODUCTS.replace("NUMERICS", numerics).replace("WHICH", which))
+    source = emit(kernel, None, known_target("sm_90"))
+    function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
+    made = compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, True)
+    # a multiplication without `rn` may be contracted by the assembler
+    assert ("fma.rn.f32" in made.ptx) == contracted
+    assert ("mul.rn.f32" in made.ptx) == (not contracted)
+
+
+def test_products_that_are_used_twice_are_interpreted():
+    text = PRODUCTS.replace("NUMERICS", "fast").replace("WHICH", "v3")
+    operands = [torch.randn(999), torch.randn(999) * 1e4, torch.zeros(999)]
+    found, wanted, text = in_interpreter(run_text, text, None, operands)
+    assert "mul_rn" in text and torch.equal(found[2], wanted[2])

@@ -26,6 +26,7 @@ from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.plugin import Config
 from polyfuse.reference.backend import InterpreterBackend
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.devices.host_switches import HOST_SWITCHES
 
 A, B = torch.randn(7, 5), torch.randn(5, 9)
@@ -166,6 +167,20 @@ def test_the_key_has_what_times_depend_on(tmp_path, monkeypatch):
     monkeypatch.setattr(tuner, "threads", lambda: 77)
     others.add(one.key("kernel", (backend,), "cpu"))
     assert key not in others and len(others) == 4
+
+
+def test_the_device_says_which_switches_do_not_decide_how_fast_it_is(tmp_path, monkeypatch):
+    one = a_tuner(tmp_path)
+    cpu = type(device_of("cpu"))
+    keys = []
+    for which in ("a", "b"):
+        monkeypatch.setattr(cpu, "switches", lambda self, which=which: {"library": 1, "current": which})
+        keys.append(one.key("kernel", (one.backend("interpreter"),), "cpu"))
+    assert keys[0] != keys[1], "no switch is left out by its name"
+    monkeypatch.setattr(cpu, "timeless_switches", frozenset({"current"}))
+    keys = [one.key("kernel", (one.backend("interpreter"),), "cpu")]
+    monkeypatch.setattr(cpu, "switches", lambda self: {"library": 1, "current": "c"})
+    assert keys == [one.key("kernel", (one.backend("interpreter"),), "cpu")]
 
 
 def test_estimates_say_which_of_many_are_built(tmp_path, monkeypatch):

@@ -140,9 +140,7 @@ def test_compiled_graphs_need_the_secret_of_who_made_them(root, tmp_path):
 )
 def test_a_unit_that_is_not_whole_is_refused(root, tmp_path, names, data):
     second = tmp_path / "second"
-    assert added(second, changed(packed(root), names, data), None) == Unpacked(
-        added=2, damaged=1, refused=1
-    )
+    assert added(second, changed(packed(root), names, data), None) == Unpacked(added=2, damaged=1, refused=1)
     assert KernelStore(second).find(ONE) is None
 
 

@@ -51,6 +51,17 @@ def test_single_precision_wants_it_where_it_may_be_rounded(
     assert not session_for(Settings()).wants_channels_last(value.double(), False)
 
 
+def test_single_precision_wants_it_where_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = TargetInfo(channels_last_f32=True)
+    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: info)
+    value = torch.empty(1)
+    assert session_for(Settings()).wants_channels_last(value, False)
+    assert not session_for(Settings()).wants_channels_last(value, True)
+    assert not session_for(Settings()).wants_channels_last(value.double(), False)
+    assert not session_for(Settings()).wants_channels_last(value.bfloat16(), False)
+    assert not session_for(Settings(numerics="eager")).wants_channels_last(value, False)
+
+
 @pytest.mark.parametrize(
     ("option", "info", "dtype", "training", "wanted"),
     [

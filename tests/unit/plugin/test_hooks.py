@@ -248,6 +248,35 @@ def test_a_faulty_wrapper_changes_nothing(hooks, told, function, old):
     assert (name, hook) == ("faulty", "each")
 
 
+class Ending(list[str]):
+    """A list of texts that ends the process when it is read."""
+
+    def __iter__(self) -> Any:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_wrapper_whose_answer_ends_the_process_is_left_out(monkeypatch, old):
+    def new_wrapper():
+        yield
+        return [Ending(["mine"])]
+
+    def old_wrapper():
+        outcome = yield
+        outcome.force_result([Ending(["mine"])])
+
+    wrapper = hookimpl(wrapper=not old, hookwrapper=old)(old_wrapper if old else new_wrapper)
+    points = [plugin(monkeypatch, "a", {"polyfuse_cache_key": lambda: ("fact",)}, **FREE)]
+    register(SimpleNamespaceWithHash(polyfuse_cache_key=wrapper), "ending")
+    try:
+        found = PluginManager(Settings(), points).hooks.ask("polyfuse_cache_key", settings=Settings())
+    finally:
+        unregister("ending")
+    assert [(answer.plugin, answer.value) for answer in found] == [("a", ("fact",))]
+    ((name, error),) = found.faults
+    assert name == "ending" and isinstance(error, SystemExit)
+
+
 def test_nonsense_is_no_answer(monkeypatch, warnings_seen):
     points = [
         plugin(monkeypatch, "b", {"polyfuse_codegen": lambda: 3}, **FREE),
@@ -321,7 +350,7 @@ def test_a_wrapper_replaces_code_generators_and_manifests(monkeypatch):
     finally:
         unregister("wrapper")
     (backend,) = manager.backends("cpu")
-    assert type(backend) is Other and backend.name == "toy"
+    assert isinstance(backend, Other) and backend.name == "toy"
 
 
 def test_a_program_registers_plugins_of_its_own(monkeypatch):

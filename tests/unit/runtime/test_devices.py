@@ -199,3 +199,8 @@ def test_what_cublas_may_round(chosen: str, rounded: bool, precisions: None) -> 
 def test_what_cudnn_may_round(allowed: bool, precisions: None) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
     assert CudaDevice("cuda").rounds("convolutions") == allowed
+
+
+def test_measurements_hold_whichever_gpu_is_current() -> None:
+    assert CudaDevice("cuda").timeless_switches == {"current"}
+    assert "current" in CudaDevice("cuda").switches()

@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from polyfuse.runtime.frozen import FrozenCall
+from polyfuse.runtime.frozen import CheckedCall, FrozenCall
 from polyfuse.runtime.native import operator
 
 
@@ -57,7 +57,35 @@ def test_results_are_usable_with_gradients_although_they_were_made_in_inference_
     made.add_(1)
 
 
+def test_a_checked_call_sees_what_leaves_no_trace():
+    seen: list[torch.Tensor] = []
+    call = CheckedCall(lambda tensor, *more: seen.append(tensor) or tensor * 2)
+    a = torch.nn.Parameter(torch.randn(4, 3, 2))
+    assert call(a, [1]) is call(a, [1]) and call(a, [2]) is not call(a, [1]) and len(seen) == 2
+    changes = (torch.Tensor.neg_, lambda data: data[1, 1].fill_(float("nan")))
+    for count, change in enumerate(changes, 3):
+        change(a.data)
+        torch.testing.assert_close(call(a, [1]), a * 2, equal_nan=True)
+        assert call(a, [1]) is call(a, [1]) and len(seen) == count  # NaN is equal to itself
+    del a
+    gc.collect()
+    assert not call._known and not call._products
+
+
+def test_a_checked_call_of_another_layout_or_type():
+    call = CheckedCall(lambda tensor: tensor.contiguous().clone())
+    last = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    assert torch.equal(call(last), last) and call(last) is call(last)
+    wide = torch.randn(4, 3, dtype=torch.float64)
+    with torch.inference_mode():
+        made = torch.randn(4, 3)
+        assert torch.equal(call(wide), wide) and torch.equal(call(made), made)
+        made[0] = 1
+        assert torch.equal(call(made), made)
+
+
 def test_by_name():
+    assert isinstance(operator("checked.aten.neg.default"), CheckedCall)
     call = operator("frozen.aten.neg.default")
     a = torch.randn(3)
     assert isinstance(call, FrozenCall) and torch.equal(call(a), -a) and call(a) is call(a)

@@ -28,6 +28,7 @@ from polyfuse.frontend.captured import CacheBypass, captured_text
 from polyfuse.frontend.graph import BoxedCallable
 from polyfuse.plugin.session.inventory import inventory
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.runtime.ranks.agreement import Agreement
 from polyfuse.torch_compat.tracing import global_state
 from polyfuse.torch_compat.tracing.aot import cache_record, stored_by_torch
 
@@ -42,8 +43,9 @@ _log = get_logger("cache")
 class GraphCache:
     """Looks up one captured graph, and counts what became of that."""
 
-    def __init__(self, session: CompileSession) -> None:
+    def __init__(self, session: CompileSession, agreement: Agreement | None = None) -> None:
         self._session = session
+        self._agreement = agreement
         self._folder = GraphFolder(session.store.root)
         self._notes = KeyNotes(session.store.root)
         self._key = ""
@@ -205,7 +207,7 @@ class GraphCache:
         try:
             if isinstance(stored, PortableGraph):
                 stored = stored.unpack(self._session.store)
-            run, report = revived(stored, self._session)
+            run, report = revived(stored, self._session, agreement=self._agreement)
         except CacheEntryGone as error:
             self._folder.drop(self._key)
             _log.info("a cached graph cannot be used: %s", error)

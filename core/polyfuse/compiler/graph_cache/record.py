@@ -42,6 +42,8 @@ from polyfuse.plugin import Backend, HostProgram
 from polyfuse.runtime.checks import spared
 from polyfuse.runtime.module import KernelEntry, load
 from polyfuse.runtime.native_program import HostStatus, Opener
+from polyfuse.runtime.ranks.agreement import Agreement
+from polyfuse.runtime.ranks.collectives import CollectiveRow
 
 _log = get_logger("cache")
 
@@ -85,6 +87,7 @@ class GraphRecord:
         host: the program in its native form, if it has one.
         sources: what kernels were generated from, packed: only one that fails or is checked needs it.
         settings: the options.
+        collectives: that the program starts, in their order.
     """
 
     text: str
@@ -95,6 +98,7 @@ class GraphRecord:
     host: HostRecord | None = None
     sources: bytes = b""
     settings: Settings = field(default_factory=Settings)
+    collectives: tuple[CollectiveRow, ...] = ()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -160,13 +164,14 @@ class PortableGraph:
 
 
 def revived(
-    stored: GraphRecord, session: CompileSession, *, build: bool = False
+    stored: GraphRecord, session: CompileSession, *, build: bool = False, agreement: Agreement | None = None
 ) -> tuple[BoxedCallable, GraphReport]:
     """A stored graph as something that can be called, and its report.
 
     Args:
         build: generate kernels again that are not there, or not as they were: nobody compiles the graph
             instead.
+        agreement: what other processes are asked before it runs for the first time.
 
     Raises:
         CacheEntryGone: something that it needs is not there, or not as it was.
@@ -183,6 +188,7 @@ def revived(
             for name, place in stored.kernels.items()
         }
         module = load(stored.text, kernels, stored.constants)
+        module.collectives, module.agreement = stored.collectives, agreement
         if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:
             module.native = reading.host(stored.host, stored.kernels)
     except Exception as error:

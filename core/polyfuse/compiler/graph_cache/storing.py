@@ -63,4 +63,6 @@ def record_of(
     host = HostRecord(native.program, place) if native is not None and place is not None else None
     made = packed({name: kernel.built for name, kernel in kernels.items()})
     report = replace(report, recording=None)
-    return GraphRecord(module.text, places, constants, report, donated, host, made, session.settings)
+    return GraphRecord(
+        module.text, places, constants, report, donated, host, made, session.settings, module.collectives
+    )

@@ -30,7 +30,7 @@ from polyfuse.ir.nodes import (
 )
 from polyfuse.ir.statements import Store
 from polyfuse.runtime.checks import raise_failed
-from polyfuse.runtime.frozen import FROZEN
+from polyfuse.runtime.frozen import CHECKED, FROZEN
 from polyfuse.symbolic import Index, IndexLike, as_atom, evaluate
 
 
@@ -150,7 +150,8 @@ class _Run:
         if node.out == "out":
             keywords["out"] = self.values[node.outputs[0]]
         held = node.op.removeprefix("object.") if node.op.startswith("object.") else ""
-        operator = self.graph.objects[held] if held else find_operator(node.op.removeprefix(FROZEN))
+        name = node.op.removeprefix(FROZEN).removeprefix(CHECKED)
+        operator = self.graph.objects[held] if held else find_operator(name)
         result = operator(*arguments, **keywords)
         if node.out in ("out", "into", "none"):
             results: Sequence[Any] = [result]

@@ -202,13 +202,13 @@ class GuardedHooks(pluggy.PluginManager):
                     raise TypeError("it returned None")
                 return None
             answer = checked(call.hook, answer, impl.plugin_name)
+            call.note(impl.plugin_name, answer)
+            return answer
         except (Exception, SystemExit) as error:
             self._fault(impl, call, error)
             return None
         finally:
             call.running.pop()
-        call.note(impl.plugin_name, answer)
-        return answer
 
     def _wrapper(
         self, impl: pluggy.HookImpl, call: _Call, firstresult: bool, *args: object, **kwargs: object
@@ -222,22 +222,7 @@ class GuardedHooks(pluggy.PluginManager):
             return steps.throw(error)
         if steps is None:
             return before
-        call.running.append(impl.plugin_name)
-        try:
-            steps.send(_shown(before))
-        except StopIteration as stop:
-            try:
-                return self._replaced(impl, call, firstresult, before, stop.value)
-            except Exception as error:
-                self._fault(impl, call, error)
-        except (Exception, SystemExit) as error:
-            self._fault(impl, call, error)
-        else:
-            steps.close()
-            self._fault(impl, call, TypeError("it yields twice"))
-        finally:
-            call.running.pop()
-        return before
+        return self._resumed(impl, call, firstresult, before, steps, _shown(before), lambda given: given)
 
     def _old_wrapper(
         self, impl: pluggy.HookImpl, call: _Call, firstresult: bool, *args: object, **kwargs: object
@@ -248,23 +233,38 @@ class GuardedHooks(pluggy.PluginManager):
             return
         before = outcome.get_result()
         outcome.force_result(_shown(before))
+        given = lambda _: outcome.get_result()  # noqa: E731
+        outcome.force_result(self._resumed(impl, call, firstresult, before, steps, outcome, given))
+
+    def _resumed(
+        self,
+        impl: pluggy.HookImpl,
+        call: _Call,
+        firstresult: bool,
+        before: Any,
+        steps: Generator[Any, Any, Any],
+        sent: object,
+        given: Callable[[Any], Any],
+    ) -> Any:
+        """What a wrapper of either kind leaves of an answer; the answer as it was where the wrapper fails.
+
+        Args:
+            sent: what its `yield` gives.
+            given: what it leaves, by what it returned.
+        """
         call.running.append(impl.plugin_name)
-        after = before
         try:
-            steps.send(outcome)
-        except StopIteration:
             try:
-                after = self._replaced(impl, call, firstresult, before, outcome.get_result())
-            except (Exception, SystemExit) as error:
-                self._fault(impl, call, error)
+                steps.send(sent)
+            except StopIteration as stop:
+                return self._replaced(impl, call, firstresult, before, given(stop.value))
+            steps.close()
+            raise TypeError("it yields twice")
         except (Exception, SystemExit) as error:
             self._fault(impl, call, error)
-        else:
-            steps.close()
-            self._fault(impl, call, TypeError("it yields twice"))
+            return before
         finally:
             call.running.pop()
-        outcome.force_result(after)
 
     def _begin(
         self, impl: pluggy.HookImpl, call: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]

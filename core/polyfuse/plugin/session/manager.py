@@ -15,7 +15,7 @@ from polyfuse.base.errors import (
 )
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings
-from polyfuse.base.text import join_words, nearest, shorten
+from polyfuse.base.text import brief, join_words, nearest
 from polyfuse.plugin.api import check_api
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.codegen import Codegen
@@ -31,6 +31,7 @@ from polyfuse.plugin.session.discovery import (
     missing_requirement,
     registered_candidates,
 )
+from polyfuse.plugin.session.guarded_backend import guard
 from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.session.states import PluginState, State
 
@@ -153,7 +154,7 @@ class PluginManager:
         with self._lock:
             self._report(name, error, doing)
             state = self._states[name]
-            self._states[name] = state.changed(state.state, f"{doing} raised {_brief(error)}")
+            self._states[name] = state.changed(state.state, f"{doing} raised {brief(error)}")
 
     # Hooks.
 
@@ -264,7 +265,7 @@ class PluginManager:
         if not state.usable:
             return None
         try:
-            backend = _make(codegen, self.settings)
+            backend = guard(_make(codegen, self.settings), self.note_trouble)
         except BackendUnavailableError as error:
             # Not a fault: the plugin looked at this machine and declined.
             self._states[name] = state.changed(State.REFUSED, str(error))
@@ -290,7 +291,7 @@ class PluginManager:
 
     def _fail(self, state: PluginState, error: BaseException, doing: str) -> None:
         self._report(state.name, error, doing)
-        self._states[state.name] = state.changed(State.FAILED, f"{doing} raised {_brief(error)}")
+        self._states[state.name] = state.changed(State.FAILED, f"{doing} raised {brief(error)}")
 
     def _report_hook(self, plugin: str, hook: str, error: BaseException) -> None:
         """What the hooks call when an implementation is left out."""
@@ -307,7 +308,7 @@ class PluginManager:
         whence = f" ({known.distribution} {known.version})" if known else ""
         warn_once(
             "plugin",
-            f"plugin {name!r}{whence} failed while {doing}: {_brief(error)}; "
+            f"plugin {name!r}{whence} failed while {doing}: {brief(error)}; "
             f"what other plugins and the core offer is used, and `polyfuse backends` shows its state",
             key=f"{name} {doing}",
         )
@@ -376,11 +377,3 @@ def _make(codegen: Codegen, settings: Settings) -> Backend:
     backend.name = codegen.plugin
     backend.last_resort = codegen.last_resort
     return backend
-
-
-def _brief(error: BaseException) -> str:
-    try:
-        words = str(error)
-    except Exception:
-        words = "an error that cannot be printed"
-    return f"{type(error).__name__}: {shorten(words, 200)}"

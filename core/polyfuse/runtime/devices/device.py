@@ -107,6 +107,10 @@ class Device:
     """Whether eager mode draws the mask of dropout with `aten.bernoulli`. If so, the rest of dropout is
     compiled; if not, eager mode's own dropout stays whole, which keeps its random numbers."""
 
+    timeless_switches: ClassVar[frozenset[str]] = frozenset()
+    """Names of `switches` that change nothing about how long work takes: measurements hold whatever they are.
+    """
+
     network: ClassVar[float] = 1e9
     """Bytes that messages to other processes move in a second, roughly."""
 

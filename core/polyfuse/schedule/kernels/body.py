@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from polyfuse.ir.expr import Expr, apply, cast, reindex, rewrite, walk
+from polyfuse.ir.expr import Expr, apply, reindex, walk
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import LoopNode, Pointwise, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
+from polyfuse.rewrite import cast
 from polyfuse.schedule.fusion.units import Member
 from polyfuse.symbolic import IndexLike, free_axes, substitute
 
@@ -59,40 +60,65 @@ def carried(op: str, serial: int, result: int, dtype: DType) -> Expr:
     return Expr("reduced" if op == "reduce" else "scanned", (), dtype, Carried(serial, result))
 
 
+# Types to which a value that is stored and loaded is only rounded; who stores eight bits wants their values.
+_ROUNDED = (DType.bf16, DType.f16)
+
+
+class _Stored(NamedTuple):
+    """A value that an earlier member stored: as memory holds it, and as it is where it is widened again."""
+
+    narrow: Expr
+    wide: Expr
+
+
 @dataclass
 class _Builder:
     graph: Graph
     removed: frozenset[str]
-    simplify: Callable[[Expr], Expr]
+    keeps_wide: bool
     effects: list[Effect] = field(default_factory=list)
-    stored: dict[str, Expr] = field(default_factory=dict)
+    stored: dict[str, _Stored] = field(default_factory=dict)
 
     def take(self, expr: Expr, mapping: Mapping[str, IndexLike]) -> Expr:
         """`expr` in the kernel's axes; loads of what earlier members stored become these values."""
         moved = reindex(expr, mapping)
         if not self.stored:
             return moved
-        return self.simplify(rewrite(moved, self._forward))
+        done: dict[Expr, Expr] = {}
+        for part in walk(moved):
+            args = tuple(done[a] for a in part.args)
+            if self._forwards(part):
+                done[part] = self._read(part, args).narrow
+            elif part.op == "cast":
+                read = part.args[0]
+                wide = self._read(read, [done[a] for a in read.args]).wide if self._forwards(read) else None
+                # rounding is skipped between a store and a load alone: conversions that are written round
+                same = wide is not None and wide.dtype is part.dtype
+                done[part] = wide if wide is not None and same else cast(args[0], part.dtype)
+            else:
+                done[part] = part if args == part.args else Expr(part.op, args, part.dtype, part.payload)
+        return done[moved]
 
-    def _forward(self, expr: Expr) -> Expr:
-        if expr.op != "load":
-            return expr
-        known = self.stored.get(expr.buffer)
-        if known is None or expr.indirect:
-            return expr
-        # members share a kernel only where they access one element, though with sizes that are not known its
-        # index may be written in two ways
-        if expr.mask is None or expr.other is None:
+    def _forwards(self, expr: Expr) -> bool:
+        return expr.op == "load" and expr.buffer in self.stored and not expr.indirect
+
+    def _read(self, load: Expr, args: Sequence[Expr]) -> _Stored:
+        """What a load reads. Members share a kernel only where they access one element, though with sizes
+        that are not known its index may be written in two ways."""
+        known = self.stored[load.buffer]
+        if load.mask is None:
             return known
-        return apply_mask(known, expr.mask, expr.other)
+        mask, other = args
+        return _Stored(*(apply_mask(value, mask, other) for value in known))
 
     def store(self, level: str, buffer: str, index: IndexLike, value: Expr) -> None:
         """Note a plain store; buffers that only this kernel needs are not written."""
         dtype = self.graph.buffers[buffer].dtype
-        value = cast(value, dtype) if dtype is not None else value
-        self.stored[buffer] = value
+        narrow = cast(value, dtype) if dtype is not None else value
+        skips = self.keeps_wide and dtype in _ROUNDED
+        self.stored[buffer] = _Stored(narrow, value if skips else narrow)
         if buffer not in self.removed:
-            self.effects.append(Effect("store", (value,), "set", level, buffer, index))
+            self.effects.append(Effect("store", (narrow,), "set", level, buffer, index))
 
 
 def apply_mask(value: Expr, mask: Expr, other: Expr) -> Expr:
@@ -107,10 +133,10 @@ def effects_of(
     mapping: Mapping[str, IndexLike],
     graph: Graph,
     removed: frozenset[str],
-    simplify: Callable[[Expr], Expr],
+    keeps_wide: bool,
 ) -> list[Effect]:
     """Effects of all members in program order, in the axes that `mapping` gives for the unit's own."""
-    build = _Builder(graph, removed, simplify)
+    build = _Builder(graph, removed, keeps_wide)
     for member in members:
         node = member.node
         assert isinstance(node, LoopNode)

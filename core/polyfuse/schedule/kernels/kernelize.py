@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polyfuse.ir.expr import Expr
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.nodes import LoopNode, Node, Origin, Scatter
@@ -35,7 +34,6 @@ class KernelContext:
     graph: Graph
     removed: frozenset[str]
     hint: Callable[[IndexLike], int]
-    simplify: Callable[[Expr], Expr]
     reorder: bool
     numerics: str
     target_info: Callable[[str, str], TargetInfo]
@@ -46,7 +44,7 @@ class KernelContext:
 def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
     """The kernel of `unit`, and its operands: buffer names and size expressions, per argument."""
     space, mapping = _loops(unit, context)
-    effects = effects_of(unit.members, mapping, context.graph, context.removed, context.simplify)
+    effects = effects_of(unit.members, mapping, context.graph, context.removed, context.numerics == "fast")
     row_bytes = context.target_info(unit.backend, unit.device).row_bytes
     layout = Layout(
         *assign_sections(effects, [axis_name(a) for a in space.raxes]), space, context.hint, row_bytes

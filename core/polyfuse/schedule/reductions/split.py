@@ -20,7 +20,6 @@ from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, identity
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.plugin.target_info import is_near, near_divisor
-from polyfuse.schedule.claims import ask
 from polyfuse.schedule.reductions.column_reductions import split_columns
 from polyfuse.schedule.reductions.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.schedule.result import Decision
@@ -61,7 +60,7 @@ def split_reductions(
         if node.name in done:
             continue
         found = split.split(position, scatters) if isinstance(node, (Reduction, Scan)) else None
-        if found is None or not all(ask(claimed[node.name], part, settings) for part in found.nodes):
+        if found is None or not all(claimed[node.name].claims(part) for part in found.nodes):
             nodes.append(node)
             continue
         buffers |= split.buffers

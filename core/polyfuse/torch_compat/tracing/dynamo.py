@@ -82,6 +82,20 @@ def node_count(gm: Any) -> int:
     return len(graph.nodes) if graph is not None else 0
 
 
+def watch_compiles(begin: Callable[..., None], end: Callable[..., None]) -> None:
+    """Call `begin` when Dynamo starts to trace and compile, and `end` when that is over, however it ends."""
+    from torch._dynamo.callback import callback_handler
+
+    if begin not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(begin)
+        callback_handler.register_end_callback(end)
+
+
+def ends_early(gm: Any) -> bool:
+    """Whether a graph ends at a graph break, so that the function goes on behind it."""
+    return bool(getattr(getattr(gm, "compile_subgraph_reason", None), "graph_break", False))
+
+
 def returns_flat_tuple(gm: Any) -> bool:
     """Whether a graph returns a plain tuple of values, as Dynamo's do; who calls a backend may return
     anything."""

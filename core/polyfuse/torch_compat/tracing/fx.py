@@ -9,6 +9,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+_COLLECTIVES = "_functional_collectives.py"
+"""Of torch: a model's line is the one that called it."""
+
 __all__ = [
     "constant_name",
     "copy_module",
@@ -70,13 +73,16 @@ def copy_module(module: GraphModule) -> GraphModule:
 
 
 def source_text(node: Node) -> str:
-    """Where the user's model made this node: its stack trace's last frame and its line, or empty."""
+    """Where the user's model made this node: its stack trace's last frame and its line, or empty. Frames of
+    torch's own functions for collectives are passed over.
+    """
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.strip().splitlines()]
     frames = [i for i, line in enumerate(lines) if line.startswith("File ")]
     if not frames:
         return ""
-    last = frames[-1]
+    outside = [i for i in frames if _COLLECTIVES not in lines[i]]
+    last = (outside or frames)[-1]
     code = lines[last + 1] if last + 1 < len(lines) else ""
     return f"{lines[last]}: {code}" if code else lines[last]
 

@@ -42,6 +42,7 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {name: getattr(torch, name)
 _FUNCTIONS["rint"] = torch.round
 _FUNCTIONS["cospi"] = lambda a: torch.cos(a.double() * torch.pi).to(a.dtype)
 _FUNCTIONS["sqrt"] = torch.sqrt
+_FUNCTIONS["mul_rn"] = torch.mul
 # torch's own is not exact on vectors
 _FUNCTIONS["fmod"] = lambda a, b: torch.from_numpy(numpy.fmod(a.numpy(), b.numpy()))
 

@@ -22,7 +22,7 @@ from polyfuse.ir.statements import (
 )
 from polyfuse.ir.statements import key as statement_key
 from polyfuse.ir.types import DType
-from polyfuse.kit import KernelFacts, Writer
+from polyfuse.kit import KernelFacts, Writer, shared_products
 from polyfuse.kit.spans import Span, fits_i32, span_of
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.dtypes import inline_literal, literal, triton_type
@@ -86,6 +86,8 @@ class Scope:
         self._count = 0
         self._is_fast = kernel.numerics == "fast"
         self._halves = self._is_fast and stores_halves(facts)
+        # where the compiler contracts, these would be different numbers in different places
+        self._rounded = shared_products(facts) if self._is_fast else frozenset[str]()
 
     # --- names -----------------------------------------------------------------------------------------
 
@@ -222,10 +224,12 @@ class Scope:
         given = ", ".join(part.text for part in parts if part is not None)
         return self.define(f"divide_scaled({numerator.text}, {given})", plain)
 
-    def _operation(self, stmt: Statement, operands: Sequence[Value], plain: Value) -> Value:
+    def _operation(self, stmt: Compute, operands: Sequence[Value], plain: Value) -> Value:
         shorter = self._shorter(stmt, operands, plain)
         if shorter is not None:
             return shorter
+        if stmt.target in self._rounded:
+            return self.define(f"libdevice.mul_rn({', '.join(map(self.typed, operands))})", plain)
         given = operands[1:] if stmt.op == "where" else operands
         dtype = given[-1].dtype
         narrow = dtype is DType.i64 and all(v.narrow or _small(v) for v in given) and self._any_narrow(given)

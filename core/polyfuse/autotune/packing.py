@@ -1,0 +1,67 @@
+"""Which parameters are packed once without the option `freezing`: as many as their copies have room for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from polyfuse.autotune.alternatives import Alternative
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import ExternCall, View
+from polyfuse.runtime.frozen import CHECKED
+from polyfuse.schedule import Decision
+from polyfuse.symbolic import evaluate
+
+__all__ = ["room", "within_room"]
+
+_MEGABYTE = 1 << 20
+_BYTES = 64 * _MEGABYTE
+_PART = 10
+
+
+def room(graph: Graph) -> int:
+    """Bytes that packed copies of a graph's parameters may take: 64 MB, or a tenth of the parameters."""
+    return max(_BYTES, sum(_bytes(graph, item.name) for item in graph.inputs if item.static) // _PART)
+
+
+def within_room(
+    graph: Graph, offers: Mapping[str, Sequence[Alternative]], decisions: list[Decision]
+) -> dict[str, Alternative]:
+    """The first offer for each call that packs no parameter, or for whose copy there is room. The smallest
+    parameters come first: what a call of a library costs beside laying out a weight is saved more often then.
+    """
+    costs = {call: _cost(graph, items[0]) for call, items in offers.items() if items}
+    most, taken = room(graph), 0
+    chosen: dict[str, Alternative] = {}
+    for call in sorted(costs, key=lambda name: costs[name]):
+        for item in offers[call]:
+            cost = _cost(graph, item)
+            if taken + cost > most:
+                why = f"packed weights may take {most // _MEGABYTE} MB together"
+                decisions.append(Decision("declined", call, item.name, why))
+                continue
+            taken += cost
+            why = "known to be faster here"
+            if cost:
+                share = f"{cost / _MEGABYTE:.1f} MB of at most {most // _MEGABYTE} MB"
+                why += f"; its weight is packed once for all calls, {share}"
+            decisions.append(Decision("choice", call, item.name, why))
+            chosen[call] = item
+            break
+    return {call: chosen[call] for call in offers if call in chosen}
+
+
+def _cost(graph: Graph, item: Alternative) -> int:
+    """Bytes of the parameters that are packed."""
+    calls = (node for node in item.replacement.nodes if isinstance(node, ExternCall))
+    packed = [node.args[0] for node in calls if node.op.startswith(CHECKED)]
+    return sum(_bytes(graph, view.buffer) for view in packed if isinstance(view, View))
+
+
+def _bytes(graph: Graph, name: str) -> int:
+    buffer = graph.buffers.get(name)
+    if buffer is None or buffer.dtype is None:
+        return 0
+    try:
+        return evaluate(buffer.numel, graph.symbol_hints) * buffer.dtype.itemsize
+    except KeyError:  # a size that nobody can guess
+        return 0

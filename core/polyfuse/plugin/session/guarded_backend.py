@@ -1,0 +1,190 @@
+"""Backends whose every method is guarded: one that raises, ends the process, or answers nothing or nonsense
+is named once, with the method.
+
+Where something can be said in its place, that is answered: a node is refused, so that the next backend is
+asked; a tiling is not estimated. Where nothing can (`emit`, `build`, `load`, `describe`), the caller gets an
+exception, and turns to the next backend itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, wraps
+from types import new_class
+from typing import Any, Final
+
+from polyfuse.base.config import Config
+from polyfuse.base.errors import BackendError
+from polyfuse.base.text import brief
+from polyfuse.plugin.backend import Backend
+from polyfuse.plugin.claims import No, Yes
+from polyfuse.plugin.host import HostCall
+from polyfuse.plugin.source import Source
+from polyfuse.plugin.target_info import TargetInfo
+
+__all__ = ["METHODS", "Report", "guard"]
+
+Report = Callable[[str, BaseException, str], None]
+"""Called with a backend's name, what it raised, and what it was doing."""
+
+
+def guard(backend: Backend, report: Report) -> Backend:
+    """Guard the methods of a backend that its class defines, and return it.
+
+    With the option `strict`, what a method raises is raised, and an answer that is none is an error. An exit
+    never ends the process.
+
+    Args:
+        report: told of each fault for which something else is answered.
+    """
+    backend.__class__ = _guarded(type(backend))
+    vars(backend)[_REPORT] = report
+    return backend
+
+
+_REPORT: Final = "_polyfuse_report_fault"
+
+
+@cache
+def _guarded(kind: type[Backend]) -> type[Backend]:
+    """A class derived from a backend's, whose methods guard those of it that are not `Backend`'s own."""
+    if _REPORT in vars(kind):
+        return kind
+    names = [name for name in METHODS if getattr(kind, name) is not getattr(Backend, name)]
+    body: dict[str, Any] = {name: _method(kind, name, METHODS[name]) for name in names}
+    about = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        _REPORT: None,
+    }
+    return new_class(kind.__name__, (kind,), exec_body=lambda names: names.update(about | body))
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a method is guarded.
+
+    Attributes:
+        check: returns an answer, or raises `TypeError` with what is wrong with it.
+        instead: what is answered in place of a fault, by the backend, the error and the arguments; None: an
+            exception is raised.
+    """
+
+    check: Callable[[Any], Any]
+    instead: Callable[..., Any] | None = None
+
+
+def _method(kind: type[Backend], name: str, row: Method) -> Callable[..., Any]:
+    @wraps(getattr(kind, name))
+    def guarded(self: Backend, *args: Any, **kwargs: Any) -> Any:
+        try:
+            try:
+                answer = getattr(kind, name)(self, *args, **kwargs)
+            except SystemExit as error:
+                raise BackendError(
+                    f"backend {self.name!r} wanted to end the process in `{name}` ({brief(error)})", _FIX
+                ) from error
+            try:
+                return row.check(answer)
+            except (Exception, SystemExit) as error:
+                raise BackendError(
+                    f"backend {self.name!r} answered nonsense in `{name}` ({brief(error)})", _FIX
+                ) from None
+        except Exception as error:
+            if row.instead is None or self.settings.strict:
+                raise
+            report: Report | None = getattr(self, _REPORT)
+            if report is not None:
+                report(self.name, error, f"running its method `{name}`")
+            return row.instead(self, error, *args, **kwargs)
+
+    return guarded
+
+
+_FIX: Final = "report it to the backend's author"
+
+
+def _is(*kinds: type) -> Callable[[Any], Any]:
+    """A check that an answer is of one of these types."""
+    wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+
+    def check(answer: Any) -> Any:
+        if not isinstance(answer, kinds):
+            raise _wrong(answer, wanted)
+        return answer
+
+    return check
+
+
+def _wrong(answer: object, wanted: str) -> TypeError:
+    return TypeError(f"{'None' if answer is None else f'a {type(answer).__name__}'} is no {wanted}")
+
+
+def _configs(answer: Any) -> Sequence[Config]:
+    found = tuple(answer) if isinstance(answer, Sequence) else None
+    if found is None or not all(isinstance(config, Config) for config in found):
+        raise _wrong(answer, "sequence of Config")
+    return found
+
+
+def _mapping(answer: Any) -> Mapping[Any, Any]:
+    if not isinstance(answer, Mapping):
+        raise _wrong(answer, "mapping")
+    return dict(answer)
+
+
+def _texts(answer: Any) -> Mapping[str, str]:
+    found = _mapping(answer)
+    if not all(isinstance(text, str) for pair in found.items() for text in pair):
+        raise _wrong(answer, "mapping of texts to texts")
+    return found
+
+
+def _launchables(answer: Any) -> Mapping[str, Any]:
+    found = _mapping(answer)
+    for launchable in found.values():
+        if not callable(launchable):
+            raise _wrong(launchable, "launchable, since it cannot be called")
+    return found
+
+
+def _nothing(_: object) -> None:
+    """What it returns says nothing."""
+
+
+def _refusal(_: Backend, error: BaseException, *__: object) -> No:
+    cause = getattr(error, "cause", None)
+    return No(cause if isinstance(cause, str) else f"it raised {brief(error)}")
+
+
+def _default(name: str) -> Callable[..., Any]:
+    """What a backend answers that does not define the method."""
+    return lambda backend, _, *args: getattr(Backend, name)(backend, *args)
+
+
+METHODS: Final[Mapping[str, Method]] = {
+    "claims": Method(_is(Yes, No), _refusal),
+    "can_fuse": Method(_is(Yes, No), _refusal),
+    "target_info": Method(_is(TargetInfo), _default("target_info")),
+    "configs": Method(_configs),
+    "neighbours": Method(_configs),
+    "estimate": Method(_is(int, float, type(None)), _default("estimate")),
+    "packed_width": Method(_is(int), _default("packed_width")),
+    "epilogue_reduction_width": Method(_is(int), _default("epilogue_reduction_width")),
+    "emit": Method(_is(Source)),
+    "build": Method(_nothing),
+    "worker_options": Method(_mapping),
+    "load": Method(_launchables),
+    "extra_files": Method(_mapping),
+    "review": Method(_is(Yes, No), _default("review")),
+    "host": Method(_is(HostCall, type(None)), _default("host")),
+    "host_program": Method(_is(Source, No), _refusal),
+    "host_library": Method(_is(Source, No), _refusal),
+    "synchronize": Method(_nothing),
+    "benchmark": Method(_is(int, float)),
+    "machine": Method(_texts, _default("machine")),
+    "describe": Method(_texts),
+}
+"""Every method of `Backend`."""

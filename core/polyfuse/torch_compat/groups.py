@@ -1,0 +1,103 @@
+"""Groups of processes: who is in them, how far they have come, and the store that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+__all__ = ["SharedStore", "Group", "group_names", "group_of", "this_rank"]
+
+
+class SharedStore:
+    """Text under keys that all processes of a group see. Nothing here waits for another process."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which torch gives up waiting for another process."""
+        timeout = self._store.timeout
+        return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+
+    def put(self, key: str, text: str) -> None:
+        """Write a text, over the one before it."""
+        self._store.set(f"polyfuse/{key}", text)
+
+    def find(self, key: str) -> str | None:
+        """The text under a key, None while there is none."""
+        name = f"polyfuse/{key}"
+        if not self._store.check([name]):
+            return None
+        return bytes(self._store.get(name)).decode()
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of processes that this one belongs to.
+
+    Attributes:
+        name: under which collectives know it.
+        ranks: of its processes in the world, in the group's order.
+        store: theirs; None where processes share none, as in simulations.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    store: SharedStore | None
+    handle: Any
+
+    def position(self) -> int:
+        """How many collectives this process has started in the group; -1 where the group does not count."""
+        try:
+            return int(self.handle._get_sequence_number_for_group())
+        except RuntimeError:
+            return -1
+
+
+def this_rank() -> int:
+    """The rank of this process in the world; -1 where there is no world of several processes."""
+    dist = _distributed()
+    return dist.get_rank() if dist is not None and dist.get_world_size() > 1 else -1
+
+
+def group_names() -> tuple[str, ...]:
+    """The names of all groups of this process, that of the world first."""
+    dist = _distributed()
+    if dist is None:
+        return ()
+    members = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+    return tuple(dict.fromkeys(str(g.group_name) for g in (dist.group.WORLD, *members)))
+
+
+def group_of(name: str = "") -> Group | None:
+    """The group of a name, or the world; None where this process is in none of that name."""
+    dist = _distributed()
+    if dist is None:
+        return None
+    inside = dist.distributed_c10d
+    try:
+        handle = inside._resolve_process_group(name) if name else dist.group.WORLD
+        ranks = tuple(dist.get_process_group_ranks(handle))
+        store = inside._world.pg_map[handle][1]
+    except (KeyError, LookupError, RuntimeError, ValueError):
+        return None
+    return Group(str(handle.group_name), ranks, _shared(dist, store), handle)
+
+
+def _distributed() -> Any:
+    """`torch.distributed` where processes have met, else None."""
+    dist: Any = torch.distributed
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+def _shared(dist: Any, store: Any) -> SharedStore | None:
+    """A store as one that several processes see; None where it lies in this process's memory."""
+    inner = store
+    while isinstance(inner, dist.PrefixStore):
+        inner = inner.underlying_store
+    known = tuple(getattr(dist, name) for name in ("TCPStore", "FileStore") if hasattr(dist, name))
+    return SharedStore(store) if isinstance(inner, known) else None

@@ -1,0 +1,184 @@
+"""Convolution networks without options: channels last, weights packed once, what eager mode computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from polyfuse.autotune import packing
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+from polyfuse_cpp import onednn
+
+pytestmark = pytest.mark.skipif(
+    not onednn.library_choices(), reason="this torch is built without oneDNN, whose operators are tested"
+)
+PACKS = "checked.mkldnn._reorder_convolution_weight.default"
+X = torch.randn(2, 4, 9, 9)
+
+
+@pytest.fixture(autouse=True)
+def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Weights of tests are packed as large ones are; graphs are compiled anew, since that is patched."""
+    monkeypatch.setattr(onednn, "_LARGE_WEIGHT", 0)
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    yield
+    forget_sessions()
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    return torch.compile(model, backend="polyfuse", options={"strict": True}, **options)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.Conv2d(8, 6, 1),
+        nn.ReLU6(),
+        nn.Conv2d(6, 6, 3, dilation=2),
+    ).eval()
+
+
+def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> GraphReport:
+    with torch.no_grad():
+        found, expected = call(x), model(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert found.stride() == expected.stride()
+    return last_reports()[-1]
+
+
+def set_data(weight: nn.Parameter) -> None:
+    weight.data = torch.randn_like(weight)
+
+
+def write_data(weight: nn.Parameter) -> None:
+    weight.data.mul_(-0.5)
+
+
+def write_one(weight: nn.Parameter) -> None:
+    weight.data[-1, -1, -1, -1] += 2
+
+
+def write_array(weight: nn.Parameter) -> None:
+    weight.detach().numpy()[...] *= -1
+
+
+def swap_rows(weight: nn.Parameter) -> None:
+    weight.data.copy_(weight.data.flip(0))
+
+
+def step(weight: nn.Parameter) -> None:
+    weight.grad = torch.randn_like(weight)
+    torch.optim.AdamW([weight], lr=0.1).step()
+    weight.grad = None
+
+
+@pytest.mark.parametrize("change", [set_data, write_data, write_one, write_array, swap_rows, step])
+def test_weights_are_packed_again_after_every_kind_of_change(change: Callable[..., None]) -> None:
+    model = network()
+    call = compiled(model)
+    report = agrees(call, model, X)
+    assert report.calls.count(PACKS) == 3  # those with a window of 3x3
+    for layer in (model[0], model[3], model[6]):
+        change(layer.weight)
+        agrees(call, model, X)
+    model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+    agrees(call, model, X)
+    assert len(last_reports()) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_stays_so(value: float) -> None:
+    model = network()
+    x = X.clone()
+    x[0, 1, 2, 3] = value
+    agrees(compiled(model), model, x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), (3, 4, 9, 11)),
+        (nn.Conv2d(4, 6, (3, 1), padding=(1, 0), bias=False), (1, 4, 9, 11)),
+        (nn.Conv2d(4, 6, 3, padding="same", padding_mode="reflect"), (2, 4, 9, 11)),
+        (nn.Conv2d(4, 1, 3), (1, 4, 3, 3)),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 5, 7)),
+        (nn.Conv1d(4, 6, 3), (2, 4, 17)),
+        (nn.Conv3d(4, 6, 2), (2, 4, 5, 6, 7)),
+        (nn.ConvTranspose3d(4, 6, 2, groups=2), (1, 4, 3, 4, 5)),
+    ],
+    ids=["groups", "3x1", "reflect", "one place", "transposed", "1d", "3d", "transposed 3d"],
+)
+def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
+    model = nn.Sequential(layer, nn.ReLU()).eval()
+    report = agrees(compiled(model), model, torch.randn(size))
+    assert not report.fallbacks and not report.eager
+
+
+def test_a_batch_that_varies() -> None:
+    model = network()
+    call = compiled(model, dynamic=True)
+    for batch in (2, 5, 1, 3):
+        agrees(call, model, torch.randn(batch, 4, 9, 9))
+
+
+def test_activations_that_keep_nan_and_residuals_are_done_at_once() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(nn.functional.silu(self.first(x)))
+
+    block = Block().eval()
+    report = agrees(compiled(block), block, X)
+    assert report.calls[0] == "mkldnn._convolution_pointwise.default"
+
+
+def test_packed_weights_stay_within_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    sizes = sorted(layer.weight.numel() * 4 for layer in (model[0], model[3], model[6]))
+    monkeypatch.setattr(packing, "_BYTES", sum(sizes[:2]))
+    report = agrees(compiled(model), model, X)
+    assert report.calls.count(PACKS) == 2
+    why = {d.reason for d in report.decisions if d.second == "cpp:onednn_conv_packed"}
+    assert any("packed once for all calls" in reason for reason in why)
+    assert any("may take 0 MB together" in reason for reason in why)
+
+
+def test_room_is_a_tenth_of_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_BYTES", 1)
+    monkeypatch.setattr(packing, "_PART", 1000)
+    model = network()
+    assert PACKS not in agrees(compiled(model), model, X).calls
+
+
+def test_graphs_with_gradients_stay_as_they_are() -> None:
+    model = network()
+    call = compiled(model)
+    call(X).square().sum().backward()
+    gradients = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model(X).square().sum().backward()
+    torch.testing.assert_close(gradients, [p.grad for p in model.parameters()], rtol=1e-3, atol=1e-4)
+    assert all(name.startswith("aten.convolution") for r in last_reports() for name in r.calls)
+
+
+def test_eager_numerics_and_switched_off_layouts_leave_all_to_torch() -> None:
+    model = network()
+    for options in ({"numerics": "eager"}, {"channels_last": "off"}):
+        torch.compiler.reset()
+        call = torch.compile(model, backend="polyfuse", options={"strict": True, **options})
+        assert set(agrees(call, model, X).calls) == {"aten.convolution.default"}

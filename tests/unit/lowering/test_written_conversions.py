@@ -1,0 +1,59 @@
+"""A conversion to 16 bits that the program writes rounds, whatever is fused with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+PROGRAMS: dict[str, Callable[[Tensor, torch.dtype], Any]] = {
+    "and back": lambda x, d: x.to(d).float(),
+    "of a result": lambda x, d: (x.to(d), x.to(d).float()),
+    "copied": lambda x, d: x.to(d).clone().float(),
+    "transposed": lambda x, d: x.to(d).t().contiguous().float(),
+    "joined": lambda x, d: torch.cat([x.to(d), x.to(d)]).float(),
+    "padded": lambda x, d: torch.nn.functional.pad(x.to(d), (1, 1)).float(),
+    "gathered": lambda x, d: x.to(d)[:, [3, 1]].float(),
+    "chosen": lambda x, d: torch.where(x > 0, x.to(d), 0).float(),
+    "clamped": lambda x, d: torch.relu(-x.to(d)).float(),
+    "promoted": lambda x, d: x.to(d) + torch.ones(70),
+    "copied over": lambda x, d: torch.empty_like(x).copy_(x.to(d)),
+    "by a copy": lambda x, d: torch.empty_like(x, dtype=d).copy_(x).float(),
+    "reduced": lambda x, d: x.to(d).float().amax(-1),
+    "after a reduction": lambda x, d: (x.amax(-1), (x - x.amax(-1, keepdim=True)).to(d).float()),
+}
+COMPUTED: dict[str, Callable[[Tensor, torch.dtype], Any]] = {
+    "computed with": lambda x, d: (x.to(d) * 1.1).float(),
+    "computed with twice": lambda x, d: ((x.to(d) + 1) * 1.1, (x.to(d) + 1).float()),
+}
+
+
+def check(
+    program: Callable[[Tensor, torch.dtype], Any], dtype: torch.dtype, backend: str, numerics: str
+) -> None:
+    torch._dynamo.reset()
+    x = torch.linspace(-3, 3, 37 * 70).view(37, 70)
+    options = {"backends": [backend], "numerics": numerics, "strict": True}
+    found = torch.compile(program, backend="polyfuse", options=options)(x, dtype)
+    torch.testing.assert_close(found, program(x, dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("numerics", ["fast", "eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_conversions_round(name: str, numerics: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        check(PROGRAMS[name], dtype, "interpreter", numerics)
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_eager_rounding_is_exact_between_operators(name: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        check(COMPUTED[name], dtype, "interpreter", "eager")
+
+
+def test_generated_code_rounds() -> None:
+    for name in ("of a result", "transposed", "after a reduction"):
+        check(PROGRAMS[name], torch.bfloat16, "cpp", "fast")
