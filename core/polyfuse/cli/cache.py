@@ -1,4 +1,4 @@
-"""`polyfuse cache`: show, clear, trim, save and load the cache folder."""
+"""`polyfuse cache`: show, clear, trim, save and load the cache folder, and compare keys of compiled graphs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.cache.archive import pack, unpack
 from polyfuse.cache.artifacts import KINDS, artifacts
-from polyfuse.cache.key_fields import KeyNotes
+from polyfuse.cache.key_fields import KeyNotes, differences
 from polyfuse.cache.limit import COUNTED, trim
 from polyfuse.cache.sealing import read_secret
-from polyfuse.cli.graph_keys import list_graphs, why
 
 __all__ = ["EXAMPLE", "Held", "configure", "run", "usage"]
 
@@ -44,6 +43,9 @@ _NAMES: Final = {
 }
 
 _MIB: Final = 1 << 20
+
+_SHOWN: Final = 12
+"""Characters of a key."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "info":
         _info(root, settings, arguments.json)
     elif arguments.action == "graphs":
-        list_graphs(root)
+        _list_graphs(root)
     elif arguments.action == "why":
-        return why(root, arguments.first, arguments.second)
+        return _why(root, arguments.first, arguments.second)
     elif arguments.action == "clear":
         _clear(root, tuple(arguments.kind or COUNTED))
     elif arguments.action == "trim":
@@ -191,3 +193,28 @@ def _load(settings: Settings, file: Path) -> None:
         + f", {done.refused} compiled graphs refused, for the option remote_key names no secret"
         * bool(done.refused)
     )
+
+
+def _list_graphs(root: Path) -> None:
+    """Print the keys, the last one first."""
+    notes = KeyNotes(root)
+    for key, when in notes.noted():
+        _, fields = notes.find(key)
+        operators = [line for line in fields.get("graph", "").splitlines() if line.startswith("%")]
+        place = next((line.rpartition("# ")[2] for line in operators if "# " in line), "")
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+        print(f"{key[:_SHOWN]}  {at}  {len(operators)} operators  {place}")
+
+
+def _why(root: Path, first: str, second: str) -> int:
+    """Print in what two keys differ; the status is 1 where they are equal."""
+    notes = KeyNotes(root)
+    (one, its), (other, others) = notes.find(first), notes.find(second)
+    found = differences(its, others)
+    for item in found:
+        print(f"{item.field}")
+        print(f"  {one[:_SHOWN]}  {item.first or '(nothing)'}")
+        print(f"  {other[:_SHOWN]}  {item.second or '(nothing)'}")
+    if not found:
+        print("the keys are made of the same")
+    return 0 if found else 1
