@@ -70,7 +70,7 @@ def _launcher(text: str, meta: KernelMeta) -> Launchable:
     names: dict[str, Any] = {}
     exec(compile(HEADER, "<header>", "exec"), names)
     exec(compile(text, place, "exec"), names)
-    (symbol,) = (n for n in names if n.startswith("k_"))
+    symbol = [n for n in names if n.startswith("k_")][-1]  # behind the functions that it calls
 
     def launch(*operands: object) -> None:
         import torch
@@ -212,6 +212,33 @@ def result_and_norm_faults(dtype: str, rows: int, numerics: str) -> list[str]:
     kinds = [d.kind for report in last_reports() for d in report.decisions]
     if kinds.count("inplace") != 1 or "unaliased" in kinds:
         faults.append("the result does not take the memory of what it is made of")
+    return faults
+
+
+def narrow_weight_faults(dtype: str, rows: int) -> list[str]:
+    """What is wrong with a layer whose 8-bit weight is read as it is stored."""
+    import torch
+    from torch.nn import functional as F
+
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
+
+    offer()
+    torch._dynamo.reset()
+    reset_reports()
+    torch.manual_seed(0)
+    x, scale = (torch.randn(shape).to(getattr(torch, dtype)) for shape in ((rows, 96), (80, 1)))
+    weight = torch.randint(-128, 128, (80, 96), dtype=torch.int8)
+
+    def function(x: Any, w: Any, scale: Any) -> Any:
+        return F.silu(F.linear(x, w.to(x.dtype) * scale))
+
+    found = torch.compile(function, backend="polyfuse", options={"backends": "interpreted"})(x, weight, scale)
+    truth, eager = function(x.double(), weight, scale.double()), function(x, weight, scale)
+    off, usual = (float((t.double() - truth).norm() / truth.norm()) for t in (found, eager))
+    faults = [f"off by {off}, where eager mode is by {usual}"] if off > 2 * usual + 1e-6 else []
+    (report,) = last_reports()
+    if report.calls or report.kernels != 1:
+        faults.append(f"{report.kernels} kernels and the calls {report.calls} instead of one kernel")
     return faults
 
 

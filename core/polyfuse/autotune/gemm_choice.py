@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polyfuse.autotune.alternatives import Alternative, Replacement, replace_calls
-from polyfuse.autotune.gemm_candidates import TunableCall, tunable_calls
+from polyfuse.autotune.gemm_candidates import TunableCall, narrow_gemm, tunable_calls
 from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of
 from polyfuse.autotune.packing import within_room
 from polyfuse.autotune.report import trials_text
@@ -19,6 +19,8 @@ from polyfuse.cache.timings import Candidate
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall
+from polyfuse.lowering.reductions.depthwise import depthwise_loops
+from polyfuse.lowering.reductions.gemm_loops import Unavailable
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
@@ -77,6 +79,9 @@ def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> 
     if wanted == "library" or as_eager:
         return GemmSelection(graph, claimed, ())
     decisions: list[Decision] = []
+    if wanted != "generated" and graph.kind == "inference":
+        written_out = _selection(graph, claimed, _depthwise(tuner, graph, decisions))
+        graph, claimed = written_out.graph, written_out.backends
     if wanted == "known":
         return _selection(graph, claimed, _known(tuner, graph, decisions), decisions)
     if wanted == "generated":
@@ -112,15 +117,50 @@ def _selection(
 
 
 def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
-    """What plugins know to be faster on this machine than the library; nothing is timed."""
+    """What is known to be faster than the library, by the bytes that are moved or by plugins that know this
+    machine; nothing is timed.
+    """
     ask = tuner.choices(graph, decisions, known=True)
     offers: dict[str, Sequence[Alternative]] = {}
+    narrow: dict[str, Replacement] = {}
     for node in graph.nodes:
-        if isinstance(node, TemplateCall):
-            device = next((graph.buffers[name].device for name in node.writes()), "cpu")
-            offers[node.name] = ask(node, device.partition(":")[0])
+        if not isinstance(node, TemplateCall):
+            continue
+        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
+        device_type = device.partition(":")[0]
+        item = narrow_gemm(graph, node, tuner.backends(device_type), decisions)
+        if item is None:
+            offers[node.name] = ask(node, device_type)
+        else:
+            narrow[node.name] = item.replacement
+            why = "it reads an operand as it is stored"
+            decisions.append(Decision("choice", node.name, item.name, why))
     chosen = within_room(graph, offers, decisions)
-    return {call: item.replacement for call, item in chosen.items()}
+    return narrow | {call: item.replacement for call, item in chosen.items()}
+
+
+def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
+    """The depthwise convolutions that backends generate, where they say that their loops are faster."""
+    found: dict[str, Replacement] = {}
+    for node in graph.nodes:
+        if not isinstance(node, TemplateCall) or node.op != "aten.convolution.default":
+            continue
+        if node.args[8] == 1:  # groups
+            continue
+        device = graph.buffers[node.outputs[0]].device
+        backend = next(iter(tuner.backends(device.partition(":")[0])), None)
+        if backend is None or not backend.target_info(device).depthwise_loops:
+            continue
+        try:
+            loops = depthwise_loops(node, graph.buffers)
+        except Unavailable as error:
+            decisions.append(Decision("declined", node.name, backend.name, str(error)))
+            continue
+        if all(map(backend.claims, loops.nodes)):
+            found[node.name] = Replacement(loops.nodes, (loops.weight,), backend=backend)
+            why = "its loops are known to be faster here"
+            decisions.append(Decision("choice", node.name, backend.name, why))
+    return found
 
 
 def _accepted(

@@ -90,7 +90,9 @@ class Tuner:
         """
         yield self.backend(step.backend)
         for backend in self.backends(step.kernel.device):
-            if backend.name != step.backend and all(backend.claims(node) for node in step.nodes):
+            if backend.name == step.backend or not all(backend.claims(node) for node in step.nodes):
+                continue
+            if all(backend.may_group(part.kernel) for part in step.kernel.parts):
                 yield backend
 
     def timer(self, device: str) -> Backend:

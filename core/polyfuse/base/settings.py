@@ -135,8 +135,9 @@ class Settings:
     )
     horizontal_fusion: bool = _option(
         False,
-        "Fuse kernels that do the same to tensors of equal size, such as the entries of a list operator: "
-        "fewer launches, but larger kernels, fewer of which are equal and built only once.",
+        "Launch kernels together that depend on none of each other, such as the entries of a list operator: "
+        "those of equal size share their loops, others are parts of one kernel. Off: where a launch is "
+        "costly, and where eight or more are found.",
     )
     loop_ordering: bool = _option(
         True, "Reorder the loops of a kernel for contiguous access, and to fuse more."
@@ -351,7 +352,8 @@ class Settings:
     index_asserts: bool = _option(
         True,
         "Raise where an index read from data (`x[i]`, `gather`, `scatter`, embeddings, labels) is out of "
-        "range, as eager mode does. Otherwise the nearest element is read, and nothing is written.",
+        "range, or a divisor of integers is zero on the CPU, as eager mode does. Otherwise the nearest "
+        "element is read, nothing is written, and the quotient is any number.",
     )
     fuel: int | None = _option(
         None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -105,13 +105,27 @@ def right_results(kernel: Kernel, operands: Sequence[object], layout: Layout) ->
     """Let the interpreter compute a kernel on its operands, unless it is so large that this takes minutes."""
     _, storages = bind_operands(kernel, operands)
     device = next((s.device for s in storages.values()), torch.device("cpu"))
-    if sum(map(_size, spaces(kernel.axes, kernel.raxes, dict(layout.sizes), device, _PART))) > _WHOLE:
+    points, given = 0, dict(layout.sizes)
+    for item, names in _parts(kernel):
+        sizes = {name: given[at] for name, at in names.items() if at in given}
+        points += sum(map(_size, spaces(item.axes, item.raxes, sizes, device, _PART)))
+    if points > _WHOLE:
         return False
     # on copies: a failure must not leave operands half written
     made = copied(operands, layout)
     run_kernel(kernel, made.operands)
     put_back(made, layout, operands, kernel)
     return True
+
+
+def _parts(kernel: Kernel) -> list[tuple[Kernel, dict[str, str]]]:
+    """What a kernel consists of, with the names that its arguments have in the whole."""
+    if not kernel.parts:
+        return [(kernel, {arg.name: arg.name for arg in kernel.args})]
+    return [
+        (part.kernel, {arg.name: name for arg, name in zip(part.kernel.args, part.args, strict=True)})
+        for part in kernel.parts
+    ]
 
 
 class LaunchFailed(Exception):
@@ -128,19 +142,33 @@ class _TooLargeError(Exception):
 
 def _interpreted(kernel: Kernel, truth: Copied, layout: Layout) -> tuple[Ledger, bool]:
     sizes, storages = bind_operands(kernel, truth.operands)
+    ledger = _ledger(kernel, truth, layout)
+    whole = True
+    for part, names in _parts(kernel):
+        own = {name: storages[at] for name, at in names.items() if at in storages}
+        numbers = {name: sizes[at] for name, at in names.items() if at in sizes}
+        bounds = {name: ledger.errors[at] for name, at in names.items() if at in ledger.errors}
+        marks = {name: ledger.written[at] for name, at in names.items() if at in ledger.written}
+        whole &= _interpret(part, numbers, own, Ledger(bounds, marks))
+    return ledger, whole
+
+
+def _interpret(
+    kernel: Kernel, sizes: Mapping[str, int], storages: Mapping[str, Tensor], ledger: Ledger
+) -> bool:
+    """Interpret a kernel and its bounds; False where only some of its points were."""
     device = next((s.device for s in storages.values()), torch.device("cpu"))
     parts = list(spaces(kernel.axes, kernel.raxes, sizes, device, _PART))
     chosen = _chosen(parts)
     if len(chosen) < len(parts) and _combines(kernel):
         raise _TooLargeError("it combines the values of more points than are interpreted")
     begin_stores(kernel, storages)
-    ledger = _ledger(kernel, truth, layout)
     evaluator = partial(BoundedEvaluator, ledger, kernel)
     with torch.no_grad():
         for part in chosen:
             run_part(kernel, part, sizes, storages, evaluator)
         ledger.close(storages)
-    return ledger, len(chosen) == len(parts)
+    return len(chosen) == len(parts)
 
 
 def _size(part: Space) -> int:

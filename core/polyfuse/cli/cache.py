@@ -1,4 +1,4 @@
-"""`polyfuse cache`: show, clear, trim, save and load the cache folder, and compare keys of compiled graphs."""
+"""`polyfuse cache`: show, clear, trim, save and load the cache folder, and compare keys of graphs."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.
     wanted: dict[tuple[str, Kernel], Sequence[Backend]] = {}
     launches = [step for step in schedule.steps if isinstance(step, Launch)]
     for step in launches:
-        if (step.backend, step.kernel) in wanted or step.choice is not None:
+        if (step.backend, step.kernel) in wanted or step.choice is not None or step.kernel.parts:
             continue
         first = _taker(step, session)
         found: tuple[Backend, ...] = (first,)

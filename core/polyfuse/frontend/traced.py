@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -30,6 +30,9 @@ __all__ = ["Traced", "compile_traced"]
 
 _log = get_logger("frontend")
 
+WantsChannelsLast: TypeAlias = Callable[[torch.Tensor, bool], bool]
+"""From the operand of a convolution, and whether gradients are needed, to whether its channels come last."""
+
 
 def compile_traced(
     module: GraphModule,
@@ -40,10 +43,12 @@ def compile_traced(
     name: str = "graph",
     static: Sequence[int] = (),
     more: MoreRewrites | None = None,
+    channels_last: WantsChannelsLast | None = None,
 ) -> BoxedCallable:
     """Compile a functional ATen graph made elsewhere, such as by `torch.export`; nodes must carry fake
     values.
     """
+    _lay_out(module, settings, channels_last, training=False)
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     rewrites = _rewritten(module, kind, settings, more)
     graph = describe(module, kind, name=name, fake_mode=mode, static=static, rewrites=rewrites)
@@ -59,12 +64,12 @@ class Traced:
     ordinal: int
     """Which of the graphs of one Dynamo compile this is."""
     more: MoreRewrites | None = None
-    channels_last: Callable[[torch.Tensor, bool], bool] | None = None
+    channels_last: WantsChannelsLast | None = None
     cached: bool = False
     """Whether what is compiled goes into the graph cache."""
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
-        self._lay_out(gm, training=False)
+        _lay_out(gm, self.settings, self.channels_last, training=False)
         return self._compile(gm, inputs, "inference")
 
     def forward(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
@@ -79,20 +84,12 @@ class Traced:
         self, joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         """Simplify the joint graph, so that less is saved, then split it."""
-        self._lay_out(joint, training=True)
+        _lay_out(joint, self.settings, self.channels_last, training=True)
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)
         forward, backward = aot.min_cut_partition(joint, inputs, **kwargs)
         copy_overwritten(forward, kwargs["num_fwd_outputs"])
         return forward, backward
-
-    def _lay_out(self, gm: GraphModule, training: bool) -> None:
-        """Choose layouts: before the split, so that both sides know what the forward saves."""
-        wants = self.channels_last
-        if wants is not None and self.settings.graph_rewrites and self.settings.fuel is None:
-            count = spread_channels_last(gm, lambda value: wants(value, training))
-            if count:
-                _log.info("%d convolutions have their channels last", count)
 
     def _name(self, kind: GraphKind) -> str:
         number = dynamo.compile_id().replace("/", "_") or "0"
@@ -126,6 +123,14 @@ class Traced:
         if self.cached:
             compiled = aot.storable(compiled)
         return fx.mark_boxed(compiled)
+
+
+def _lay_out(gm: GraphModule, settings: Settings, wants: WantsChannelsLast | None, training: bool) -> None:
+    """Choose layouts: before the split, so that both sides know what the forward saves."""
+    if wants is not None and settings.graph_rewrites and settings.fuel is None:
+        count = spread_channels_last(gm, lambda value: wants(value, training))
+        if count:
+            _log.info("%d convolutions have their channels last", count)
 
 
 def _rewritten(

@@ -8,6 +8,9 @@ defined once in a kernel.
 Visibility: a value defined in a section that is not looped may be used after it in that section and in all
 later ones; a result of ``reduce`` in all later sections; any other value defined in a looped section only
 after it in that section.
+
+A kernel may instead consist of parts (`Kernel.parts`): kernels that one launch computes side by side, each
+over axes of its own. It has no axes, no sections and no row buffers then, only arguments.
 """
 
 from __future__ import annotations
@@ -73,8 +76,21 @@ class Section:
 
 
 @dataclass(frozen=True)
+class KernelPart:
+    """A kernel that one launch computes beside others: no part writes what another one accesses.
+
+    Attributes:
+        kernel: the part, with arguments of its own names.
+        args: which argument of the whole each of these is.
+    """
+
+    kernel: Kernel
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """One fused kernel.
+    """One fused kernel, or several that are launched as one.
 
     Attributes:
         name: symbol name, free of graph-specific numbers so that equal kernels have equal text.
@@ -88,6 +104,7 @@ class Kernel:
         deterministic: whether colliding atomic stores must be avoided.
         numerics: ``"fast"`` or ``"eager"``.
         aliases: pairs of arguments that may be one memory; all others are apart, or only read.
+        parts: what one launch computes side by side, in place of `sections`.
         origins: operators it came from; no part of its text or equality.
     """
 
@@ -102,6 +119,7 @@ class Kernel:
     deterministic: bool = False
     numerics: str = "fast"
     aliases: tuple[Alias, ...] = ()
+    parts: tuple[KernelPart, ...] = ()
     origins: tuple[Origin, ...] = field(default=(), compare=False)
 
     @property

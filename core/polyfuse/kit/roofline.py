@@ -53,6 +53,9 @@ def work_of(kernel: Kernel, price: Callable[[str], float] = lambda op: 1.0) -> W
     Args:
         price: of a scalar operation, in additions.
     """
+    if kernel.parts:
+        each = [work_of(part.kernel, price) for part in kernel.parts]
+        return Work(sum(work.operations for work in each), sum(work.moved for work in each))
     facts = KernelFacts.of(kernel)
     points, steps = facts.points(facts.axes), facts.points(facts.raxes)
     operations = 0.0

@@ -53,6 +53,13 @@ class Backend(ABC):
     # Whether what it generates for matmuls (`ops.CONTRACTIONS`) is worth timing against a library's.
     autotunes_gemm: ClassVar[bool] = False
 
+    # Up to how many rows its kernels multiply a weight that is stored with fewer bits (`int8`, `float8`) in
+    # no more time than it takes to read that weight. Such matmuls are generated without timing.
+    narrow_weight_rows: ClassVar[int] = 0
+
+    # How many arguments a kernel of several parts may have (`may_group`).
+    group_arguments: ClassVar[int] = 1 << 12
+
     # Whether its kernels are worth timing against other backends' (the option `autotune_backends`).
     autotunes_kernels: ClassVar[bool] = True
 
@@ -108,6 +115,12 @@ class Backend(ABC):
         group beside its results (`ops.GROUP_MODES`), and a second kernel combines these. 0: none.
         """
         return 0
+
+    def may_group(self, kernel: Kernel) -> Claim:
+        """Say whether `emit` also takes a kernel of several parts (`Kernel.parts`) of which this one is one:
+        launches that depend on none of each other then become one.
+        """
+        return No("it generates no kernels of several parts")
 
     @abstractmethod
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:

@@ -36,6 +36,10 @@ class InterpreterBackend(Backend):
         """All loops."""
         return Yes() if isinstance(node, LoopNode) else No(f"{type(node).__name__} is not a loop")
 
+    def may_group(self, kernel: Kernel) -> Claim:
+        """Any."""
+        return Yes()
+
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The text of the kernel."""
         nameless = replace(kernel, name=Source.SYMBOL)

@@ -22,6 +22,7 @@ class Decision:
     Attributes:
         kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
             (buffer kept inside a kernel), ``"inplace"``, ``"unaliased"`` (a generator refused that),
+            ``"group"`` (launches from one name to another that become parts of one kernel),
             ``"in_place_output"`` (a call writes into a slice of a larger tensor), ``"overlap"`` (a collective
             and its wait), ``"backend"``; of autotuning, ``"choice"`` and ``"tune"`` (what is used),
             ``"declined"`` (what was not timed).

@@ -18,6 +18,7 @@ from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
 from polyfuse.schedule.in_place_outputs import write_in_place
 from polyfuse.schedule.kernels.aliasing import reuse_in_place
 from polyfuse.schedule.kernels.alignment import aligned_buffers
+from polyfuse.schedule.kernels.groups import Grouping, group_launches
 from polyfuse.schedule.kernels.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
 from polyfuse.schedule.overlap.communication import communication_bits, overlap_units
@@ -82,6 +83,10 @@ def schedule_graph(
     last = last_uses(graph, steps, removed, roots)
     if settings.inplace:
         steps = reuse_in_place(graph, steps, last, roots, decisions)
+    if settings.fusion and not (settings.overlap_collectives or settings.benchmark_fusion):
+        grouping = Grouping(graph, settings, fused.backends, fused.target_info, roots, hint)
+        steps = group_launches(steps, grouping, decisions)
+        last = last_uses(graph, steps, removed, roots)
     return Schedule(graph, tuple(steps), tuple(sorted(removed)), last, (*decisions, *whole.values()))
 
 
@@ -94,6 +99,7 @@ class _Fused:
     deps: Dependencies
     roots: Mapping[str, str]
     target_info: Callable[[str, str], TargetInfo]
+    backends: Mapping[str, Backend]
     decisions: list[Decision]
 
 
@@ -128,7 +134,7 @@ def _fuse(
         rules = replace(rules, communication=communication_bits(graph.nodes))
     if settings.fusion:
         units = fuse(units, rules, Fuel(settings.fuel), decisions)
-    return _Fused(graph, units, deps, roots, target_info, decisions)
+    return _Fused(graph, units, deps, roots, target_info, by_name, decisions)
 
 
 def _hints(graph: Graph) -> Callable[[IndexLike], int]:

@@ -32,6 +32,7 @@ class CppBackend(Backend):
     """Kernels for the CPU in C++."""
 
     autotunes_gemm = True
+    narrow_weight_rows = 1
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -44,7 +45,12 @@ class CppBackend(Backend):
         from polyfuse_cpp.onednn import offered
 
         library = offered()
-        return replace(super().target_info(device), channels_last=library, channels_last_f32=library)
+        return replace(
+            super().target_info(device),
+            channels_last=library,
+            channels_last_f32=library,
+            depthwise_loops=True,
+        )
 
     def claims(self, node: Node) -> Claim:
         """All loop nodes on values of the IR's types; anything else is another backend's."""
@@ -75,6 +81,12 @@ class CppBackend(Backend):
         from polyfuse_cpp.matmul.plans import packed_width
 
         return packed_width(matmul, self.isa)
+
+    def may_group(self, kernel: Kernel) -> Claim:
+        """All but matmuls."""
+        from polyfuse_cpp import generator
+
+        return generator.may_group(kernel)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel's text and, as meta, its signature and the headers it needs."""

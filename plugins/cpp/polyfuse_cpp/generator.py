@@ -14,6 +14,7 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loop_estimate import loop_seconds
 from polyfuse_cpp.loops.entry import KernelText
+from polyfuse_cpp.loops.group import distinct_parts, grouped_text
 from polyfuse_cpp.loops.kernel import kernel_text
 from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.loops.ops import unsupported_op
@@ -25,7 +26,7 @@ from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
-__all__ = ["claim", "configs", "estimate", "neighbours", "text"]
+__all__ = ["claim", "configs", "estimate", "may_group", "neighbours", "text"]
 
 
 def claim(node: Node) -> Claim:
@@ -50,6 +51,8 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
     """Other lane axes and, where something is accumulated, other numbers of vectors side by side; for a
     matmul, other tiles and other ways to read its operands.
     """
+    if kernel.parts:
+        return ()
     if has_matmul(kernel):
         return configs_of(matmul_plans(matmul_of(kernel), isa))
     if isa.lanes == 1:
@@ -71,6 +74,11 @@ def neighbours(kernel: Kernel, config: Config, isa: Isa) -> Sequence[Config]:
     return configs_of(nearby_plans(matmul_of(kernel), isa, plan_of(config)))
 
 
+def may_group(kernel: Kernel) -> Claim:
+    """All but matmuls, which are timed one by one."""
+    return No("a matmul is a kernel of its own") if has_matmul(kernel) else Yes()
+
+
 def estimate(kernel: Kernel, config: Config, isa: Isa) -> float:
     """Seconds, roughly: by tiles and layouts for a matmul, by the reach of the lanes for other loops."""
     if has_matmul(kernel):
@@ -80,6 +88,8 @@ def estimate(kernel: Kernel, config: Config, isa: Isa) -> float:
 
 def text(kernel: Kernel, config: Config | None, isa: Isa) -> KernelText:
     """The text of a kernel, with its signature and the headers that it needs."""
+    if kernel.parts:
+        return grouped_text(kernel, {part: text(part, None, isa) for part in distinct_parts(kernel)})
     named = plainly_named(kernel)
     if has_matmul(named):
         matmul = matmul_of(named)

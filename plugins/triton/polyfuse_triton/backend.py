@@ -36,6 +36,9 @@ class TritonBackend(Backend):
     # A worker that runs already starts no compiler for a kernel.
     min_unit = 1
     autotunes_gemm = True
+    narrow_weight_rows = 16
+    # A launch passes its arguments in 4 KiB.
+    group_arguments = 240
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -86,6 +89,12 @@ class TritonBackend(Backend):
         from polyfuse_triton.tiling.estimates import estimate
 
         return estimate(kernel, config, self.target)
+
+    def may_group(self, kernel: Kernel) -> Claim:
+        """Loops of known sizes without reductions."""
+        from polyfuse_triton.codegen import may_group
+
+        return may_group(kernel)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as a Triton program, with its `KernelMeta` as meta."""

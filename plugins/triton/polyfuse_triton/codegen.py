@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polyfuse.ir.kernel import Kernel, KernelArg
+from polyfuse.ir.kernel import Alias, Kernel, KernelArg
 from polyfuse.ir.nodes import Node
 from polyfuse.ir.statements import is_check
 from polyfuse.kit import without_aliases
-from polyfuse.plugin import Claim, Config, Source
+from polyfuse.plugin import Claim, Config, No, Source, Yes
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.claims import claim_of
 from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.loops.aliases import refused_aliases
+from polyfuse_triton.loops.group import grouped_text
 from polyfuse_triton.loops.kernel import KernelText, kernel_text
 from polyfuse_triton.matmul.kernel import matmul_text
 from polyfuse_triton.matmul.multiply_add import as_sums
@@ -23,7 +24,7 @@ from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import choice
 from polyfuse_triton.tiling.choice import candidates, choose_plan
 
-__all__ = ["claims", "configs", "emit", "neighbours"]
+__all__ = ["claims", "configs", "emit", "may_group", "neighbours"]
 
 
 _TILES_BESIDE_SUMS = 4
@@ -37,6 +38,8 @@ def claims(node: Node, target: Target) -> Claim:
 
 def configs(kernel: Kernel, target: Target) -> Sequence[Config]:
     """Tilings, the best guess first."""
+    if kernel.parts:
+        return ()
     matmul = matmul_of(kernel)
     if matmul is None:
         return candidates(as_sums(kernel), target)
@@ -55,8 +58,36 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> Sequence[Confi
     return [plan.config() for plan in plans if is_possible(matmul, target, plan)]
 
 
+def may_group(kernel: Kernel) -> Claim:
+    """Loops that compute each element by itself, of known sizes: how many programs each part has is text."""
+    if kernel.raxes or kernel.row_buffers or any(arg.kind == "size" for arg in kernel.args):
+        return No("only loops of known sizes without reductions become parts of a kernel")
+    return Yes()
+
+
+def _grouped(kernel: Kernel, target: Target) -> Source:
+    """A function that runs those of several kernels, each in programs of its own."""
+    parts = {part: emit(part, None, target) for part in dict.fromkeys(p.kernel for p in kernel.parts)}
+    metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
+    found = grouped_text(kernel, {part: (parts[part], metas[part]) for part in parts})
+    source = _source(
+        kernel, found, max(m.num_warps for m in metas.values()), max(m.num_stages for m in metas.values())
+    )
+    refused = tuple(
+        Alias(names[pair.output], names[pair.input])
+        for part in kernel.parts
+        for names in (dict(zip((arg.name for arg in part.kernel.args), part.args, strict=True)),)
+        for pair in parts[part.kernel].refused_aliases
+    )
+    asserts = any(meta.asserts for meta in metas.values())
+    meta = replace(KernelMeta.parse(source.meta), asserts=asserts)
+    return Source(source.name, source.text, source.language, meta=meta.text(), refused_aliases=refused)
+
+
 def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:
     """The kernel as a Triton function, and how to launch it."""
+    if kernel.parts:
+        return _grouped(kernel, target)
     matmul = matmul_of(kernel) if config is None or is_tile(config) else None
     if matmul is not None and (config is not None or not prefers_sums(matmul)):
         tiles = MatmulPlan.of(config) if config is not None else best_plans(matmul, target)[0]

@@ -271,3 +271,58 @@ def test_packages_raise(tmp_path: Any) -> None:
     with pytest.raises(IndexError, match=r"^index -4 is out of bounds for dimension 0 with size 3"):
         found(good[0], torch.tensor([-4, 2]))
     torch.testing.assert_close(copy.deepcopy(found(*good)), model(*good))
+
+
+DIVISIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "a // b": lambda a, b: a // b,
+    "a % b": lambda a, b: a % b,
+    "fmod": torch.fmod,
+    "cut off": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "rounded down": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "of a number": lambda a, b: 5 // b,
+    "by one number": lambda a, b: a // b[-1],
+    "of every row": lambda a, b: a[:, None] % b,
+    "a part": lambda a, b: (a // b)[:2],
+    "summed up": lambda a, b: (a % b).sum(),
+    "chosen after": lambda a, b: torch.where(b != 0, a // b, 0),
+}
+
+
+def check_division(name: str, dtype: torch.dtype, dynamic: bool, backend: str) -> None:
+    function = DIVISIONS[name]
+    run = compiled(function, dynamic, backends=(backend,), strict=True)
+    a, good = torch.arange(1, 40).to(dtype), torch.arange(39).remainder(7).add(1).to(dtype)
+    bad = good.clone()
+    bad[-1] = 0
+    torch.testing.assert_close(run(a, good), function(a, good))
+    assert str(raised(run, (a, bad))) == str(raised(function, (a, bad))) == "ZeroDivisionError"
+    torch.testing.assert_close(run(a, good), function(a, good))
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_a_divisor_of_zero_raises_as_eager_mode_does(name: str) -> None:
+    for dynamic in (False, True):
+        check_division(name, torch.int64, dynamic, "interpreter")
+
+
+def test_a_divisor_of_zero_raises_in_generated_code() -> None:
+    for name in ("a // b", "a % b", "of every row", "summed up"):
+        for dtype in (torch.int64, torch.uint8):
+            check_division(name, dtype, False, "cpp")
+
+
+def test_a_divisor_of_zero_raises_with_halide() -> None:
+    pytest.importorskip("halide", reason=HALIDE)
+    check_division("a // b", torch.int32, False, "halide")
+
+
+def test_what_divides_nothing_by_zero() -> None:
+    run = compiled(lambda a, b: a // b, dynamic=True)
+    for a, b in ((0, 0), (0, 1), (3, 3)):
+        divisor = torch.zeros(b, dtype=torch.int64) + (a > 0)
+        torch.testing.assert_close(run(torch.ones(a).long(), divisor), torch.ones(a).long())
+    ignoring = compiled(lambda a, b: a % b, index_asserts=False)
+    assert raised(ignoring, (torch.ones(3).long(), torch.zeros(3).long())) is None
+    # no check where the divisor is known not to be zero
+    run = compiled(lambda a, b: a // b.clamp(min=1) + a % 7)
+    torch.testing.assert_close(run(torch.arange(3), torch.zeros(3).long()), 2 * torch.arange(3))

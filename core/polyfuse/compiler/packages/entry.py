@@ -84,7 +84,7 @@ def compile_entry(
     exported = functional_graph(program, session.settings.numerics, own_kernels=native)
     values = fx.placeholder_values(exported.module.graph)
     env = fake.shape_env_of(fake.detect_fake_mode(values))
-    built = _compile(name, exported, session)
+    built = _compile(name, exported, session, native)
     texts = shapes.condition_texts(env, values)
     kernels = {kernel: _packaged(kernel, pending) for kernel, pending in built.kernels.items()}
     operators = tuple(sorted(set(_operators(built.module.text))))
@@ -123,7 +123,7 @@ def compile_entry(
     )
 
 
-def _compile(name: str, exported: ExportedGraph, session: CompileSession) -> BuiltGraph:
+def _compile(name: str, exported: ExportedGraph, session: CompileSession, native: bool) -> BuiltGraph:
     found: list[BuiltGraph] = []
 
     def inner(graph: AtenGraph) -> BoxedCallable:
@@ -137,6 +137,8 @@ def _compile(name: str, exported: ExportedGraph, session: CompileSession) -> Bui
         name=name,
         static=[i for i, item in enumerate(exported.inputs) if item.origin != "argument"],
         more=OfferedRewrites(session.extensions),
+        # of libraries it is known to be faster so, of kernels it is not
+        channels_last=None if native else session.wants_channels_last,
     )
     return found[0]
 

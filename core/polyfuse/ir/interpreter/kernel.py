@@ -30,6 +30,11 @@ def run_kernel(kernel: Kernel, operands: Sequence[Tensor | int]) -> None:
         IRError: the kernel breaks a rule, an operand does not fit, or an element outside a buffer is
             accessed.
     """
+    if kernel.parts:
+        given = {arg.name: operand for arg, operand in zip(kernel.args, operands, strict=True)}
+        for part in kernel.parts:
+            run_kernel(part.kernel, [given[name] for name in part.args])
+        return
     sizes, storages = bind_operands(kernel, operands)
     device = next((s.device for s in storages.values()), torch.device("cpu"))
     if device.type == "meta":  # tensors that have no memory: nothing is read, and nothing is written

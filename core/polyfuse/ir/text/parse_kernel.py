@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyfuse.ir.kernel import Alias, Kernel, KernelArg, RowBuffer, Section
+from polyfuse.ir.kernel import Alias, Kernel, KernelArg, KernelPart, RowBuffer, Section
 from polyfuse.ir.statements import Statement
 from polyfuse.ir.text.index import read_axis
 from polyfuse.ir.text.parse_statement import StatementReader
@@ -40,6 +40,9 @@ class KernelReader(StatementReader):
         row_buffers: list[RowBuffer] = []
         while tokens.skip("row_buffer"):
             row_buffers.append(self._row_buffer())
+        parts: list[KernelPart] = []
+        while tokens.skip("part"):
+            parts.append(self._part())
         sections: list[Section] = []
         while not tokens.skip("}"):
             sections.append(self._section())
@@ -55,7 +58,15 @@ class KernelReader(StatementReader):
             deterministic=deterministic,
             numerics=numerics,
             aliases=tuple(aliases),
+            parts=tuple(parts),
         )
+
+    def _part(self) -> KernelPart:
+        args = self.names()
+        self.tokens.end_line()
+        found = KernelPart(KernelReader(self.tokens).kernel(), args)
+        self.tokens.end_line()
+        return found
 
     def _kernel_axes(self, word: str, hints: list[int]) -> tuple[Index, ...]:
         if not self.tokens.skip(word):

@@ -90,6 +90,9 @@ class Printer:
             lines.append(f"row_buffer {name_text(row.name)}: {row.dtype}[{self.scope.index(row.size)}]")
         for section in kernel.sections:
             lines.extend(self.section(section))
+        for part in kernel.parts:
+            lines.append(f"part {', '.join(map(name_text, part.args))}")
+            lines.extend(Printer(self.comments).kernel(part.kernel).splitlines())
         head = f"kernel {name_text(kernel.name)} on {name_text(kernel.device)} {{"
         return "\n".join([head + self._origins(kernel.origins), *_indent(self.symbols() + lines), "}"]) + "\n"
 

@@ -29,6 +29,13 @@ def verify_kernel(kernel: Kernel) -> None:
     fault = _head_fault(kernel)
     if fault:
         raise VerifyError(f"kernel {kernel.name}: {fault}")
+    if kernel.parts:
+        fault = _parts_fault(kernel)
+        if fault:
+            raise VerifyError(f"kernel {kernel.name}: {fault}")
+        for part in dict.fromkeys(part.kernel for part in kernel.parts):
+            verify_kernel(part)
+        return
     check = _Check(kernel)
     for at, section in enumerate(kernel.sections):
         check.section(at, section)
@@ -37,6 +44,34 @@ def verify_kernel(kernel: Kernel) -> None:
         fault = rule.fault(alias) if rule is not None else ""
         if fault:
             raise VerifyError(f"kernel {kernel.name}: {fault}")
+
+
+def _parts_fault(kernel: Kernel) -> str:
+    """Why parts cannot be launched as one kernel; empty where they can."""
+    if kernel.axes or kernel.raxes or kernel.sections or kernel.row_buffers:
+        return "a kernel of parts has no loops of its own"
+    declared = {arg.name: arg for arg in kernel.args}
+    writers: dict[str, int] = {}
+    for number, part in enumerate(kernel.parts):
+        if part.kernel.parts:
+            return "a part has parts itself"
+        if part.kernel.device != kernel.device or len(part.args) != len(part.kernel.args):
+            return f"part {number} is for another device, or has another number of arguments"
+        for name, arg in zip(part.args, part.kernel.args, strict=True):
+            whole = declared.get(name)
+            if whole is None or (whole.kind, whole.dtype) != (arg.kind, arg.dtype):
+                return f"argument {arg.name} of part {number} is not what the whole declares as {name!r}"
+            if arg.kind in ("out", "inout") and writers.setdefault(name, number) != number:
+                return f"two parts write {name!r}"
+    inner = {
+        (names[pair.output], names[pair.input])
+        for part in kernel.parts
+        for names in (dict(zip((a.name for a in part.kernel.args), part.args, strict=True)),)
+        for pair in part.kernel.aliases
+    }
+    if any((pair.output, pair.input) not in inner for pair in kernel.aliases):
+        return "an alias of the whole is none of its parts"
+    return ""
 
 
 def _head_fault(kernel: Kernel) -> str:

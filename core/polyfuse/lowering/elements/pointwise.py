@@ -13,6 +13,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.indexing.index_checks import check_divisor
 from polyfuse.lowering.promote import compute_type, result_type
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
@@ -93,6 +94,8 @@ mode does it."""
 ROUNDED = frozenset({"atan2", "hypot"})
 """Others that eager mode converts operands to the common type for; products and quotients it does not."""
 
+DIVISIONS = ("floor_div", "remainder", "fmod")
+
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -124,9 +127,18 @@ def _plain(op: str) -> Callable[..., TensorValue]:
             through = common(operands)
         elif op == "floor_div":
             through = (common(operands), _own_type(operands[1]))
+        if op in DIVISIONS:
+            _check_division(ctx, node, operands[1])
         return elementwise(ctx, node, operands, lambda *args: make(op, *args), through=through)
 
     return lower
+
+
+def _check_division(ctx: LoweringContext, node: Any, divisor: Any) -> None:
+    result = ctx.template(node.meta["val"])
+    kind, axes = result.kernel_type.compute, axes_of(result.size)
+    if kind.is_integer:
+        check_divisor(ctx, ctx.operand(divisor, axes, kind, result.device), axes, result.device)
 
 
 def _own_type(operand: Any) -> DType | None:
@@ -204,6 +216,7 @@ def div_mode(
     if rounding_mode != "trunc":
         return _plain("div" if rounding_mode is None else "floor_div")(ctx, node, a, b)
     kind = common((a, b))
+    _check_division(ctx, node, b)
     rounds = kind is not None and kind is not kind.compute and isinstance(b, TensorValue) and b.size != ()
 
     def body(x: Expr, y: Expr) -> Expr:

@@ -28,13 +28,14 @@ from polyfuse.symbolic import (
     as_atom,
     axis,
     axis_name,
+    axis_size,
     bounds,
     free_axes,
     is_less,
     is_nonnegative,
 )
 
-__all__ = ["Checks", "check_number", "may_be_outside"]
+__all__ = ["Checks", "check_divisor", "check_number", "may_be_outside"]
 
 _SAID = 1 << 62
 """What makes the number that is stored differ from zero, whatever the index is."""
@@ -148,6 +149,24 @@ def check_number(ctx: Any, node: Any, index: IndexLike, selected: Any, dim: int)
         low = make("lt", value, index_value(-size))
         wrong = make("bitwise_or", low, make("ge", value, index_value(size)))
         ctx.checks.add(ctx, wrong, value, (), 0, size, words, "cpu")
+
+
+_DIVISION = Words("RuntimeError", "ZeroDivisionError")
+
+
+def check_divisor(ctx: Any, divisor: Expr, axes: Sequence[IndexLike], device: str) -> None:
+    """Let a divisor of integers raise where it is zero, at any point of `axes`: eager mode's kernels for the
+    host do."""
+    if not divisor.dtype.is_integer or not device_of(device).is_host:
+        return
+    least, most = _span(divisor)
+    if (least is not None and is_nonnegative(least - 1)) or (most is not None and is_nonnegative(-1 - most)):
+        return
+    # results without elements divide nothing, whatever the divisor is
+    some = all(not isinstance(a, Index) or is_nonnegative(axis_size(a) - 1) for a in axes)
+    wrong = make("eq", divisor, const(0, divisor.dtype))
+    one = const(1, DType.i64)
+    ctx.checks.add(ctx, wrong, one, axes, len(axes) if some else 0, 1, _DIVISION, device)
 
 
 def _axes_of(*roots: Expr) -> frozenset[str]:

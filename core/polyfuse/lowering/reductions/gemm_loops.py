@@ -15,7 +15,7 @@ from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Index, IndexLike, axis, axis_size
 
-__all__ = ["GemmLoops", "Unavailable", "gemm_loops"]
+__all__ = ["GemmLoops", "Unavailable", "for_each_axis", "gemm_loops"]
 
 
 class Unavailable(Exception):
@@ -240,7 +240,7 @@ def _convolution(form: _Form) -> GemmLoops:
     spatial = len(weight.size) - 2
     if len(image.size) != spatial + 2 or not isinstance(groups, int):
         raise Unavailable("its input has no batch axis")
-    numbers = [_each(value, spatial) for value in (strides, padding, dilation)]
+    numbers = [for_each_axis(value, spatial) for value in (strides, padding, dilation)]
     batch, channel, *positions = form.axes
     inside = axis("k0", weight.size[1])
     taps = tuple(axis(f"k{d + 1}", n) for d, n in enumerate(weight.size[2:]))
@@ -278,7 +278,7 @@ def _convolution(form: _Form) -> GemmLoops:
     return form.finish(gemm, accumulator, total)
 
 
-def _each(value: Any, count: int) -> list[int]:
+def for_each_axis(value: Any, count: int) -> list[int]:
     """A number for each axis; one number stands for all."""
     numbers = [value] if isinstance(value, int) else list(value)
     if len(numbers) == 1:

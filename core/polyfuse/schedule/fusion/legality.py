@@ -73,11 +73,11 @@ class Rules:
 
     def horizontal_key(self, unit: Unit) -> tuple[str, ...]:
         """Units with equal keys may become one kernel though they share no data: the key is what they
-        compute, or their loops alone where launches are costly and each element is computed by itself.
+        compute, or their loops alone where each element is computed by itself: an entry of a list that
+        something else is done with, too, shares the kernel of the others.
         """
         nodes = [m.node for m in unit.members if isinstance(m.node, LoopNode)]
-        costly = self.target_info(unit.backend, unit.device).launch_bytes > 0
-        if costly and all(isinstance(node, Pointwise) for node in nodes):
+        if all(isinstance(node, Pointwise) for node in nodes):
             return tuple(sorted({repr((node.sizes, node.rsizes)) for node in nodes}))
         return _computation(unit)
 

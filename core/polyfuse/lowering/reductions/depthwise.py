@@ -1,0 +1,133 @@
+"""Depthwise convolutions as loops: each result is a sum of a few products, written out, with lanes along the
+channels. What follows fuses with it as with any loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from polyfuse.ir.expr import Expr, apply, const, index_value, load
+from polyfuse.ir.nodes import Buffer, Pointwise, TemplateCall, View
+from polyfuse.ir.types import DType
+from polyfuse.lowering.reductions.gemm_loops import Unavailable, for_each_axis
+from polyfuse.symbolic import IndexLike, axis, contiguous_strides
+
+__all__ = ["DepthwiseLoops", "depthwise_loops"]
+
+_MOST_TAPS = 25
+_FEWEST_CHANNELS = 8
+
+
+@dataclass(frozen=True)
+class DepthwiseLoops:
+    """What is done instead of a call.
+
+    Attributes:
+        nodes: the weight with its channels last, then the convolution.
+        weight: the buffer between them.
+    """
+
+    nodes: tuple[Pointwise, Pointwise]
+    weight: Buffer
+
+
+def depthwise_loops(call: TemplateCall, buffers: Mapping[str, Buffer]) -> DepthwiseLoops:
+    """The loops of a depthwise f32 convolution of images with channels last and a small window.
+
+    Raises:
+        Unavailable: it is none.
+    """
+    image, weight, bias, strides, padding, dilation, transposed, _, groups = call.args
+    output = buffers[call.outputs[0]]
+    if transposed or not isinstance(image, View) or not isinstance(weight, View) or len(image.size) != 4:
+        raise Unavailable("it is no convolution of images")
+    channels, views = image.size[1], [image, weight, *([bias] if isinstance(bias, View) else [])]
+    if weight.size[:2] != (groups, 1) or channels != groups:
+        raise Unavailable("it is not depthwise")
+    if any(v.dtype is not None or buffers[v.buffer].dtype is not DType.f32 for v in views):
+        raise Unavailable("it is not of f32")
+    window = [n for n in weight.size[2:] if isinstance(n, int)]
+    if len(window) != 2 or not 1 < prod(window) <= _MOST_TAPS:
+        raise Unavailable("its window is too large")
+    if not isinstance(channels, int) or channels < _FEWEST_CHANNELS:
+        raise Unavailable("its channels are few")
+    if image.stride[1] != 1 or output.stride[1] != 1:
+        raise Unavailable("its channels do not come last")
+    if any(n == 0 for v in views for n in v.size):
+        raise Unavailable("it is empty")
+    return _loops(call, image, weight, bias, (strides, padding, dilation), window, output)
+
+
+def _loops(
+    call: TemplateCall,
+    image: View,
+    weight: View,
+    bias: object,
+    numbers: Sequence[Sequence[int]],
+    window: Sequence[int],
+    output: Buffer,
+) -> DepthwiseLoops:
+    steps, before, gaps = (for_each_axis(values, len(window)) for values in numbers)
+    laid_out, first = _laid_out(call, weight, window, output)
+    axes = tuple(axis(f"i{d}", n) for d, n in enumerate(output.size))
+    batch, channel, *positions = axes
+    per = contiguous_strides(laid_out.size)
+    total: Expr | None = None
+    for taps in product(*(range(n) for n in window)):
+        at: IndexLike = image.offset + batch * image.stride[0] + channel
+        inside: Expr | None = None
+        for d, (tap, position) in enumerate(zip(taps, positions, strict=True)):
+            shift = tap * gaps[d] - before[d]
+            place = position * steps[d] + shift
+            at = at + place * image.stride[2 + d]
+            last = (output.size[2 + d] - 1) * steps[d] + shift
+            for test in _tests(place, shift, last, image.size[2 + d]):
+                inside = test if inside is None else apply("bitwise_and", inside, test)
+        # beyond the border, the weight counts as zero, too: it may be infinite
+        place_of_tap = channel + sum(t * s for t, s in zip(taps, per[:-1], strict=True))
+        held = load(laid_out.name, place_of_tap, DType.f32, mask=inside)
+        term = apply("mul", load(image.buffer, at, DType.f32, mask=inside), held)
+        total = term if total is None else apply("add", total, term)
+    assert total is not None
+    if isinstance(bias, View):
+        total = apply("add", total, load(bias.buffer, bias.offset + channel * bias.stride[0], DType.f32))
+    where: IndexLike = 0
+    for position, stride in zip(axes, output.stride, strict=True):
+        where = where + position * stride
+    name = f"{call.name}_depthwise"
+    node = Pointwise(name, axes, (), output.name, where, total, origins=call.origins)
+    return DepthwiseLoops((first, node), laid_out)
+
+
+def _tests(place: IndexLike, first: int, last: IndexLike, extent: IndexLike) -> list[Expr]:
+    """Whether a place is within the image, as far as the first and the last one do not tell."""
+    tests = []
+    value = index_value(place)
+    if first < 0:
+        tests.append(apply("ge", value, const(0, DType.i64)))
+    if not (isinstance(last, int) and isinstance(extent, int) and last < extent):
+        tests.append(apply("lt", value, index_value(extent)))
+    return tests
+
+
+def _laid_out(
+    call: TemplateCall, weight: View, window: Sequence[int], output: Buffer
+) -> tuple[Buffer, Pointwise]:
+    """The weight with its channels last."""
+    channels = weight.size[0]
+    size = (*window, channels)
+    stride = contiguous_strides(size)
+    buffer = Buffer(f"{call.name}_taps", DType.f32, output.device, size, stride, "float32")
+    axes = tuple(axis(f"i{d}", n) for d, n in enumerate(size))
+    source: IndexLike = weight.offset + axes[-1] * weight.stride[0]
+    target: IndexLike = 0
+    for d, a in enumerate(axes):
+        target = target + a * stride[d]
+        if d < len(window):
+            source = source + a * weight.stride[2 + d]
+    value = load(weight.buffer, source, DType.f32)
+    node = Pointwise(f"{call.name}_lay_out", axes, (), buffer.name, target, value, origins=call.origins)
+    return buffer, node
