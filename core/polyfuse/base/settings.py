@@ -122,6 +122,11 @@ class Settings:
 
     # Fusion.
     fusion: bool = _option(True, "Compute several operations in one kernel.")
+    disable_fusion_rules: tuple[str, ...] = _option(
+        (),
+        "Names of plugins' fusion rules that are not asked, as `rule` or `plugin.rule`; `polyfuse explain` "
+        "shows them where they refused.",
+    )
     max_fusion_size: int = _option(
         64, "Largest number of nodes of the loop representation in one kernel.", minimum=1
     )

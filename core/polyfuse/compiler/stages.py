@@ -128,6 +128,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
             session.backends,
             chosen.backends,
             epilogue_reductions=chosen.reductions,
+            rules=session.extensions.fusion_rules,
         )
         schedule = chosen.with_choices(schedule)
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
