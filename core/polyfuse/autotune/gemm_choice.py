@@ -54,7 +54,13 @@ class GemmSelection:
     def schedule(self, tuner: Tuner, unfused: Sequence[Unfused] = ()) -> Schedule:
         """Schedule the graph, `with_choices`."""
         found = schedule_graph(
-            self.graph, tuner.settings, tuner.backends, self.backends, unfused, self.reductions
+            self.graph,
+            tuner.settings,
+            tuner.backends,
+            self.backends,
+            unfused,
+            self.reductions,
+            tuner.fusion_rules,
         )
         return self.with_choices(found)
 

@@ -74,10 +74,6 @@ class Backend(ABC):
     def claims(self, node: Node) -> Claim:
         """Say whether this backend can compute a node: its operations, dtypes, reduction and layout."""
 
-    def can_fuse(self, first: Sequence[Node], second: Sequence[Node]) -> Claim:
-        """Say whether two groups of nodes may share a kernel here. As far as data flow goes, they may."""
-        return Yes()
-
     def target_info(self, device: str) -> TargetInfo:
         """Return what the scheduler should know of a device, `"cpu"` or `"name:index"`. Asked once for each
         graph. By default, what follows from the device's properties (`Device.properties`).

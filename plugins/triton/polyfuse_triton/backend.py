@@ -61,12 +61,6 @@ class TritonBackend(Backend):
 
         return claims(node, self.target)
 
-    def can_fuse(self, first: Sequence[Node], second: Sequence[Node]) -> Claim:
-        """Whatever the scheduler finds legal, but for what would need atomic operations."""
-        from polyfuse_triton.fusion_rules import keeps_groups
-
-        return keeps_groups(first, second)
-
     def target_info(self, device: str) -> TargetInfo:
         """The shape of the GPU that tilings are chosen for."""
         wanted = str(self.settings.plugin_option("triton", "column_reductions", "") or "0")
