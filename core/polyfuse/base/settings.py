@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -30,7 +29,6 @@ from polyfuse.base.text import join_words
 __all__ = [
     "MODES",
     "Settings",
-    "changed_environment",
     "child_environment",
     "environment",
     "option_infos",
@@ -468,13 +466,6 @@ def environment(name: str, default: str = "") -> str:
 def child_environment(**changes: str) -> dict[str, str]:
     """Return a copy of the environment, with changes, for a process that is about to be started."""
     return {**os.environ, **changes}
-
-
-def changed_environment(**changes: str) -> AbstractContextManager[object]:
-    """Set variables for this process meanwhile."""
-    from unittest.mock import patch  # slow to import, and rarely needed
-
-    return patch.dict(os.environ, changes)
 
 
 def set_environment(**changes: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from polyfuse.base.log import warn_once
-from polyfuse.base.settings import Settings, changed_environment
+from polyfuse.base.settings import Settings, environment, set_environment
 from polyfuse.runtime.checks import set_observer
 
 __all__ = ["FreshCache", "Observed", "debug_folder", "fresh_cache", "observing"]
@@ -37,6 +37,17 @@ class FreshCache:
 
 
 @contextmanager
+def _with_variable(name: str, folder: Path) -> Iterator[None]:
+    """Name a folder in a variable of the environment meanwhile; an empty one means the same as none."""
+    before = environment(name)
+    set_environment(**{name: str(folder)})
+    try:
+        yield
+    finally:
+        set_environment(**{name: before})
+
+
+@contextmanager
 def fresh_cache(parent: str | Path | None = None, *, keep: bool = False) -> Iterator[FreshCache]:
     """Compile with empty caches meanwhile, in this process and on disk. Caches that others keep for
     hand-written kernels are left alone.
@@ -52,7 +63,7 @@ def fresh_cache(parent: str | Path | None = None, *, keep: bool = False) -> Iter
     fresh = FreshCache(folder)
     torch.compiler.reset()
     try:
-        with changed_environment(POLYFUSE_CACHE_DIR=str(folder)):
+        with _with_variable("POLYFUSE_CACHE_DIR", folder):
             yield fresh
     except BaseException:
         warn_once("cache", f"the cache folder {folder} is kept, because an exception ended its scope")
@@ -78,7 +89,7 @@ def debug_folder(*, keep: bool = False) -> Iterator[Path]:
     folder = root.with_name(f"{root.name}.{os.getpid()}.{next(_numbers)}")
     torch.compiler.reset()
     try:
-        with changed_environment(POLYFUSE_DUMP=str(folder)):
+        with _with_variable("POLYFUSE_DUMP", folder):
             yield folder
     finally:
         torch.compiler.reset()
