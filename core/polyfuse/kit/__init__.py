@@ -10,7 +10,6 @@ from polyfuse.kit.access import Access
 from polyfuse.kit.affine import Affine, affine, fits_i32_throughout, is_multiple, row_major, stride
 from polyfuse.kit.aliasing import memories, without_aliases
 from polyfuse.kit.contraction import Contraction, Operand, match
-from polyfuse.kit.device_clock import device_milliseconds
 from polyfuse.kit.facts import KernelFacts
 from polyfuse.kit.names import with_safe_names
 from polyfuse.kit.products import shared_products
@@ -31,7 +30,6 @@ __all__ = [
     "Writer",
     "affine",
     "backward_slice",
-    "device_milliseconds",
     "fill",
     "fits_i32_throughout",
     "is_multiple",

@@ -182,7 +182,6 @@ METHODS: Final[Mapping[str, Method]] = {
     "host_program": Method(_is(Source, No), _refusal),
     "host_library": Method(_is(Source, No), _refusal),
     "synchronize": Method(_nothing),
-    "benchmark": Method(_is(int, float)),
     "machine": Method(_texts, _default("machine")),
     "describe": Method(_texts),
 }
