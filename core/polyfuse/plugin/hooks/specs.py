@@ -66,7 +66,7 @@ def polyfuse_manifest() -> Manifest:  # type: ignore[empty-body]
 
         @hookimpl
         def polyfuse_manifest():
-            return Manifest(name="mine", version="1.0", distribution="polyfuse-mine", api=(1, 0),
+            return Manifest(name="mine", version="1.0", distribution="polyfuse-mine", api=(2, 0),
                             device_types=("cpu",), priority={"cpu": 50},
                             load="polyfuse_mine.backend:MyBackend")
     """
