@@ -90,4 +90,5 @@ def compiled(case: Case, backend: str, device: str) -> Step:
     options = dict(case.options) if torch.device(device).type == case.device else {}
     if backend == OFF:
         options["disable_fusion_rules"] = (case.rule,)
-    return torch.compile(case.function, backend=resolved(ON), dynamic=False, options=options)
+    made: Step = torch.compile(case.function, backend=resolved(ON), dynamic=False, options=options)
+    return made
