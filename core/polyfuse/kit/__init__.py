@@ -3,7 +3,7 @@
 `facts` (what is known of a kernel), made of `values` and `access`; `slices`, `spans` (bounds of values),
 `affine` (steps of indices), `aliasing`, `contraction` (matrix multiplications recognised), `products` (that
 must be rounded once), `names` (that generated text can use), `roofline` (estimates of time), `writer`
-(indented text), `device_clock`. No text of any target language.
+(indented text). No text of any target language.
 """
 
 from polyfuse.kit.access import Access
