@@ -110,6 +110,11 @@ class GraphCache:
                 atomic_write(self._folder.path / self._key / entry_name(content), content)
 
     @property
+    def key(self) -> str:
+        """Under which the graph is stored; empty where it bypasses the cache."""
+        return self._key
+
+    @property
     def may_hit(self) -> bool:
         """Whether there is something under the key of the graph."""
         return bool(self._key) and self._folder.holds(self._key)
