@@ -221,6 +221,11 @@ class Tuner:
         return timing_key(what, names, known, self.timer(device).machine())
 
     @property
+    def open(self) -> bool:
+        """Whether a search was cut short, or not begun for want of time: it goes on in a later process."""
+        return bool(self._cut_short) or self.exhausted
+
+    @property
     def exhausted(self) -> bool:
         """Whether the time for autotuning in this session is used up."""
         most = self.settings.max_autotune_seconds

@@ -64,8 +64,6 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         return _eager(gm, session.settings)
     agreement = agreement_of(session, ends_early(gm))
     graph_cache = GraphCache(session, agreement)
-    if session.settings.autotunes:
-        session.tuner.expect()
 
     def lookup(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
         entry = graph_cache(gm, example_inputs)
@@ -73,6 +71,8 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         if graph_cache.key or session.settings.autotunes:  # else nothing is left for others to find
             turn.wait(graph_cache.key or address, lambda: graph_cache.may_hit)
         if not graph_cache.may_hit:
+            if session.settings.autotunes:
+                session.tuner.expect()
             device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
             session.expect(device_types, node_count(gm), address)
         return entry
