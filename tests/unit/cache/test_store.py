@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_written_has_seen_nothing(tmp_path):
 
 def test_a_unit_that_another_process_publishes_meanwhile_is_whole(tmp_path, monkeypatch, caplog):
     folder = tmp_path / "unit"
-    kernels = {"key": "source"}
+    kernels = {KEY: "s1"}
     read, times = units.read_record, []
 
     def published_late(path):
