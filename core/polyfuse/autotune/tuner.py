@@ -307,7 +307,7 @@ class Tuner:
             search.add(search.task.candidates())
             if search.programs:
                 opened.append(search)
-        running, limit = opened, self.settings.tune_seconds
+        running = opened
         while running:
             progress.begin_round(len(running))
             # where time runs out, each task had its best guesses built
@@ -323,7 +323,8 @@ class Tuner:
             late = time.monotonic() > self._until
             if late:
                 self._cut_short.update(search.task.key for search in running)
-            running = [s for s in running if not late and s.seconds < limit and s.widen()]
+            most = self.settings.tune_seconds
+            running = [s for s in running if not late and s.seconds < most and s.widen()]
         return opened
 
     def _closed(self, search: Search, progress: ProgressTable) -> Record:
