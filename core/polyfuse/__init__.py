@@ -12,18 +12,25 @@ from typing import TYPE_CHECKING
 from polyfuse.base.lazy import attribute
 
 if TYPE_CHECKING:
+    from polyfuse import cache as cache
     from polyfuse.backend import polyfuse as polyfuse
+    from polyfuse.interface import compile as compile
+    from polyfuse.interface import metrics as metrics
+    from polyfuse.interface import reset as reset
     from polyfuse.reporting.function import explain as explain
     from polyfuse.reporting.function import report as report
 
     __version__: str
 
-__all__ = ["__version__", "explain", "polyfuse", "report"]
+__all__ = ["__version__", "cache", "compile", "explain", "metrics", "polyfuse", "report", "reset"]
 
 _LAZY = {
+    "compile": "polyfuse.interface:compile",
     "explain": "polyfuse.reporting.function:explain",
+    "metrics": "polyfuse.interface:metrics",
     "polyfuse": "polyfuse.backend:polyfuse",
     "report": "polyfuse.reporting.function:report",
+    "reset": "polyfuse.interface:reset",
 }
 
 
@@ -32,6 +39,10 @@ def __getattr__(name: str) -> object:
         from polyfuse.base.version import version
 
         return version()
+    if name == "cache":
+        from importlib import import_module
+
+        return import_module("polyfuse.cache")
     return attribute(__name__, _LAZY, name)
 
 
