@@ -67,6 +67,18 @@ def _integer_safe(function: Callable[..., Any]) -> Callable[..., Any]:
     return reference
 
 
+def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Exact: torch's vectors of f32 give NaN where the quotient is no f32, its single numbers do not."""
+    return torch.fmod(a.double(), b.double()).float() if a.dtype is torch.float32 else torch.fmod(a, b)
+
+
+def _remainder(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if not a.dtype.is_floating_point:
+        return torch.remainder(a, b)
+    rest = _fmod(a, b)
+    return torch.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
 def _unary_float(name: str, ulp: int) -> ScalarOp:
     return ScalarOp(name, 1, FLOATS, "same", getattr(torch, name), ulp, slow=True)
 
@@ -89,8 +101,8 @@ def _rows() -> tuple[ScalarOp, ...]:
         ScalarOp("div", 2, FLOATS, "same", t.div),
         ScalarOp("floor_div", 2, NUMBERS, "same", _integer_safe(partial(t.div, rounding_mode="floor"))),
         ScalarOp("trunc_div", 2, NUMBERS, "same", _integer_safe(partial(t.div, rounding_mode="trunc"))),
-        ScalarOp("remainder", 2, NUMBERS, "same", _integer_safe(t.remainder)),
-        ScalarOp("fmod", 2, NUMBERS, "same", _integer_safe(t.fmod)),
+        ScalarOp("remainder", 2, NUMBERS, "same", _integer_safe(_remainder)),
+        ScalarOp("fmod", 2, NUMBERS, "same", _integer_safe(_fmod)),
         ScalarOp("pow", 2, FLOATS, "same", t.pow, 2, slow=True),
         ScalarOp("minimum", 2, NUMBERS, "same", t.minimum, commutative=True),
         ScalarOp("maximum", 2, NUMBERS, "same", t.maximum, commutative=True),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,8 @@ __all__ = ["KEYS", "build", "build_in_worker", "check_memory", "program_of", "wa
 
 KEYS = "kernels.json"
 """What a built folder says of its kernels."""
+
+_FAILS = "guaranteed to fail an assertion"
 
 _FEATURES = ("no_runtime", "no_asserts", "no_bounds_query", "strict_float")
 
@@ -92,9 +96,9 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
     facts = _facts(source)
     try:
         if "automatic" in facts:
-            apart(lambda: _compile(source, folder, options), SECONDS)
+            apart(lambda: _compile_attentively(source, folder, options), SECONDS)
         else:
-            _compile(source, folder, options)
+            _compile_attentively(source, folder, options)
         if "device" in facts and not facts["empty"]:
             check_memory(folder / f"{source.key}.o")
     except Exception as error:
@@ -104,6 +108,20 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
             output=f"error: {error}\n{source.text}",
             name=source.name,
         ) from error
+
+
+def _compile_attentively(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
+    """Compile, and refuse what Halide warns of: kernels assert nothing themselves, and one whose bounds are
+    too small computes outside of what a stage has. Halide's bindings print warnings to Python's standard
+    output.
+    """
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        _compile(source, folder, options)
+    words = said.getvalue()
+    if _FAILS in words:
+        raise ValueError(words.strip().partition("\n\n")[0])
+    if words:
+        print(words, file=sys.stderr)
 
 
 def _compile(source: Source, folder: Path, options: Mapping[str, Any]) -> None:

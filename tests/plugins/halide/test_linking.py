@@ -209,3 +209,32 @@ def test_a_malformed_program_fails_with_its_text(tmp_path):
             [Source("broken", f"def {Source.SYMBOL}(p):\n    nonsense(p)\n", "halide")], tmp_path, {}
         )
     assert "broken" in caught.value.cause and "nonsense" in caught.value.output
+
+
+DOUBLED = f"""def {Source.SYMBOL}(p):
+    in0 = p.input("in0", "f32")
+    p.axis("i0", 64)
+    p.store("points", False, [[1]], lambda i0: (in0(i0) * 2, ))
+"""
+TOO_SMALL = """    import halide as hl
+    x, wide, small = hl.Var("x"), hl.Func("wide"), hl.Func("small")
+    small[x] = hl.f32(x)
+    small.compute_root().bound(x, 0, 10)
+    wide[x] = small[x + 1]
+    wide.bound(x, 0, 20)
+    files = {hl.OutputFileType.object: "OBJECT"}
+    hl.Pipeline(wide).compile_to(files, [], "wide", hl.Target("host-no_asserts"))
+"""
+
+
+def test_a_pipeline_that_cannot_be_right_is_refused(tmp_path):
+    """Halide only warns of bounds that are too small, and the kernel would write outside of a stage."""
+    wrong = TOO_SMALL.replace("OBJECT", str(tmp_path / "wide.o"))
+    sources = [Source("doubled", DOUBLED, "halide"), Source("wide", DOUBLED + wrong, "halide")]
+    with pytest.raises(KernelBuildError) as caught:
+        build_in_worker(sources, tmp_path, {})
+    assert "kernel wide" in caught.value.cause and "guaranteed to fail" in caught.value.cause
+    assert "explicit_bounds_too_small" in caught.value.output
+    build_in_worker(sources[:1], tmp_path, {})
+    with pytest.raises(KernelBuildError):
+        build_in_worker(sources[::-1], tmp_path, {})
