@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import built_libraries
 import torch_costs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 _caches = tempfile.TemporaryDirectory(prefix="polyfuse-tests-", ignore_cleanup_errors=True)
 os.environ.setdefault("POLYFUSE_VERIFY", "1")
 os.environ.setdefault("POLYFUSE_CACHE_DIR", _caches.name)
+_libraries = tempfile.TemporaryDirectory(prefix="libraries-", ignore_cleanup_errors=True)
+LIBRARIES = Path(os.environ.setdefault("LIBRARIES_OF_THE_RUN", _libraries.name))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_setup() -> None:
     torch_costs.spare()
+    built_libraries.keep(LIBRARIES)
 
 
 def _has_gpu() -> bool:

@@ -64,12 +64,13 @@ def plugin(monkeypatch, name: str = "toy", hooks: Mapping[str, object] = {}, **c
     return entry_point(name, module.__name__, f"polyfuse-{name}")
 
 
-def serve(monkeypatch, tmp_path: Path, kind: type) -> None:
+def serve(monkeypatch, tmp_path: Path, kind: type, hooks: Mapping[str, object] = {}) -> None:
     """Let new sessions, with a cache of their own, ask this backend, called `toy`, first on the CPU."""
     home = ModuleType(f"fake_{kind.__name__}_backend")
     home.kind = kind  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, home.__name__, home)
-    point = plugin(monkeypatch, load=f"{home.__name__}:kind", priority={"cpu": 1000}, options={})
+    load = f"{home.__name__}:kind"
+    point = plugin(monkeypatch, hooks=hooks, load=load, priority={"cpu": 1000}, options={})
     real = manager.find_candidates
     monkeypatch.setattr(manager, "find_candidates", lambda points: (*real(None), *real([point])))
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))

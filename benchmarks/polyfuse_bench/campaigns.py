@@ -139,6 +139,12 @@ def host(selection: Selection) -> Plan:
     return _selecting("host", _chosen(CASES, selection.only, "graph"), CANDIDATES, selection)
 
 
+def fusion_rules(selection: Selection) -> Plan:
+    from polyfuse_bench.fusion_rules import CANDIDATES, CASES
+
+    return _selecting("fusion_rules", _chosen(CASES, selection.only, "rule"), CANDIDATES, selection)
+
+
 def engines(selection: Selection) -> Plan:
     from polyfuse_bench.engines import CANDIDATES, NETWORKS
 
@@ -268,6 +274,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "linear": linear,
     "weights": weights,
     "host": host,
+    "fusion_rules": fusion_rules,
     "engines": engines,
     "gemm": gemm,
     "tilings": tilings,

@@ -26,6 +26,7 @@ TASKS = {
     "linear": "polyfuse_bench.linear",
     "weights": "polyfuse_bench.weights",
     "host": "polyfuse_bench.host",
+    "fusion_rules": "polyfuse_bench.fusion_rules",
     "gemm": "polyfuse_bench.gemm",
     "engines": "polyfuse_bench.engines",
     "model": "polyfuse_bench.model_timing",

@@ -13,7 +13,7 @@ OPS = {"add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "neg": "-{}"}
 
 @hookimpl
 def polyfuse_manifest():
-    return Manifest("minimal", "0.1.0", "polyfuse-minimal", (1, 0), ("cpu",), load="polyfuse_minimal:Minimal")
+    return Manifest("minimal", "0.1.0", "polyfuse-minimal", (2, 0), ("cpu",), load="polyfuse_minimal:Minimal")
 
 
 class Minimal(Backend):

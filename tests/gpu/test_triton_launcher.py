@@ -15,7 +15,7 @@ import torch
 
 from polyfuse.base.errors import KernelLaunchError
 from polyfuse.base.settings import Settings, child_environment
-from polyfuse.plugin import Launchable, Source
+from polyfuse.plugin import DeviceTimer, Launchable, Source
 from polyfuse_triton.backend import TritonBackend
 from polyfuse_triton.build.artifact import read_unit
 from polyfuse_triton.build.meta import MetaArg
@@ -188,8 +188,8 @@ def test_timing(backend, tmp_path):
     backend.build([one], tmp_path)
     kernel = backend.load(tmp_path)[one.key]
     small, large = operands(1 << 12), operands(1 << 26)
-    quick = backend.benchmark(kernel, (*small, 1 << 12))
-    slow = backend.benchmark(kernel, (*large, 1 << 26))
+    quick = DeviceTimer("cuda").milliseconds([lambda: kernel(*small, 1 << 12)])
+    slow = DeviceTimer("cuda").milliseconds([lambda: kernel(*large, 1 << 26)])
     assert 0 < quick < slow < 1000
 
 

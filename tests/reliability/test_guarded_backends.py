@@ -116,7 +116,6 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "epilogue_reduction_width": (None, "sum", "rows"),
     "build": ((), None),
     "review": (None, ""),
-    "benchmark": (lambda: None, ()),
 } | dict.fromkeys(("worker_options", "extra_files", "synchronize", "machine", "describe"), ())
 EMPTY = {"build", "synchronize"}
 """Methods that answer nothing."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +19,12 @@ from polyfuse.autotune.candidate import (
     TorchName,
     Window,
 )
-from polyfuse.plugin import Backend, Launchable
+from polyfuse.plugin import Backend, Timer
+from polyfuse.plugin.timing import default_timer
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.native import operator
 
-__all__ = ["Benchmark", "cache_bytes", "threads"]
-
-
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_GUESS = 32 << 20
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-@cache
-def cache_bytes(folder: Path = _CACHES) -> int:
-    """Bytes of the CPU's last cache; a guess where the system does not say."""
-    largest = 0
-    for path in folder.glob("index*/size"):
-        try:
-            text = path.read_text(encoding="ascii").strip()
-            largest = max(largest, int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1))
-        except (OSError, ValueError):
-            continue
-    return largest or _GUESS
+__all__ = ["Benchmark", "threads"]
 
 
 def threads() -> int:
@@ -53,13 +34,8 @@ def threads() -> int:
 
 # Copies of cold operands: together larger than the caches, but not more than this many.
 _MOST_COPIES = 64
-# Seconds that one sample takes at least, for calls far shorter than that.
-_SAMPLE_SECONDS = 0.002
 # A single run that takes longer than this tells enough at first.
 _LONG_SECONDS = 0.01
-# Runs that a sample has at least, unless they are long: in one of fewer, the machine may
-# have done something else.
-_FEWEST = 3
 # Random numbers that are drawn; larger operands repeat them, out of step with any row.
 _DRAWN = 65537
 
@@ -67,25 +43,34 @@ Action = Callable[[], Any]
 
 
 class Benchmark:
-    """One problem at a time, with those of its candidates that were loaded."""
+    """One problem at a time, with those of its candidates that were loaded.
 
-    def __init__(self, backend: Callable[[str], Backend]) -> None:
+    Args:
+        backend: a backend by its name.
+        timer: what times launches where a backend is the first one for a type of device; without it, what
+            does so where no plugin says how.
+    """
+
+    def __init__(
+        self, backend: Callable[[str], Backend], timer: Callable[[str, str], Timer] | None = None
+    ) -> None:
         self._backend = backend
+        self._timer = timer or (lambda _, device_type: default_timer(device_type))
         self._problem: Problem | None = None
         self._sets: list[list[torch.Tensor]] = []
         self._fresh: dict[int, torch.Tensor] = {}
         self._loaded: dict[str, list[Action]] = {}
         self._folders: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._reference: list[torch.Tensor] | None = None
-        self._turn = 0
 
     def prepare(self, problem: Problem) -> None:
         """Make the operands."""
         self.clear()
         cold = sum(_nbytes(storage) for storage in problem.storages if storage.cold)
         copies = 1
-        if cold and device_of(problem.device).is_host:
-            copies = max(1, min(_MOST_COPIES, -(-3 * cache_bytes() // (2 * cold))))
+        if cold:
+            wanted = self._timer(problem.timer, _device_type(problem)).cold_bytes
+            copies = max(1, min(_MOST_COPIES, -(-wanted // cold)))
         first = _filled(problem.storages)
         self._sets = [first]
         for _ in range(copies - 1):
@@ -117,22 +102,14 @@ class Benchmark:
         problem = self._known()
         self._restore()
         # one clock for all candidates, whoever generates them
-        timer = self._backend(problem.timer)
-        if type(timer).benchmark is not Backend.benchmark:
-            return self._by(timer, candidate, runs)
-        taken: list[float] = []
-        turn, now = self._turn, time.perf_counter()
-        end, latest = now + _SAMPLE_SECONDS, now + _FEWEST * _LONG_SECONDS
-        while now < end or (len(taken) < _FEWEST and now < latest):
-            before = now
-            runs[turn % len(runs)]()
-            self._wait()
-            now = time.perf_counter()
-            taken.append(now - before)
-            turn += 1
-        self._turn = turn % len(self._sets)
-        # of a few calls, one in which the machine did something else says nothing
-        return statistics.median_low(taken) * 1e3
+        timer = self._timer(problem.timer, _device_type(problem))
+        found = timer.milliseconds(runs)
+        if len(candidate.steps) == 1 or not timer.one_by_one:
+            return found
+        # Together, steps may be launched more slowly than they run, and one by one, they find nothing of each
+        # other's results in a cache: neither happens in a model.
+        one_by_one = [[self._action(step, held) for held in self._sets] for step in candidate.steps]
+        return min(found, sum(timer.milliseconds(actions) for actions in one_by_one))
 
     def check(self, candidate: BuiltProgram, reference: BuiltProgram) -> float:
         """How far a candidate's results are from another's: up to 1 is within the tolerance."""
@@ -169,19 +146,6 @@ class Benchmark:
             self._loaded[candidate.name] = [_one(actions) for actions in made]
         return self._loaded[candidate.name]
 
-    def _by(self, timer: Backend, candidate: BuiltProgram, runs: Sequence[Action]) -> float:
-        """Milliseconds by a backend's own clock."""
-        step = candidate.steps[0]
-        if len(candidate.steps) > 1:
-            # Together, steps may be launched more slowly than they run, and one by one, they find nothing of
-            # each other's results in a cache: neither happens in a model.
-            one_by_one = (self._action(step, self._sets[0]) for step in candidate.steps)
-            apart = sum(timer.benchmark(_launchable(action), ()) for action in one_by_one)
-            return min(apart, timer.benchmark(_launchable(runs[0]), ()))
-        if isinstance(step, KernelStep):
-            return timer.benchmark(self._kernel(step), self._operands(step, self._sets[0]))
-        return timer.benchmark(_launchable(runs[0]), ())
-
     def _kernel(self, step: KernelStep) -> Callable[..., Any]:
         place = step.backend, step.folder
         if place not in self._folders:
@@ -212,6 +176,10 @@ class Benchmark:
                 _value(step.into, held).copy_(made)
         self._wait()
         return [held[number] for number in problem.results]
+
+
+def _device_type(problem: Problem) -> str:
+    return problem.device.partition(":")[0]
 
 
 def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
@@ -272,11 +240,6 @@ def _value(value: Any, held: Sequence[torch.Tensor]) -> Any:
     if isinstance(value, tuple):
         return [_value(item, held) for item in value]
     return value
-
-
-def _launchable(action: Action) -> Launchable:
-    """An action as backends time it."""
-    return lambda *_: action()
 
 
 def _one(actions: Sequence[Action]) -> Action:

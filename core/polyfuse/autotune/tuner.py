@@ -361,7 +361,7 @@ class Tuner:
     def _ready(self) -> TrialRunner:
         if self._runner is None:
             if self.settings.tune_in_process:
-                self._runner = InProcessRunner(self.backend)
+                self._runner = InProcessRunner(self.backend, self._plugins.timer)
             else:
                 self._runner = WorkerRunner(self._setup, self.settings.tune_timeout)
         if isinstance(self._runner, WorkerRunner):

@@ -29,9 +29,11 @@ import torch
 
 from polyfuse.autotune.benchmark import Benchmark
 from polyfuse.autotune.candidate import BuiltProgram, Fault, Problem, WorkerSetup
+from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.process import python_command, python_environment
 from polyfuse.base.text import shorten
-from polyfuse.plugin import Backend
+from polyfuse.plugin import Backend, PluginManager, Timer
+from polyfuse.plugin.timing import default_timer
 from polyfuse.runtime.devices.registry import device_of, import_device
 
 __all__ = ["InProcessRunner", "TrialRunner", "WorkerProcess", "WorkerRunner", "main"]
@@ -168,8 +170,10 @@ class TrialRunner(ABC):
 class InProcessRunner(TrialRunner):
     """This process, for debugging."""
 
-    def __init__(self, backend: Callable[[str], Backend]) -> None:
-        self._benchmark = Benchmark(backend)
+    def __init__(
+        self, backend: Callable[[str], Backend], timer: Callable[[str, str], Timer] | None = None
+    ) -> None:
+        self._benchmark = Benchmark(backend, timer)
 
     def prepare(self, problem: Problem) -> None:
         """Make the operands of a problem."""
@@ -182,7 +186,7 @@ class InProcessRunner(TrialRunner):
     def _ask(self, name: str, *arguments: object) -> Any:
         try:
             return getattr(self._benchmark, name)(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise Fault(f"it raised {type(error).__name__}: {error}") from error
 
 
@@ -298,7 +302,7 @@ def _started(setup: WorkerSetup) -> Benchmark:
     for device_type, (name, switches) in setup.devices.items():
         import_device(device_type, name).set_switches(switches)
     torch.set_grad_enabled(False)
-    return Benchmark(_loader(setup))
+    return Benchmark(_loader(setup), _timers(setup))
 
 
 def _loader(setup: WorkerSetup) -> Callable[[str], Backend]:
@@ -313,6 +317,21 @@ def _loader(setup: WorkerSetup) -> Callable[[str], Backend]:
         return made[name]
 
     return backend
+
+
+def _timers(setup: WorkerSetup) -> Callable[[str, str], Timer]:
+    """What times launches, by the plugins that are installed; they are looked for when one is needed."""
+    made: list[PluginManager] = []
+
+    def timer(backend: str, device_type: str) -> Timer:
+        if not made:
+            try:
+                made.append(PluginManager(setup.settings))
+            except PolyfuseError:  # an option names what only the process that compiles knows
+                return default_timer(device_type)
+        return made[0].timer(backend, device_type)
+
+    return timer
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from polyfuse.plugin.session.manager import PluginManager
 from polyfuse.plugin.session.states import PluginState, State
 from polyfuse.plugin.source import Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
+from polyfuse.plugin.timing import DeviceTimer, HostTimer, Timer
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.device import Device, DeviceProperties, Event, Limits, MemoryStatistics
@@ -47,6 +48,7 @@ __all__ = [
     "Device",
     "DeviceGraph",
     "DeviceProperties",
+    "DeviceTimer",
     "ENTRY_POINT_GROUP",
     "Event",
     "Extensions",
@@ -57,6 +59,7 @@ __all__ = [
     "GraphRecorder",
     "HostCall",
     "HostProgram",
+    "HostTimer",
     "Launchable",
     "Limits",
     "Lowering",
@@ -77,6 +80,7 @@ __all__ = [
     "TargetInfo",
     "TemplateSource",
     "TensorValue",
+    "Timer",
     "Yes",
     "all_of",
     "check_api",

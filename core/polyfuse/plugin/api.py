@@ -8,8 +8,8 @@ from polyfuse.base.errors import IncompatibleBackendError
 
 __all__ = ["API_VERSION", "check_api"]
 
-# Major: something a plugin relies on was changed or removed. Minor: something was added.
-API_VERSION: Final[tuple[int, int]] = (1, 0)
+# docs/decisions/plugin-interface-versions.md says what each number promises; a snapshot test keeps it.
+API_VERSION: Final[tuple[int, int]] = (2, 0)
 
 
 def check_api(plugin: str, wanted: tuple[int, int]) -> None:

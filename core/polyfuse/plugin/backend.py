@@ -7,8 +7,6 @@ for a simple backend. Per kernel, the core calls them in the order in which they
 from __future__ import annotations
 
 import platform
-import statistics
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -178,20 +176,6 @@ class Backend(ABC):
 
     def synchronize(self) -> None:  # noqa: B027 - a default that does nothing, not a missing one
         """Wait until all launched work is done. By default, launches are taken to return when done."""
-
-    def benchmark(self, launchable: Launchable, args: Sequence[object]) -> float:
-        """Return the milliseconds that one launch takes: the median of several after a warm-up."""
-        launchable(*args)
-        self.synchronize()
-        samples: list[float] = []
-        spent = 0.0
-        while len(samples) < 5 or (spent < 0.02 and len(samples) < 100):
-            start = time.perf_counter()
-            launchable(*args)
-            self.synchronize()
-            samples.append(time.perf_counter() - start)
-            spent += samples[-1]
-        return statistics.median(samples) * 1e3
 
     def machine(self) -> Mapping[str, str]:
         """Return what timings depend on besides `describe`: the exact model of the device. By default, the

@@ -15,6 +15,7 @@ class Offer(StrEnum):
     KERNELS = "kernels"
     CHOICES = "choices"
     FUSION_RULES = "fusion rules"
+    TIMER = "timer"
     LOWERINGS = "lowerings"
     REWRITES = "rewrites"
     NATIVE_HOST = "native host"

@@ -6,7 +6,6 @@ import json
 import torch
 
 from polyfuse.base.errors import KernelBuildError, KernelLaunchError
-from polyfuse.kit import device_milliseconds
 from polyfuse.plugin import Backend, Config, Source
 from polyfuse_sim import codegen
 from polyfuse_sim.device import SimDevice  # noqa: F401 - and gives torch the device
@@ -42,9 +41,6 @@ class SimBackend(Backend):
 
     def synchronize(self):
         torch.sim.synchronize()
-
-    def benchmark(self, launchable, args):
-        return device_milliseconds(launchable, args, "sim", 0)
 
     def describe(self):
         return {"generator": "1", "flags": " ".join(FLAGS)}

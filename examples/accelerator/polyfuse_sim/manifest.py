@@ -9,7 +9,7 @@ def polyfuse_manifest():
         name="sim",
         version="0.1.0",
         distribution="polyfuse-sim",
-        api=(1, 0),
+        api=(2, 0),
         device_types=("sim",),
         load="polyfuse_sim.backend:SimBackend",
         loader="polyfuse_sim.backend:load_packaged",

@@ -14,7 +14,7 @@ def polyfuse_manifest() -> Manifest:
         name="numpy",
         version="0.1.0",
         distribution="polyfuse-numpy",
-        api=(1, 0),
+        api=(2, 0),
         device_types=("cpu",),
         load="polyfuse_numpy.backend:NumpyBackend",
         offers=(Offer.KERNELS, Offer.LOWERINGS, Offer.REWRITES, Offer.CHOICES),

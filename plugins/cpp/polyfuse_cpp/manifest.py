@@ -12,8 +12,9 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.choices import Choice
+    from polyfuse.plugin.timing import Timer
 
-__all__ = ["polyfuse_choices", "polyfuse_doctor", "polyfuse_manifest"]
+__all__ = ["polyfuse_choices", "polyfuse_doctor", "polyfuse_manifest", "polyfuse_timer"]
 
 
 @hookimpl
@@ -28,7 +29,7 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_cpp.backend:CppBackend",
         loader="polyfuse_cpp.loading:load_packaged",
         priority={"cpu": 100},
-        offers=(Offer.KERNELS, Offer.CHOICES, Offer.NATIVE_HOST),
+        offers=(Offer.KERNELS, Offer.CHOICES, Offer.TIMER, Offer.NATIVE_HOST),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
         options={
             "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",
@@ -46,6 +47,16 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
     from polyfuse_cpp.onednn import library_choices
 
     return library_choices()
+
+
+@hookimpl
+def polyfuse_timer(device_type: str, backend: str) -> Timer | None:
+    """Time kernels on as many operands in turn as no cache holds."""
+    if device_type != "cpu" or backend != "cpp":
+        return None
+    from polyfuse.plugin.timing import HostTimer, cache_bytes
+
+    return HostTimer(cold_bytes=3 * cache_bytes() // 2)
 
 
 @hookimpl

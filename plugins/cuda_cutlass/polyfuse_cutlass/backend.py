@@ -9,7 +9,6 @@ from typing import ClassVar
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
-from polyfuse.kit import device_milliseconds
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
 from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.artifact import read_unit
@@ -128,10 +127,6 @@ class CutlassBackend(Backend):
         import torch
 
         torch.cuda.synchronize()
-
-    def benchmark(self, launchable: Launchable, args: Sequence[object]) -> float:
-        """Milliseconds of a launch, by the GPU's clock and with cold caches."""
-        return device_milliseconds(launchable, args, "cuda", self.target.l2_bytes)
 
     def machine(self) -> Mapping[str, str]:
         """The model of the GPU."""

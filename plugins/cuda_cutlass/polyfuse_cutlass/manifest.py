@@ -12,9 +12,16 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.choices import Choice
+    from polyfuse.plugin.timing import Timer
     from polyfuse.runtime.devices.device import Device
 
-__all__ = ["polyfuse_choices", "polyfuse_device", "polyfuse_doctor", "polyfuse_manifest"]
+__all__ = [
+    "polyfuse_choices",
+    "polyfuse_device",
+    "polyfuse_doctor",
+    "polyfuse_manifest",
+    "polyfuse_timer",
+]
 
 
 @hookimpl
@@ -30,7 +37,7 @@ def polyfuse_manifest() -> Manifest:
         loader="polyfuse_cutlass.loading:load_packaged",
         # behind those that compute everything: it takes what they leave, and matrix multiplications
         priority={"cuda": 50},
-        offers=(Offer.KERNELS, Offer.CHOICES),
+        offers=(Offer.KERNELS, Offer.CHOICES, Offer.TIMER),
         options={
             "target": "Architecture to compile for: `sm_90` or `sm_80`; empty: that of the machine's GPUs.",
             "collectives": "How many candidates of CUTLASS's own autotuning builds for each GEMM; each "
@@ -55,6 +62,16 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
     from polyfuse_cutlass.codegen.grouped import grouped_choices
 
     return grouped_choices(device_type)
+
+
+@hookimpl
+def polyfuse_timer(device_type: str, backend: str) -> Timer | None:
+    """Time kernels by the GPU's clock and with cold caches."""
+    if device_type != "cuda" or backend != "cutlass":
+        return None
+    from polyfuse.plugin.timing import DeviceTimer
+
+    return DeviceTimer("cuda")
 
 
 @hookimpl

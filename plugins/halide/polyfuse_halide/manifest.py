@@ -11,9 +11,10 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.plugin.timing import Timer
     from polyfuse.runtime.devices.device import Device
 
-__all__ = ["polyfuse_device", "polyfuse_doctor", "polyfuse_manifest"]
+__all__ = ["polyfuse_device", "polyfuse_doctor", "polyfuse_manifest", "polyfuse_timer"]
 
 
 @hookimpl
@@ -28,7 +29,7 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_halide.backend:HalideBackend",
         loader="polyfuse_halide.loading:load_packaged",
         priority={"cpu": 90},
-        offers=(Offer.KERNELS,),
+        offers=(Offer.KERNELS, Offer.TIMER),
         requires=Requires(packages=("halide>=21,<22",), hardware=("Linux on x86-64",)),
         options={
             "target": "What to compile for, as Halide writes it; empty: this machine's CPU.",
@@ -45,6 +46,16 @@ def polyfuse_manifest() -> Manifest:
         },
         summary="Kernels for CPUs and NVIDIA GPUs as Halide pipelines, without a system's compiler",
     )
+
+
+@hookimpl
+def polyfuse_timer(device_type: str, backend: str) -> Timer | None:
+    """Time kernels with cold caches, those for GPUs by the GPU's clock."""
+    if backend != "halide" or device_type not in ("cpu", "cuda"):
+        return None
+    from polyfuse.plugin.timing import DeviceTimer, HostTimer, cache_bytes
+
+    return DeviceTimer("cuda") if device_type == "cuda" else HostTimer(cold_bytes=3 * cache_bytes() // 2)
 
 
 @hookimpl

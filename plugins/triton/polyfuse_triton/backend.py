@@ -9,7 +9,6 @@ from pathlib import Path
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
-from polyfuse.kit import device_milliseconds
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
 from polyfuse_triton.build.artifact import read_unit
 from polyfuse_triton.build.meta import is_matmul
@@ -129,10 +128,6 @@ class TritonBackend(Backend):
         import torch
 
         torch.cuda.synchronize()
-
-    def benchmark(self, launchable: Launchable, args: Sequence[object]) -> float:
-        """Milliseconds of a launch, by the GPU's clock and with cold caches."""
-        return device_milliseconds(launchable, args, "cuda", self.target.l2_bytes)
 
     def machine(self) -> Mapping[str, str]:
         """The model of the GPU: one architecture has many."""

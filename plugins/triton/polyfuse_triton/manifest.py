@@ -12,6 +12,7 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.fusion import FusionRule
+    from polyfuse.plugin.timing import Timer
     from polyfuse.runtime.devices.device import Device
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "polyfuse_fusion_rules",
     "polyfuse_lowerings",
     "polyfuse_manifest",
+    "polyfuse_timer",
 ]
 
 
@@ -35,7 +37,7 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_triton.backend:TritonBackend",
         loader="polyfuse_triton.launch.loading:load_packaged",
         priority={"cuda": 100},
-        offers=(Offer.KERNELS, Offer.LOWERINGS, Offer.FUSION_RULES),
+        offers=(Offer.KERNELS, Offer.LOWERINGS, Offer.FUSION_RULES, Offer.TIMER),
         requires=Requires(
             packages=("triton>=3.6,<3.10",), hardware=("an NVIDIA GPU of compute capability 8.0 or later",)
         ),
@@ -79,6 +81,16 @@ def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:
     from polyfuse_triton.doctor import findings
 
     return findings(settings)
+
+
+@hookimpl
+def polyfuse_timer(device_type: str, backend: str) -> Timer | None:
+    """Time kernels by the GPU's clock and with cold caches."""
+    if device_type != "cuda" or backend != "triton":
+        return None
+    from polyfuse.plugin.timing import DeviceTimer
+
+    return DeviceTimer("cuda")
 
 
 @hookimpl

@@ -9,7 +9,7 @@ import torch
 
 from ir_samples import gather_kernel, softmax_kernel
 from polyfuse.autotune import benchmark as benchmark_module
-from polyfuse.autotune.benchmark import Benchmark, cache_bytes
+from polyfuse.autotune.benchmark import Benchmark
 from polyfuse.autotune.candidate import (
     BuiltProgram,
     CallStep,
@@ -23,7 +23,8 @@ from polyfuse.autotune.candidate import (
 from polyfuse.autotune.kernels import _operands
 from polyfuse.autotune.segments import tolerance
 from polyfuse.autotune.worker import InProcessRunner
-from polyfuse.plugin import Backend, Device
+from polyfuse.plugin import Backend, Device, HostTimer, Timer
+from polyfuse.plugin import timing as timing_module
 from polyfuse.runtime.devices.registry import use_device
 
 
@@ -96,9 +97,8 @@ class TestOperands:
             assert held[:65537].unique().numel() > 200 and torch.equal(again, held[: len(again)])
             assert held[-1] != 0
 
-    def test_what_is_cold_has_copies_that_take_turns(self, monkeypatch):
-        monkeypatch.setattr(benchmark_module, "cache_bytes", lambda: 1024)
-        bench = Benchmark(no_backend)
+    def test_what_is_cold_has_copies_that_take_turns(self):
+        bench = Benchmark(no_backend, lambda backend, device_type: HostTimer(cold_bytes=1536))
         cold = (storage(64, cold=True), storage(16), storage(16))
         bench.prepare(Problem("", "cpu", "any", cold, (2,), 1e-3))
         assert len(bench._sets) == 6  # 256 bytes each, 1.5 times the cache
@@ -125,28 +125,28 @@ class TestRuns:
             bench.first(MM)
             assert len(runs) == count
 
-    def test_a_backend_with_a_clock_of_its_own_takes_the_time(self):
-        class Clock(type(no_backend("any"))):  # type: ignore[misc]
-            def benchmark(self, launchable, args):
-                launchable(*args)
-                times.append(next(clock))
-                return times[-1]
+    def test_a_timer_of_a_plugin_takes_the_time(self):
+        class Clock(Timer):
+            one_by_one = True
 
-        times: list[float] = []
-        bench = Benchmark(lambda name: Clock(None))
+            def milliseconds(self, launches):
+                launches[0]()
+                return next(clock)
+
+        bench = Benchmark(no_backend, lambda backend, device_type: Clock())
         bench.prepare(PROBLEM)
         clock = iter([3.0])
         assert bench.sample(MM) == 3.0
         # steps together, or one by one, whichever is less
         both = BuiltProgram("both", (*MM.steps, *call("aten.add.out", square(0), square(1)).steps))
-        clock = iter([1.0, 2.0, 5.0])
+        clock = iter([5.0, 1.0, 2.0])
         assert bench.sample(both) == 3.0
-        clock = iter([1.0, 2.0, 2.5])
+        clock = iter([2.5, 1.0, 2.0])
         assert bench.sample(both) == 2.5
 
     def test_one_run_in_which_the_machine_did_something_else_says_nothing(self, monkeypatch):
         clock, taken = [0.0], [0.02, *[0.001] * 20]
-        monkeypatch.setattr(benchmark_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+        monkeypatch.setattr(timing_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
         bench = Benchmark(no_backend)
         bench.prepare(PROBLEM)
 
@@ -225,11 +225,3 @@ def test_the_narrowest_type_says_how_far_results_may_be_apart():
     finally:
         use_device("cuda", None)
     assert tolerance([storage(1, "float8_e5m2")]) > 0.1
-
-
-def test_the_size_of_the_last_cache(tmp_path):
-    for number, text in enumerate(("32K", "1024K", "16M", "nonsense")):
-        (tmp_path / f"index{number}").mkdir()
-        (tmp_path / f"index{number}" / "size").write_text(text)
-    assert cache_bytes(tmp_path) == 16 << 20
-    assert cache_bytes(tmp_path / "missing") == 32 << 20

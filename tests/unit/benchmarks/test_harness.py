@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from polyfuse_bench import host, linear, report
+from polyfuse_bench import fusion_rules, host, linear, report
 from polyfuse_bench.child import child_environment
 from polyfuse_bench.compile_time import keep_byte_code
 from polyfuse_bench.kernels import KernelCase, runner
@@ -187,6 +188,27 @@ def test_calls_of_small_kernels_are_measured() -> None:
     row = host.measure({"name": "kernels-10-matmuls-5", "backends": backends, "effort": effort})
     assert [timing["name"] for timing in row["timings"]] == list(backends) and not row["failures"]
     assert max(row["errors"].values()) < 1e-5
+
+
+def test_fusion_rules_are_measured_on_and_off(monkeypatch) -> None:
+    asked: list[object] = []
+    real = torch.compile
+
+    def noting(function: Any, **named: Any) -> Any:
+        asked.append(named["options"])
+        return real(function, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", noting)
+    effort = {"rounds": 1, "min_sample_seconds": 1e-4, "warmup_seconds": 1e-4, "max_seconds": 1.0}
+    for name, case in fusion_rules.CASES.items():
+        backends = fusion_rules.CANDIDATES
+        row = fusion_rules.measure({"name": name, "backends": backends, "effort": effort, "size": (8, 6)})
+        assert [timing["name"] for timing in row["timings"]] == list(backends) and not row["failures"]
+        assert row["rule"] == case.rule
+        assert asked == [{}, {"disable_fusion_rules": (case.rule,)}]
+        asked.clear()
+    fusion_rules.compiled(case, fusion_rules.OFF, "cuda:0")
+    assert asked == [{"triton.column_reductions": "1", "disable_fusion_rules": (case.rule,)}]
 
 
 def test_operator_results_go_between_their_marks(tmp_path: Path) -> None:

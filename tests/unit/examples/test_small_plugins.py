@@ -11,6 +11,8 @@ import torch
 
 from house.source_tree import ROOT
 from polyfuse.autotune import search as search_module
+from polyfuse.autotune.benchmark import Benchmark
+from polyfuse.autotune.candidate import Problem, Storage
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
@@ -74,8 +76,20 @@ def test_a_choice_alone(use, monkeypatch):
     assert last_reports()[-1].calls == ("aten.mm.default",)
 
 
+def test_a_timer_alone(use):
+    def sets() -> int:
+        manager = PluginManager(Settings())
+        bench = Benchmark(manager.backend, manager.timer)
+        bench.prepare(Problem("", "cpu", "cpp", (Storage("float32", "cpu", 1 << 20, cold=True),)))
+        return len(bench._sets)
+
+    assert sets() > 1
+    use("warm_timer")
+    assert sets() == 1
+
+
 def test_what_they_offer_is_shown(use):
-    for name in ("few_buffers", "plain_mm"):
+    for name in ("few_buffers", "plain_mm", "warm_timer"):
         use(name)
     states = {state.name: state for state in PluginManager(Settings()).states()}
     assert [offer.value for offer in states["few-buffers"].manifest.offers] == ["fusion rules"]

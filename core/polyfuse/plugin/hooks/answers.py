@@ -15,6 +15,7 @@ from polyfuse.plugin.fusion import FusionRule
 from polyfuse.plugin.lowering import Lowering
 from polyfuse.plugin.manifest import Finding, Manifest
 from polyfuse.plugin.rewriting import STAGES, Rewrite
+from polyfuse.plugin.timing import Timer
 
 __all__ = ["MUST_ANSWER", "checked", "parts"]
 
@@ -86,6 +87,12 @@ def _device(answer: Any) -> object:
     return answer
 
 
+def _timer(answer: Any) -> Timer:
+    if not isinstance(answer, Timer):
+        raise TypeError(f"a {type(answer).__name__} is no Timer")
+    return answer
+
+
 def _lowerings(answer: Any) -> dict[str, Lowering]:
     if not isinstance(answer, Mapping):
         raise TypeError(f"a {type(answer).__name__} is no mapping of operators to lowerings")
@@ -128,6 +135,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], object]]] = {
     "polyfuse_manifest": _manifest,
     "polyfuse_codegen": _codegen,
     "polyfuse_fusion_rules": _rules,
+    "polyfuse_timer": _timer,
     "polyfuse_device": _device,
     "polyfuse_lowerings": _lowerings,
     "polyfuse_rewrites": _rewrites,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from polyfuse.plugin.lowering import Lowering
     from polyfuse.plugin.manifest import Finding, Manifest
     from polyfuse.plugin.rewriting import Rewrite
+    from polyfuse.plugin.timing import Timer
     from polyfuse.runtime.devices.device import Device
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "polyfuse_lowerings",
     "polyfuse_manifest",
     "polyfuse_rewrites",
+    "polyfuse_timer",
 ]
 
 PROJECT = "polyfuse"
@@ -64,7 +66,7 @@ def polyfuse_manifest() -> Manifest:  # type: ignore[empty-body]
 
         @hookimpl
         def polyfuse_manifest():
-            return Manifest(name="mine", version="1.0", distribution="polyfuse-mine", api=(1, 0),
+            return Manifest(name="mine", version="1.0", distribution="polyfuse-mine", api=(2, 0),
                             device_types=("cpu",), priority={"cpu": 50},
                             load="polyfuse_mine.backend:MyBackend")
     """
@@ -149,6 +151,27 @@ def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:  # type: ig
         def polyfuse_fusion_rules(device_type):
             from polyfuse_mine.rules import fits_registers
             return [FusionRule("fits-registers", allows=fits_registers)]
+    """
+
+
+@hookspec(firstresult=True)
+def polyfuse_timer(device_type: str, backend: str) -> Timer:  # type: ignore[empty-body]
+    """Say how launches are timed. The first answer counts; without one, the clock of this machine is used for
+    what runs on it, with operands that are in no cache, and that of the device elsewhere.
+
+    Arguments: `device_type`, such as `cpu`; `backend`, the name of the first one for the device: it times all
+    candidates for a kernel or a call, whoever generates them.
+    Called: once for each backend and device type of a session, in the process that times: mostly a benchmark
+    worker, which finds installed plugins, and none that a program registered.
+    Errors: the next plugin is asked. A timer that raises although launches do not, or that returns no time,
+    is replaced by the core's, with one warning.
+
+    Example::
+
+        @hookimpl(wrapper=True)
+        def polyfuse_timer(device_type, backend):
+            timer = yield
+            return Slowest(timer)
     """
 
 

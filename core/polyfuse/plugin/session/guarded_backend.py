@@ -166,6 +166,7 @@ def _default(name: str) -> Callable[..., Any]:
 
 METHODS: Final[Mapping[str, Method]] = {
     "claims": Method(_is(Yes, No), _refusal),
+    "may_group": Method(_is(Yes, No), _refusal),
     "target_info": Method(_is(TargetInfo), _default("target_info")),
     "configs": Method(_configs),
     "neighbours": Method(_configs),
@@ -182,7 +183,6 @@ METHODS: Final[Mapping[str, Method]] = {
     "host_program": Method(_is(Source, No), _refusal),
     "host_library": Method(_is(Source, No), _refusal),
     "synchronize": Method(_nothing),
-    "benchmark": Method(_is(int, float)),
     "machine": Method(_texts, _default("machine")),
     "describe": Method(_texts),
 }

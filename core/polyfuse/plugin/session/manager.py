@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib import import_module, metadata
 
 from polyfuse.base.errors import (
@@ -32,12 +33,17 @@ from polyfuse.plugin.session.discovery import (
     registered_candidates,
 )
 from polyfuse.plugin.session.guarded_backend import guard
+from polyfuse.plugin.session.guarded_timer import GuardedTimer
 from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.session.states import PluginState, State
+from polyfuse.plugin.timing import Timer, default_timer
 
 __all__ = ["PluginManager"]
 
 _log = get_logger("plugin")
+
+_CORE = "polyfuse"
+"""The name under which the core answers hooks that must have an answer."""
 
 
 class PluginManager:
@@ -57,9 +63,11 @@ class PluginManager:
         self._states: dict[str, PluginState] = {}
         self._backends: dict[tuple[str, object], Backend] = {}
         self._orders: dict[str, tuple[Codegen, ...]] = {}
+        self._timers: dict[tuple[str, str], Timer] = {}
         self._warned: set[str] = set()
         self.hooks = GuardedHooks(self._report_hook, settings.hook_timeout)
         self.hooks.add_hookspecs(specs)
+        self.hooks.register(_DefaultTimers(), _CORE)
         own = registered_candidates(registered())
         installed = [c for c in find_candidates(entry_points) if c.name not in {o.name for o in own}]
         admitted = [(c, plugin) for c in installed if (plugin := self._read(c)) is not None]
@@ -148,6 +156,24 @@ class PluginManager:
             if state.usable and not self.generates(name):
                 raise BackendUnavailableError(f"plugin {name!r} brings no code generator")
             raise BackendUnavailableError(f"backend {name!r} is {state.state.value}: {state.reason}")
+
+    def timer(self, backend: str, device_type: str) -> Timer:
+        """Return what times launches where a backend is the first one for a type of device."""
+        with self._lock:
+            found = self._timers.get((backend, device_type))
+            if found is None:
+                answers = self.ask("polyfuse_timer", device_type=device_type, backend=backend)
+                answer = next(iter(answers), None)
+                found = default_timer(device_type) if answer is None else answer.value
+                if answer is not None and answer.plugin != _CORE:
+                    report = partial(self._report_timer, answer.plugin)
+                    otherwise = partial(default_timer, device_type)
+                    found = GuardedTimer(found, otherwise, report, self.settings.strict)
+                self._timers[backend, device_type] = found
+            return found
+
+    def _report_timer(self, plugin: str, error: BaseException) -> None:
+        self.note_trouble(plugin, error, "timing by its `polyfuse_timer`")
 
     def note_trouble(self, name: str, error: BaseException, doing: str) -> None:
         """Record, and warn once, that a backend raised over one kernel. It stays in use for others."""
@@ -348,6 +374,15 @@ class PluginManager:
         else:
             fix = f"installed are {join_words(sorted(self._states)) or 'none'}"
         return BackendUnavailableError(f"backend {name!r} is not installed", fix)
+
+
+class _DefaultTimers:
+    """The core's own answer, after those of plugins, so that a wrapper always has a timer to wrap."""
+
+    @hookimpl(trylast=True)
+    def polyfuse_timer(self, device_type: str) -> Timer:
+        """Answer for every type of device."""
+        return default_timer(device_type)
 
 
 class _ManifestCodegen:

@@ -1,0 +1,104 @@
+"""The public interface of plugins, as text: what a plugin may rely on changes only with `API_VERSION`.
+
+Where this test fails, the interface has changed. Something added: raise the minor version. Something removed
+or changed: keep the old one for two minors with a warning that names the new one, or raise the major version.
+Then run `pytest --update-golden` on this file. `docs/decisions/plugin-interface-versions.md` says more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import polyfuse.plugin as door
+from polyfuse.base.errors import IncompatibleBackendError
+from polyfuse.plugin import API_VERSION, check_api
+from polyfuse.plugin.hooks import specs
+
+HOOKS = [name for name in specs.__all__ if name.startswith("polyfuse_")]
+
+
+def described(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, type):
+        yield f"class {name}({', '.join(base.__name__ for base in value.__bases__)})"
+        yield from members(value)
+    elif callable(value):
+        yield f"def {name}{signature(value)}"
+    else:
+        yield f"{name}: {type(value).__name__} = {value!r}"
+
+
+def members(kind: type) -> Iterator[str]:
+    if issubclass(kind, enum.Enum):
+        yield from (f"    {member.name} = {member.value!r}" for member in kind)
+    if dataclasses.is_dataclass(kind):
+        yield from (f"    {field.name}: {field.type}{default(field)}" for field in dataclasses.fields(kind))
+    known = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    for name, value in list(vars(kind).items()):
+        if name in known or (name.startswith("_") and name != "__init__") or isinstance(value, enum.Enum):
+            continue
+        if name == "__init__" and known:
+            continue
+        if isinstance(value, (staticmethod, classmethod)):
+            yield f"    {type(value).__name__} {name}{signature(value.__func__)}"
+        elif isinstance(value, property):
+            yield f"    property {name}: {inspect.signature(value.fget).return_annotation}"  # type: ignore[arg-type]
+        elif inspect.isfunction(value):
+            mark = "abstract " if getattr(value, "__isabstractmethod__", False) else ""
+            yield f"    {mark}def {name}{signature(value)}"
+        elif not callable(value):
+            annotated = kind.__annotations__.get(name, type(value).__name__)
+            yield f"    {name}: {annotated} = {value!r}"
+
+
+def default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f" = {field.default!r}"
+    return "" if field.default_factory is dataclasses.MISSING else " = ..."
+
+
+def signature(function: Any) -> str:
+    return str(inspect.signature(function))
+
+
+def interface() -> str:
+    lines = [f"version {API_VERSION[0]}.{API_VERSION[1]}", ""]
+    for name in sorted(door.__all__):
+        if name != "API_VERSION":
+            lines += [*described(name, getattr(door, name)), ""]
+    for name in sorted(HOOKS):
+        options = getattr(specs, name).polyfuse_spec
+        marks = [mark for mark, given in sorted(options.items()) if given]
+        lines += [f"hook {name}{signature(getattr(specs, name))}{''.join(f' {mark}' for mark in marks)}"]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_interface_is_what_its_version_promises(golden):
+    golden("interface.txt", interface())
+
+
+def test_the_text_holds_fields_methods_and_hooks():
+    text = interface()
+    for line in (
+        "    priority: Mapping[str, int] = ...",
+        "    abstract def claims(self, node: 'Node') -> 'Claim'",
+        "class Backend(ABC)",
+    ):
+        assert line in text, line
+    assert all(f"hook {name}(" in text for name in HOOKS)
+    assert "hook polyfuse_timer(device_type: 'str', backend: 'str') -> 'Timer' firstresult" in text
+
+
+@pytest.mark.parametrize("version", [(1, 0), (API_VERSION[0] + 1, 0), (API_VERSION[0], API_VERSION[1] + 1)])
+def test_a_plugin_of_another_version_is_refused_in_one_sentence(version):
+    with pytest.raises(IncompatibleBackendError) as caught:
+        check_api("old", version)
+    text = str(caught.value)
+    fix = "install a newer version of 'old'" if version < API_VERSION else "upgrade polyfuse"
+    assert f"built for plugin interface {version[0]}.{version[1]}" in text and text.endswith(fix)
+    assert "\n" not in text
