@@ -39,7 +39,8 @@ def sequence_parallel(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
         input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True
     )
     last = PrepareModuleOutput(output_layouts=(Shard(1),), desired_output_layouts=(Replicate(),))
-    parallelize_module(model, mesh, {"0": first, str(len(model) - 1): last})
+    parallelize_module(model[0], mesh, first)
+    parallelize_module(model[-1], mesh, last)
     return model
 
 

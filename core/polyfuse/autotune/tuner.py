@@ -319,7 +319,8 @@ class Tuner:
             late = time.monotonic() > self._until
             if late:
                 self.cut_short.update(search.task.key for search in running)
-            running = [s for s in running if not late and not self._expired(s) and s.widen()]
+            most = self.settings.tune_seconds
+            running = [s for s in running if not late and s.seconds < most and s.widen()]
         return opened
 
     def _closed(self, search: Search, progress: ProgressTable) -> Record:
@@ -352,9 +353,6 @@ class Tuner:
             most_rounds=16 if on_host else 6,
             until=min(self._until, time.monotonic() + max(1, self.settings.tune_seconds)),
         )
-
-    def _expired(self, search: Search) -> bool:
-        return search.seconds >= self.settings.tune_seconds
 
     # Where candidates run.
 

@@ -200,9 +200,10 @@ class Settings:
 
     # Communication.
     overlap_collectives: bool = _option(
-        False,
+        True,
         "Start functional collectives early and wait for them late, with other work in between, as far as "
-        "dependencies and `overlap_memory` allow; off: in the order of the program.",
+        "dependencies and `overlap_memory` allow, in graphs where estimates say that this gains; off: in the "
+        "order of the program.",
     )
     overlap_memory: int = _option(
         20,

@@ -90,6 +90,8 @@ def unit_size(folder: Path) -> int:
 
 def _check(folder: Path) -> _Checked | None:
     record = read_record(folder / CONTENTS)
+    if not record and (folder / CONTENTS).exists():
+        record = read_record(folder / CONTENTS)  # another process published it meanwhile
     files = record.get("files")
     if not isinstance(files, dict):
         if (folder / CONTENTS).exists():

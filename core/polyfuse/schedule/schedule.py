@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import ExternCall, LoopNode
+from polyfuse.ir.nodes import Collective, ExternCall, LoopNode
 from polyfuse.plugin import Backend, FusionRules, TargetInfo
 from polyfuse.plugin.session.fusion_rules import NO_RULES
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
@@ -22,7 +22,7 @@ from polyfuse.schedule.kernels.alignment import aligned_buffers
 from polyfuse.schedule.kernels.groups import Grouping, group_launches
 from polyfuse.schedule.kernels.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
-from polyfuse.schedule.overlap.communication import communication_bits, overlap_units
+from polyfuse.schedule.overlap.communication import Overlap, communication_bits, overlap_units
 from polyfuse.schedule.reductions.gemm_reductions import detached_reductions, split_epilogue_reductions
 from polyfuse.schedule.reductions.split import split_reductions
 from polyfuse.schedule.result import Call, Decision, Launch, Schedule, Unfused
@@ -60,6 +60,28 @@ def schedule_graph(
         epilogue_reductions: names of those that are begun in the kernel of the GEMM whose results they read.
         rules: plugins' fusion rules for a backend on a device type.
     """
+    plain = settings.with_options(overlap_collectives=False)
+    given = claimed, unfused, epilogue_reductions, rules
+    if not settings.overlap_collectives or not any(isinstance(node, Collective) for node in graph.nodes):
+        return _scheduled(graph, plain, backends, *given)[0]
+    # what runs beside a collective is no part of a kernel that waits for it: that pays only if much is hidden
+    schedule, overlap = _scheduled(graph, settings, backends, *given)
+    usual, found = _scheduled(graph, plain, backends, *given)
+    if overlap.seconds < found.usual_seconds:
+        return replace(schedule, decisions=(*schedule.decisions, overlap.summary(found)))
+    return replace(usual, decisions=(*usual.decisions, found.kept()))
+
+
+def _scheduled(
+    graph: Graph,
+    settings: Settings,
+    backends: _Backends,
+    claimed: Mapping[str, Backend],
+    unfused: Sequence[Unfused],
+    epilogue_reductions: frozenset[str],
+    rules: _Rules,
+) -> tuple[Schedule, Overlap]:
+    """A schedule, with collectives overlapped or in the graph's order, and how long they are exposed."""
     hint = _hints(graph)
     whole: dict[str, Decision] = {}
     for _ in range(len(epilogue_reductions) + 1):
@@ -72,11 +94,14 @@ def schedule_graph(
     graph, roots, decisions = fused.graph, fused.roots, fused.decisions
     units = order_units(fused.units, fused.deps)
     removed = kernel_local(graph, units, roots)
-    if settings.overlap_collectives:
+    overlap = Overlap(units, [])
+    if any(isinstance(node, Collective) for node in graph.nodes):
         first = cache(partial(_first_target_info, backends))
         edges = unit_edges(units, fused.deps)
-        units, found = overlap_units(units, edges, graph, settings, removed, roots, first, hint)
-        decisions.extend(found)
+        overlap = overlap_units(units, edges, graph, settings, removed, roots, first, hint)
+    if settings.overlap_collectives:
+        units = overlap.units
+        decisions.extend(overlap.decisions)
     decisions.extend(Decision("local", name, "", "only one kernel needs it") for name in sorted(removed))
     context = KernelContext(
         graph,
@@ -96,7 +121,8 @@ def schedule_graph(
         grouping = Grouping(graph, settings, fused.backends, fused.target_info, roots, hint)
         steps = group_launches(steps, grouping, decisions)
         last = last_uses(graph, steps, removed, roots)
-    return Schedule(graph, tuple(steps), tuple(sorted(removed)), last, (*decisions, *whole.values()))
+    made = Schedule(graph, tuple(steps), tuple(sorted(removed)), last, (*decisions, *whole.values()))
+    return made, overlap
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from polyfuse.base.errors import CacheError
 from polyfuse.base.settings import Settings
-from polyfuse.cache import KernelStore, cache_root, graph_key, kernel_key, unit_key, writable_root
+from polyfuse.cache import KernelStore, cache_root, graph_key, kernel_key, unit_key, units, writable_root
 from polyfuse.cache.limit import sweep
 from toy_backend import source
 
@@ -170,3 +170,22 @@ def test_graphs_are_seen_once(tmp_path):
 def test_a_folder_that_cannot_be_written_has_seen_nothing(tmp_path):
     (tmp_path / "graphs").write_text("a file where a folder should be")
     assert [KernelStore(tmp_path).seen("ab" * 16) for _ in range(2)] == [False, False]
+
+
+def test_a_unit_that_another_process_publishes_meanwhile_is_whole(tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "unit"
+    kernels = {KEY: "s1"}
+    read, times = units.read_record, []
+
+    def published_late(path):
+        times.append(path)
+        if len(times) > 1:
+            return read(path)
+        folder.mkdir()
+        (folder / "kernel.txt").write_text("x")
+        units.seal_unit(folder, kernels)
+        return {}
+
+    monkeypatch.setattr(units, "read_record", published_late)
+    assert units.unit_kernels(folder) == kernels
+    assert "not what was built" not in caplog.text

@@ -44,7 +44,8 @@ def check(group: delayed_group.DelayedGroup) -> Callable[..., list[str]]:
         mine, theirs = ([a.clone() for a in args] for _ in range(2))
         expected = function(*theirs)
         group.log.clear()
-        given = {"backends": ["interpreter"], "strict": True, "graph_cache": False} | options
+        usual = {"strict": True, "graph_cache": False, "overlap_collectives": False}
+        given = {"backends": ["interpreter"], **usual} | options
         actual = torch.compile(function, backend="polyfuse", options=given)(*mine)
         torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(mine, theirs)
@@ -248,7 +249,7 @@ def test_what_does_not_depend_on_a_collective_is_computed_beside_it(
         return total * torch.ops.polyfuse_tests.note(x)
 
     x = torch.randn(64, 64)
-    for options in ({}, OVERLAPPED):
+    for options in ({"overlap_collectives": False}, OVERLAPPED):
         torch._dynamo.reset()
         group.log.clear()
         given = {"backends": ["interpreter"], "graph_cache": False} | options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -170,15 +171,18 @@ def names(schedule: Schedule) -> list[str]:
 
 
 def test_off_is_the_order_of_the_program() -> None:
-    assert [n.name for n in names(layers())] == [f"n{k}" for k in range(9)]
-    assert not [d for d in layers().decisions if d.kind == "overlap"]
+    schedule = layers(overlap_collectives=False)
+    assert [n.name for n in names(schedule)] == [f"n{k}" for k in range(9)]
+    assert not [d for d in schedule.decisions if d.kind == "overlap"]
 
 
 def test_a_graph_is_put_in_order_and_explained() -> None:
-    schedule = layers(overlap_collectives=True, network_bandwidth=50_000)
+    schedule = layers(network_bandwidth=50_000)
     assert [n.name for n in names(schedule)] == ["n0", "n1", "n6", "n2", "n3", "n4", "n7", "n5", "n8"]
-    (first, second) = [d for d in schedule.decisions if d.kind == "overlap"]
+    (first, second, whole) = [d for d in schedule.decisions if d.kind == "overlap"]
     assert (first.first, first.second) == ("n1", "n2") and (second.first, second.second) == ("n4", "n5")
+    before, after = (int(n) for n in re.findall(r"(\d+) us", whole.reason))
+    assert whole.reason.startswith("exposed communication by estimates") and after < before
     assert first.reason.startswith("1 steps of computing are between its start and the wait; by estimates")
 
 
@@ -199,8 +203,17 @@ def test_where_nothing_can_be_done_beside_it_the_order_stays() -> None:
     m.pointwise("b", i, apply("sin", m.load("a", *i)))
     schedule = m.schedule("b", overlap_collectives=True)
     assert [n.name for n in names(schedule)] == ["n0", "n1", "n2", "n3"]
-    pair, rest = [d for d in schedule.decisions if d.kind == "overlap"]
-    assert pair.reason.startswith("0 steps of computing") and "no other order is better" in rest.reason
+    (rest,) = [d for d in schedule.decisions if d.kind == "overlap"]
+    assert "no other order is better" in rest.reason and "exposed communication" in rest.reason
+
+
+def test_a_graph_without_collectives_is_scheduled_as_without_the_option() -> None:
+    m = Maker()
+    i = axes(64)
+    for name in ("x", "a"):
+        m.buffer(name, 64, kind="input" if name == "x" else "temp")
+    m.pointwise("a", i, apply("exp", m.load("x", *i)))
+    assert m.schedule("a") == m.schedule("a", overlap_collectives=False)
 
 
 @pytest.mark.parametrize("overlaps", (False, True))

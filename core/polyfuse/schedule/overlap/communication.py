@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.communication import Running, never_awaited
@@ -15,7 +16,43 @@ from polyfuse.schedule.overlap.reorder import Plan, Task, overlapped
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import IndexLike
 
-__all__ = ["overlap_units", "communication_bits"]
+__all__ = ["Overlap", "communication_bits", "overlap_units"]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Units in the best order that is known, and what is expected of it.
+
+    Attributes:
+        units: in that order.
+        decisions: what was decided for each collective.
+        seconds: that all of it takes, by estimates.
+        exposed: of them, those in which nothing computes because a collective runs.
+        usual_seconds, usual_exposed: the same in the order that was given.
+    """
+
+    units: list[Unit]
+    decisions: list[Decision]
+    seconds: float = 0.0
+    exposed: float = 0.0
+    usual_seconds: float = 0.0
+    usual_exposed: float = 0.0
+
+    def summary(self, usual: Overlap) -> Decision:
+        """What this order gains over another schedule in the order of the program."""
+        before, after = usual.usual_exposed * 1e6, self.exposed * 1e6
+        reason = (
+            f"exposed communication by estimates: {before:.0f} us in the program's order, {after:.0f} us so"
+        )
+        return Decision("overlap", "", "", reason)
+
+    def kept(self) -> Decision:
+        """That the order of the program is as good as any."""
+        reason = (
+            "no other order is better than that of the trace; exposed communication by estimates:"
+            f" {self.usual_exposed * 1e6:.0f} us"
+        )
+        return Decision("overlap", "", "", reason)
 
 
 def overlap_units(
@@ -27,7 +64,7 @@ def overlap_units(
     roots: Mapping[str, str],
     target_info: Callable[[str], TargetInfo],
     hint: Callable[[IndexLike], int],
-) -> tuple[list[Unit], list[Decision]]:
+) -> Overlap:
     """Units in an order in which collectives take less time, and what was decided.
 
     Args:
@@ -39,7 +76,7 @@ def overlap_units(
     """
     nodes = [unit.members[0].node for unit in units]
     if not any(isinstance(node, Collective) for node in nodes):
-        return list(units), []
+        return Overlap(list(units), [])
     ends = _ends(nodes)
     sizes = _sizes(graph, removed, roots, hint)
     tasks: list[Task] = []
@@ -58,7 +95,20 @@ def overlap_units(
             tasks.append(Task("compute", before, seconds, (), touches))
     kept = frozenset(roots[name] for name in (*graph.output_buffers(), *sorted(never_awaited(graph.nodes))))
     given, best = overlapped(tasks, sizes, kept, settings.overlap_memory / 100)
-    return [units[number] for number in best.order], list(_decisions(nodes, tasks, given, best))
+    decisions = list(_decisions(nodes, tasks, best))
+    return Overlap(
+        [units[number] for number in best.order],
+        decisions,
+        best.seconds,
+        _exposed(tasks, best),
+        given.seconds,
+        _exposed(tasks, given),
+    )
+
+
+def _exposed(tasks: Sequence[Task], plan: Plan) -> float:
+    """Seconds in which a collective is waited for and nothing computes."""
+    return sum(max(0.0, tasks[start].seconds - hidden) for start, hidden in plan.hidden.items())
 
 
 def communication_bits(nodes: Sequence[Node]) -> tuple[int, int]:
@@ -92,7 +142,7 @@ def _sizes(
     return found
 
 
-def _decisions(nodes: Sequence[Node], tasks: Sequence[Task], given: Plan, best: Plan) -> list[Decision]:
+def _decisions(nodes: Sequence[Node], tasks: Sequence[Task], best: Plan) -> list[Decision]:
     found: list[Decision] = []
     position = {number: at for at, number in enumerate(best.order)}
     for number, task in enumerate(tasks):
@@ -107,6 +157,4 @@ def _decisions(nodes: Sequence[Node], tasks: Sequence[Task], given: Plan, best: 
                 f"{hidden:.0f} of {seconds:.0f} us"
             )
             found.append(Decision("overlap", nodes[start].name, nodes[number].name, reason))
-    if best is given:
-        found.append(Decision("overlap", "", "", "no other order is better than that of the trace"))
     return found
