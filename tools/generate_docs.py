@@ -13,10 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import polyfuse
 from polyfuse import aot
 from polyfuse.base import errors
 from polyfuse.base.log import AREAS
 from polyfuse.base.settings import MODES, option_infos
+from polyfuse.interface import Metrics
 from polyfuse.ir import ops
 from polyfuse.plugin import Backend, CallSite, Choice, FusionPair, FusionRule, Manifest, Source, TargetInfo
 from polyfuse.plugin.hooks import specs as hookspecs
@@ -154,6 +156,9 @@ def hooks() -> Iterator[tuple[str, Callable[..., object]]]:
 def api_page() -> str:
     """The public Python interface: packages, and the class of a backend."""
     lines = ["# Python API", "", NOTE, "", '`torch.compile(model, backend="polyfuse")` needs no import.', ""]
+    for name in ("compile", "explain", "report", "metrics", "reset"):
+        lines += _described(f"polyfuse.{name}", getattr(polyfuse, name), 2)
+    lines += _described("polyfuse.interface.Metrics", Metrics, 2)
     lines += ["## `polyfuse.aot`", "", _first_paragraph(aot), ""]
     for name in aot.__all__:
         lines += _described(f"aot.{name}", getattr(aot, name), 3)

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 from polyfuse.base.lazy import attribute
 
 if TYPE_CHECKING:
+    from polyfuse import cache as cache
     from polyfuse.backend import polyfuse as polyfuse
+    from polyfuse.interface import compile as compile
+    from polyfuse.interface import metrics as metrics
+    from polyfuse.interface import reset as reset
     from polyfuse.reporting.function import explain as explain
     from polyfuse.reporting.function import report as report
     from polyfuse.reporting.inspection.generated import get_code as get_code
@@ -25,24 +29,31 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__",
+    "cache",
+    "compile",
     "debug_folder",
     "explain",
     "fresh_cache",
     "get_code",
+    "metrics",
     "observing",
     "polyfuse",
     "report",
+    "reset",
     "run_and_get_code",
 ]
 
 _LAZY = {
+    "compile": "polyfuse.interface:compile",
     "debug_folder": "polyfuse.reporting.inspection.scopes:debug_folder",
     "explain": "polyfuse.reporting.function:explain",
     "fresh_cache": "polyfuse.reporting.inspection.scopes:fresh_cache",
     "get_code": "polyfuse.reporting.inspection.generated:get_code",
+    "metrics": "polyfuse.interface:metrics",
     "observing": "polyfuse.reporting.inspection.scopes:observing",
     "polyfuse": "polyfuse.backend:polyfuse",
     "report": "polyfuse.reporting.function:report",
+    "reset": "polyfuse.interface:reset",
     "run_and_get_code": "polyfuse.reporting.inspection.generated:run_and_get_code",
 }
 
@@ -52,6 +63,10 @@ def __getattr__(name: str) -> object:
         from polyfuse.base.version import version
 
         return version()
+    if name == "cache":
+        from importlib import import_module
+
+        return import_module("polyfuse.cache")
     return attribute(__name__, _LAZY, name)
 
 

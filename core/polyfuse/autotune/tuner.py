@@ -54,6 +54,7 @@ class Tuner:
         timings: the store of what was measured.
         spent: seconds that searches took so far.
         asked: the addresses of all problems whose fastest candidate was asked for, measured now or before.
+        cut_short: those whose search ran out of time, and goes on in a later process.
     """
 
     def __init__(
@@ -63,13 +64,13 @@ class Tuner:
         self.timings = TimingStore(store.root)
         self.spent = 0.0
         self.asked: dict[str, None] = {}
+        self.cut_short: set[str] = set()
         self._extensions = extensions
         self._plugins = extensions.plugins
         self._pool = pool
         self._store = store
         self._runner: TrialRunner | None = None
         self._until = math.inf
-        self._cut_short: set[str] = set()
         group = lambda kind, backend, device: self.key(f"samples of {kind}", (backend,), device)  # noqa: E731
         self._cost_models = CostModels(SampleStore(store.root), group)
         self._pruned: dict[tuple[str, Kernel], int] = {}
@@ -221,11 +222,6 @@ class Tuner:
         return timing_key(what, names, known, self.timer(device).machine())
 
     @property
-    def open(self) -> bool:
-        """Whether a search was cut short, or not begun for want of time: it goes on in a later process."""
-        return bool(self._cut_short) or self.exhausted
-
-    @property
     def exhausted(self) -> bool:
         """Whether the time for autotuning in this session is used up."""
         most = self.settings.max_autotune_seconds
@@ -322,7 +318,7 @@ class Tuner:
                 self.timings.write(search.task.key, search.record())
             late = time.monotonic() > self._until
             if late:
-                self._cut_short.update(search.task.key for search in running)
+                self.cut_short.update(search.task.key for search in running)
             most = self.settings.tune_seconds
             running = [s for s in running if not late and s.seconds < most and s.widen()]
         return opened
@@ -337,7 +333,7 @@ class Tuner:
             about = f"{record.about} ({search.task.pruned} not built, by the cost model)"
             record = replace(record, about=about)
         # a search that ran out of time is used as it is, and goes on in the next process
-        cut_short = search.task.key in self._cut_short
+        cut_short = search.task.key in self.cut_short
         self.timings.write(search.task.key, replace(record, complete=not cut_short))
         if record.best is not None:
             _log.info(

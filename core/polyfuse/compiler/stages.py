@@ -186,7 +186,7 @@ def _cacheable(aten: AtenGraph, built: BuiltGraph, session: CompileSession) -> C
     if settings.graph_cache or stored_by_torch():
         if any(is_unasked(item.emitted.backend, settings) for item in built.kernels.values()):
             module.cache_record = "a kernel of it is interpreted, which each process is told"
-        elif settings.autotunes and session.tuner.open:
+        elif settings.autotunes and (session.tuner.cut_short or session.tuner.exhausted):
             module.cache_record = "its autotuning ran out of time, and goes on in a later process"
         else:
             objects = built.schedule.graph.objects
