@@ -42,6 +42,10 @@ def engines_results(results: Path = RESULTS) -> list[dict[str, Any]]:
     return [content for name in ("engines", *others) if (content := read_results(name, results)) is not None]
 
 
+def _untimed(row: dict[str, Any], name: str) -> str:
+    return "failed" if name in row["failures"] else ""
+
+
 def engines_section(content: dict[str, Any]) -> list[str]:
     """One result file as a section of the page."""
     rows = content["rows"]
@@ -50,7 +54,7 @@ def engines_section(content: dict[str, Any]) -> list[str]:
     ratios: dict[str, list[float]] = {"default": [], "frozen": [], "best": []}
     for row in rows:
         medians = _medians(row)
-        cells = [time_text(medians[name]) if name in medians else "failed" for name in names]
+        cells = [time_text(medians[name]) if name in medians else _untimed(row, name) for name in names]
         cells += [_ratio(ratios["default"], medians.get(INDUCTOR), medians.get(POLYFUSE))]
         cells += [_ratio(ratios["frozen"], medians.get(OPENVINO), medians.get(FROZEN))]
         cells += [_ratio(ratios["best"], best_peer(medians), best_own(medians))]

@@ -49,7 +49,7 @@ def test_gradients_of_weights(name: str, shape: tuple[int, ...]) -> None:
     wanted = torch.autograd.grad(fn(*exact), exact, weight.double())
     for got, true in zip(found, wanted, strict=True):
         assert ((got - true).abs().max() / true.abs().max()).item() < 1e-5
-    assert "columns are added up where rows are at hand" in reasons()
+    assert "columns are added up in the kernel that reads the rows" in reasons()
 
 
 @pytest.mark.parametrize("shape", [(1, 1 << 22), (4, 1 << 20), (1 << 20, 2), (1, 1000003)], ids=str)
