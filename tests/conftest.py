@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import torch_costs
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Before anything resolves settings. Workers of one run share the folder, so that a kernel that many
@@ -29,6 +31,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason=GPU))
+
+
+def pytest_runtest_setup() -> None:
+    torch_costs.spare()
 
 
 def _has_gpu() -> bool:

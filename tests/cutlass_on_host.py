@@ -18,6 +18,7 @@ from polyfuse_cutlass.codegen.hopper import hopper_source
 from polyfuse_cutlass.launch.launcher import resolved
 from polyfuse_cutlass.problem import Matrix, extent, problem_of
 from polyfuse_cutlass.tiling import Tiling
+from precompiled import standard_headers
 
 __all__ = ["run_on_host"]
 
@@ -103,8 +104,10 @@ def run_on_host(kernel: Kernel, operands: Sequence[torch.Tensor | int], tiling: 
     source = folder / "epilogue.cpp"
     source.write_text(f'#include "{_HEADER}"\n{text}{_GROUPS}{_RUN_ROUNDED if rounded else _RUN}')
     compiler = shutil.which("g++") or "c++"
-    command = [compiler, "-std=gnu++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", str(source)]
-    subprocess.run([*command, "-o", str(folder / "epilogue.so")], check=True, timeout=120)
+    command = [compiler, "-std=gnu++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
+    headers = standard_headers(command, "math.h", "string.h", "vector")
+    output = ["-o", str(folder / "epilogue.so")]
+    subprocess.run([*command, *headers, str(source), *output], check=True, timeout=120)
     values = dict(zip((arg.name for arg in kernel.args), operands, strict=True))
     sizes = {name: value for name, value in values.items() if isinstance(value, int)}
     counts = [evaluate(extent(a), sizes) for a in problem.batch]

@@ -13,7 +13,8 @@ from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.nodes import Buffer, Collective, ExternCall, Node, Pointwise, Reduction, Wait
 from polyfuse.ir.types import DType
-from polyfuse.plugin import Backend, Claim, Source, Yes
+from polyfuse.plugin import Backend, Claim, FusionRules, Source, Yes
+from polyfuse.plugin.session.fusion_rules import NO_RULES
 from polyfuse.schedule import Launch, Schedule, UnclaimedError, claim_nodes
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.symbolic import Index, IndexLike, axis
@@ -47,6 +48,7 @@ class Maker:
     hints: dict[str, int] = field(default_factory=dict)
     backend: type[Backend] = Anything
     kind: str = "inference"
+    rules: FusionRules = NO_RULES
 
     def buffer(
         self, name: str, *size: IndexLike, stride=None, dtype=DType.f32, kind="temp", device="cpu"
@@ -116,15 +118,22 @@ class Maker:
 
     def schedule(self, *outputs: str, **options) -> Schedule:
         settings = Settings.resolve(None, options)
-        return scheduled(self.graph(*outputs), settings, lambda device: (self.backend(settings),))
+        return scheduled(self.graph(*outputs), settings, lambda device: (self.backend(settings),), self.rules)
 
 
-def scheduled(graph: Graph, settings: Settings, backends: Callable[[str], Iterable[Backend]]) -> Schedule:
+def scheduled(
+    graph: Graph,
+    settings: Settings,
+    backends: Callable[[str], Iterable[Backend]],
+    rules: FusionRules = NO_RULES,
+) -> Schedule:
     """The schedule of a graph, each loop by the first backend that claims it."""
     claims = claim_nodes(graph, backends, settings)
     if claims.refused:
         raise UnclaimedError(claims.refused)
-    schedule = schedule_graph(claims.graph, settings, backends, claims.backends)
+    schedule = schedule_graph(
+        claims.graph, settings, backends, claims.backends, rules=lambda backend, device_type: rules
+    )
     return replace(schedule, decisions=(*claims.decisions, *schedule.decisions))
 
 

@@ -215,6 +215,33 @@ def result_and_norm_faults(dtype: str, rows: int, numerics: str) -> list[str]:
     return faults
 
 
+def narrow_weight_faults(dtype: str, rows: int) -> list[str]:
+    """What is wrong with a layer whose 8-bit weight is read as it is stored."""
+    import torch
+    from torch.nn import functional as F
+
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
+
+    offer()
+    torch._dynamo.reset()
+    reset_reports()
+    torch.manual_seed(0)
+    x, scale = (torch.randn(shape).to(getattr(torch, dtype)) for shape in ((rows, 96), (80, 1)))
+    weight = torch.randint(-128, 128, (80, 96), dtype=torch.int8)
+
+    def function(x: Any, w: Any, scale: Any) -> Any:
+        return F.silu(F.linear(x, w.to(x.dtype) * scale))
+
+    found = torch.compile(function, backend="polyfuse", options={"backends": "interpreted"})(x, weight, scale)
+    truth, eager = function(x.double(), weight, scale.double()), function(x, weight, scale)
+    off, usual = (float((t.double() - truth).norm() / truth.norm()) for t in (found, eager))
+    faults = [f"off by {off}, where eager mode is by {usual}"] if off > 2 * usual + 1e-6 else []
+    (report,) = last_reports()
+    if report.calls or report.kernels != 1:
+        faults.append(f"{report.kernels} kernels and the calls {report.calls} instead of one kernel")
+    return faults
+
+
 def tiling_faults(group: str, seed: int) -> list[str]:
     """Some cases of the kit, each with a tiling chosen at random, whose results are wrong."""
     import random

@@ -18,7 +18,7 @@ from polyfuse.base import errors
 from polyfuse.base.log import AREAS
 from polyfuse.base.settings import MODES, option_infos
 from polyfuse.ir import ops
-from polyfuse.plugin import Backend, CallSite, Choice, Manifest, Source, TargetInfo
+from polyfuse.plugin import Backend, CallSite, Choice, FusionPair, FusionRule, Manifest, Source, TargetInfo
 from polyfuse.plugin.hooks import specs as hookspecs
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -161,7 +161,7 @@ def api_page() -> str:
     for name, value in vars(Backend).items():
         if callable(value) and not name.startswith("_"):
             lines += _described(f"Backend.{name}", value, 3)
-    for item in (Source, Manifest, TargetInfo, Choice, CallSite):
+    for item in (Source, Manifest, TargetInfo, Choice, CallSite, FusionRule, FusionPair):
         lines += _described(f"plugin.{item.__name__}", item, 2)
     return "\n".join(lines)
 

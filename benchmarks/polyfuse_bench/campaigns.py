@@ -127,6 +127,12 @@ def linear(selection: Selection) -> Plan:
     return _selecting("linear", names, CANDIDATES, selection)
 
 
+def weights(selection: Selection) -> Plan:
+    from polyfuse_bench.weights import CANDIDATES, CASES
+
+    return _selecting("weights", _chosen(CASES, selection.only, "weight"), CANDIDATES, selection)
+
+
 def host(selection: Selection) -> Plan:
     from polyfuse_bench.host import CANDIDATES, CASES
 
@@ -260,6 +266,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "kernels": kernels,
     "models": models,
     "linear": linear,
+    "weights": weights,
     "host": host,
     "engines": engines,
     "gemm": gemm,

@@ -24,6 +24,7 @@ SOURCE_ROOT = Path(__file__).resolve().parent.parent
 TASKS = {
     "kernel": "polyfuse_bench.kernel_timing",
     "linear": "polyfuse_bench.linear",
+    "weights": "polyfuse_bench.weights",
     "host": "polyfuse_bench.host",
     "gemm": "polyfuse_bench.gemm",
     "engines": "polyfuse_bench.engines",

@@ -114,6 +114,7 @@ def performance_page(results: Path) -> str | None:
             ("models", _models_section),
             ("kernels", _kernels_section),
             ("linear", _linear_section),
+            ("weights", _weights_section),
             ("gemm", gemm_section),
             ("tilings", tilings_section),
             ("compile", _compile_section),
@@ -254,6 +255,14 @@ def _linear_section(content: dict[str, Any]) -> list[str]:
         "best*: beside the faster of the others.",
     )
     return _one_table(content, "Linear layers", words, "layer", best=True)
+
+
+def _weights_section(content: dict[str, Any]) -> list[str]:
+    words = (
+        "Rows by inputs by outputs of two linear layers with SiLU between them. *int8*: weights are stored",
+        "with 8 bits and dequantised; *full*: with the type of the activations. Nothing is autotuned.",
+    )
+    return _one_table(content, "Weights of 8 bits", words, "layers")
 
 
 def _host_section(content: dict[str, Any]) -> list[str]:

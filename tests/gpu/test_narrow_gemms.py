@@ -126,3 +126,21 @@ def test_gradients_of_groups() -> None:
         results.append(torch.autograd.grad(function(*given), given, weight))
     for got, true in zip(*results, strict=True):
         torch.testing.assert_close(got, true, rtol=2e-2, atol=2e-2 * float(true.float().abs().mean()))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_an_eight_bit_weight_is_read_as_it_is_stored(rows: int, dtype: torch.dtype) -> None:
+    x, w, scale = random(rows, 1024, dtype=dtype), small(768, 1024), random(768, 1, dtype=dtype)
+
+    def function(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(torch.nn.functional.linear(x, w.to(x.dtype) * scale))
+
+    torch._dynamo.reset()
+    found, truth = (
+        torch.compile(function, backend="polyfuse")(x, w, scale),
+        function(x.double(), w, scale.double()),
+    )
+    off, usual = ((t.double() - truth).norm() / truth.norm() for t in (found, function(x, w, scale)))
+    assert off <= 2 * usual + 1e-6
+    assert not last_reports()[-1].calls

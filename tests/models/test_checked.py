@@ -99,7 +99,7 @@ FEW = (
 
 
 def entries(names: tuple[str, ...] | None) -> list[Any]:
-    from torch.testing._internal.common_methods_invocations import op_db
+    from polyfuse_bench.opdb.check import op_db
 
     return [op for op in op_db if names is None or op.name in names]
 

@@ -42,17 +42,6 @@ def test_another_takes_its_place(install, warned, method):
     assert "'toy'" in text and "is broken" in text
 
 
-def test_what_cannot_fuse_is_not_fused(install, warned):
-    install(raising("can_fuse"))
-    torch.testing.assert_close(torch.compile(two_kernels, backend="polyfuse")(X), two_kernels(X))
-    (text,) = warned
-    assert "`can_fuse`" in text and "is broken" in text and "eager mode" not in text
-
-
-def two_kernels(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x.sin(), -1).sum(0)
-
-
 @pytest.mark.parametrize("method", ["__init__", "claims", "emit", "describe", "build", "load"])
 def test_strict_raises(install, method):
     install(raising(method))

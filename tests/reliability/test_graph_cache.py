@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import preforked
 from called_functions import Twice
 from new_process import as_in_a_new_process
+from polyfuse import cli
 from polyfuse.base import code
 from polyfuse.cache.graphs import GraphCounts, graph_counts
+from polyfuse.cache.key_fields import KeyNotes, differences
 from polyfuse.compiler.reports.explain import explain
 from polyfuse.compiler.reports.report import GraphReport, last_reports
 from polyfuse.torch_compat.tracing import global_state
@@ -53,7 +56,7 @@ def check(function: Callable[..., Any], *args: Any, **options: Any) -> None:
 
 
 def entries(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "cache" / "compiled").glob("*/*") if path.is_file()]
+    return [path for path in (tmp_path / "cache" / "compiled").glob("[!.]*/*") if path.is_file()]
 
 
 def soft(x: torch.Tensor) -> torch.Tensor:
@@ -381,12 +384,69 @@ def _shared() -> tuple[torch.Tensor, torch.Tensor]:
     return base[0], base[1]
 
 
+MATRICES = torch.randn(16, 16), torch.randn(16, 16)
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+def by_policy(x: torch.Tensor) -> torch.Tensor:
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
+    return checkpoint(lambda x: x.sin().cos(), x, use_reentrant=False, context_fn=contexts)
+
+
+def differentiated(function: Callable[..., Any], *args: Any, **options: Any) -> GraphCounts:
+    """What becomes of a graph and of its backward in a further process; gradients are checked."""
+    as_in_a_new_process()
+    found = torch.autograd.grad(compiled(function, *args, **options).sum(), args)
+    expected = torch.autograd.grad(function(*args).sum(), args)
+    torch.testing.assert_close(found, expected)
+    return graph_counts()
+
+
+TAKING_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "function": Twice.apply,
+    "checkpoint": lambda x: checkpoint(lambda x: x.sin().cos(), x, use_reentrant=False),
+    "region": lambda x: torch.compiler.nested_compile_region(lambda x: x.sin().cos())(x) * 2,
+}
+
+
+@pytest.mark.parametrize("name", TAKING_FUNCTIONS)
+def test_operators_that_take_functions(name):
+    for hits in (0, 1):
+        counts = differentiated(TAKING_FUNCTIONS[name], torch.randn(4, requires_grad=True))
+        assert (counts.hits, dict(counts.bypasses)) == (hits, {}), counts
+
+
+def test_functions_that_differ_are_told_apart():
+    x = torch.randn(4, requires_grad=True)
+    for factor in (2.0, 3.0):
+        counts = differentiated(
+            lambda x, f=factor: checkpoint(lambda x: x.sin() * f, x, use_reentrant=False), x
+        )
+        assert (counts.hits, counts.misses) == (0, 1)
+
+
+def test_autotuned_graphs_are_found_and_nothing_is_timed(monkeypatch):
+    options = {"gemm": "fastest", "tune_in_process": True}
+    assert again(torch.mm, *MATRICES, **options).misses == 1
+    monkeypatch.setattr("polyfuse.autotune.tuner.Tuner.search", None)
+    assert again(torch.mm, *MATRICES, **options).hits == 1
+
+
+def test_a_graph_whose_search_was_cut_short_is_not_stored(monkeypatch, tmp_path):
+    monkeypatch.setattr("polyfuse.autotune.tuner.Tuner.exhausted", True)
+    counts = again(torch.mm, *MATRICES, gemm="fastest")
+    assert not entries(tmp_path) and "ran out of time" in next(iter(counts.bypasses))
+
+
 BYPASSES: dict[str, tuple[str, Callable[[], GraphCounts]]] = {
-    "function": ("takes functions", lambda: again(Twice.apply, torch.randn(4, requires_grad=True))),
+    "branches": ("refers to a", lambda: again(branching, torch.randn(4))),
+    "policy": ("function of the user's", lambda: again(by_policy, torch.randn(4, requires_grad=True))),
     "memory": ("share memory", lambda: again(lambda x, y: x + y, *_shared())),
     "freezing": ("'freezing'", lambda: again(soft, torch.randn(4, 5), freezing=True)),
     "fuel": ("'fuel'", lambda: again(soft, torch.randn(4, 5), fuel=100)),
-    "tuning": ("autotuning", lambda: again(soft, torch.randn(4, 5), tune_kernels=True)),
     "cache": ("'cache'", lambda: again(soft, torch.randn(4, 5), cache=False)),
 }
 
@@ -560,3 +620,49 @@ def test_native_host_programs_are_cached(tmp_path: Path) -> None:
     shutil.rmtree(host.parent)
     assert again(function, x, native_host=True).misses == 1
     assert again(function, x, native_host=True).hits == 1
+
+
+def stepped(name: str) -> tuple[list[torch.Tensor], GraphCounts]:
+    """Parameters after three compiled steps of an optimizer, and what became of its graphs."""
+    as_in_a_new_process()
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 3)
+    optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend="polyfuse")
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.ones(2, 4)).square().sum().backward()
+        step()
+    return [parameter.detach().clone() for parameter in net.parameters()], graph_counts()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_steps_of_an_optimizer_are_found(name, monkeypatch):
+    first, counts = stepped(name)
+    assert counts.misses and not counts.bypasses
+    second, counts = stepped(name)
+    assert counts.hits and not counts.misses and not counts.bypasses
+    monkeypatch.setattr(torch, "compile", lambda step, **_: step)
+    torch.testing.assert_close(second, stepped(name)[0])
+    torch.testing.assert_close(second, first)
+
+
+def test_the_field_in_which_two_keys_differ_is_named(tmp_path, capsys):
+    root, x = tmp_path / "cache", torch.randn(5, 30)
+    assert again(soft, x).misses and again(soft, x, numerics="eager").misses and again(soft, x[:3]).misses
+    assert again(soft, x, freezing=True).bypasses and again(soft, x, freezing=True).bypasses
+    keys = [key for key, _ in KeyNotes(root).noted()]
+    assert len(keys) == 3
+    found = {
+        item.field
+        for n in range(3)
+        for item in differences(KeyNotes(root).find(keys[n])[1], KeyNotes(root).find(keys[n - 1])[1])
+    }
+    assert found == {"option numerics", "graph"}
+    assert cli.main(["cache", "why", keys[0][:20], keys[2][:20]]) == 0
+    assert cli.main(["cache", "graphs"]) == 0 and cli.main(["cache", "info"]) == 0
+    out = capsys.readouterr().out
+    assert keys[1][:12] in out and "    2  the option 'freezing' is set" in out
+    assert cli.main(["cache", "why", keys[0], keys[0]]) == 1
+    assert cli.main(["cache", "clear", "--kind", "compiled"]) == 0
+    assert not KeyNotes(root).noted() and not KeyNotes(root).bypasses()

@@ -80,7 +80,7 @@ def faulty(method: str, fault: Callable[[], Any]) -> type[Backend]:
 
 NEXT = ("claims", "emit", "load", "describe")
 """Methods without which a backend makes no kernel."""
-ASKED = (*NEXT, "build", "can_fuse", "target_info", "machine")
+ASKED = (*NEXT, "build", "target_info", "machine")
 """Methods of which something is asked for every graph that is compiled."""
 SHORT = [
     kind if kind in ("an exit", "None") else pytest.param(kind, marks=pytest.mark.slow) for kind in FAULTS
@@ -111,7 +111,6 @@ def test_a_fault_costs_one_warning_and_no_graph(install, warned, method, kind):
 
 
 ARGUMENTS: dict[str, tuple[object, ...]] = {
-    "can_fuse": ((), ()),
     "neighbours": (None, None),
     "estimate": (None, None),
     "epilogue_reduction_width": (None, "sum", "rows"),

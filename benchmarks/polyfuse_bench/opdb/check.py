@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 from torch.testing._internal import common_methods_invocations as database
+from torch.testing._internal import common_utils
+from torch.testing._internal.opinfo import core as entries
 from torch.utils import _pytree as pytree
 
 from polyfuse_bench.backends import compiled
@@ -31,6 +33,8 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 # The database seeds random operators itself, inside a context manager that no compiler can trace, so that
 # nothing would be compiled. The checks seed every run, and the operators are called as they are.
 database.wrapper_set_seed = _call
+# At every sample it also searches the stack for a test of torch's, a quarter of the time that an item takes.
+entries.extract_test_fn = common_utils.extract_test_fn = lambda: None
 
 # What a run in higher precision computes in.
 HIGHER = {torch.float32: torch.float64, torch.bfloat16: torch.float32, torch.float16: torch.float32}

@@ -14,13 +14,14 @@ from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
+from polyfuse.lowering.reductions.gemm_narrow import reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, free_axes
 
-__all__ = ["PACKED", "PROLOGUE", "REDUCTIONS", "GeneratedGemm", "TunableCall", "tunable_calls"]
+__all__ = ["PACKED", "PROLOGUE", "REDUCTIONS", "GeneratedGemm", "TunableCall", "narrow_gemm", "tunable_calls"]
 
 _log = get_logger("autotune")
 
@@ -130,6 +131,25 @@ def tunable_calls(
     return found
 
 
+def narrow_gemm(
+    graph: Graph, call: TemplateCall, backends: Iterable[Backend], decisions: list[Decision]
+) -> GeneratedGemm | None:
+    """The GEMM by the first backend that reads an operand as it is stored (`reading_less`), if that pays."""
+    try:
+        form = gemm_loops(call, graph.buffers)
+    except Unavailable:
+        return None
+    narrow = reading_less(graph, call, form)
+    if narrow is None:
+        return None
+    of = _Candidates(graph, call, narrow.loops, {}, decisions)
+    for backend in backends:
+        name = f"{backend.name}{PROLOGUE}"
+        if narrow.rows <= backend.narrow_weight_rows and not of.refuses(backend, name, narrow.loops):
+            return GeneratedGemm(name, backend, narrow.loops, narrow.removed)
+    return None
+
+
 @dataclass(frozen=True)
 class _Candidates:
     """What backends generate for one call."""
@@ -144,7 +164,7 @@ class _Candidates:
         """What a backend generates; where it is timed, also with what makes its operands, and with a
         parameter that is packed once.
         """
-        if self._refuses(backend, backend.name, self.loops):
+        if self.refuses(backend, backend.name, self.loops):
             return
         plain = GeneratedGemm(backend.name, backend, self.loops)
         reduced = self._with_reductions(plain)
@@ -156,7 +176,7 @@ class _Candidates:
         more = with_prologue(self.graph, self.call, self.loops)
         if more is not None:
             name, (larger, removed) = f"{backend.name}{PROLOGUE}", more
-            if not self._refuses(backend, name, larger):
+            if not self.refuses(backend, name, larger):
                 yield GeneratedGemm(name, backend, larger, removed)
         if static:
             yield from self._with_packed(backend, static)
@@ -188,7 +208,7 @@ class _Candidates:
         except Exception as error:
             self._raised(name, error)
 
-    def _refuses(self, backend: Backend, name: str, loops: GemmLoops) -> bool:
+    def refuses(self, backend: Backend, name: str, loops: GemmLoops) -> bool:
         """Whether a backend does not generate some loops; the reason becomes a decision."""
         for node in loops.nodes:
             answer = backend.claims(node)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polyfuse.autotune.alternatives import Alternative, Replacement, replace_calls
-from polyfuse.autotune.gemm_candidates import TunableCall, tunable_calls
+from polyfuse.autotune.gemm_candidates import TunableCall, narrow_gemm, tunable_calls
 from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of
 from polyfuse.autotune.packing import within_room
 from polyfuse.autotune.report import trials_text
@@ -54,7 +54,13 @@ class GemmSelection:
     def schedule(self, tuner: Tuner, unfused: Sequence[Unfused] = ()) -> Schedule:
         """Schedule the graph, `with_choices`."""
         found = schedule_graph(
-            self.graph, tuner.settings, tuner.backends, self.backends, unfused, self.reductions
+            self.graph,
+            tuner.settings,
+            tuner.backends,
+            self.backends,
+            unfused,
+            self.reductions,
+            tuner.fusion_rules,
         )
         return self.with_choices(found)
 
@@ -117,15 +123,26 @@ def _selection(
 
 
 def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
-    """What plugins know to be faster on this machine than the library; nothing is timed."""
+    """What is known to be faster than the library, by the bytes that are moved or by plugins that know this
+    machine; nothing is timed.
+    """
     ask = tuner.choices(graph, decisions, known=True)
     offers: dict[str, Sequence[Alternative]] = {}
+    narrow: dict[str, Replacement] = {}
     for node in graph.nodes:
-        if isinstance(node, TemplateCall):
-            device = next((graph.buffers[name].device for name in node.writes()), "cpu")
-            offers[node.name] = ask(node, device.partition(":")[0])
+        if not isinstance(node, TemplateCall):
+            continue
+        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
+        device_type = device.partition(":")[0]
+        item = narrow_gemm(graph, node, tuner.backends(device_type), decisions)
+        if item is None:
+            offers[node.name] = ask(node, device_type)
+        else:
+            narrow[node.name] = item.replacement
+            why = "it reads an operand as it is stored"
+            decisions.append(Decision("choice", node.name, item.name, why))
     chosen = within_room(graph, offers, decisions)
-    return {call: item.replacement for call, item in chosen.items()}
+    return narrow | {call: item.replacement for call, item in chosen.items()}
 
 
 def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:

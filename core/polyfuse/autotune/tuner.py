@@ -30,7 +30,7 @@ from polyfuse.cache.timings import FAILED, Record, TimingStore, Trial, timing_ke
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import TemplateCall
-from polyfuse.plugin import Backend, Config, Extensions, Source, State
+from polyfuse.plugin import Backend, Config, Extensions, FusionRules, Source, State
 from polyfuse.runtime.devices.registry import class_name, device_of, known_devices
 from polyfuse.schedule import Decision, Launch
 from polyfuse.workers import BuildPool
@@ -83,6 +83,10 @@ class Tuner:
     def backend(self, name: str) -> Backend:
         """A backend by name."""
         return self._plugins.backend(name)
+
+    def fusion_rules(self, backend: str, device_type: str) -> FusionRules:
+        """Plugins' fusion rules for a backend on a device type."""
+        return self._extensions.fusion_rules(backend, device_type)
 
     def claiming_backends(self, step: Launch) -> Iterator[Backend]:
         """The backend that a launch was scheduled for, then the others that claim all its nodes, each loaded
@@ -215,6 +219,11 @@ class Tuner:
             known["threads"] = str(threads())
         names = "+".join(b.name for b in asked)
         return timing_key(what, names, known, self.timer(device).machine())
+
+    @property
+    def open(self) -> bool:
+        """Whether a search was cut short, or not begun for want of time: it goes on in a later process."""
+        return bool(self._cut_short) or self.exhausted
 
     @property
     def exhausted(self) -> bool:

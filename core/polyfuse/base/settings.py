@@ -122,6 +122,11 @@ class Settings:
 
     # Fusion.
     fusion: bool = _option(True, "Compute several operations in one kernel.")
+    disable_fusion_rules: tuple[str, ...] = _option(
+        (),
+        "Names of plugins' fusion rules that are not asked, as `rule` or `plugin.rule`; `polyfuse explain` "
+        "shows them where they refused.",
+    )
     max_fusion_size: int = _option(
         64, "Largest number of nodes of the loop representation in one kernel.", minimum=1
     )
@@ -434,11 +439,14 @@ class Settings:
 
     def fingerprint(self) -> str:
         """Return the address of all options that change what is compiled; part of graph cache keys."""
+        return digest(stable_json(self.affecting_code()))
+
+    def affecting_code(self) -> dict[str, object]:
+        """Return all options that change what is compiled, by name."""
         chosen = {
             info.name: getattr(self, info.name) for info in option_infos().values() if info.affects_code
         }
-        chosen["plugin_options"] = [[name, str(value)] for name, value in self.plugin_options]
-        return digest(stable_json(chosen))
+        return {**chosen, "plugin_options": [[name, str(value)] for name, value in self.plugin_options]}
 
     def build_worker_count(self) -> int:
         """Return how many builds may run at once on this machine."""

@@ -1,4 +1,4 @@
-"""`polyfuse cache`: show, clear, trim, save and load the cache folder."""
+"""`polyfuse cache`: show, clear, trim, save and load the cache folder, and compare keys of graphs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.cache.archive import pack, unpack
 from polyfuse.cache.artifacts import KINDS, artifacts
+from polyfuse.cache.key_fields import KeyNotes, differences
 from polyfuse.cache.limit import COUNTED, trim
 from polyfuse.cache.sealing import read_secret
 
@@ -25,6 +26,8 @@ __all__ = ["EXAMPLE", "Held", "configure", "run", "usage"]
 
 EXAMPLE = """
 polyfuse cache info                # what is stored, and how much of it
+polyfuse cache graphs              # the keys of compiled graphs
+polyfuse cache why abc def         # in what two of them differ, by their first characters
 polyfuse cache clear               # compile everything anew
 polyfuse cache save warm.pfc       # for another machine of this kind: polyfuse cache load warm.pfc
 """
@@ -40,6 +43,9 @@ _NAMES: Final = {
 }
 
 _MIB: Final = 1 << 20
+
+_SHOWN: Final = 12
+"""Characters of a key."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     info = actions.add_parser("info", help="count artifacts and bytes")
     info.add_argument("--json", action="store_true", help="print JSON")
+    actions.add_parser("graphs", help="list the keys of compiled graphs")
+    comparing = actions.add_parser("why", help="say in what two keys of compiled graphs differ")
+    comparing.add_argument("first", help="the first characters of a key")
+    comparing.add_argument("second")
     clear = actions.add_parser("clear", help="remove artifacts; they are made again when needed")
     clear.add_argument(
         "--kind",
@@ -85,6 +95,10 @@ def run(arguments: argparse.Namespace) -> int:
     root = cache_root(settings)
     if arguments.action == "info":
         _info(root, settings, arguments.json)
+    elif arguments.action == "graphs":
+        _list_graphs(root)
+    elif arguments.action == "why":
+        return _why(root, arguments.first, arguments.second)
     elif arguments.action == "clear":
         _clear(root, tuple(arguments.kind or COUNTED))
     elif arguments.action == "trim":
@@ -108,11 +122,12 @@ def usage(root: Path) -> Mapping[str, Held]:
 
 
 def _info(root: Path, settings: Settings, as_json: bool) -> None:
-    found = usage(root)
+    found, bypasses = usage(root), KeyNotes(root).bypasses()
     if as_json:
         kinds = {kind: asdict(found[name]) for kind, name in _NAMES.items()}
+        limit = settings.cache_limit * _MIB
         print(
-            json.dumps({"folder": str(root), "limit": settings.cache_limit * _MIB, "kinds": kinds}, indent=2)
+            json.dumps({"folder": str(root), "limit": limit, "kinds": kinds, "bypasses": bypasses}, indent=2)
         )
         return
     print(
@@ -123,6 +138,10 @@ def _info(root: Path, settings: Settings, as_json: bool) -> None:
         print(
             f"{line}, {held.size / _MIB:.1f} MiB, the oldest used {_ago(held.oldest)}" if held.count else line
         )
+    if bypasses:
+        print(f"  {sum(bypasses.values())} graphs bypassed the graph cache:")
+    for reason, count in bypasses.items():
+        print(f"    {count}  {reason}")
 
 
 def _ago(days: float) -> str:
@@ -139,6 +158,8 @@ def _clear(root: Path, kinds: tuple[str, ...]) -> None:
         found = list(artifacts(root, kind))
         for item in found:
             item.remove()
+        if kind == "compiled":
+            KeyNotes(root).clear()
         print(f"{len(found)} {_NAMES[kind]} removed, {sum(item.size for item in found) / _MIB:.1f} MiB")
 
 
@@ -172,3 +193,28 @@ def _load(settings: Settings, file: Path) -> None:
         + f", {done.refused} compiled graphs refused, for the option remote_key names no secret"
         * bool(done.refused)
     )
+
+
+def _list_graphs(root: Path) -> None:
+    """Print the keys, the last one first."""
+    notes = KeyNotes(root)
+    for key, when in notes.noted():
+        _, fields = notes.find(key)
+        operators = [line for line in fields.get("graph", "").splitlines() if line.startswith("%")]
+        place = next((line.rpartition("# ")[2] for line in operators if "# " in line), "")
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+        print(f"{key[:_SHOWN]}  {at}  {len(operators)} operators  {place}")
+
+
+def _why(root: Path, first: str, second: str) -> int:
+    """Print in what two keys differ; the status is 1 where they are equal."""
+    notes = KeyNotes(root)
+    (one, its), (other, others) = notes.find(first), notes.find(second)
+    found = differences(its, others)
+    for item in found:
+        print(f"{item.field}")
+        print(f"  {one[:_SHOWN]}  {item.first or '(nothing)'}")
+        print(f"  {other[:_SHOWN]}  {item.second or '(nothing)'}")
+    if not found:
+        print("the keys are made of the same")
+    return 0 if found else 1

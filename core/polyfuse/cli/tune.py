@@ -70,6 +70,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     status = run_program(arguments.what, arguments.rest, arguments.module)
     root = cache_root(Settings.resolve())
     store, keys = TimingStore(root), autotuned_problems()
+    _forget_decisions(root)
     found = [(key, store.read(key)) for key in keys]
     if not found:
         print("nothing was tuned: does the program call torch.compile with backend='polyfuse'?")
@@ -107,6 +108,7 @@ def _on_store(what: str, words: Sequence[str]) -> int:
         for key, _ in found:
             store.forget(key)
             samples.forget(key)
+        _forget_decisions(root)
         print(f"{len(found)} problems forgotten")
     elif arguments.json:
         print(json.dumps([as_json(key, record) for key, record in _by_gain(found)], indent=2))
@@ -153,9 +155,16 @@ def _load(file: Path) -> int:
             done = unpack(store.root, stream, store.add)
     except OSError as error:
         raise CacheError(f"{file} cannot be read ({error})", "name a file of `polyfuse tune -o`") from error
+    _forget_decisions(store.root)
     print(f"{done.added} measurements added, {done.present} were there, {done.damaged} damaged")
     print(f"they are used on machines like the one that made them; {_USE}")
     return 0
+
+
+def _forget_decisions(root: Path) -> None:
+    """Remove compiled graphs: they hold what earlier measurements decided."""
+    for item in artifacts(root, "compiled"):
+        item.remove()
 
 
 def _cost_models(store: SampleStore, words: Sequence[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.graph_cache.lookup import GraphCache
+from polyfuse.compiler.once import taking_turns
 from polyfuse.compiler.ranks import agreement_of
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
@@ -63,14 +64,17 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         return _eager(gm, session.settings)
     agreement = agreement_of(session, ends_early(gm))
     graph_cache = GraphCache(session, agreement)
-    if session.settings.autotunes:
-        session.tuner.expect()
 
     def lookup(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
         entry = graph_cache(gm, example_inputs)
+        address = _address(gm, example_inputs, session.settings)
+        if graph_cache.key or session.settings.autotunes:  # else nothing is left for others to find
+            turn.wait(graph_cache.key or address, lambda: graph_cache.may_hit)
         if not graph_cache.may_hit:
+            if session.settings.autotunes:
+                session.tuner.expect()
             device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
-            session.expect(device_types, node_count(gm), _address(gm, example_inputs, session.settings))
+            session.expect(device_types, node_count(gm), address)
         return entry
 
     def inner(graph: AtenGraph) -> BoxedCallable:
@@ -88,6 +92,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
 
     with (
         compiling_for_others(),
+        taking_turns(session) as turn,
         note_captured(gm, example_inputs),
         compiling(session.settings, lambda: _graph_of(gm)),
     ):

@@ -128,6 +128,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
             session.backends,
             chosen.backends,
             epilogue_reductions=chosen.reductions,
+            rules=session.extensions.fusion_rules,
         )
         schedule = chosen.with_choices(schedule)
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
@@ -182,6 +183,8 @@ def _cacheable(aten: AtenGraph, built: BuiltGraph, session: CompileSession) -> C
     if settings.graph_cache or stored_by_torch():
         if any(is_unasked(item.emitted.backend, settings) for item in built.kernels.values()):
             module.cache_record = "a kernel of it is interpreted, which each process is told"
+        elif settings.autotunes and session.tuner.open:
+            module.cache_record = "its autotuning ran out of time, and goes on in a later process"
         else:
             objects = built.schedule.graph.objects
             module.cache_record = record_of(aten, module, built.kernels, objects, built.report, session)

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, global_state, shapes
-from polyfuse.torch_compat.tracing.dynamo import is_static_input
+from polyfuse.torch_compat.tracing.dynamo import is_static_input, is_static_tensor
 
 __all__ = ["CacheBypass", "captured_text"]
 
@@ -32,6 +32,15 @@ _PLAIN = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 
+
+# Operators that take functions and do no more than their arguments and these functions say.
+_TAKE_FUNCTIONS = frozenset(
+    {
+        *("autograd_function_apply", "cond", "flex_attention", "invoke_subgraph"),
+        *("tag_activation_checkpoint", "while_loop", "wrap", "wrap_with_autocast"),
+        "wrap_with_set_grad_enabled",
+    }
+)
 
 _HOMES = ("torch", "_operator", "builtins", "math")
 _FOLDER = Path(torch.__file__).parent
@@ -48,34 +57,67 @@ def captured_text(gm: Any, example_inputs: Sequence[Any]) -> str:
         CacheBypass: something in it has no text that says what it does.
     """
     if not isinstance(gm, GraphModule):
-        raise CacheBypass("it is no captured graph")
+        raise CacheBypass("its inputs or results are nested, as those of compiled autograd are")
     watched = global_state.watchers()
     if watched:
         raise CacheBypass(watched)
-    if any(True for _ in gm.parameters()) or any(True for _ in gm.buffers()):
-        raise CacheBypass("it holds tensors of its own")
     if hasattr(gm, "saved_tensors_hooks_pack_0"):
         raise CacheBypass("hooks change what is saved for its backward")
-    numbers = {node: number for number, node in enumerate(gm.graph.nodes)}
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(example_inputs):
         raise CacheBypass("it has inputs of its own")
-    lines = list(_inputs(placeholders, example_inputs))
+    storages: set[int] = set()
+    owned = tuple(_owned(gm, storages))
+    return "\n".join((*owned, *_inputs(placeholders, example_inputs, storages), *_nodes(gm)))
+
+
+def _owned(gm: GraphModule, storages: set[int]) -> Iterator[str]:
+    """The tensors that a graph holds, as those of optimizers do: AOTAutograd makes inputs of them."""
+    for kind, named in (("parameter", gm.named_parameters), ("buffer", gm.named_buffers)):
+        for name, value in named(remove_duplicate=False):
+            if "." in name:
+                raise CacheBypass("a function that it takes holds tensors of its own")
+            _note_storage(value, storages)
+            layout = f"{tuple(value.shape)} {value.stride()} {value.storage_offset()}"
+            yield f"{kind} {name} {_kind(value)} {layout} {_flags(value)} {is_static_tensor(value)}"
+
+
+def _nodes(gm: GraphModule, indent: str = "") -> Iterator[str]:
+    """The operators of a graph, and, indented, those of the functions that they take."""
+    numbers = {node: number for number, node in enumerate(gm.graph.nodes)}
     for node, number in numbers.items():
         if node.op == "placeholder":
+            if indent:  # what it is follows from how the function is called
+                yield f"{indent}%{number} = placeholder"
             continue
         if node.meta.get("custom"):
             raise CacheBypass("its operators are annotated")
+        if node.op == "get_attr":
+            if isinstance(getattr(gm, str(node.target), None), torch.Tensor) and not indent:
+                yield f"%{number} = {node.target}"
+                continue
+            yield f"{indent}%{number} = function"
+            yield from _nodes(_taken(gm, str(node.target)), indent + "  ")
+            continue
         args, kwargs = _value(node.args, numbers), _value(node.kwargs, numbers)
         # reports, and errors of the compiled program, name the lines of the model
-        lines.append(f"%{number} = {node.op} {_target(node)} {args} {kwargs}  # {fx.source_text(node)}")
-    return "\n".join(lines)
+        line = f"{node.op} {_target(node)} {args} {kwargs}  # {fx.source_text(node)}"
+        yield f"{indent}%{number} = {line}"
 
 
-def _inputs(placeholders: Sequence[Node], examples: Sequence[Any]) -> Iterator[str]:
+def _taken(gm: GraphModule, name: str) -> GraphModule:
+    """A function that an operator of a graph takes."""
+    taken = getattr(gm, name, None)
+    if not isinstance(taken, GraphModule):
+        raise CacheBypass(f"it reads an attribute of type {type(taken).__name__}")
+    if "_checkpoint_context_fn" in taken.meta:
+        raise CacheBypass("a function of the user's says what is computed again in its backward")
+    return taken
+
+
+def _inputs(placeholders: Sequence[Node], examples: Sequence[Any], storages: set[int]) -> Iterator[str]:
     known: set[Any] = set()
     used: set[Any] = set()
-    storages: set[int] = set()
     env: Any = None
     for node, example in zip(placeholders, examples, strict=True):
         value = node.meta.get("example_value")
@@ -84,10 +126,7 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any]) -> Iterator[s
             known.update(shapes.free_symbols(value))
             yield f"number {shapes.expr_of(value)}"
         elif isinstance(example, torch.Tensor) and fake.is_fake(value):
-            storage = _storage(example)
-            if storage in storages:
-                raise CacheBypass("inputs of it share memory")
-            storages.add(storage)
+            _note_storage(example, storages)
             found = shapes.free_symbols(value)
             used.update(found)
             if found:
@@ -106,10 +145,14 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any]) -> Iterator[s
         yield f"shapes {env.settings}"
 
 
-def _storage(example: torch.Tensor) -> int:
+def _note_storage(example: torch.Tensor, storages: set[int]) -> None:
+    """Refuse what shares memory with what was noted, and what is no plain tensor."""
     if type(example) not in (torch.Tensor, torch.nn.Parameter) or example.layout != torch.strided:
         raise CacheBypass(f"an input of it is a {type(example).__name__} of layout {example.layout}")
-    return example.untyped_storage()._cdata
+    storage = example.untyped_storage()._cdata
+    if storage in storages:
+        raise CacheBypass("inputs of it share memory")
+    storages.add(storage)
 
 
 def _check_same(env: Any, value: Any, example: torch.Tensor) -> None:
@@ -122,27 +165,34 @@ def _check_same(env: Any, value: Any, example: torch.Tensor) -> None:
 
 
 def _tensor(node: Node, value: Any, example: torch.Tensor) -> str:
-    flags = (
+    flags = (*_flags(example), is_static_input(node))
+    layout = f"{shapes.exprs_of(value.shape)} {shapes.exprs_of(value.stride())}"
+    return f"tensor {_kind(example)} {layout} {shapes.expr_of(value.storage_offset())} {flags}"
+
+
+def _kind(example: torch.Tensor) -> str:
+    facts = device_of(example.device.type).facts(example.device.index)
+    return f"{example.dtype} {example.device} {facts}"
+
+
+def _flags(example: torch.Tensor) -> tuple[object, ...]:
+    return (
         type(example).__name__,
         *(example.requires_grad, example.is_leaf, example.is_conj(), example.is_neg()),
         *(example.is_inference(), example._is_view()),
-        is_static_input(node),
     )
-    kind = f"{example.dtype} {example.device} {device_of(example.device.type).facts(example.device.index)}"
-    layout = f"{shapes.exprs_of(value.shape)} {shapes.exprs_of(value.stride())}"
-    return f"tensor {kind} {layout} {shapes.expr_of(value.storage_offset())} {flags}"
 
 
 def _target(node: Node) -> str:
     target = node.target
     if node.op in ("output", "call_method"):
         return str(target)
-    if node.op == "get_attr":
-        raise CacheBypass("it calls an operator that takes functions")
     if node.op != "call_function" or isinstance(target, str):
         raise CacheBypass(f"it has a node of kind {node.op}")
     if isinstance(target, ops.HigherOrderOperator):
-        raise CacheBypass(f"it calls {target.name()}, which takes functions")
+        if target.name() not in _TAKE_FUNCTIONS:
+            raise CacheBypass(f"it calls {target.name()}, which takes functions")
+        return target.name()
     if isinstance(target, ops.OpOverload):
         return _of_torch(str(target), target.namespace)
     if isinstance(target, ops.OpOverloadPacket):

@@ -16,6 +16,7 @@ from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import CallSite, Choice, ReplacementCalls, TemplateSource
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
 from polyfuse.plugin.codegen import Codegen
+from polyfuse.plugin.fusion import FusionPair, FusionRule
 from polyfuse.plugin.hooks.registry import register, unregister
 from polyfuse.plugin.hooks.specs import hookimpl
 from polyfuse.plugin.host import HostCall, HostProgram
@@ -24,6 +25,7 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 from polyfuse.plugin.rewriting import Rewrite, RewriteContext
 from polyfuse.plugin.session.discovery import ENTRY_POINT_GROUP
 from polyfuse.plugin.session.extensions import Extensions, Offered
+from polyfuse.plugin.session.fusion_rules import FusionRules
 from polyfuse.plugin.session.manager import PluginManager
 from polyfuse.plugin.session.states import PluginState, State
 from polyfuse.plugin.source import Launchable, Source
@@ -49,6 +51,9 @@ __all__ = [
     "Event",
     "Extensions",
     "Finding",
+    "FusionPair",
+    "FusionRule",
+    "FusionRules",
     "GraphRecorder",
     "HostCall",
     "HostProgram",

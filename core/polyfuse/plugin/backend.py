@@ -53,6 +53,10 @@ class Backend(ABC):
     # Whether what it generates for matmuls (`ops.CONTRACTIONS`) is worth timing against a library's.
     autotunes_gemm: ClassVar[bool] = False
 
+    # Up to how many rows its kernels multiply a weight that is stored with fewer bits (`int8`, `float8`) in
+    # no more time than it takes to read that weight. Such matmuls are generated without timing.
+    narrow_weight_rows: ClassVar[int] = 0
+
     # How many arguments a kernel of several parts may have (`may_group`).
     group_arguments: ClassVar[int] = 1 << 12
 
@@ -69,10 +73,6 @@ class Backend(ABC):
     @abstractmethod
     def claims(self, node: Node) -> Claim:
         """Say whether this backend can compute a node: its operations, dtypes, reduction and layout."""
-
-    def can_fuse(self, first: Sequence[Node], second: Sequence[Node]) -> Claim:
-        """Say whether two groups of nodes may share a kernel here. As far as data flow goes, they may."""
-        return Yes()
 
     def target_info(self, device: str) -> TargetInfo:
         """Return what the scheduler should know of a device, `"cpu"` or `"name:index"`. Asked once for each

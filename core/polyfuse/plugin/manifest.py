@@ -14,6 +14,7 @@ class Offer(StrEnum):
 
     KERNELS = "kernels"
     CHOICES = "choices"
+    FUSION_RULES = "fusion rules"
     LOWERINGS = "lowerings"
     REWRITES = "rewrites"
     NATIVE_HOST = "native host"

@@ -9,7 +9,8 @@ from functools import cache, partial
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode
-from polyfuse.plugin import Backend, TargetInfo
+from polyfuse.plugin import Backend, FusionRules, TargetInfo
+from polyfuse.plugin.session.fusion_rules import NO_RULES
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.fusion.legality import Rules
@@ -34,6 +35,11 @@ UNBACKED_HINT = 4096
 """Example value of an unbacked symbol."""
 
 _Backends = Callable[[str], Iterable[Backend]]
+_Rules = Callable[[str, str], FusionRules]
+
+
+def _no_rules(backend: str, device_type: str) -> FusionRules:
+    return NO_RULES
 
 
 def schedule_graph(
@@ -43,6 +49,7 @@ def schedule_graph(
     claimed: Mapping[str, Backend],
     unfused: Sequence[Unfused] = (),
     epilogue_reductions: frozenset[str] = frozenset(),
+    rules: _Rules = _no_rules,
 ) -> Schedule:
     """Order, fuse and lay out `graph`.
 
@@ -51,11 +58,13 @@ def schedule_graph(
         claimed: who generates each loop, by the node's name (`claim_nodes`).
         unfused: nodes that are not fused, because they are faster so.
         epilogue_reductions: names of those that are begun in the kernel of the GEMM whose results they read.
+        rules: plugins' fusion rules for a backend on a device type.
     """
     hint = _hints(graph)
     whole: dict[str, Decision] = {}
     for _ in range(len(epilogue_reductions) + 1):
-        fused = _fuse(graph, settings, claimed, unfused, epilogue_reductions.difference(whole), hint)
+        begun = epilogue_reductions.difference(whole)
+        fused = _fuse(graph, settings, claimed, unfused, begun, hint, rules)
         detached = detached_reductions(fused.units)
         if not detached:
             break
@@ -110,6 +119,7 @@ def _fuse(
     unfused: Sequence[Unfused],
     epilogue_reductions: frozenset[str],
     hint: Callable[[IndexLike], int],
+    offered: _Rules,
 ) -> _Fused:
     """Rewrite the nodes of a graph for the device, then fuse them."""
     decisions: list[Decision] = []
@@ -129,7 +139,7 @@ def _fuse(
         for i, node in enumerate(graph.nodes)
     ]
     link(units, deps)
-    rules = Rules(graph, settings, by_name, target_info, roots, hint, fresh, tuple(unfused))
+    rules = Rules(graph, settings, by_name, target_info, roots, hint, fresh, offered, tuple(unfused))
     if settings.overlap_collectives:
         rules = replace(rules, communication=communication_bits(graph.nodes))
     if settings.fusion:

@@ -36,6 +36,7 @@ class TritonBackend(Backend):
     # A worker that runs already starts no compiler for a kernel.
     min_unit = 1
     autotunes_gemm = True
+    narrow_weight_rows = 16
     # A launch passes its arguments in 4 KiB.
     group_arguments = 240
 
@@ -59,12 +60,6 @@ class TritonBackend(Backend):
         from polyfuse_triton.codegen import claims
 
         return claims(node, self.target)
-
-    def can_fuse(self, first: Sequence[Node], second: Sequence[Node]) -> Claim:
-        """Whatever the scheduler finds legal, but for what would need atomic operations."""
-        from polyfuse_triton.fusion_rules import keeps_groups
-
-        return keeps_groups(first, second)
 
     def target_info(self, device: str) -> TargetInfo:
         """The shape of the GPU that tilings are chosen for."""

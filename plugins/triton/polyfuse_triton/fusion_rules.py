@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import LoopNode, Node, Pointwise, Reduction, Scan, Scatter
-from polyfuse.plugin import Claim, No, Yes
+from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
 from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, axis_size, coefficient, free_axes, product
 
-__all__ = ["keeps_groups"]
+__all__ = ["RULES", "keeps_groups"]
 
 
 def keeps_groups(first: Sequence[Node], second: Sequence[Node]) -> Claim:
@@ -25,6 +26,13 @@ def keeps_groups(first: Sequence[Node], second: Sequence[Node]) -> Claim:
             if any(isinstance(o, Scatter) and o.mode == "add" and not _is_grouped(o) for o in nodes):
                 return No("what adds to shared sums would be beside what needs atomic operations")
     return Yes()
+
+
+def _rows_stay_whole(pair: FusionPair) -> Claim:
+    return keeps_groups(pair.first, pair.second)
+
+
+RULES: Final = (FusionRule("whole-groups", allows=_rows_stay_whole),)
 
 
 def _is_grouped(node: Scatter) -> bool:

@@ -11,9 +11,16 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.plugin.fusion import FusionRule
     from polyfuse.runtime.devices.device import Device
 
-__all__ = ["polyfuse_device", "polyfuse_doctor", "polyfuse_lowerings", "polyfuse_manifest"]
+__all__ = [
+    "polyfuse_device",
+    "polyfuse_doctor",
+    "polyfuse_fusion_rules",
+    "polyfuse_lowerings",
+    "polyfuse_manifest",
+]
 
 
 @hookimpl
@@ -28,7 +35,7 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_triton.backend:TritonBackend",
         loader="polyfuse_triton.launch.loading:load_packaged",
         priority={"cuda": 100},
-        offers=(Offer.KERNELS, Offer.LOWERINGS),
+        offers=(Offer.KERNELS, Offer.LOWERINGS, Offer.FUSION_RULES),
         requires=Requires(
             packages=("triton>=3.6,<3.10",), hardware=("an NVIDIA GPU of compute capability 8.0 or later",)
         ),
@@ -43,6 +50,16 @@ def polyfuse_manifest() -> Manifest:
         },
         summary="Kernels for NVIDIA GPUs, generated as Triton programs and compiled in worker processes",
     )
+
+
+@hookimpl
+def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:
+    """Keep rows whole whose groups add to one row each."""
+    if device_type != "cuda":
+        return ()
+    from polyfuse_triton.fusion_rules import RULES
+
+    return RULES
 
 
 @hookimpl

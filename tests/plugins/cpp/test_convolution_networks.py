@@ -14,8 +14,9 @@ from torch import nn
 import polyfuse
 import polyfuse.aot
 from polyfuse.autotune import packing
+from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
-from polyfuse.compiler.session import forget_sessions
+from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse_cpp import onednn
 
 pytestmark = pytest.mark.skipif(
@@ -245,6 +246,14 @@ def test_room_is_a_tenth_of_many_parameters(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(packing, "_PART", 1000)
     model = network()
     assert PACKS not in agrees(compiled(model), model, X).calls
+
+
+@pytest.mark.parametrize(
+    ("dtype", "last"), [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)]
+)
+def test_types_whose_channels_come_last(dtype: torch.dtype, last: bool) -> None:
+    wants = session_for(Settings()).wants_channels_last
+    assert wants(torch.empty(1, dtype=dtype), False) is last and not wants(torch.empty(1, dtype=dtype), True)
 
 
 def test_graphs_with_gradients_stay_as_they_are() -> None:

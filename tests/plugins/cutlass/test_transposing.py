@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import polyfuse_cutlass
+from precompiled import standard_headers
 from requirements import needs_gxx
 
 pytestmark = needs_gxx
@@ -55,14 +56,15 @@ def arrives_once(names: tuple[str, ...], numbers: Mapping[str, int], along_rows:
     constants = [f"constexpr int {key} = {value};" for key, value in numbers.items()]
     constants.append(f"constexpr bool VEC_X = {str(along_rows).lower()};")
     constants += [f"#define {word}" for word, part in WORDS.items() if part in names]
-    headers = [
+    included = [
         f'#include "{header}"'
         for header in (HEADER, *([REDUCTIONS] if "epilogue_reductions.cuh" in names else ()))
     ]
     source, program = folder / "leaving.cpp", folder / "leaving"
-    source.write_text("\n".join([*constants, *headers, *map(without_assembly, names), TILES]))
-    command = ["g++", "-std=gnu++20", "-O1", "-pthread", "-w", str(source), "-o", str(program)]
-    subprocess.run(command, check=True, timeout=120)
+    source.write_text("\n".join([*constants, *included, *map(without_assembly, names), TILES]))
+    command = ["g++", "-std=gnu++20", "-O1", "-pthread", "-w"]
+    headers = standard_headers(command, "barrier", "cstdlib", "thread", "vector")
+    subprocess.run([*command, *headers, str(source), "-o", str(program)], check=True, timeout=120)
     return subprocess.run([str(program)], timeout=60, check=False).returncode == 0
 
 

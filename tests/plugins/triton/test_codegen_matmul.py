@@ -18,7 +18,7 @@ from polyfuse_triton.matmul.plan import MatmulPlan, matmul_of
 from polyfuse_triton.matmul.tiling import is_possible
 from polyfuse_triton.target import known_target
 from triton_gemms import Case, compiled_faults, convolution, kernel_of, matmul_faults
-from triton_interpreted import in_interpreter, run_text
+from triton_interpreted import in_interpreter, narrow_weight_faults, run_text
 
 SMALL = Config.of(m=16, n=32, k=32, group=2, warps=4, stages=2)
 SHAPES = (
@@ -216,3 +216,9 @@ kernel k on cuda {
     before, _, loop = text.partition("for k0")
     # which rows there are does not change on the way
     assert "tl.load(in1" in before and "tl.load(in1" not in loop
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_eight_bit_weight_is_read_as_it_is_stored(dtype: str, rows: int) -> None:
+    assert in_interpreter(narrow_weight_faults, dtype, rows) == []

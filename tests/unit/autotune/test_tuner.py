@@ -25,6 +25,7 @@ from polyfuse.cache.timings import TimingStore
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.plugin import Config
+from polyfuse.plugin.session.guarded_backend import guard
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.devices.host_switches import HOST_SWITCHES
@@ -187,20 +188,24 @@ def test_estimates_say_which_of_many_are_built(tmp_path, monkeypatch):
     session = a_tuner(tmp_path, tune_candidates=3)
     backend = session.backend("interpreter")
     sizes = [7, 1, 9, 3, 5, 1]
-    monkeypatch.setattr(type(backend), "configs", lambda self, kernel: [Config.of(n=n) for n in sizes])
+    monkeypatch.setattr(InterpreterBackend, "configs", lambda self, kernel: [Config.of(n=n) for n in sizes])
     assert [c.get("n") for c in session.configs(backend, None)] == [7, 1, 9]  # type: ignore[arg-type]
-    monkeypatch.setattr(type(backend), "estimate", lambda self, kernel, config: 10.0 + config.get("n"))
+    monkeypatch.setattr(InterpreterBackend, "estimate", lambda self, kernel, config: 10.0 + config.get("n"))
     # the baseline stays
     assert [c.get("n") for c in session.configs(backend, None)] == [7, 1, 3]  # type: ignore[arg-type]
-    monkeypatch.setattr(type(backend), "estimate", lambda self, kernel, config: float(config.get("n")))
+    monkeypatch.setattr(InterpreterBackend, "estimate", lambda self, kernel, config: float(config.get("n")))
     # what is guessed to be far slower than the best is not built
     assert [c.get("n") for c in session.configs(backend, None)] == [7, 1]  # type: ignore[arg-type]
 
     def fails(self: Any, kernel: Any, config: Config) -> float:
         raise ValueError("no idea")
 
-    monkeypatch.setattr(type(backend), "estimate", fails)
-    assert [c.get("n") for c in session.configs(backend, None)] == [7, 1, 9]  # type: ignore[arg-type]
+    class Failing(InterpreterBackend):
+        estimate = fails
+
+    guesser = guard(Failing(Settings()), lambda *fault: None)
+    monkeypatch.setattr(Failing, "configs", lambda self, kernel: [Config.of(n=n) for n in sizes])
+    assert [c.get("n") for c in session.configs(guesser, None)] == [7, 1, 9]  # type: ignore[arg-type]
 
 
 def test_what_is_known_to_be_faster_is_not_asked_for_where_roundings_count(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ def test_config():
 
 def test_backend_defaults():
     backend = ToyBackend(Settings())
-    assert backend.can_fuse([], []) == Yes() and backend.host(None) is None and backend.configs(None) == ()
+    assert backend.host(None) is None and backend.configs(None) == ()
     assert backend.benchmark(lambda *_: None, ()) >= 0
     assert backend.neighbours(None, Config()) == () and backend.review(Path(), "key") == Yes()
     assert list(backend.machine()) == ["machine"] and backend.min_unit > 1 and not backend.worker_start

@@ -10,7 +10,7 @@ import torch
 from polyfuse.ir.expr import apply, const, load
 from polyfuse.ir.nodes import Origin, Scan, Scatter
 from polyfuse.ir.types import DType
-from polyfuse.plugin import No, TargetInfo, Yes
+from polyfuse.plugin import Claim, FusionPair, FusionRule, FusionRules, No, TargetInfo, Yes
 from polyfuse.schedule import Launch
 from polyfuse.symbolic import axis
 from schedule_builder import Anything, Maker, axes, reasons, run, scheduled
@@ -44,14 +44,48 @@ def test_other_devices() -> None:
     assert reasons(m.schedule("a", "b")) == ["they run on different devices, cpu and meta"]
 
 
-def test_the_backend_may_refuse() -> None:
-    class Lonely(Anything):
-        def can_fuse(self, first, second):
-            return No("one at a time") if first[0].name == "n0" else Yes()
+def test_a_rule_may_refuse() -> None:
+    def alone(pair: FusionPair) -> Claim:
+        return No("one at a time") if pair.first[0].name == "n0" else Yes()
 
     m = two_readers()
-    m.backend = Lonely
-    assert reasons(m.schedule("a", "b")) == ["one at a time"]
+    m.rules = FusionRules([("mine", FusionRule("alone", allows=alone))])
+    assert reasons(m.schedule("a", "b")) == ["one at a time (rule mine.alone)"]
+
+
+def test_a_rule_is_told_of_the_pair() -> None:
+    seen: list[FusionPair] = []
+
+    def look(pair: FusionPair) -> int:
+        seen.append(pair)
+        return 0
+
+    m = two_readers()
+    m.rules = FusionRules([("mine", FusionRule("look", worth=look))])
+    m.schedule("a", "b")
+    (pair,) = seen
+    assert [node.name for node in (*pair.first, *pair.second)] == ["n0", "n1"]
+    assert (pair.device, pair.backend, pair.loop, pair.buffers) == ("cpu", "anything", 1, 3)
+    assert pair.points * 4 == pair.shared_bytes == pair.touched_bytes // 3
+
+
+@pytest.mark.parametrize("favourite", ["b", "c"])
+def test_what_is_worth_most_is_fused_first(favourite: str) -> None:
+    """Of two readers of the same data, as many as fit into a kernel of two."""
+    m = Maker()
+    m.buffer("x", 8, kind="input")
+    (i,) = axes(8)
+    for name, op in (("a", "exp"), ("b", "neg"), ("c", "sin")):
+        m.buffer(name, 8)
+        m.pointwise(name, (i,), apply(op, m.load("x", i)))
+
+    def worth(pair: FusionPair) -> int:
+        return 1000 if {n.output for n in (*pair.first, *pair.second)} == {"a", favourite} else -1000
+
+    m.rules = FusionRules([("mine", FusionRule("pairs", worth=worth))])
+    schedule = m.schedule("a", "b", "c", max_fusion_size=2)
+    (pair,) = [step for step in schedule.steps if len(step.nodes) == 2]
+    assert {node.output for node in pair.nodes} == {"a", favourite}
 
 
 def test_other_backends() -> None:

@@ -19,6 +19,7 @@ from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, compiled_key
 from polyfuse.cache.graphs import count
+from polyfuse.cache.key_fields import KeyNotes
 from polyfuse.cache.limit import trim_if_due
 from polyfuse.compiler.graph_cache.record import GraphRecord, PortableGraph, revived
 from polyfuse.compiler.reports.report import GraphReport, record
@@ -46,7 +47,9 @@ class GraphCache:
         self._session = session
         self._agreement = agreement
         self._folder = GraphFolder(session.store.root)
+        self._notes = KeyNotes(session.store.root)
         self._key = ""
+        self._fields: dict[str, str] = {}
         self._refusal = ""
         self._revived: list[GraphReport] = []
         self._compiled = 0
@@ -110,6 +113,11 @@ class GraphCache:
                 atomic_write(self._folder.path / self._key / entry_name(content), content)
 
     @property
+    def key(self) -> str:
+        """Under which the graph is stored; empty where it bypasses the cache."""
+        return self._key
+
+    @property
     def may_hit(self) -> bool:
         """Whether there is something under the key of the graph."""
         return bool(self._key) and self._folder.holds(self._key)
@@ -140,6 +148,7 @@ class GraphCache:
     def _bypass(self) -> None:
         _log.info("a graph bypasses the graph cache: %s", self._refusal)
         count("bypass", self._refusal)
+        self._notes.bypassed(self._refusal)
 
     def _stored(self) -> None:
         """Count what became of storing a graph that was not found."""
@@ -153,6 +162,7 @@ class GraphCache:
                 " folder with the option `cache_dir`",
             )
         else:
+            self._notes.write(self._key, self._fields)
             store = self._session.store
             if store.sharing is not None:
                 store.sharing.give_graph(self._key)
@@ -176,8 +186,23 @@ class GraphCache:
         own = code("polyfuse")
         if not own:
             raise CacheBypass("the compiler's own files changed since it was loaded")
-        devices = (f"{kind} {sorted(device_of(kind).switches().items())}" for kind in session.device_types())
-        environment = (*global_state.switches(), *devices, *plugins, *session.key_facts, own)
+        devices = [f"{kind} {sorted(device_of(kind).switches().items())}" for kind in session.device_types()]
+        if session.settings.autotunes:  # what is fastest depends on the machine
+            devices.append(device_of("cpu").facts())
+        parts = {
+            "switch": global_state.switches(),
+            "device": devices,
+            "plugin": plugins,
+            "added by plugins": session.key_facts,
+            "compiler": (own,),
+        }
+        options = session.settings.affecting_code()
+        self._fields = {
+            **{f"{part} {_first_word(line)}": line for part, lines in parts.items() for line in lines},
+            **{f"option {name}": repr(value) for name, value in options.items()},
+            "graph": text,
+        }
+        environment = [line for lines in parts.values() for line in lines]
         return compiled_key(text, environment, session.settings.fingerprint())
 
     def _revive(self, stored: GraphRecord | PortableGraph) -> BoxedCallable:
@@ -196,6 +221,11 @@ class GraphCache:
         return run
 
 
+def _first_word(line: str) -> str:
+    """What a line of a key is about."""
+    return line.partition(" ")[0][:40]
+
+
 def _bypassed_by(settings: Settings) -> str:
     """Why graphs bypass the cache with these options; empty if they do not."""
     asked = {
@@ -208,6 +238,4 @@ def _bypassed_by(settings: Settings) -> str:
         "benchmark_fusion": settings.benchmark_fusion,
     }
     names = [name for name, on in asked.items() if on]
-    if settings.autotunes:
-        return "autotuning may go on in a later process"
     return f"the option {names[0]!r} is set" if names else ""

@@ -11,6 +11,7 @@ from typing import Any, Final
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import Choice
 from polyfuse.plugin.codegen import Codegen
+from polyfuse.plugin.fusion import FusionRule
 from polyfuse.plugin.lowering import Lowering
 from polyfuse.plugin.manifest import Finding, Manifest
 from polyfuse.plugin.rewriting import STAGES, Rewrite
@@ -62,6 +63,21 @@ def _codegen(answer: Any) -> Codegen:
     return made
 
 
+def _rules(answer: Any) -> tuple[FusionRule, ...]:
+    found: tuple[FusionRule, ...] = _several(FusionRule, answer)
+    for rule in found:
+        if not isinstance(rule.name, str) or not rule.name:
+            raise ValueError("a fusion rule has no name")
+        for part in (rule.allows, rule.worth):
+            if part is not None and not callable(part):
+                raise TypeError(
+                    f"fusion rule {rule.name!r} has a {type(part).__name__} in place of a function"
+                )
+        if isinstance(rule.backends, str) or not all(isinstance(name, str) for name in rule.backends):
+            raise TypeError(f"fusion rule {rule.name!r} names no backends in `backends`")
+    return found
+
+
 def _device(answer: Any) -> object:
     from polyfuse.runtime.devices.device import Device  # which imports torch: manifests are read without it
 
@@ -111,6 +127,7 @@ def _texts(answer: Any) -> tuple[str, ...]:
 _CHECKS: Final[Mapping[str, Callable[[Any], object]]] = {
     "polyfuse_manifest": _manifest,
     "polyfuse_codegen": _codegen,
+    "polyfuse_fusion_rules": _rules,
     "polyfuse_device": _device,
     "polyfuse_lowerings": _lowerings,
     "polyfuse_rewrites": _rewrites,

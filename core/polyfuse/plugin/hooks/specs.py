@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from polyfuse.plugin.backend import Backend
     from polyfuse.plugin.choices import Choice
     from polyfuse.plugin.codegen import Codegen
+    from polyfuse.plugin.fusion import FusionRule
     from polyfuse.plugin.lowering import Lowering
     from polyfuse.plugin.manifest import Finding, Manifest
     from polyfuse.plugin.rewriting import Rewrite
@@ -37,6 +38,7 @@ __all__ = [
     "polyfuse_decision",
     "polyfuse_device",
     "polyfuse_doctor",
+    "polyfuse_fusion_rules",
     "polyfuse_lowerings",
     "polyfuse_manifest",
     "polyfuse_rewrites",
@@ -128,6 +130,25 @@ def polyfuse_codegen(  # type: ignore[empty-body]
         def polyfuse_codegen(device_type):
             if device_type == "cpu":
                 return Codegen("polyfuse_mine.backend:MyBackend", priority=50)
+    """
+
+
+@hookspec
+def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:  # type: ignore[empty-body]
+    """Say which fusions are good, on top of what the core finds legal.
+
+    Arguments: `device_type`, such as `cpu`.
+    Called: once for each device type of a session. Rules run in the order of the answers; the first that
+    refuses a fusion gives the reason.
+    Errors: the plugin's rules are left out. A rule that raises, or returns something else, is not asked
+    again, with one warning.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_fusion_rules(device_type):
+            from polyfuse_mine.rules import fits_registers
+            return [FusionRule("fits-registers", allows=fits_registers)]
     """
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from typing import Final, cast
 
@@ -46,12 +49,10 @@ def find_candidates(entry_points: Iterable[metadata.EntryPoint] | None = None) -
     a user means cannot be guessed.
     """
     found: dict[str, Candidate] = {}
-    points = metadata.entry_points(group=ENTRY_POINT_GROUP) if entry_points is None else entry_points
-    for point in points:
-        candidate = _candidate(point)
+    for candidate in _installed(_import_path()) if entry_points is None else map(_candidate, entry_points):
         other = found.setdefault(candidate.name, candidate)
         # One distribution may be listed twice, for instance by an editable install over a source tree.
-        if other.distribution != candidate.distribution or other.entry_point != point:
+        if other.distribution != candidate.distribution or other.entry_point != candidate.entry_point:
             raise DuplicateBackendError(
                 f"distributions {other.distribution!r} and {candidate.distribution!r} both declare a plugin "
                 f"named {candidate.name!r}",
@@ -138,14 +139,42 @@ def missing_requirement(requires: Requires) -> str:
     return ""
 
 
+_ImportPath = tuple[tuple[str, int], ...]
+"""Each folder of `sys.path` with the time of its last change: installing a distribution changes it."""
+
+
+def _import_path() -> _ImportPath:
+    return tuple((path, _changed(path)) for path in map(str, sys.path))
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path or ".").st_mtime_ns
+    except (OSError, ValueError):
+        return 0
+
+
+@lru_cache(maxsize=1)
+def _installed(_: _ImportPath) -> tuple[Candidate, ...]:
+    """Every plugin that a distribution declares. Each session asks, and parsing the metadata of all that is
+    installed takes longer than all else that a session does."""
+    return tuple(map(_candidate, metadata.entry_points(group=ENTRY_POINT_GROUP)))
+
+
+@lru_cache(maxsize=64)
+def _installed_version(package: str, _: _ImportPath) -> str | None:
+    """The version of a distribution; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _candidate(point: metadata.EntryPoint) -> Candidate:
-    dist = point.dist
-    return Candidate(
-        name=point.name,
-        distribution=dist.name if dist is not None else "(unknown)",
-        version=dist.version if dist is not None else "",
-        entry_point=point,
-    )
+    if point.dist is None:
+        return Candidate(point.name, "(unknown)", "", point)
+    facts = point.dist.metadata  # parsed at each access
+    return Candidate(point.name, facts["Name"], facts["Version"], point)
 
 
 def _missing_package(text: str) -> str:
@@ -155,9 +184,8 @@ def _missing_package(text: str) -> str:
         return f"the manifest's requirement {text!r} is malformed; report it to the plugin's author"
     if requirement.marker is not None and not requirement.marker.evaluate():
         return ""
-    try:
-        version = metadata.version(requirement.name)
-    except metadata.PackageNotFoundError:
+    version = _installed_version(requirement.name, _import_path())
+    if version is None:
         return f"package {requirement.name} is not installed; run pip install '{text}'"
     if not requirement.specifier.contains(version, prereleases=True):
         return f"package {requirement.name} is {version}; run pip install '{text}'"

@@ -1,9 +1,10 @@
-"""What plugins add to the compiler besides code generators: lowerings, rewrites, choices, and facts for
-keys.
+"""What plugins add to the compiler besides code generators: lowerings, rewrites, choices, fusion rules, and
+facts for keys.
 
 For each device type there is one backend in charge, the first in order that is usable. Lowerings and rewrites
 are those of its plugin and of plugins that bring no code generator, so that installing a backend that is not
-used changes nothing. Choices, which are used only where they are fastest, are those of all usable plugins.
+used changes nothing. Choices, which are used only where they are fastest, are those of all usable plugins,
+and fusion rules, each of which is about a backend, are those of all.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from polyfuse.plugin.choices import Choice
+from polyfuse.plugin.fusion import FusionRule
 from polyfuse.plugin.hooks.guarded import Answers
 from polyfuse.plugin.lowering import Lowering
 from polyfuse.plugin.rewriting import Rewrite
+from polyfuse.plugin.session.fusion_rules import FusionRules
 from polyfuse.plugin.session.manager import PluginManager
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ class Extensions:
         self._lowerings: dict[str, Mapping[str, tuple[Offered[Lowering], ...]]] = {}
         self._rewrites: dict[str, tuple[Offered[Rewrite], ...]] = {}
         self._choices: dict[str, tuple[Offered[Choice], ...]] = {}
+        self._offered_rules: dict[str, tuple[Offered[FusionRule], ...]] = {}
+        self._rules: dict[tuple[str, str], FusionRules] = {}
 
     def lowerings(self, device_type: str) -> Mapping[str, tuple[Offered[Lowering], ...]]:
         """Lowerings for a device type by the operator's name, in the order in which they are tried."""
@@ -76,6 +81,35 @@ class Extensions:
                 found = self._ask("polyfuse_choices", device_type, usable)
                 self._choices[device_type] = tuple(Offered(i.plugin, i.value) for i in found.items)
             return self._choices[device_type]
+
+    def fusion_rules(self, backend: str, device_type: str) -> FusionRules:
+        """What plugins say about fusions in kernels of a backend on a device type, without the rules that the
+        option `disable_fusion_rules` names.
+        """
+        with self._lock:
+            found = self._rules.get((backend, device_type))
+            if found is None:
+                settings = self.plugins.settings
+                off = settings.disable_fusion_rules
+                rules = [
+                    (offer.plugin, offer.item)
+                    for offer in self._rules_for(device_type)
+                    if offer.item.name not in off and f"{offer.plugin}.{offer.item.name}" not in off
+                    if backend in (offer.item.backends or self._own(offer.plugin, backend))
+                ]
+                found = FusionRules(rules, self.plugins.note_trouble, settings.strict)
+                self._rules[backend, device_type] = found
+            return found
+
+    def _rules_for(self, device_type: str) -> tuple[Offered[FusionRule], ...]:
+        if device_type not in self._offered_rules:
+            found = self.plugins.ask("polyfuse_fusion_rules", device_type=device_type)
+            self._offered_rules[device_type] = tuple(Offered(i.plugin, i.value) for i in found.items)
+        return self._offered_rules[device_type]
+
+    def _own(self, plugin: str, backend: str) -> tuple[str, ...]:
+        """Whose kernels a rule that names no backends is about: its plugin's; every one's if it has none."""
+        return (plugin,) if self.plugins.generates(plugin) else (backend,)
 
     def device(self, device_type: str) -> Device | None:
         """The first answer to `polyfuse_device`; None: no plugin knows the type. Of all plugins, be their

@@ -166,7 +166,6 @@ def _default(name: str) -> Callable[..., Any]:
 
 METHODS: Final[Mapping[str, Method]] = {
     "claims": Method(_is(Yes, No), _refusal),
-    "can_fuse": Method(_is(Yes, No), _refusal),
     "target_info": Method(_is(TargetInfo), _default("target_info")),
     "configs": Method(_configs),
     "neighbours": Method(_configs),

@@ -133,9 +133,18 @@ def _candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, int]]) 
         first, second = units[i], units[j]
         if first.is_call or second.is_call or (first.bits, second.bits) in refused:
             continue
-        ranked.append((score(rules.graph, first, second, rules.hint), order, first, second))
+        ranked.append((_score(rules, first, second), order, first, second))
     ranked.sort(key=lambda item: (tuple(-x for x in item[0]), item[1]))
     return ranked
+
+
+def _score(rules: Rules, first: Unit, second: Unit) -> Score:
+    """The score of a fusion, with what plugins' rules add to the bytes that it saves."""
+    kind, shared, near = score(rules.graph, first, second, rules.hint)
+    offered = rules.offered_for(first.backend, first.device)
+    if not offered.weigh or first.backend != second.backend:
+        return kind, shared, near
+    return kind, shared + offered.worth(rules.pair(*_in_order(first, second), first.backend)), near
 
 
 def _in_order(first: Unit, second: Unit) -> tuple[Unit, Unit]:

@@ -9,11 +9,12 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode, Pointwise, Scatter
 from polyfuse.ir.ops import CHECK_MODE
-from polyfuse.plugin import Backend, TargetInfo
+from polyfuse.plugin import Backend, FusionPair, FusionRules, TargetInfo
 from polyfuse.schedule.fusion.diagnose import mismatch
 from polyfuse.schedule.fusion.disjoint import disjoint, interleaved
 from polyfuse.schedule.fusion.footprint import keeps_more_alive
 from polyfuse.schedule.fusion.gemm_epilogues import leader
+from polyfuse.schedule.fusion.pairs import pair_of
 from polyfuse.schedule.fusion.score import touched_bytes
 from polyfuse.schedule.fusion.space import Match, Space, match_spaces
 from polyfuse.schedule.fusion.units import Member, Unit, UnitAccess, remap
@@ -44,7 +45,8 @@ class Fusion:
 class Rules:
     """What legality depends on besides the two units. `target_info` is that of a backend on a device,
     `unfused` names nodes that are faster in kernels of their own, and `communication` holds the bit sets of
-    collectives and of waits that computation should overlap.
+    collectives and of waits that computation should overlap. `offered` are plugins' fusion rules for a
+    backend on a device type.
     """
 
     graph: Graph
@@ -54,8 +56,18 @@ class Rules:
     roots: Mapping[str, str]
     hint: Callable[[IndexLike], int]
     fresh: Callable[[IndexLike], Index]
+    offered: Callable[[str, str], FusionRules]
     unfused: tuple[Unfused, ...] = ()
     communication: tuple[int, int] = (0, 0)
+
+    def offered_for(self, backend: str, device: str) -> FusionRules:
+        """Plugins' fusion rules for a backend on a device."""
+        return self.offered(backend, device.partition(":")[0])
+
+    def pair(self, first: Unit, second: Unit, backend: str) -> FusionPair:
+        """Two units as these rules see them."""
+        target = self.target_info(backend, first.device)
+        return pair_of(self.graph, first, second, backend, target, self.hint)
 
     def share_communication(self, first: Unit, second: Unit) -> bool:
         """Whether two units that pass no data are before and after the same communication: else one could be
@@ -137,10 +149,8 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         and not _without_sharing(rules, first, second)
     ):
         return _explained("they share no data", first, second)
-    answer = rules.backends[like.backend].can_fuse(
-        [m.node for m in first.members], [m.node for m in second.members]
-    )
-    return found if answer else getattr(answer, "reason", "the backend refuses")
+    offered = rules.offered_for(like.backend, first.device)
+    return (offered.refuse and offered.refusal(rules.pair(first, second, like.backend))) or found
 
 
 def _gap(first: Unit, second: Unit) -> int:

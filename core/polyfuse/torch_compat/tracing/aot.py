@@ -73,6 +73,15 @@ def compile_module(
     return with_views(compiled, views)
 
 
+@contextmanager
+def backward_at_once() -> Iterator[None]:
+    """Have AOTAutograd compile a backward together with its forward, not when it first runs."""
+    from torch._functorch import config
+
+    with config.patch({"force_non_lazy_backward_lowering": True}):
+        yield
+
+
 def min_cut_partition(
     joint: GraphModule, inputs: Sequence[Any], **kwargs: Any
 ) -> tuple[GraphModule, GraphModule]:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch._functorch._aot_autograd import autograd_cache, schemas
-from torch.fx import GraphModule
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph, GraphModule
 
 from polyfuse.base.log import get_logger
 from polyfuse.torch_compat.tracing.output_views import OutputView, with_views
@@ -173,9 +174,16 @@ def entry_name(content: bytes) -> str:
 
 
 def bypass_reason(gm: GraphModule) -> str:
-    """Why torch itself would bypass its cache for a captured graph; empty if it would not."""
+    """Why torch itself would bypass its cache for a captured graph; empty if it would not.
+
+    Of operators that take functions torch admits a few: whether one can be told apart is the caller's to say.
+    """
     try:
-        autograd_cache.check_cacheable(gm)
+        autograd_cache.check_cacheable(GraphModule({}, Graph()))
+        for part in gm.modules():
+            for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+                if not isinstance(node.target, HigherOrderOperator):
+                    autograd_cache.check_node_safe(node)
     except autograd_cache.BypassAOTAutogradCache as error:
         return " ".join(str(error).split())
     return ""

@@ -205,6 +205,11 @@ def tracing(fake_mode: Any) -> Iterator[None]:
         yield
 
 
+def is_static_tensor(value: torch.Tensor) -> bool:
+    """Whether Dynamo says of a tensor that a graph holds that its address never changes."""
+    return bool(getattr(value, "_dynamo_static_input_type", None))
+
+
 def is_static_input(node: torch.fx.Node) -> bool:
     """Whether Dynamo says of an input that its address never changes."""
     return bool((node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))

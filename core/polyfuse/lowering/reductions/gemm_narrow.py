@@ -1,0 +1,62 @@
+"""GEMMs that read weights as they are stored: where a weight is converted or dequantised for one GEMM with
+few rows, its bytes decide the time, and a wide copy of it costs more than the GEMM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from polyfuse.ir.expr import apply, cast, loads
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import TemplateCall
+from polyfuse.lowering.reductions.gemm_loops import GemmLoops
+from polyfuse.lowering.reductions.gemm_prologue import with_prologue
+from polyfuse.symbolic import axis_size, product
+
+__all__ = ["NarrowGemm", "reading_less"]
+
+
+@dataclass(frozen=True)
+class NarrowGemm:
+    """A GEMM that reads an operand as it is stored.
+
+    Attributes:
+        loops: with the conversion; those of one row are a sum of products, which needs no tiles.
+        removed: names of the nodes whose work they do too.
+        rows: products that each converted element is used for.
+    """
+
+    loops: GemmLoops
+    removed: tuple[str, ...]
+    rows: int
+
+
+def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops) -> NarrowGemm | None:
+    """`with_prologue`, where at most three quarters of the bytes are read then."""
+    more = with_prologue(graph, call, form)
+    if more is None:
+        return None
+    larger, removed = more
+    before, after = loads(*form.gemm.values), loads(*larger.gemm.values)
+    gone, read = (
+        {e.buffer: e.dtype.itemsize for e in own if e not in other}
+        for own, other in ((before, after), (after, before))
+    )
+    products = product(axis_size(axis) for axis in (*form.gemm.axes, *form.gemm.raxes))
+    counts = {name: graph.buffers[name].numel for name in (*gone, *read)}
+    elements = {name: count for name, count in counts.items() if isinstance(count, int)}
+    if not isinstance(products, int) or len(elements) != len(counts):
+        return None
+    wide, narrow = (sum(elements[name] * size for name, size in own.items()) for own in (gone, read))
+    rows = products // min(elements[name] for name in gone)
+    if 4 * narrow > 3 * wide:
+        return None
+    return NarrowGemm(_as_sum(larger) if rows == 1 else larger, removed, rows)
+
+
+def _as_sum(form: GemmLoops) -> GemmLoops:
+    dtype = form.accumulator.dtype
+    assert dtype is not None
+    left, right = (cast(value, dtype) for value in form.gemm.values)
+    gemm = replace(form.gemm, kind="sum", values=(apply("mul", left, right),))
+    return replace(form, gemm=gemm)

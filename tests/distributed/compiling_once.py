@@ -1,0 +1,67 @@
+"""Ranks that compile one program, and count what each of them had to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from polyfuse.cache.graphs import graph_counts
+from polyfuse.compiler.reports.report import last_reports
+from polyfuse.compiler.session import autotuned_problems
+from polyfuse.torch_compat.groups import this_rank
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.LayerNorm(24), nn.Linear(24, 8))
+
+
+def main(rank: int, count: int, meeting: str, answers: str, mode: str) -> None:
+    """Train a network, and run a function with collectives."""
+    dist.init_process_group("gloo", init_method=Path(meeting).as_uri(), rank=rank, world_size=count)
+    from torch.distributed import _functional_collectives as collectives
+
+    import polyfuse.compiler.stages as stages
+
+    lowered = [0]
+    original = stages.compile_whole
+
+    def counted(*args: object) -> object:
+        lowered[0] += 1
+        return original(*args)  # type: ignore[arg-type]
+
+    stages.compile_whole = counted  # type: ignore[assignment]
+
+    def total(x: Tensor) -> Tensor:
+        return collectives.all_reduce((x * 3).sin() @ x, "sum", dist.group.WORLD).cos()
+
+    chosen = {"mode": mode} if mode else {}
+    # ranks are one process after the other here, so that all but the first find what it made
+    run = torch.compile(total, backend="polyfuse", **chosen)
+    sums = run(torch.ones(16, 16) * (rank + 1))
+    model = network()
+    step = torch.compile(model, backend="polyfuse", **chosen)
+    step(torch.ones(4, 8)).square().sum().backward()
+    counts = graph_counts()
+    found = {
+        "hits": counts.hits,
+        "misses": counts.misses,
+        "lowered": lowered[0],
+        "bypasses": dict(counts.bypasses),
+        "problems": list(autotuned_problems()) if mode else [],
+        "decided": [
+            (d.kind, d.first, d.second)
+            for report in last_reports()
+            for d in report.decisions
+            if d.kind in ("choice", "tune")
+        ],
+        "sum": sums.sum().item(),
+        "rank": this_rank(),
+    }
+    dist.barrier()
+    Path(f"{answers}{rank}").write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()

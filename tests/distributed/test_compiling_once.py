@@ -1,0 +1,49 @@
+"""Four ranks with one program lower each graph once, and build no kernel twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfuse.cache.units import unit_kernels
+from requirements import GLOO, has_gloo
+
+if not has_gloo():
+    pytest.skip(GLOO, allow_module_level=True)
+
+from distributed.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+RANKS = 4
+
+
+def compiled_by_ranks(folder: Path, mode: str = "") -> tuple[list[dict[str, Any]], Counter[str]]:
+    """What each rank counted, and how often each kernel was built."""
+    ended = run_ranks("distributed.compiling_once", RANKS, folder, str(folder / "answers"), mode)
+    assert [run.returncode for run in ended] == [0] * RANKS, [run.stderr for run in ended]
+    answers = [json.loads((folder / f"answers{rank}").read_text()) for rank in range(RANKS)]
+    units = (unit_kernels(path) for path in (folder / "cache" / "kernels").glob("*/*") if path.is_dir())
+    return answers, Counter(key for unit in units if unit for key in unit)
+
+
+def test_graphs_are_lowered_by_one_rank(tmp_path: Path) -> None:
+    answers, kernels = compiled_by_ranks(tmp_path)
+    # the function, and the network's forward and backward
+    assert sum(answer["lowered"] for answer in answers) == 3
+    assert sum(answer["misses"] for answer in answers) == 2
+    assert sum(answer["hits"] for answer in answers) == 2 * (RANKS - 1)
+    assert kernels and set(kernels.values()) == {1}
+    assert len({answer["sum"] for answer in answers}) == 1
+
+
+def test_ranks_that_autotune_decide_alike(tmp_path: Path) -> None:
+    answers, kernels = compiled_by_ranks(tmp_path, "max-autotune")
+    assert kernels and set(kernels.values()) == {1}
+    assert answers[0]["problems"] and answers[0]["decided"]
+    assert all(answer["problems"] == answers[0]["problems"] for answer in answers)
+    assert all(answer["decided"] == answers[0]["decided"] for answer in answers)

@@ -1,0 +1,101 @@
+"""Matmuls that read a weight as it is stored, without timing: where that moves fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+
+WHY = "it reads an operand as it is stored"
+
+
+@pytest.fixture
+def run(tmp_path: Any) -> Any:
+    def compiled(function: Callable[..., Any], *args: torch.Tensor, **options: Any) -> GraphReport:
+        forget_sessions()
+        reset_reports()
+        torch.compiler.reset()
+        dynamic = options.pop("dynamic", False)
+        chosen = {"backends": ["cpp"], "strict": True, "cache_dir": str(tmp_path), **options}
+        result = torch.compile(function, backend="polyfuse", options=chosen, dynamic=dynamic)(*args)
+        wanted = function(*(a.double() if a.dtype.is_floating_point and a.itemsize > 1 else a for a in args))
+        limit = 1e-2 if result.itemsize == 2 else 1e-5
+        error = (result.double() - wanted.double()).norm() / wanted.double().norm()
+        assert error < limit
+        return last_reports()[-1]
+
+    return compiled
+
+
+def is_narrow(report: GraphReport) -> bool:
+    return any(d.kind == "choice" and d.reason == WHY for d in report.decisions)
+
+
+def weights(columns: int = 48, depth: int = 70) -> torch.Tensor:
+    return torch.randint(-128, 128, (columns, depth), dtype=torch.int8)
+
+
+def converted(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (x @ w.to(x.dtype).t()) * scale
+
+
+def scaled(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(x, w.to(x.dtype) * scale[:, None])
+
+
+def turned(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (w.to(x.dtype) @ x.t()).t() * scale
+
+
+def biased(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(x, w.to(x.dtype), scale)
+
+
+def shifted(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(x, (w - 3).to(x.dtype) * scale[:, None]).relu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", [converted, scaled, turned, biased, shifted])
+def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    report = run(function, torch.randn(1, 70, dtype=dtype), weights() >> 1, torch.rand(48, dtype=dtype) + 0.5)
+    assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
+
+
+def test_eight_bit_floats(run: Any) -> None:
+    weight = torch.randn(48, 70).to(torch.float8_e4m3fn)
+    report = run(converted, torch.randn(1, 70), weight, torch.rand(48) + 0.5)
+    assert is_narrow(report)
+
+
+def test_a_batch_of_rows(run: Any) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, w.to(x.dtype))
+
+    narrow = torch.randint(-9, 9, (3, 70, 48), dtype=torch.int8)
+    assert is_narrow(run(function, torch.randn(3, 1, 70), narrow))
+
+
+def test_what_the_library_does_as_well(run: Any) -> None:
+    x, scale = torch.randn(1, 70), torch.rand(48) + 0.5
+    assert not is_narrow(run(converted, x, weights().float(), scale))
+    assert not is_narrow(run(converted, torch.randn(40, 70), weights(), scale))
+    assert not is_narrow(run(converted, x, weights(), scale, gemm="library"))
+    assert not is_narrow(run(converted, x, weights(), scale, numerics="eager"))
+
+
+def test_a_converted_weight_that_is_used_twice_is_stored(run: Any) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        wide = w.to(x.dtype)
+        return torch.nn.functional.linear(x, wide) + wide.sum(1)
+
+    assert not is_narrow(run(function, torch.randn(1, 70), weights()))
+
+
+def test_rows_that_are_unknown(run: Any) -> None:
+    assert not is_narrow(run(converted, torch.randn(5, 70), weights(), torch.rand(48) + 0.5, dynamic=True))
