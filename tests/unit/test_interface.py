@@ -9,7 +9,8 @@ import torch
 
 import polyfuse
 
-FROZEN = """
+FROZEN = (
+    """
 compile(fn, *, mode=None, options=None, dynamic=None, fullgraph=False)
 explain(fn, *, mode=None, options=None, dynamic=None)
 metrics()
@@ -17,7 +18,10 @@ polyfuse(gm, example_inputs, *, options=None, mode=None)
 report(fn, file='polyfuse-report.html', *, mode=None, options=None, dynamic=None, json=None,
  compare_with=None)
 reset()
-""".strip().replace(",\n ", ", ").splitlines()
+""".strip()
+    .replace(",\n ", ", ")
+    .splitlines()
+)
 
 NAMES = ["__version__", "cache", "compile", "explain", "metrics", "polyfuse", "report", "reset"]
 

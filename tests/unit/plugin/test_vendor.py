@@ -12,6 +12,7 @@ OWN = {
     *(f"polyfuse_{name}" for name in ("cpp", "cuda", "cutlass", "halide", "quantized", "triton")),
 }
 PUBLIC = {
+    "accelerate",
     "cryptography",
     "filelock",
     "halide",
