@@ -35,8 +35,9 @@ class Turn:
             found: whether what was compiled can be read, so that nothing is left to do.
         """
         settings = self._session.settings
-        if this_rank() < 0 or not settings.cache or found():
+        if this_rank() < 0 or not settings.cache:
             return
+        # also where something is found: its kernels may still be built by the rank that holds the lock
         turn = ExitStack()
         path = self._session.store.root / "locks" / f"{key}.lock"
         try:
