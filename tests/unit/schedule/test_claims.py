@@ -12,6 +12,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import apply
 from polyfuse.ir.nodes import Reduction
 from polyfuse.plugin import Claim, Device, Limits, No, Yes
+from polyfuse.plugin.session.guarded_backend import guard
 from polyfuse.runtime.devices.registry import use_device
 from polyfuse.schedule import Claims, claim_nodes
 from polyfuse.schedule.schedule import schedule_graph
@@ -45,10 +46,15 @@ def three(*ops: str) -> Maker:
     return m
 
 
+def unheard(*fault: object) -> None:
+    """What is told of a fault."""
+
+
 def claimed(m: Maker, *backends: type[Anything], strict: bool = False) -> Claims:
     settings = replace(SETTINGS, strict=strict)
     ops = [name for name in m.buffers if name != "x"]
-    return claim_nodes(m.graph(*ops), lambda device: [b(settings) for b in backends], settings)
+    guarded = [guard(b(settings), unheard) for b in backends]
+    return claim_nodes(m.graph(*ops), lambda device: guarded, settings)
 
 
 def test_a_refusal_costs_no_other_loop_its_backend() -> None:
