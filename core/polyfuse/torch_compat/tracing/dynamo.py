@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any, cast
 
@@ -86,9 +87,15 @@ def watch_compiles(begin: Callable[..., None], end: Callable[..., None]) -> None
     """Call `begin` when Dynamo starts to trace and compile, and `end` when that is over, however it ends."""
     from torch._dynamo.callback import callback_handler
 
-    if begin not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(begin)
-        callback_handler.register_end_callback(end)
+    if _untraced(begin) not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_untraced(begin))
+        callback_handler.register_end_callback(_untraced(end))
+
+
+@cache
+def _untraced(watcher: Callable[..., None]) -> Callable[..., None]:
+    # a backward may be compiled where Dynamo is live, which would wait for itself to trace what is called
+    return disable(watcher, "it watches Dynamo")
 
 
 def ends_early(gm: Any) -> bool:
