@@ -76,9 +76,12 @@ class _KeepsStrides(TorchDispatchMode):
 
 
 def _writes(func: Any) -> bool:
-    """Whether an operator writes elements in place, and is not `aten.copy_` itself."""
+    """Whether an operator of torch's writes elements in place, and is not `aten.copy_` itself. Those of other
+    libraries become calls that get copies of whole bases, strides included.
+    """
     return (
         isinstance(func, torch._ops.OpOverload)
+        and func.namespace == "aten"
         and func._schema.is_mutable
         and torch.Tag.inplace_view not in func.tags
         and func.overloadpacket not in (torch.ops.aten.copy_, torch.ops.aten.set_, torch.ops.aten.resize_)
