@@ -327,14 +327,14 @@ def test_what_needs_python_is_refused_by_name(folder):
         def forward(self, x):
             return torch.fft.rfft(x).abs()
 
-    with pytest.raises(PackageError, match=r"the entry forward needs Python: .*the operator aten\._fft_r2c"):
+    with pytest.raises(PackageError, match=r"the entry forward needs Python: the operator aten\._fft_r2c"):
         made(folder, Waves(), torch.randn(6), name="waves")
 
     class Found(torch.nn.Module):
         def forward(self, x):
             return torch.nonzero(x)
 
-    with pytest.raises(PackageError, match=r"the entry forward needs Python: .*the operator aten\.nonzero"):
+    with pytest.raises(PackageError, match=r"the entry forward needs Python: the operator aten\.nonzero"):
         made(folder, Found(), torch.randn(6), name="found")
     with pytest.raises(PackageError, match="weights are read from the package"):
         made(folder, Pixels(), torch.randn(2, 3, 8, 8), name="without", weights=False)

@@ -15,7 +15,7 @@ from types import new_class
 from typing import Any, Final
 
 from polyfuse.base.config import Config
-from polyfuse.base.errors import BackendError
+from polyfuse.base.errors import BackendError, UnsupportedError
 from polyfuse.base.text import brief
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.claims import No, Yes
@@ -70,10 +70,12 @@ class Method:
         check: returns an answer, or raises `TypeError` with what is wrong with it.
         instead: what is answered in place of a fault, by the backend, the error and the arguments; None: an
             exception is raised.
+        refuses: whether it may refuse by raising `UnsupportedError`, which then is no fault.
     """
 
     check: Callable[[Any], Any]
     instead: Callable[..., Any] | None = None
+    refuses: bool = False
 
 
 def _method(kind: type[Backend], name: str, row: Method) -> Callable[..., Any]:
@@ -93,7 +95,8 @@ def _method(kind: type[Backend], name: str, row: Method) -> Callable[..., Any]:
                     f"backend {self.name!r} answered nonsense in `{name}` ({brief(error)})", _FIX
                 ) from None
         except Exception as error:
-            if row.instead is None or self.settings.strict:
+            refused = row.refuses and isinstance(error, UnsupportedError)
+            if refused or row.instead is None or self.settings.strict:
                 raise
             report: Report | None = getattr(self, _REPORT)
             if report is not None:
@@ -180,8 +183,8 @@ METHODS: Final[Mapping[str, Method]] = {
     "extra_files": Method(_mapping),
     "review": Method(_is(Yes, No), _default("review")),
     "host": Method(_is(HostCall, type(None)), _default("host")),
-    "host_program": Method(_is(Source, No), _refusal),
-    "host_library": Method(_is(Source, No), _refusal),
+    "host_program": Method(_is(Source, No), _refusal, refuses=True),
+    "host_library": Method(_is(Source, No), _refusal, refuses=True),
     "synchronize": Method(_nothing),
     "machine": Method(_texts, _default("machine")),
     "describe": Method(_texts),
