@@ -199,14 +199,17 @@ def _root_of(module: str) -> str:
     return os.path.dirname(folder) if hasattr(top, "__path__") else folder
 
 
-def find_command(what: str, usual: Sequence[str], *, variable: str, named: str = "") -> tuple[str, ...]:
+def find_command(
+    what: str, usual: Sequence[str], *, variable: str, option: str = "", named: str = ""
+) -> tuple[str, ...]:
     """A program's path, and the arguments that belong to its command.
 
     Args:
         what: the program, for messages.
         usual: names to look for on the search path, the preferred one first.
         variable: the environment's variable that names another one.
-        named: what a setting names: a path, or a command with arguments such as ``ccache g++``; it comes
+        option: the name of the option that names another one, for messages.
+        named: what that option says: a path, or a command with arguments such as ``ccache g++``; it comes
             before the variable.
 
     Raises:
@@ -219,8 +222,9 @@ def find_command(what: str, usual: Sequence[str], *, variable: str, named: str =
         if path:
             return path, *words[1:]
     if named:
+        source = f"{variable} or the option {option}" if option else variable
         raise BackendUnavailableError(
-            f"the {what} {named!r}, named by {variable} or an option, does not exist", "unset or correct it"
+            f"the {what} {named!r}, named by {source}, does not exist", "unset or correct it"
         )
     raise BackendUnavailableError(
         f"no {what} was found (looked for {', '.join(usual)})",

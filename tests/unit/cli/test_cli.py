@@ -89,7 +89,7 @@ class TestDoctor:
         assert cli.main(["doctor"]) == 1
         out = capsys.readouterr().out
         assert out.index("error   cpp: compiler") < out.index("warning cache: off")
-        assert "'/nonexistent', named by CXX or an option, does not exist" in out
+        assert "'/nonexistent', named by CXX or the option cpp.compiler, does not exist" in out
         assert "fix: unset or correct it" in out
         assert "\nReady: cpu: halide" in out or "\nNot ready" in out
 
