@@ -11,6 +11,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode
 from polyfuse.plugin import Backend, FusionRules, TargetInfo
 from polyfuse.plugin.session.fusion_rules import NO_RULES
+from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.fusion.legality import Rules
@@ -19,7 +20,7 @@ from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
 from polyfuse.schedule.in_place_outputs import write_in_place
 from polyfuse.schedule.kernels.aliasing import reuse_in_place
 from polyfuse.schedule.kernels.alignment import aligned_buffers
-from polyfuse.schedule.kernels.groups import Grouping, group_launches
+from polyfuse.schedule.kernels.groups import group_launches
 from polyfuse.schedule.kernels.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
 from polyfuse.schedule.overlap.communication import Overlap, communication_bits, overlap_units
@@ -91,7 +92,7 @@ def _scheduled(
         if not detached:
             break
         whole.update(detached)
-    graph, roots, decisions = fused.graph, fused.roots, fused.decisions
+    graph, roots, decisions = fused.context.graph, fused.context.roots, fused.decisions
     units = order_units(fused.units, fused.deps)
     removed = kernel_local(graph, units, roots)
     overlap = Overlap(units, [])
@@ -109,7 +110,7 @@ def _scheduled(
         hint,
         settings.loop_ordering,
         settings.numerics,
-        fused.target_info,
+        fused.context.target_info,
         aligned_buffers(graph, settings.size_asserts),
         settings.deterministic == "on",
     )
@@ -118,8 +119,7 @@ def _scheduled(
     if settings.inplace:
         steps = reuse_in_place(graph, steps, last, roots, decisions)
     if settings.fusion and not (settings.overlap_collectives or settings.benchmark_fusion):
-        grouping = Grouping(graph, settings, fused.backends, fused.target_info, roots, hint)
-        steps = group_launches(steps, grouping, decisions)
+        steps = group_launches(steps, fused.context, decisions)
         last = last_uses(graph, steps, removed, roots)
     made = Schedule(graph, tuple(steps), tuple(sorted(removed)), last, (*decisions, *whole.values()))
     return made, overlap
@@ -129,12 +129,9 @@ def _scheduled(
 class _Fused:
     """The units of a graph, and what the next steps need of the search for them."""
 
-    graph: Graph
+    context: ScheduleContext
     units: list[Unit]
     deps: Dependencies
-    roots: Mapping[str, str]
-    target_info: Callable[[str, str], TargetInfo]
-    backends: Mapping[str, Backend]
     decisions: list[Decision]
 
 
@@ -170,7 +167,7 @@ def _fuse(
         rules = replace(rules, communication=communication_bits(graph.nodes))
     if settings.fusion:
         units = fuse(units, rules, Fuel(settings.fuel), decisions)
-    return _Fused(graph, units, deps, roots, target_info, by_name, decisions)
+    return _Fused(rules, units, deps, decisions)
 
 
 def _hints(graph: Graph) -> Callable[[IndexLike], int]:

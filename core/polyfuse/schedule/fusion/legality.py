@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polyfuse.base.settings import Settings
-from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode, Pointwise, Scatter
 from polyfuse.ir.ops import CHECK_MODE
-from polyfuse.plugin import Backend, FusionPair, FusionRules, TargetInfo
+from polyfuse.plugin import FusionPair, FusionRules
+from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.diagnose import mismatch
 from polyfuse.schedule.fusion.disjoint import disjoint, interleaved
 from polyfuse.schedule.fusion.footprint import keeps_more_alive
@@ -42,19 +41,12 @@ class Fusion:
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What legality depends on besides the two units. `target_info` is that of a backend on a device,
-    `unfused` names nodes that are faster in kernels of their own, and `communication` holds the bit sets of
-    collectives and of waits that computation should overlap. `offered` are plugins' fusion rules for a
-    backend on a device type.
+class Rules(ScheduleContext):
+    """What legality depends on besides the two units. `unfused` names nodes that are faster in kernels of
+    their own, and `communication` holds the bit sets of collectives and of waits that computation should
+    overlap. `offered` are plugins' fusion rules for a backend on a device type.
     """
 
-    graph: Graph
-    settings: Settings
-    backends: Mapping[str, Backend]
-    target_info: Callable[[str, str], TargetInfo]
-    roots: Mapping[str, str]
-    hint: Callable[[IndexLike], int]
     fresh: Callable[[IndexLike], Index]
     offered: Callable[[str, str], FusionRules]
     unfused: tuple[Unfused, ...] = ()

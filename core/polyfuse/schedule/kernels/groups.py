@@ -4,18 +4,18 @@ all parameters of a model. What one launch computes then is a kernel of several 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg, KernelPart
 from polyfuse.ir.nodes import Origin, Pointwise
-from polyfuse.plugin import Backend, TargetInfo
+from polyfuse.schedule.context import ScheduleContext
+from polyfuse.schedule.fusion.score import nbytes
 from polyfuse.schedule.result import Call, Decision, Launch
-from polyfuse.symbolic import Index, IndexLike, atoms, product, substitute, symbol
+from polyfuse.symbolic import Index, IndexLike, atoms, substitute, symbol
 
-__all__ = ["Grouping", "group_launches"]
+__all__ = ["group_launches"]
 
 _FEW = 8
 """Launches that are worth grouping where a launch costs little."""
@@ -36,19 +36,7 @@ class _Group:
     arguments: int = 0
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """What grouping depends on besides the steps."""
-
-    graph: Graph
-    settings: Settings
-    backends: Mapping[str, Backend]
-    target_info: Callable[[str, str], TargetInfo]
-    roots: Mapping[str, str]
-    hint: Callable[[IndexLike], int]
-
-
-def group_launches(steps: Sequence[Step], grouping: Grouping, decisions: list[Decision]) -> list[Step]:
+def group_launches(steps: Sequence[Step], context: ScheduleContext, decisions: list[Decision]) -> list[Step]:
     """The steps with launches grouped, in an order that keeps every dependency.
 
     Between two calls, launches are put into levels, as early as what they depend on permits; those of a level
@@ -60,34 +48,34 @@ def group_launches(steps: Sequence[Step], grouping: Grouping, decisions: list[De
         if isinstance(step, Launch):
             between.append(step)
             continue
-        out += _grouped(between, grouping, decisions)
+        out += _grouped(between, context, decisions)
         between = []
         out.append(step)
-    return out + _grouped(between, grouping, decisions)
+    return out + _grouped(between, context, decisions)
 
 
-def _grouped(launches: Sequence[Launch], grouping: Grouping, decisions: list[Decision]) -> list[Step]:
-    able = [_is_able(step, grouping) for step in launches]
+def _grouped(launches: Sequence[Launch], context: ScheduleContext, decisions: list[Decision]) -> list[Step]:
+    able = [_is_able(step, context) for step in launches]
     if sum(able) < 2:
         return list(launches)
-    levels = _levels(launches, grouping.roots)
+    levels = _levels(launches, context.roots)
     groups: dict[tuple[int, str, str], list[_Group]] = {}
     alone: dict[int, list[Launch]] = {}
     for step, level, groupable in zip(launches, levels, able, strict=True):
         if not groupable:
             alone.setdefault(level, []).append(step)
             continue
-        key = level, step.backend, _device(step, grouping.graph)
-        _add(groups.setdefault(key, []), step, grouping, key[2])
+        key = level, step.backend, _device(step, context.graph)
+        _add(groups.setdefault(key, []), step, context, key[2])
     found = [group for several in groups.values() for group in several]
-    if not any(len(group.launches) >= _enough(group, grouping) for group in found):
+    if not any(len(group.launches) >= _enough(group, context) for group in found):
         return list(launches)
     out: list[Step] = []
     for level in sorted(set(levels)):
         out += alone.get(level, ())
         for (at, _, _), several in groups.items():
             for group in several if at == level else ():
-                if len(group.launches) < _enough(group, grouping):
+                if len(group.launches) < _enough(group, context):
                     out += group.launches
                     continue
                 out.append(_merged(group.launches))
@@ -97,17 +85,17 @@ def _grouped(launches: Sequence[Launch], grouping: Grouping, decisions: list[Dec
     return out
 
 
-def _is_able(step: Launch, grouping: Grouping) -> bool:
+def _is_able(step: Launch, context: ScheduleContext) -> bool:
     """Whether a launch may be a part of another; autotuned ones and empty ones stay alone."""
     if step.choice is not None or not step.writes or step.kernel.parts:
         return False
-    limit = grouping.target_info(step.backend, _device(step, grouping.graph)).launch_bytes
-    if limit and not grouping.settings.horizontal_fusion:
+    limit = context.target_info(step.backend, _device(step, context.graph)).launch_bytes
+    if limit and not context.settings.horizontal_fusion:
         if not all(isinstance(node, Pointwise) for node in step.nodes):
             # what is large and has loops of its own runs best alone
-            if sum(_bytes(name, grouping) for name in (*step.reads, *step.writes)) > limit:
+            if nbytes(context.graph, (*step.reads, *step.writes), context.hint) > limit:
                 return False
-    return bool(grouping.backends[step.backend].may_group(step.kernel))
+    return bool(context.backends[step.backend].may_group(step.kernel))
 
 
 def _levels(launches: Sequence[Launch], roots: Mapping[str, str]) -> list[int]:
@@ -130,13 +118,13 @@ def _levels(launches: Sequence[Launch], roots: Mapping[str, str]) -> list[int]:
     return levels
 
 
-def _add(groups: list[_Group], step: Launch, grouping: Grouping, device: str) -> None:
+def _add(groups: list[_Group], step: Launch, context: ScheduleContext, device: str) -> None:
     """Put a launch into the last of the groups of its kind, or into a new one where that is full."""
-    held = sum(_bytes(name, grouping) for name in step.writes if grouping.graph.buffers[name].kind == "temp")
-    limit = grouping.target_info(step.backend, device).launch_bytes or _HELD
-    if grouping.settings.horizontal_fusion:
+    held = nbytes(context.graph, _temporary(step, context.graph), context.hint)
+    limit = context.target_info(step.backend, device).launch_bytes or _HELD
+    if context.settings.horizontal_fusion:
         held = 0
-    most = grouping.backends[step.backend].group_arguments
+    most = context.backends[step.backend].group_arguments
     if groups:
         last = groups[-1]
         fits = last.arguments + len(step.operands) <= most and (not held or last.held + held <= limit)
@@ -148,16 +136,14 @@ def _add(groups: list[_Group], step: Launch, grouping: Grouping, device: str) ->
     groups.append(_Group(step.backend, device, [step], held, len(step.operands)))
 
 
-def _enough(group: _Group, grouping: Grouping) -> int:
+def _enough(group: _Group, context: ScheduleContext) -> int:
     """Launches from which on grouping is worth it."""
-    costly = grouping.target_info(group.backend, group.device).launch_bytes > 0
-    return 2 if costly or grouping.settings.horizontal_fusion else _FEW
+    costly = context.target_info(group.backend, group.device).launch_bytes > 0
+    return 2 if costly or context.settings.horizontal_fusion else _FEW
 
 
-def _bytes(name: str, grouping: Grouping) -> int:
-    buffer = grouping.graph.buffers[name]
-    size = 8 if buffer.dtype is None else buffer.dtype.itemsize
-    return grouping.hint(product(buffer.size)) * size
+def _temporary(step: Launch, graph: Graph) -> list[str]:
+    return [name for name in step.writes if graph.buffers[name].kind == "temp"]
 
 
 def _device(step: Launch, graph: Graph) -> str:
