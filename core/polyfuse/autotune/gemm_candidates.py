@@ -132,22 +132,22 @@ def tunable_calls(
 
 
 def narrow_gemm(
-    graph: Graph, call: TemplateCall, backends: Iterable[Backend], decisions: list[Decision]
+    graph: Graph, call: TemplateCall, backend: Backend | None, decisions: list[Decision]
 ) -> GeneratedGemm | None:
-    """The GEMM by the first backend that reads an operand as it is stored (`reading_less`), if that pays."""
+    """The GEMM by a backend that reads an operand as it is stored (`reading_less`), if that pays."""
+    if backend is None or not backend.narrow_weight_rows:
+        return None
     try:
         form = gemm_loops(call, graph.buffers)
     except Unavailable:
         return None
     narrow = reading_less(graph, call, form)
-    if narrow is None:
+    if narrow is None or narrow.rows > backend.narrow_weight_rows:
         return None
-    of = _Candidates(graph, call, narrow.loops, {}, decisions)
-    for backend in backends:
-        name = f"{backend.name}{PROLOGUE}"
-        if narrow.rows <= backend.narrow_weight_rows and not of.refuses(backend, name, narrow.loops):
-            return GeneratedGemm(name, backend, narrow.loops, narrow.removed)
-    return None
+    name = f"{backend.name}{PROLOGUE}"
+    if _Candidates(graph, call, narrow.loops, {}, decisions).refuses(backend, name, narrow.loops):
+        return None
+    return GeneratedGemm(name, backend, narrow.loops, narrow.removed)
 
 
 @dataclass(frozen=True)

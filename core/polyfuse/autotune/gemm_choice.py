@@ -132,9 +132,8 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
     for node in graph.nodes:
         if not isinstance(node, TemplateCall):
             continue
-        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
-        device_type = device.partition(":")[0]
-        item = narrow_gemm(graph, node, tuner.backends(device_type), decisions)
+        device_type = _device(graph, node).partition(":")[0]
+        item = narrow_gemm(graph, node, _first(tuner, device_type), decisions)
         if item is None:
             offers[node.name] = ask(node, device_type)
         else:
@@ -153,8 +152,8 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
             continue
         if node.args[8] == 1:  # groups
             continue
-        device = graph.buffers[node.outputs[0]].device
-        backend = next(iter(tuner.backends(device.partition(":")[0])), None)
+        device = _device(graph, node)
+        backend = _first(tuner, device.partition(":")[0])
         if backend is None or not backend.target_info(device).depthwise_loops:
             continue
         try:
@@ -167,6 +166,15 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
             why = "its loops are known to be faster here"
             decisions.append(Decision("choice", node.name, backend.name, why))
     return found
+
+
+def _device(graph: Graph, call: TemplateCall) -> str:
+    return next((graph.buffers[name].device for name in call.writes()), "cpu")
+
+
+def _first(tuner: Tuner, device_type: str) -> Backend | None:
+    """Who is asked first to generate something; the others are not even loaded."""
+    return next(iter(tuner.backends(device_type)), None)
 
 
 def _accepted(
