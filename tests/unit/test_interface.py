@@ -12,18 +12,26 @@ import polyfuse
 FROZEN = (
     """
 compile(fn, *, mode=None, options=None, dynamic=None, fullgraph=False)
+debug_folder(*, keep=False)
 explain(fn, *, mode=None, options=None, dynamic=None)
+fresh_cache(parent=None, *, keep=False)
+get_code(fn, *args, mode=None, options=None, dynamic=None, **kwargs)
 metrics()
+observing(observer)
 polyfuse(gm, example_inputs, *, options=None, mode=None)
 report(fn, file='polyfuse-report.html', *, mode=None, options=None, dynamic=None, json=None,
  compare_with=None)
 reset()
+run_and_get_code(fn, *args, mode=None, options=None, dynamic=None, **kwargs)
 """.strip()
     .replace(",\n ", ", ")
     .splitlines()
 )
 
-NAMES = ["__version__", "cache", "compile", "explain", "metrics", "polyfuse", "report", "reset"]
+NAMES = """
+__version__ cache compile debug_folder explain fresh_cache get_code metrics observing polyfuse report reset
+run_and_get_code
+""".split()
 
 METRICS = """
 graphs operators kernels library_calls fallbacks bytes_before bytes_after compile_seconds cache_hits
