@@ -28,10 +28,21 @@ run_and_get_code(fn, *args, mode=None, options=None, dynamic=None, **kwargs)
     .splitlines()
 )
 
-NAMES = """
-__version__ cache compile debug_folder explain fresh_cache get_code metrics observing polyfuse report reset
-run_and_get_code
-""".split()
+NAMES = [
+    "__version__",
+    "cache",
+    "compile",
+    "debug_folder",
+    "explain",
+    "fresh_cache",
+    "get_code",
+    "metrics",
+    "observing",
+    "polyfuse",
+    "report",
+    "reset",
+    "run_and_get_code",
+]
 
 METRICS = """
 graphs operators kernels library_calls fallbacks bytes_before bytes_after compile_seconds cache_hits
