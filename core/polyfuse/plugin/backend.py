@@ -103,6 +103,13 @@ class Backend(ABC):
         """
         return 0
 
+    def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
+        """Say whether the kernel of a convolution with windows of 1x1, as the sum of products that it is, is
+        known to be faster on this machine than what torch calls: `gemm="known"` then takes it without timing.
+        `hints`: a likely value of each symbol in sizes.
+        """
+        return False
+
     def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
         """Return how many neighbouring results of a matmul its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each
