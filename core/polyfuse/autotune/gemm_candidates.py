@@ -14,14 +14,23 @@ from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
-from polyfuse.lowering.reductions.gemm_narrow import reading_less
+from polyfuse.lowering.reductions.gemm_narrow import matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, free_axes
 
-__all__ = ["PACKED", "PROLOGUE", "REDUCTIONS", "GeneratedGemm", "TunableCall", "narrow_gemm", "tunable_calls"]
+__all__ = [
+    "MATVEC",
+    "PACKED",
+    "PROLOGUE",
+    "REDUCTIONS",
+    "GeneratedGemm",
+    "TunableCall",
+    "narrow_gemm",
+    "tunable_calls",
+]
 
 _log = get_logger("autotune")
 
@@ -33,6 +42,9 @@ PACKED = "+packed"
 
 REDUCTIONS = "+reductions"
 """After a backend's name: its epilogue begins reductions over its results."""
+
+MATVEC = "+matvec"
+"""After a backend's name: its kernel is the sum of products that a GEMM with one row is."""
 
 _PACK = "aten.as_strided_copy.default"
 
@@ -134,20 +146,25 @@ def tunable_calls(
 def narrow_gemm(
     graph: Graph, call: TemplateCall, backend: Backend | None, decisions: list[Decision]
 ) -> GeneratedGemm | None:
-    """The GEMM by a backend that reads an operand as it is stored (`reading_less`), if that pays."""
-    if backend is None or not backend.narrow_weight_rows:
+    """The GEMM by a backend that reads an operand as it is stored (`reading_less`), or as the sum of products
+    that it is with one row (`matvec`), if that pays.
+    """
+    if backend is None or not (backend.narrow_weight_rows or backend.streams_matvec):
         return None
     try:
         form = gemm_loops(call, graph.buffers)
     except Unavailable:
         return None
     narrow = reading_less(graph, call, form)
-    if narrow is None or narrow.rows > backend.narrow_weight_rows:
-        return None
-    name = f"{backend.name}{PROLOGUE}"
-    if _Candidates(graph, call, narrow.loops, {}, decisions).refuses(backend, name, narrow.loops):
-        return None
-    return GeneratedGemm(name, backend, narrow.loops, narrow.removed)
+    if narrow is not None and narrow.rows <= backend.narrow_weight_rows:
+        item = GeneratedGemm(f"{backend.name}{PROLOGUE}", backend, narrow.loops, narrow.removed)
+    else:
+        loops = matvec(graph, form) if backend.streams_matvec else None
+        if loops is None:
+            return None
+        item = GeneratedGemm(f"{backend.name}{MATVEC}", backend, loops)
+    refused = _Candidates(graph, call, item.form, {}, decisions).refuses(backend, item.name, item.form)
+    return None if refused else item
 
 
 @dataclass(frozen=True)
@@ -173,6 +190,9 @@ class _Candidates:
         yield from reduced
         if not timed:
             return
+        loops = matvec(self.graph, self.loops) if backend.streams_matvec else None
+        if loops is not None and not self.refuses(backend, f"{backend.name}{MATVEC}", loops):
+            yield GeneratedGemm(f"{backend.name}{MATVEC}", backend, loops)
         more = with_prologue(self.graph, self.call, self.loops)
         if more is not None:
             name, (larger, removed) = f"{backend.name}{PROLOGUE}", more

@@ -55,6 +55,10 @@ class Backend(ABC):
     # no more time than it takes to read that weight. Such matmuls are generated without timing.
     narrow_weight_rows: ClassVar[int] = 0
 
+    # Whether its sums of products read a matrix at the memory's rate, so that a row times a matrix is
+    # generated without timing, and fused with what surrounds it.
+    streams_matvec: ClassVar[bool] = False
+
     # How many arguments a kernel of several parts may have (`may_group`).
     group_arguments: ClassVar[int] = 1 << 12
 

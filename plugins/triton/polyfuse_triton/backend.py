@@ -36,6 +36,7 @@ class TritonBackend(Backend):
     min_unit = 1
     autotunes_gemm = True
     narrow_weight_rows = 16
+    streams_matvec = True
     # A launch passes its arguments in 4 KiB.
     group_arguments = 240
 
