@@ -16,6 +16,7 @@ from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.lowering.reductions.gemm_narrow import matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
+from polyfuse.lowering.reductions.gemm_split import split_depth
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
@@ -26,6 +27,7 @@ __all__ = [
     "PACKED",
     "PROLOGUE",
     "REDUCTIONS",
+    "SPLIT",
     "GeneratedGemm",
     "TunableCall",
     "narrow_gemm",
@@ -46,6 +48,9 @@ REDUCTIONS = "+reductions"
 MATVEC = "+matvec"
 """After a backend's name: its kernel is the sum of products that a GEMM with one row is."""
 
+SPLIT = "+split"
+"""After a backend's name: its kernels have a part of the depth each."""
+
 _PACK = "aten.as_strided_copy.default"
 
 
@@ -61,6 +66,7 @@ class GeneratedGemm:
         before: calls that make what they read, once for each parameter.
         buffers: what these write.
         reductions: names of reductions over its results that its epilogue begins.
+        parts: into how many the depth is split.
     """
 
     name: str
@@ -70,12 +76,16 @@ class GeneratedGemm:
     before: tuple[ExternCall, ...] = ()
     buffers: tuple[Buffer, ...] = ()
     reductions: tuple[str, ...] = ()
+    parts: int = 1
 
     @property
     def replacement(self) -> Replacement:
         """What is done instead of the call."""
         form = self.form
         nodes, buffers = (*self.before, *form.nodes), (*self.buffers, form.accumulator)
+        if self.parts > 1:
+            split = split_depth(form, self.parts)
+            nodes, buffers = (*self.before, *split.nodes), (*self.buffers, *split.buffers)
         return Replacement(
             nodes, buffers, removed=self.removed, backend=self.backend, reductions=self.reductions
         )
@@ -146,10 +156,10 @@ def tunable_calls(
 def narrow_gemm(
     graph: Graph, call: TemplateCall, backend: Backend | None, decisions: list[Decision]
 ) -> GeneratedGemm | None:
-    """The GEMM by a backend that reads an operand as it is stored (`reading_less`), or as the sum of products
-    that it is with one row (`matvec`), if that pays.
+    """The GEMM by a backend that reads an operand as it is stored (`reading_less`), as the sum of products
+    that it is with one row (`matvec`), or with its depth split (`Backend.streaming_parts`), if that pays.
     """
-    if backend is None or not (backend.narrow_weight_rows or backend.streams_matvec):
+    if backend is None:
         return None
     try:
         form = gemm_loops(call, graph.buffers)
@@ -159,12 +169,24 @@ def narrow_gemm(
     if narrow is not None and narrow.rows <= backend.narrow_weight_rows:
         item = GeneratedGemm(f"{backend.name}{PROLOGUE}", backend, narrow.loops, narrow.removed)
     else:
-        loops = matvec(graph, form) if backend.streams_matvec else None
-        if loops is None:
+        streamed = _streamed(graph, form, backend)
+        if streamed is None:
             return None
-        item = GeneratedGemm(f"{backend.name}{MATVEC}", backend, loops)
+        item = streamed
     refused = _Candidates(graph, call, item.form, {}, decisions).refuses(backend, item.name, item.form)
     return None if refused else item
+
+
+def _streamed(graph: Graph, form: GemmLoops, backend: Backend) -> GeneratedGemm | None:
+    """A GEMM with few rows by a backend that reads its weight at the memory's rate."""
+    loops = matvec(graph, form) if backend.streams_matvec else None
+    if loops is not None:
+        return GeneratedGemm(f"{backend.name}{MATVEC}", backend, loops)
+    parts = backend.streaming_parts(form.gemm)
+    if parts < 1:
+        return None
+    name = f"{backend.name}{SPLIT}" if parts > 1 else backend.name
+    return GeneratedGemm(name, backend, form, parts=parts)
 
 
 @dataclass(frozen=True)
@@ -190,9 +212,10 @@ class _Candidates:
         yield from reduced
         if not timed:
             return
-        loops = matvec(self.graph, self.loops) if backend.streams_matvec else None
-        if loops is not None and not self.refuses(backend, f"{backend.name}{MATVEC}", loops):
-            yield GeneratedGemm(f"{backend.name}{MATVEC}", backend, loops)
+        streamed = _streamed(self.graph, self.loops, backend)
+        if streamed is not None and streamed.name != plain.name:
+            if not self.refuses(backend, streamed.name, streamed.form):
+                yield streamed
         more = with_prologue(self.graph, self.call, self.loops)
         if more is not None:
             name, (larger, removed) = f"{backend.name}{PROLOGUE}", more

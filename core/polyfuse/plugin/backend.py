@@ -107,6 +107,13 @@ class Backend(ABC):
         """
         return 0
 
+    def streaming_parts(self, matmul: Reduction) -> int:
+        """Return into how many parts the depth of a GEMM with few rows is split, so that its kernels read the
+        weight at the memory's rate, which a library does not: it is then generated without timing. 0: it is
+        left to the library.
+        """
+        return 0
+
     def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
         """Return how many neighbouring results of a matmul its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each

@@ -64,8 +64,9 @@ def matvec(graph: Graph, form: GemmLoops) -> GemmLoops | None:
     if any(value.op != "load" or value.args for value in values):
         return None
     products = product(axis_size(axis) for axis in (*form.gemm.axes, depth))
-    elements = [graph.buffers[value.buffer].numel for value in values]
-    if not isinstance(products, int) or not all(isinstance(n, int) for n in elements):
+    counts = [graph.buffers[value.buffer].numel for value in values]
+    elements = [n for n in counts if isinstance(n, int)]
+    if not isinstance(products, int) or len(elements) != len(counts):
         return None
     matrix = values[elements.index(max(elements))]
     steps = coefficient(matrix.index, axis_name(depth))
