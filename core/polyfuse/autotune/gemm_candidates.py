@@ -85,7 +85,7 @@ class GeneratedGemm:
         nodes, buffers = (*self.before, *form.nodes), (*self.buffers, form.accumulator)
         if self.parts > 1:
             split = split_depth(form, self.parts)
-            nodes, buffers = (*self.before, *split.nodes), (*self.buffers, *split.buffers)
+            nodes, buffers = (*self.before, *split.nodes), (*self.buffers, split.buffer)
         return Replacement(
             nodes, buffers, removed=self.removed, backend=self.backend, reductions=self.reductions
         )
@@ -185,8 +185,13 @@ def _streamed(graph: Graph, form: GemmLoops, backend: Backend) -> GeneratedGemm 
     parts = backend.streaming_parts(form.gemm)
     if parts < 1:
         return None
-    name = f"{backend.name}{SPLIT}" if parts > 1 else backend.name
-    return GeneratedGemm(name, backend, form, parts=parts)
+    if parts == 1:
+        return GeneratedGemm(backend.name, backend, form)
+    try:
+        split_depth(form, parts)
+    except Unavailable:
+        return None
+    return GeneratedGemm(f"{backend.name}{SPLIT}", backend, form, parts=parts)
 
 
 @dataclass(frozen=True)

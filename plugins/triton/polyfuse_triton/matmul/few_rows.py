@@ -27,6 +27,8 @@ _SMALL: Final = 1024
 _SIDE, _DEPTH, _STAGES, _WARPS = 64, 128, 5, 4
 _SHORTEST: Final = 2 * _DEPTH
 """Depth of a part."""
+_MOST_PARTS: Final = 8
+"""Parts that whoever reads a result adds up."""
 _TYPES: Final = (DType.bf16, DType.f16)
 
 
@@ -38,20 +40,20 @@ def streaming_parts(matmul: Reduction, target: Target) -> int:
     known = [n for n in sizes if isinstance(n, int)]
     if len(known) != len(sizes) or not all(map(_is_plain, matmul.values)):
         return 0
-    row, column = map(axis_name, matmul.axes)
-    along = [free_axes(value.index) for value in matmul.values]
-    if row in along[1] or column in along[0]:
-        if row in along[0] or column in along[1]:
-            return 0
-        known[:2] = known[1::-1]
-    rows, columns, depth = known
+    outer = {axis_name(a) for a in matmul.axes}
+    along = [outer.intersection(free_axes(value.index)) for value in matmul.values]
+    if any(len(names) != 1 for names in along) or along[0] == along[1]:
+        return 0
+    (rows, columns), depth = sorted(known[:2]), known[2]
     inside = axis_name(matmul.raxes[0])
     if any(coefficient(value.index, inside) != 1 for value in matmul.values):
         return 0
     if not 2 <= rows <= _MOST_ROWS or columns < _FEWEST_COLUMNS or depth % _DEPTH or depth < _SHORTEST:
         return 0
     tiles, parts = -(-columns // _side(columns)), 1
-    while tiles * parts * 2 <= target.multiprocessors and depth % (2 * parts * _SHORTEST) == 0:
+    while parts < _MOST_PARTS and 2 * tiles * parts <= target.multiprocessors:
+        if depth % (2 * parts * _SHORTEST):
+            break
         parts *= 2
     return parts
 
