@@ -27,7 +27,7 @@ from polyfuse.autotune.gemm_choice import choose_gemms
 from polyfuse.autotune.kernels import time_fusions
 from polyfuse.base.errors import WrongCandidateError
 from polyfuse.base.log import get_logger, warn_once
-from polyfuse.base.pass_texts import PassTexts
+from polyfuse.base.text import PassTexts
 from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import lower_and_claim
 from polyfuse.compiler.graph_cache.storing import record_of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.base.pass_texts import PassText
+from polyfuse.base.text import PassText
 from polyfuse.frontend.graph import AtenGraph, GraphInput, GraphKind, GraphOutput, kind_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake

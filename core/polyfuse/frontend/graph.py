@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.base.pass_texts import PassText
+from polyfuse.base.text import PassText
 
 GraphKind: TypeAlias = Literal["inference", "forward", "backward"]
 ValueKind: TypeAlias = Literal["tensor", "symbol", "none", "constant", "other"]

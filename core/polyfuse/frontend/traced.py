@@ -15,8 +15,8 @@ import torch
 from torch.fx import GraphModule
 
 from polyfuse.base.log import get_logger
-from polyfuse.base.pass_texts import PassTexts
 from polyfuse.base.settings import Settings
+from polyfuse.base.text import PassTexts
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.freezing.freeze import freeze, values_of
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler

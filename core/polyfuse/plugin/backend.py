@@ -127,6 +127,8 @@ class Backend(ABC):
 
         Building them as one unit is much cheaper than one by one. Raise `KernelBuildError` with the command
         and its output on failure; the core then builds each alone, so that one bad kernel costs only itself.
+        Raise `UnsupportedError` for a source that turns out not to be computable in its configuration, where
+        nothing is broken: it is built alone too, and counts as refused.
         Nothing of the folder's own path may be written into the files: it is renamed afterwards.
         """
 

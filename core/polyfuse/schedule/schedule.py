@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from polyfuse.base.pass_texts import NO_TEXTS, PassTexts
 from polyfuse.base.settings import Settings
+from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode
 from polyfuse.ir.text.print import text

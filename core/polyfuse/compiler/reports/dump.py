@@ -11,8 +11,8 @@ from pathlib import Path
 
 from polyfuse.base.files import atomic_write
 from polyfuse.base.log import warn_once
-from polyfuse.base.pass_texts import PassText
 from polyfuse.base.settings import Settings
+from polyfuse.base.text import PassText
 from polyfuse.torch_compat.tracing.structured import is_traced, trace_artifact
 
 __all__ = ["Dump"]

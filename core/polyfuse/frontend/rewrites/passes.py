@@ -7,8 +7,8 @@ from typing import Final, TypeAlias
 
 from torch.fx import GraphModule
 
-from polyfuse.base.pass_texts import NO_TEXTS, PassTexts
 from polyfuse.base.settings import Settings
+from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.frontend.rewrites.casts import merge_casts
 from polyfuse.frontend.rewrites.constant_folding import (
     fold_constants,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from polyfuse.base.log import get_logger
-from polyfuse.base.pass_texts import NO_TEXTS, PassTexts
+from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.schedule.deps import Dependencies, stable_order
 from polyfuse.schedule.fusion.legality import Fusion, Rules, can_fuse, passes_data
 from polyfuse.schedule.fusion.score import Score, score
