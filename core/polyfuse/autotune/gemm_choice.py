@@ -141,7 +141,8 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
             offers[node.name] = ask(node, device_type)
         else:
             narrow[node.name] = item.replacement
-            why = "it reads an operand as it is stored"
+            how = "an operand as it is stored" if item.removed else "its matrix at the memory's rate"
+            why = f"it reads {how}"
             decisions.append(Decision("choice", node.name, item.name, why))
     chosen = within_room(graph, offers, decisions)
     return narrow | {call: item.replacement for call, item in chosen.items()}
