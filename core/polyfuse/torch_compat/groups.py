@@ -50,6 +50,19 @@ class Group:
     store: SharedStore | None
     handle: Any
 
+    def library(self, device_type: str) -> str:
+        """What carries out collectives of tensors on a kind of device, such as `"nccl"`."""
+        try:
+            return str(self.handle._get_backend(torch.device(device_type)).name()).lower()
+        except RuntimeError:
+            # a group that is one library itself, as those written in Python are
+            return str(self.handle.name()).lower()
+
+    @property
+    def libraries(self) -> str:
+        """The same for all kinds of devices, as text."""
+        return str(_distributed().get_backend_config(self.handle))
+
     def position(self) -> int:
         """How many collectives this process has started in the group; -1 where the group does not count."""
         try:

@@ -73,6 +73,10 @@ class CudaDevice(Device):
         number = torch.cuda.current_device() if index is None else index
         return CudaGraphs(torch.device(self.type, number))
 
+    def records_collectives(self, library: str) -> bool:
+        """NCCL's are kernels on streams like any other."""
+        return library == "nccl"
+
 
 @cache
 def _stream_function() -> int:

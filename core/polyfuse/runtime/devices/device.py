@@ -253,6 +253,14 @@ class Device:
 
     # Communication.
 
+    def records_collectives(self, library: str) -> bool:
+        """Whether collectives take part in recordings of a device's work.
+
+        Args:
+            library: what carries them out, as torch names backends of groups, such as ``nccl``.
+        """
+        return False
+
     def collective_seconds(self, op: str, nbytes: int, bandwidth: float = 0.0) -> float:
         """How long a collective takes, roughly.
 
