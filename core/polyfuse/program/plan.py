@@ -15,7 +15,7 @@ from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
-from polyfuse.program.pools import Pool, PoolSlice, plan_pools
+from polyfuse.program.pools import ALIGNMENT, Pool, PoolSlice, plan_pools
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -84,7 +84,9 @@ class _Planner:
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = lifetimes(schedule, settings)
         pooled = settings.memory_pools and self.graph.kind == "inference"
-        self.slices = plan_pools(self.lifetimes, self.graph.buffers) if pooled else {}
+        self.slices = (
+            plan_pools(self.lifetimes, self.graph.buffers, self.graph.symbol_hints) if pooled else {}
+        )
         self.memory = plan_memory(
             [item for item in self.lifetimes if item.name not in self.slices],
             len(schedule.steps),
@@ -241,8 +243,8 @@ class _Planner:
         buffer, pool = self.graph.buffers[name], part.pool
         if pool not in self.pool_names:
             self.pool_names[pool] = self._temporary("pool")
-            self._add(Allocate(self.pool_names[pool], (pool.size,), (1,), "uint8", pool.device))
-        offset = part.offset // itemsize(buffer)
+            self._add(Allocate(self.pool_names[pool], (pool.extent,), (1,), "uint8", pool.device))
+        offset = part.units * (ALIGNMENT // itemsize(buffer))
         view = View(self.pool_names[pool], buffer.size, buffer.stride, offset, buffer.dtype)
         self._add(MakeView(name, view))
 
