@@ -65,11 +65,15 @@ class CudaDevice(Device):
         kind = f"{found.name} {found.major}.{found.minor} {found.multi_processor_count}"
         return f"{self.type} {kind} {torch.version.cuda} {torch.version.hip}"
 
-    def link_bandwidth(self) -> float:
-        """That of NVLink where GPUs reach each other's memory, else of a bus that they share."""
-        if not torch.cuda.is_available() or torch.cuda.device_count() < 2:
-            return self.link  # one of several may be all that this process sees
-        return self.link if torch.cuda.can_device_access_peer(0, 1) else _BUS
+    def collective_seconds(
+        self, op: str, nbytes: int, bandwidth: float = 0.0, ranks: int = 0, on_host: bool = False
+    ) -> float:
+        """By NVLink where GPUs reach each other's memory, else by a bus that they share."""
+        # one of several may be all that this process sees
+        apart = on_host and not bandwidth and torch.cuda.is_available() and torch.cuda.device_count() > 1
+        if apart and not torch.cuda.can_device_access_peer(0, 1):
+            bandwidth = _BUS
+        return super().collective_seconds(op, nbytes, bandwidth, ranks, on_host)
 
     def recorder(self, index: int | None = None) -> GraphRecorder | None:
         """CUDA graphs."""

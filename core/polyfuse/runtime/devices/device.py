@@ -256,10 +256,6 @@ class Device:
 
     # Communication.
 
-    def link_bandwidth(self) -> float:
-        """Bytes in a second between devices of this host, as far as the device can tell."""
-        return self.link
-
     def collective_seconds(
         self, op: str, nbytes: int, bandwidth: float = 0.0, ranks: int = 0, on_host: bool = False
     ) -> float:
@@ -270,7 +266,7 @@ class Device:
             op: the operator, such as ``_c10d_functional.all_reduce``.
             nbytes: of the larger of what it reads and writes.
             bandwidth: bytes in a second, if the user says so (option `network_bandwidth`); 0: `network`, or
-                `link_bandwidth` on one host.
+                `link` on one host.
             ranks: of the processes; 0: not known, and taken to be many.
             on_host: whether all of them are on this host.
         """
@@ -281,5 +277,5 @@ class Device:
         if ranks and "broadcast" not in op:
             rounds *= (ranks - 1) / ranks
         if not bandwidth:
-            bandwidth = self.link_bandwidth() if on_host else self.network
+            bandwidth = self.link if on_host else self.network
         return _LATENCY + rounds * nbytes / bandwidth
