@@ -176,6 +176,11 @@ class Settings:
         "fewer allocations, and memory is reused whatever the sizes, but the block is held until the last "
         "of them is no longer needed.",
     )
+    keep_memory: bool = option(
+        True,
+        "Keep the memory of large intermediate tensors of graphs without gradients on the CPU from call to "
+        "call, one block for all graphs of a thread: fresh memory costs a fault for each page.",
+    )
     inplace: bool = option(True, "Let a kernel write its result over an input that nothing needs afterwards.")
 
     # Launching.

@@ -4,16 +4,19 @@ In place of handing whole storages on, every buffer gets a range of bytes in a p
 live at the same time do not overlap. A program then makes one allocation where it made many, and sizes need
 not be equal for memory to be used again; but a pool is held from the first of its buffers to the last.
 
+On the CPU the large buffers lie so without being asked for, in a block that is kept from call to call
+(`keep_memory`).
+
 Only buffers take part whose storage nobody else knows: neither results nor what operators share. Those of
 known size are packed tightly, at offsets that are numbers. Those whose size follows from the inputs come
 behind them, in slots: buffers that never live at the same time share one, which is as large as the largest of
-them, whatever the sizes turn out to be.
+them, whatever the sizes turn out to be. What is kept is of known size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.ir.nodes import Buffer
 from polyfuse.program.memory import Lifetime, itemsize, storage_size
@@ -23,6 +26,10 @@ __all__ = ["ALIGNMENT", "PoolSlice", "Pool", "plan_pools"]
 
 ALIGNMENT = 64
 """Of every buffer in a pool, in bytes: a cache line, and more than any vector load needs."""
+
+_LARGE, _WORTH_KEEPING = 128 << 10, 4 << 20
+"""Bytes from which on the C library takes memory from the system, and from which on it may give it back when
+it is free, so that the next call gets fresh pages."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class Pool:
         extent: bytes, as a function of the sizes of the inputs.
         size: bytes, for the example inputs.
         first, last: the steps between which it is in use.
+        kept: whether its memory is kept between calls.
     """
 
     name: str
@@ -43,6 +51,7 @@ class Pool:
     size: int
     first: int
     last: int
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,16 +87,26 @@ class _Group:
         return self.first <= other.last and other.first <= self.last
 
 
+def kept_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, PoolSlice]:
+    """The slices of large buffers, in a pool whose memory is kept between calls; none where that is small."""
+    slices = plan_pools(lifetimes, buffers, {}, _LARGE)
+    large = {part.pool for part in slices.values() if part.pool.size >= _WORTH_KEEPING}
+    kept = {pool: replace(pool, kept=True) for pool in large}
+    return {name: replace(part, pool=kept[part.pool]) for name, part in slices.items() if part.pool in large}
+
+
 def plan_pools(
-    lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer], hints: Mapping[str, int]
+    lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer], hints: Mapping[str, int], least: int = 0
 ) -> dict[str, PoolSlice]:
-    """The slices of the buffers that share pools, by name; a device with a single one gets no pool.
+    """The slices of the buffers of at least so many bytes that share pools, by name; a device with a single
+    one gets no pool.
 
     Args:
         hints: example values of the symbols that are known when a program begins.
     """
     slices: dict[str, PoolSlice] = {}
-    for number, (device, groups) in enumerate(_groups(lifetimes, buffers, hints).items()):
+    for number, (device, every) in enumerate(_groups(lifetimes, buffers, hints).items()):
+        groups = [group for group in every if group.size * ALIGNMENT >= least]
         if len(groups) > 1:
             known = [group for group in groups if isinstance(group.units, int)]
             places = _offsets(known)

@@ -17,6 +17,7 @@ from polyfuse.program import memory_plan
 from polyfuse.program.memory import Lifetime, reuse_key, storage_bytes
 from polyfuse.program.pools import ALIGNMENT, plan_pools
 from polyfuse.program.steps import Allocate, Free, MakeView
+from polyfuse.runtime import workspace
 from polyfuse.symbolic import example_value, free_symbols, symbol
 from program_builder import Builder, add, add_one
 
@@ -283,3 +284,35 @@ def test_sizes_that_data_decide_have_no_pool() -> None:
         for count in (30, 50):
             x = torch.randn(count)
             torch.testing.assert_close(compiled(x), selected(x))
+
+
+def _deep(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    first = torch.softmax(x @ w, 1)
+    second = torch.softmax(first @ w, 1)
+    return second @ w, first.sum(1)
+
+
+def test_large_intermediates_are_kept_from_call_to_call() -> None:
+    workspace.forget_memory()
+    call = torch.compile(_deep, backend="polyfuse", options={"strict": True, "gemm": "library"})
+    x, y, w = torch.randn(1100, 1000), torch.randn(1100, 1000), torch.randn(1000, 1000) / 30
+    first = call(x, w)
+    (block,) = workspace._BLOCKS
+    with torch.inference_mode():
+        second = call(y, w)
+    torch.testing.assert_close(first, _deep(x, w))  # results lie elsewhere
+    torch.testing.assert_close(second, _deep(y, w))
+    assert [block] == workspace._BLOCKS and block.numel() >= 2 * x.nbytes
+    assert workspace.kept_memory(100) is block and not workspace._BLOCKS
+    assert call(x, w)[0].data_ptr() != block.data_ptr()
+    workspace.keep_memory(block)
+    assert len(workspace._BLOCKS) == 2, "a call that finds no block makes one"
+    assert workspace.kept_memory(1 << 24).numel() == 1 << 24, "a block that is too small is released"
+    workspace.forget_memory()
+
+
+def test_memory_is_not_kept_where_that_is_not_wanted() -> None:
+    workspace.forget_memory()
+    call = torch.compile(_deep, backend="polyfuse", options={"gemm": "library", "keep_memory": False})
+    call(torch.randn(1100, 1000), torch.randn(1000, 1000))
+    assert not workspace._BLOCKS
