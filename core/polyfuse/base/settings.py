@@ -176,6 +176,11 @@ class Settings:
         "fewer allocations, and memory is reused whatever the sizes, but the block is held until the last "
         "of them is no longer needed.",
     )
+    keep_memory: bool = option(
+        True,
+        "Keep the memory of large intermediate tensors of graphs without gradients on the CPU from call to "
+        "call, one block for all graphs of a thread: fresh memory costs a fault for each page.",
+    )
     inplace: bool = option(True, "Let a kernel write its result over an input that nothing needs afterwards.")
 
     # Launching.
@@ -210,8 +215,9 @@ class Settings:
     )
     network_bandwidth: int = option(
         0,
-        "Megabytes per second between processes, from which the time of collectives is estimated; 0: 1000 "
-        "for CPUs, 50000 for other devices.",
+        "Megabytes per second between processes, from which the time of collectives is estimated; 0: what "
+        "the device says, within a host where all processes of a group are on one (as torchrun tells) and "
+        "else between hosts.",
         minimum=0,
     )
 
