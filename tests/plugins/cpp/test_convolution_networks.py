@@ -116,6 +116,7 @@ def test_what_is_no_number_stays_so(value: float) -> None:
     agrees(compiled(model), model, x)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -147,6 +148,7 @@ def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
     assert not report.fallbacks and not report.eager
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
