@@ -9,12 +9,13 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import polyfuse
-from polyfuse import aot
+from polyfuse import aot, plugin
 from polyfuse.base import errors
 from polyfuse.base.log import AREAS
 from polyfuse.base.settings import MODES, option_infos
@@ -23,7 +24,10 @@ from polyfuse.ir import ops
 from polyfuse.plugin import Backend, CallSite, Choice, FusionPair, FusionRule, Manifest, Source, TargetInfo
 from polyfuse.plugin.hooks import specs as hookspecs
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reference"
+INTERFACES = ROOT / "tests" / "golden"
+"""Where the plugin interface of each version lies as text, which a test keeps (`interface-2.0.txt`)."""
 NOTE = "<!-- Made by tools/generate_docs.py from the code: change it there, then run `make docs`. -->"
 
 
@@ -66,8 +70,35 @@ def hooks_page() -> str:
             head, colon, rest = line.partition(":")
             known = head in ("Arguments", "Called", "Errors")
             lines.append(f"- **{head}**: {rest.strip()}" if colon and known else _continued(line, lines))
+        lines += [f"- **Since**: plugin interface {since(name)}."]
         lines += ["", "```python", inspect.cleandoc("\n" + example), "```", ""]
     return "\n".join(lines)
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    """The first version of the plugin interface with each name, `Class.method` and hook."""
+    found: dict[str, str] = {}
+    paths = INTERFACES.glob("interface-*.txt")
+    for path in sorted(paths, key=lambda path: [int(n) for n in path.stem.partition("-")[2].split(".")]):
+        inside = ""
+        for line in path.read_text(encoding="utf-8").splitlines():
+            inner = re.match(r"    (?:(?:abstract|def|property|staticmethod|classmethod) )*(\w+)", line)
+            outer = re.match(r"(?:class |def |hook )?(\w+)", line)
+            if inner:
+                name = f"{inside}.{inner[1]}"
+            elif outer:
+                name = inside = outer[1]
+            else:
+                continue
+            found.setdefault(name, path.stem.partition("-")[2])
+    # the version is the first line of each
+    return found | {"API_VERSION": found["version"]}
+
+
+def since(name: str) -> str:
+    """The version of the plugin interface that brought a name, a `Class.method` or a hook."""
+    return _versions()[name]
 
 
 def errors_page() -> str:
@@ -162,13 +193,38 @@ def api_page() -> str:
     lines += ["## `polyfuse.aot`", "", _first_paragraph(aot), ""]
     for name in aot.__all__:
         lines += _described(f"aot.{name}", getattr(aot, name), 3)
+    lines += ["## `polyfuse.plugin`", "", _first_paragraph(plugin), ""]
+    lines += ["| name | since | |", "|---|---|---|"]
+    for name in plugin.__all__:
+        lines.append(f"| `{name}` | {since(name)} | {_summary(getattr(plugin, name))} |")
+    lines += ["", "Fields and methods are as old as their class unless it says otherwise below.", ""]
+    lines += _later_members()
     lines += ["## `polyfuse.plugin.Backend`", "", inspect.getdoc(Backend) or "", ""]
     for name, value in vars(Backend).items():
         if callable(value) and not name.startswith("_"):
             lines += _described(f"Backend.{name}", value, 3)
+            lines += [f"Since plugin interface {since(f'Backend.{name}')}.", ""]
     for item in (Source, Manifest, TargetInfo, Choice, CallSite, FusionRule, FusionPair):
         lines += _described(f"plugin.{item.__name__}", item, 2)
     return "\n".join(lines)
+
+
+def _summary(value: Any) -> str:
+    """What a name is, in one sentence; empty for values that say nothing of themselves."""
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return f"`{value!r}`" if isinstance(value, (str, tuple)) else ""
+    sentence = re.split(r"(?<=\w)[.:;] ", _first_paragraph(value) + " ")[0].strip()
+    return f"{sentence.rstrip('.')}.".replace("|", "\\|")
+
+
+def _later_members() -> list[str]:
+    """The fields and methods that came after their classes."""
+    later = [
+        f"* `{name}`: since {version}"
+        for name, version in _versions().items()
+        if "." in name and version != since(name.partition(".")[0])
+    ]
+    return [*later, ""] if later else []
 
 
 def _described(name: str, value: Any, level: int) -> list[str]:

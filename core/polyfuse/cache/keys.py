@@ -4,6 +4,8 @@ A kernel's key holds everything that its built files depend on, and nothing else
 
 * the source text, its language and what the backend keeps beside it (`Source.key` is their digest),
 * the backend's name and everything in `Backend.describe()`: compiler, flags, target, device,
+* the version and a digest of the code of the backend's plugin, so that whoever edits one never runs what it
+  built before (`polyfuse.plugin.session.inventory.code_of`),
 * what plugins add by the hook `polyfuse_cache_key`,
 * the version of Polyfuse and the format of the store.
 
@@ -30,7 +32,9 @@ STORE_FORMAT: Final = 2
 
 
 def kernel_key(source_key: str, backend: str, facts: Mapping[str, str], added: Sequence[str] = ()) -> str:
-    """Return the address of a built kernel, from the `key` of its `Source`. `added` is what plugins add."""
+    """Return the address of a built kernel, from the `key` of its `Source`. `added` is what plugins add, and
+    their code.
+    """
     environment = {"format": STORE_FORMAT, "polyfuse": version(), "backend": backend, "facts": facts}
     if added:
         environment["added"] = tuple(added)

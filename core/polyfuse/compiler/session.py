@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from polyfuse.base import log
+from polyfuse.base.code import code_digest
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Extensions, PluginManager, TargetInfo
 from polyfuse.plugin.hooks.registry import generation
 from polyfuse.plugin.session.discovery import find_candidates
+from polyfuse.plugin.session.inventory import code_of
 from polyfuse.runtime.devices.registry import device_of, find_devices_with
 from polyfuse.workers import BuildPool
 
@@ -159,7 +162,9 @@ def _new_session(settings: Settings) -> CompileSession:
     facts = extensions.key_facts()
     # where a plugin cannot say what its results depend on, what earlier sessions stored may be stale
     store = KernelStore.temporary() if facts is None else KernelStore.open(settings, shared=True)
-    return CompileSession(settings, plugins, BuildPool(settings, facts or ()), store, facts)
+    code = partial(code_digest, memory=store.root / "code")
+    pool = BuildPool(settings, facts or (), lambda backend: code_of(plugins, backend, code))
+    return CompileSession(settings, plugins, pool, store, facts)
 
 
 def autotuned_problems() -> tuple[str, ...]:

@@ -25,7 +25,9 @@ from typing import Any
 
 from polyfuse.autotune.gemm_choice import choose_gemms
 from polyfuse.autotune.kernels import time_fusions
+from polyfuse.base.errors import WrongCandidateError
 from polyfuse.base.log import get_logger, warn_once
+from polyfuse.base.text import PassTexts
 from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import lower_and_claim
 from polyfuse.compiler.graph_cache.storing import record_of
@@ -83,7 +85,7 @@ def compile_aten(
         built.module.agreement = agreement
         return _cacheable(aten, built, session)
     except Exception as error:
-        if session.settings.strict:
+        if session.settings.strict or isinstance(error, WrongCandidateError):
             tell_failure(error)
             raise
         reason = f"{type(error).__name__}: {error}"
@@ -102,6 +104,7 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     clock = Clock()
     dump = Dump.open(session.settings, aten.name)
     dump.write("aten", lambda: graph_text(aten))
+    dump.write_passes("rewrites", aten.passes)
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
     subgraphs = compile_subgraphs(aten, session, lambda *graph: compile_whole(*graph).module)
     lowered = lower_and_claim(aten, session, subgraphs, clock)
@@ -122,6 +125,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     with clock.stage("autotune"):
         chosen = choose_gemms(claims.graph, claims.backends, session.tuner)
 
+    texts = PassTexts(dump.wanted)
     with clock.stage("fuse"):
         schedule = schedule_graph(
             chosen.graph,
@@ -130,6 +134,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
             chosen.backends,
             epilogue_reductions=chosen.reductions,
             rules=session.extensions.fusion_rules,
+            texts=texts,
         )
         schedule = chosen.with_choices(schedule)
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
@@ -141,6 +146,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
         decisions += schedule.decisions
     session.observe(decisions)
     schedule = replace(schedule, decisions=decisions)
+    dump.write_passes("schedule", texts.made)
     dump.write("schedule", lambda: schedule_text(schedule))
     dump.write("schedule.dot", lambda: dot(schedule))
     _verify_kernels(schedule, settings.verify)
@@ -187,7 +193,9 @@ def _cacheable(aten: AtenGraph, built: BuiltGraph, session: CompileSession) -> C
         if any(is_unasked(item.emitted.backend, settings) for item in built.kernels.values()):
             module.cache_record = "a kernel of it is interpreted, which each process is told"
         elif settings.autotunes and (session.tuner.cut_short or session.tuner.exhausted):
-            module.cache_record = "its autotuning ran out of time, and goes on in a later process"
+            module.cache_record = (
+                "its autotuning ran out of time, or was only looked up, and goes on in a later process"
+            )
         else:
             objects = built.schedule.graph.objects
             module.cache_record = record_of(aten, module, built.kernels, objects, built.report, session)

@@ -16,6 +16,7 @@ from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import CallSite, Choice, ReplacementCalls, TemplateSource
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
 from polyfuse.plugin.codegen import Codegen
+from polyfuse.plugin.deprecation import replacements
 from polyfuse.plugin.fusion import FusionPair, FusionRule
 from polyfuse.plugin.hooks.registry import register, unregister
 from polyfuse.plugin.hooks.specs import hookimpl
@@ -105,4 +106,4 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    return attribute(__name__, _PLACES, name)
+    return attribute(__name__, {**_PLACES, **replacements(name)}, name)

@@ -4,6 +4,9 @@ In place of handing whole storages on, every buffer gets a range of bytes in a p
 live at the same time do not overlap. A program then makes one allocation where it made many, and sizes need
 not be equal for memory to be used again; but a pool is held from the first of its buffers to the last.
 
+On the CPU the large buffers lie so without being asked for, in a block that is kept from call to call
+(`keep_memory`).
+
 Only buffers of known size take part whose storage nobody else knows: neither results nor what operators
 share.
 """
@@ -11,7 +14,7 @@ share.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.ir.nodes import Buffer
 from polyfuse.program.memory import Lifetime, itemsize, storage_size
@@ -20,6 +23,10 @@ __all__ = ["ALIGNMENT", "PoolSlice", "Pool", "plan_pools"]
 
 ALIGNMENT = 64
 """Of every buffer in a pool, in bytes: a cache line, and more than any vector load needs."""
+
+_LARGE, _WORTH_KEEPING = 128 << 10, 4 << 20
+"""Bytes from which on the C library takes memory from the system, and from which on it may give it back when
+it is free, so that the next call gets fresh pages."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Pool:
         device: where it is.
         size: bytes.
         first, last: the steps between which it is in use.
+        kept: whether its memory is kept between calls.
     """
 
     name: str
@@ -38,6 +46,7 @@ class Pool:
     size: int
     first: int
     last: int
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,23 @@ class _Group:
     last: int
 
 
-def plan_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, PoolSlice]:
-    """The slices of the buffers that share pools, by name; a device with a single one gets no pool."""
+def kept_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, PoolSlice]:
+    """The slices of large buffers, in a pool whose memory is kept between calls; none where that is small."""
+    slices = plan_pools(lifetimes, buffers, _LARGE)
+    large = {part.pool for part in slices.values() if part.pool.size >= _WORTH_KEEPING}
+    kept = {pool: replace(pool, kept=True) for pool in large}
+    return {name: replace(part, pool=kept[part.pool]) for name, part in slices.items() if part.pool in large}
+
+
+def plan_pools(
+    lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer], least: int = 0
+) -> dict[str, PoolSlice]:
+    """The slices of the buffers of at least so many bytes that share pools, by name; a device with a single
+    one gets no pool.
+    """
     slices: dict[str, PoolSlice] = {}
-    for number, (device, groups) in enumerate(_groups(lifetimes, buffers).items()):
+    for number, (device, found) in enumerate(_groups(lifetimes, buffers).items()):
+        groups = [group for group in found if group.size >= least]
         if len(groups) > 1:
             offsets = _offsets(groups)
             size = max(offset + group.size for group, offset in zip(groups, offsets, strict=True))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from polyfuse.base.errors import CacheError, KernelBuildError, KernelLoadError, PolyfuseError
+from polyfuse.base.errors import (
+    CacheError,
+    KernelBuildError,
+    KernelLoadError,
+    PolyfuseError,
+    UnsupportedError,
+)
 from polyfuse.base.files import is_out_of_space
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
@@ -37,10 +43,20 @@ class BuildPool:
     Backends whose `build` waits for a compiler run in threads; the others name a function in `worker`, which
     runs in worker processes. A backend that raises or crashes costs its own kernel: an error in the future's
     outcome, never an exception out of `submit`.
+
+    Args:
+        key_facts: what plugins add to the keys of what is built.
+        code: an address of the code of a backend's plugin, which is part of the key of what it builds.
     """
 
-    def __init__(self, settings: Settings, key_facts: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        key_facts: Sequence[str] = (),
+        code: Callable[[Backend], str] = lambda backend: "",
+    ) -> None:
         self._key_facts = tuple(key_facts)
+        self._code = code
         self._workers = settings.build_worker_count()
         self._timeout = float(settings.build_timeout)
         self._lock = threading.RLock()
@@ -58,11 +74,11 @@ class BuildPool:
         """
         by_key = {source.key: source for source in sources}
         try:
-            facts = backend.describe()
+            facts, added = backend.describe(), self._added(backend)
         except Exception as error:
             failure = _as_build_error(backend, error, "in its method `describe`")
             return BuildFuture(dict.fromkeys(by_key, _finished(dict.fromkeys(by_key, failure))), _no_load)
-        cache_keys = {key: kernel_key(key, backend.name, facts, self._key_facts) for key in by_key}
+        cache_keys = {key: kernel_key(key, backend.name, facts, added) for key in by_key}
         store.fetch(list(cache_keys.values()))
         with self._lock:
             self._restart_after_fork()
@@ -98,7 +114,7 @@ class BuildPool:
 
     def address(self, backend: Backend, source: Source) -> str:
         """The key under which a store keeps what is built from a source."""
-        return kernel_key(source.key, backend.name, backend.describe(), self._key_facts)
+        return kernel_key(source.key, backend.name, backend.describe(), self._added(backend))
 
     def load_stored(self, backend: Backend, place: Located) -> Launchable:
         """Load a kernel that a store holds, or raise what its backend raises."""
@@ -121,6 +137,11 @@ class BuildPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _added(self, backend: Backend) -> tuple[str, ...]:
+        """What a key holds besides the source and what the backend says of itself."""
+        code = self._code(backend)
+        return (*self._key_facts, code) if code else self._key_facts
 
     # Building.
 
@@ -167,8 +188,9 @@ class BuildPool:
     ) -> Mapping[str, Location]:
         try:
             folder = self._add(backend, sources, cache_keys, store)
-        except KernelBuildError as error:
-            if len(sources) == 1 or error.timed_out:
+        except (KernelBuildError, UnsupportedError) as error:
+            late = isinstance(error, KernelBuildError) and error.timed_out
+            if len(sources) == 1 or late:
                 return dict.fromkeys((source.key for source in sources), error)
             _log.info("a unit of %d kernels failed, each is built alone: %s", len(sources), error.cause)
             alone: dict[str, Location] = {}
@@ -211,7 +233,7 @@ class BuildPool:
                 self._processes.build(backend.worker, sources, folder, options, self._timeout)
             else:
                 backend.build(sources, folder)
-        except KernelBuildError:
+        except (KernelBuildError, UnsupportedError):
             raise
         except Exception as error:
             names = ", ".join(source.name for source in sources)

@@ -1,8 +1,10 @@
 """The public interface of plugins, as text: what a plugin may rely on changes only with `API_VERSION`.
 
-Where this test fails, the interface has changed. Something added: raise the minor version. Something removed
-or changed: keep the old one for two minors with a warning that names the new one, or raise the major version.
-Then run `pytest --update-golden` on this file. `docs/decisions/plugin-interface-versions.md` says more.
+Where this test fails, the interface has changed. Something added: raise the minor version, which starts a
+new file. Something removed or changed: keep the old one for two minors with a warning that names the new one
+(`polyfuse.plugin.deprecation`), or raise the major version. Then run `pytest --update-golden` on this file,
+and keep the files of earlier versions: the reference says by them since when each name is there.
+`docs/decisions/plugin-interface-versions.md` says more.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def interface() -> str:
 
 
 def test_the_interface_is_what_its_version_promises(golden):
-    golden("interface.txt", interface())
+    golden(f"interface-{API_VERSION[0]}.{API_VERSION[1]}.txt", interface())
 
 
 def test_the_text_holds_fields_methods_and_hooks():

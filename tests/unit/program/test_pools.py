@@ -16,6 +16,7 @@ from polyfuse.program import memory_plan
 from polyfuse.program.memory import Lifetime, reuse_key, storage_bytes
 from polyfuse.program.pools import ALIGNMENT, plan_pools
 from polyfuse.program.steps import Allocate, Free, MakeView
+from polyfuse.runtime import workspace
 from polyfuse.symbolic import symbol
 from program_builder import Builder, add, add_one
 
@@ -221,3 +222,35 @@ def test_graphs_of_unknown_sizes_go_on_as_before() -> None:
         for rows in (16, 5):
             x, y = torch.randn(rows, 8), torch.randn(8, 8)
             torch.testing.assert_close(compiled(x, y), model(x, y))
+
+
+def _deep(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    first = torch.softmax(x @ w, 1)
+    second = torch.softmax(first @ w, 1)
+    return second @ w, first.sum(1)
+
+
+def test_large_intermediates_are_kept_from_call_to_call() -> None:
+    workspace.forget_memory()
+    call = torch.compile(_deep, backend="polyfuse", options={"strict": True, "gemm": "library"})
+    x, y, w = torch.randn(1100, 1000), torch.randn(1100, 1000), torch.randn(1000, 1000) / 30
+    first = call(x, w)
+    (block,) = workspace._BLOCKS
+    with torch.inference_mode():
+        second = call(y, w)
+    torch.testing.assert_close(first, _deep(x, w))  # results lie elsewhere
+    torch.testing.assert_close(second, _deep(y, w))
+    assert [block] == workspace._BLOCKS and block.numel() >= 2 * x.nbytes
+    assert workspace.kept_memory(100) is block and not workspace._BLOCKS
+    assert call(x, w)[0].data_ptr() != block.data_ptr()
+    workspace.keep_memory(block)
+    assert len(workspace._BLOCKS) == 2, "a call that finds no block makes one"
+    assert workspace.kept_memory(1 << 24).numel() == 1 << 24, "a block that is too small is released"
+    workspace.forget_memory()
+
+
+def test_memory_is_not_kept_where_that_is_not_wanted() -> None:
+    workspace.forget_memory()
+    call = torch.compile(_deep, backend="polyfuse", options={"gemm": "library", "keep_memory": False})
+    call(torch.randn(1100, 1000), torch.randn(1000, 1000))
+    assert not workspace._BLOCKS

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
+from typing import Final
 
 from polyfuse.base.code import code_stamp
+from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.session.manager import PluginManager
 from polyfuse.plugin.session.states import PluginState
 
-__all__ = ["installed", "inventory"]
+__all__ = ["code_of", "installed", "inventory"]
+
+_THIS_PROCESS: Final = uuid.uuid4().hex
 
 
 def inventory(plugins: PluginManager, code: Callable[[str], str]) -> tuple[str, ...] | None:
@@ -42,6 +47,21 @@ def installed(plugins: PluginManager) -> tuple[str, ...] | None:
             return None
         lines.append(f"{state.name} {state.distribution} {state.version} {stamps}")
     return tuple(lines)
+
+
+def code_of(plugins: PluginManager, backend: Backend, code: Callable[[str], str]) -> str:
+    """The plugin of a backend, its version and an address of its code: what it built, it built by that.
+
+    Where the code has no files by which it could be told, or they changed since this process began, nobody
+    knows what was built by it: the answer is another one in each process.
+
+    Args:
+        code: an address of the code of a package; empty where it has none.
+    """
+    state = plugins.state(backend.name)
+    own = type(backend).__module__.partition(".")[0]
+    stamps = [code(package) or _THIS_PROCESS for package in dict.fromkeys((*_packages(plugins, state), own))]
+    return f"{state.name} {state.distribution} {state.version} {' '.join(stamps)}"
 
 
 def _packages(plugins: PluginManager, state: PluginState) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from polyfuse.base.text import brief, join_words, nearest
 from polyfuse.plugin.api import check_api
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.codegen import Codegen
+from polyfuse.plugin.deprecation import warn_of_deprecated, warn_of_methods
 from polyfuse.plugin.hooks import specs
 from polyfuse.plugin.hooks.guarded import Answers, GuardedHooks
 from polyfuse.plugin.hooks.registry import registered
@@ -244,6 +245,8 @@ class PluginManager:
             if self.hooks.register(plugin, name) is None:
                 return
             self.hooks.check_pending()
+            for hook in self.hooks.get_hookcallers(plugin) or ():
+                warn_of_deprecated(hook.name, f"plugin {name!r}")
             declares = state.manifest is not None and bool(state.manifest.load)
             if (
                 declares
@@ -291,7 +294,9 @@ class PluginManager:
         if not state.usable:
             return None
         try:
-            backend = guard(_make(codegen, self.settings), self.note_trouble)
+            made = _make(codegen, self.settings)
+            warn_of_methods(type(made), Backend, f"plugin {name!r}")
+            backend = guard(made, self.note_trouble)
         except BackendUnavailableError as error:
             # Not a fault: the plugin looked at this machine and declined.
             self._states[name] = state.changed(State.REFUSED, str(error))
