@@ -215,8 +215,9 @@ class Settings:
     )
     network_bandwidth: int = option(
         0,
-        "Megabytes per second between processes, from which the time of collectives is estimated; 0: 1000 "
-        "for CPUs, 50000 for other devices.",
+        "Megabytes per second between processes, from which the time of collectives is estimated; 0: what "
+        "the device says, within a host where all processes of a group are on one (as torchrun tells) and "
+        "else between hosts.",
         minimum=0,
     )
 

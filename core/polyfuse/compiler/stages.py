@@ -48,7 +48,7 @@ from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
-from polyfuse.program import plan, python_text, with_scratch
+from polyfuse.program import Scratch, plan, python_text, with_scratch
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.runtime.profile import meter_calls
@@ -164,7 +164,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
 
     with clock.stage("plan"):
         planned = replace(planned, decisions=(*decisions, *separate))
-        scratch = {key: item.source.scratch for key, item in emitted.items()}
+        scratch = {key: Scratch(item.source.scratch, item.source.zeroed) for key, item in emitted.items()}
         program = plan(with_scratch(planned, scratch), settings, observe=settings.observe)
         host = python_text(program, harness=settings.benchmark_harness)
     dump.write("program.py", lambda: host)

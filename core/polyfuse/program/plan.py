@@ -15,7 +15,7 @@ from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
-from polyfuse.program.pools import Pool, PoolSlice, kept_pools, plan_pools
+from polyfuse.program.pools import ALIGNMENT, Pool, PoolSlice, kept_pools, plan_pools
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -112,7 +112,7 @@ class _Planner:
         if self.graph.kind != "inference":
             return {}
         if settings.memory_pools:
-            return plan_pools(self.lifetimes, buffers)
+            return plan_pools(self.lifetimes, buffers, self.graph.symbol_hints)
         keeps = settings.keep_memory and not settings.native_host and not self.device
         return kept_pools(self.lifetimes, buffers) if keeps else {}
 
@@ -251,8 +251,9 @@ class _Planner:
         buffer, pool = self.graph.buffers[name], part.pool
         if pool not in self.pool_names:
             self.pool_names[pool] = self._temporary("pool")
-            self._add(Allocate(self.pool_names[pool], (pool.size,), (1,), "uint8", pool.device, pool.kept))
-        offset = part.offset // itemsize(buffer)
+            size = (pool.extent,)
+            self._add(Allocate(self.pool_names[pool], size, (1,), "uint8", pool.device, pool.kept))
+        offset = part.units * (ALIGNMENT // itemsize(buffer))
         view = View(self.pool_names[pool], buffer.size, buffer.stride, offset, buffer.dtype)
         self._add(MakeView(name, view))
 
