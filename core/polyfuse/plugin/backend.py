@@ -55,6 +55,10 @@ class Backend(ABC):
     # no more time than it takes to read that weight. Such matmuls are generated without timing.
     narrow_weight_rows: ClassVar[int] = 0
 
+    # Whether its sums of products read a matrix at the memory's rate, so that a row times a matrix is
+    # generated without timing, and fused with what surrounds it.
+    streams_matvec: ClassVar[bool] = False
+
     # How many arguments a kernel of several parts may have (`may_group`).
     group_arguments: ClassVar[int] = 1 << 12
 
@@ -100,6 +104,20 @@ class Backend(ABC):
     def packed_width(self, matmul: Reduction) -> int:
         """Return how many columns a block of packed weights has. They are a GEMM operand B, a parameter that
         is packed once (the option `freezing`). 0: it is read as it is.
+        """
+        return 0
+
+    def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
+        """Say whether the kernel of a convolution with windows of 1x1, as the sum of products that it is, is
+        known to be faster on this machine than what torch calls: `gemm="known"` then takes it without timing.
+        `hints`: a likely value of each symbol in sizes.
+        """
+        return False
+
+    def streaming_parts(self, matmul: Reduction) -> int:
+        """Return into how many parts the depth of a GEMM with few rows is split, so that its kernels read the
+        weight at the memory's rate, which a library does not: it is then generated without timing. 0: it is
+        left to the library.
         """
         return 0
 
