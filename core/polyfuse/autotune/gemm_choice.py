@@ -19,7 +19,7 @@ from polyfuse.cache.timings import Candidate
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall, View
-from polyfuse.lowering.reductions.depthwise import depthwise_loops
+from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of
 from polyfuse.lowering.reductions.gemm_loops import Unavailable, gemm_loops
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
@@ -161,12 +161,14 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
         if backend is None or not backend.target_info(device).depthwise_loops:
             continue
         try:
-            loops = depthwise_loops(node, graph.buffers)
+            margin = margin_of(node, graph)
+            loops = depthwise_loops(node, graph.buffers, margin)
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, backend.name, str(error)))
             continue
         if all(map(backend.claims, loops.nodes)):
-            found[node.name] = Replacement(loops.nodes, (loops.weight,), backend=backend)
+            gone = () if margin is None else (margin.node,)
+            found[node.name] = Replacement(loops.nodes, (loops.weight,), removed=gone, backend=backend)
             why = "its loops are known to be faster here"
             decisions.append(Decision("choice", node.name, backend.name, why))
     return found

@@ -133,6 +133,32 @@ def test_pointwise_convolutions_are_generated_with_what_follows(
     agrees(call, model, torch.randn(5, inside, extent, extent))  # compiled again with a batch of any size
 
 
+@pytest.mark.parametrize(
+    ("margin", "stride", "padding", "absorbed"),
+    [
+        (nn.ZeroPad2d((0, 1, 0, 1)), 2, 0, True),
+        (nn.ZeroPad2d((1, 2, 2, 0)), 1, 0, True),
+        (nn.ZeroPad2d((1, 1, 1, 1)), 1, 1, False),
+        (nn.ZeroPad2d((1, -1, 0, 1)), 1, 0, False),
+        (nn.ConstantPad2d((1, 1, 1, 1), 0.5), 1, 0, False),
+    ],
+    ids=["behind", "around", "and padding", "cut", "of another value"],
+)
+def test_margins_of_depthwise_convolutions(
+    margin: nn.Module, stride: int, padding: int, absorbed: bool
+) -> None:
+    torch.manual_seed(0)
+    depthwise = nn.Conv2d(16, 16, 3, stride=stride, padding=padding, groups=16)
+    model = nn.Sequential(nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.ReLU6(), margin, depthwise).eval()
+    call, x = compiled(model), torch.randn(2, 8, 12, 10)
+    report = agrees(call, model, x)
+    written = any("constant_pad" in op for launch in report.launches for op in launch.ops)
+    assert written is not absorbed
+    agrees(call, model, torch.randn(3, 8, 12, 10))
+    depthwise.weight.data[3, 0, 2, 2] = float("inf")  # times the zeros of a margin, that is no number
+    agrees(call, model, x)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_stays_so(value: float) -> None:
     model = network()
@@ -141,6 +167,7 @@ def test_what_is_no_number_stays_so(value: float) -> None:
     agrees(compiled(model), model, x)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -172,6 +199,7 @@ def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
     assert not report.fallbacks and not report.eager
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [

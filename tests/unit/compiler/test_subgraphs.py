@@ -57,6 +57,7 @@ def compiled(function: Callable[..., Any], dynamic: bool = False, strict: bool =
     return torch.compile(function, backend="polyfuse", fullgraph=True, dynamic=dynamic, options=options)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", CASES)
 def test_results(name: str, dynamic: bool) -> None:
@@ -74,6 +75,7 @@ def test_results(name: str, dynamic: bool) -> None:
     assert all(r.kernels for r in reports[:-1])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
     function, _ = CASES[name]

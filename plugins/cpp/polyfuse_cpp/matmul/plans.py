@@ -310,7 +310,9 @@ class _Machine:
         if path is OperandPath.DOTS:
             return (8, 4, 2)
         most, packed = 8 if path is OperandPath.DIRECT else 4, self.matmul.b.packed_width
-        widths = (width for width in (8, 4, 3, 2, 1) if 2 <= width * self.each <= most)
+        # one vector is wide enough where it holds all columns
+        least = 1 if self.matmul.extent(self.matmul.b.axes[-1:]) <= self.isa.lanes else 2
+        widths = (width for width in (8, 4, 3, 2, 1) if least <= width * self.each <= most)
         return tuple(width for width in widths if not packed % (width * self.isa.lanes)) or (1,)
 
     def plan(self, path: OperandPath, rows: int, vectors: int, columns: int, depth: int = 0) -> MatmulPlan:
