@@ -187,8 +187,7 @@ def _is_recorded(call: Collective, graph: Graph) -> bool:
     if group is None or len(devices) != 1:
         return False
     device = next(iter(devices))
-    library = group.library(device.partition(":")[0])
-    return bool(library) and device_of(device).records_collectives(library)
+    return group.library(device.partition(":")[0]) in device_of(device).recorded_collectives
 
 
 def doubtful(step: Launch | Call, graph: Graph) -> bool:

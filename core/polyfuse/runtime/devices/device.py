@@ -107,6 +107,10 @@ class Device:
     """Whether eager mode draws the mask of dropout with `aten.bernoulli`. If so, the rest of dropout is
     compiled; if not, eager mode's own dropout stays whole, which keeps its random numbers."""
 
+    recorded_collectives: ClassVar[frozenset[str]] = frozenset()
+    """What carries out collectives that take part in recordings, as torch names backends of groups: ``nccl``.
+    """
+
     timeless_switches: ClassVar[frozenset[str]] = frozenset()
     """Names of `switches` that change nothing about how long work takes: measurements hold whatever they are.
     """
@@ -255,14 +259,6 @@ class Device:
         return asks is not None and bool(asks())
 
     # Communication.
-
-    def records_collectives(self, library: str) -> bool:
-        """Whether collectives take part in recordings of a device's work.
-
-        Args:
-            library: what carries them out, as torch names backends of groups, such as ``nccl``.
-        """
-        return False
 
     def collective_seconds(
         self, op: str, nbytes: int, bandwidth: float = 0.0, ranks: int = 0, on_host: bool = False
