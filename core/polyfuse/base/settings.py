@@ -391,6 +391,11 @@ class Settings:
 
     # Watching.
     dump: str = neutral("", "Folder to which the text of every stage is written; empty: none.")
+    metric_tables: str = neutral(
+        "",
+        "Folder in which `graphs.csv`, `kernels.csv` and `trials.csv` get a few lines with each graph that "
+        "is compiled; empty: none.",
+    )
     log: str = neutral("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
     observe: bool = option(
         False, "Show the results of kernels and library calls to what `polyfuse.observing` registers."

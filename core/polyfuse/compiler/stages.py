@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from polyfuse.autotune.gemm_choice import choose_gemms
@@ -40,6 +41,7 @@ from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.reports.rebuilt import TABLE, table_text
 from polyfuse.compiler.reports.report import GraphReport, record
 from polyfuse.compiler.reports.summary import count_operators, graph_report, schedule_text
+from polyfuse.compiler.reports.tables import append_tables
 from polyfuse.compiler.reports.watch import compiling, entries_for, note_built
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.subgraphs import compile_subgraphs
@@ -111,6 +113,8 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     built = compile_graph(lowered.claims, session, dump, clock)
     report = graph_report(aten, lowered.report, built, clock)
     record(report)
+    if session.settings.metric_tables:
+        append_tables(Path(session.settings.metric_tables).expanduser(), report)
     whole = BuiltGraph(**vars(built), report=report)
     note_built(aten, whole)
     return whole

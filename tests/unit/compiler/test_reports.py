@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import re
@@ -21,6 +22,7 @@ from polyfuse.compiler.reports.report import (
     last_reports,
     reset_reports,
 )
+from polyfuse.compiler.reports.tables import TABLES
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.text.print import text
@@ -216,6 +218,25 @@ def test_dumps_hold_the_graph_before_and_after_each_pass(tmp_path: Path) -> None
         assert texts[0] != texts[1] and all(texts)
     # the fused units hold the nodes that were units of their own
     assert len(texts[1].splitlines()) < len(texts[0].splitlines())
+
+
+def test_tables_grow_with_each_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x, folder = torch.randn(4, 8), tmp_path / "tables"
+    for scale in (2, 3):
+        compiled(lambda x, scale=scale: torch.softmax(x, -1) * scale, x, metric_tables=str(folder))
+    found = {}
+    for name, columns in TABLES.items():
+        with open(folder / f"{name}.csv", newline="") as stream:
+            reader = csv.DictReader(stream)
+            found[name] = list(reader)
+        assert tuple(reader.fieldnames or ()) == columns
+    assert [row["launches"] for row in found["graphs"]] == ["1", "1"]
+    assert int(found["graphs"][0]["bytes_after"]) > 0 and int(found["graphs"][0]["fused"]) > 0
+    assert [(row["launch"], row["backend"]) for row in found["kernels"]] == [("0", "interpreter")] * 2
+    assert "aten._softmax.default" in found["kernels"][0]["operators"]
+    (tmp_path / "file").write_text("")
+    compiled(torch.exp, x, metric_tables=str(tmp_path / "file"))
+    assert "no tables are written" in caplog.text
 
 
 def test_structured_traces_hold_every_stage() -> None:
