@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import built_libraries
+import sampling
 import torch_costs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,15 +20,22 @@ ROOT = Path(__file__).resolve().parent.parent
 _caches = tempfile.TemporaryDirectory(prefix="polyfuse-tests-", ignore_cleanup_errors=True)
 os.environ.setdefault("POLYFUSE_VERIFY", "1")
 os.environ.setdefault("POLYFUSE_CACHE_DIR", _caches.name)
-_libraries = tempfile.TemporaryDirectory(prefix="libraries-", ignore_cleanup_errors=True)
-LIBRARIES = Path(os.environ.setdefault("LIBRARIES_OF_THE_RUN", _libraries.name))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # workers of one run and later runs share it; `--cache-clear` empties it
+    if hasattr(config, "cache") and not hasattr(config, "workerinput"):
+        os.environ["LIBRARIES_OF_TESTS"] = str(config.cache.mkdir("libraries"))
+        built_libraries.forget_old(Path(os.environ["LIBRARIES_OF_TESTS"]))
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sampling.mark_others_slow(items)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _has_gpu():
         from requirements import GPU
@@ -38,7 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_setup() -> None:
     torch_costs.spare()
-    built_libraries.keep(LIBRARIES)
+    if "LIBRARIES_OF_TESTS" in os.environ:
+        built_libraries.keep(Path(os.environ["LIBRARIES_OF_TESTS"]))
 
 
 def _has_gpu() -> bool:

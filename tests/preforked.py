@@ -198,11 +198,14 @@ if __name__ == "__main__":
     import torch._functorch.aot_autograd
     import torch.fx.experimental.symbolic_shapes
 
+    import built_libraries
     import torch_costs
 
     torch._dynamo.list_backends()  # imports what Dynamo imports at its first use
     torch.fx.experimental.symbolic_shapes.ShapeEnv()
     torch_costs.spare()
+    if "LIBRARIES_OF_TESTS" in os.environ:
+        built_libraries.keep(Path(os.environ["LIBRARIES_OF_TESTS"]))
     script = _serve(socket.socket(fileno=int(sys.argv[1])))
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main

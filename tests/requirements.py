@@ -23,7 +23,6 @@ GXX = "the C++ compiler g++ is not installed, and the test compiles with it"
 NVCC = "the CUDA compiler nvcc is not installed, and the test compiles kernels with it"
 DISTRIBUTED = "this torch is built without torch.distributed, and the test talks to other processes with it"
 GLOO = "this torch is built without Gloo, and the test starts processes that talk over it"
-ONE_ISA = "this case is run with the machine's widest instruction set alone, to keep the tests short"
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason=GCC)
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason=GXX)

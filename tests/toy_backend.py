@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Backend, Claim, Source, Yes
 
@@ -22,6 +22,8 @@ def build_files(sources: Sequence[Source], folder: Path, options: Mapping[str, o
     for item in sources:
         if item.text.startswith("bad"):
             raise KernelBuildError("it is bad", "make it good", command=("toycc", "-x"), output="line 1: bad")
+        if item.text.startswith("refuse"):
+            raise UnsupportedError("not in this configuration", "take another")
         if item.text.startswith("raise"):
             raise RuntimeError("surprise")
         if item.text.startswith("crash"):

@@ -133,6 +133,12 @@ def weights(selection: Selection) -> Plan:
     return _selecting("weights", _chosen(CASES, selection.only, "weight"), CANDIDATES, selection)
 
 
+def decode(selection: Selection) -> Plan:
+    from polyfuse_bench.decode import CANDIDATES, CASES
+
+    return _selecting("decode", _chosen(CASES, selection.only, "decoder"), CANDIDATES, selection)
+
+
 def host(selection: Selection) -> Plan:
     from polyfuse_bench.host import CANDIDATES, CASES
 
@@ -275,6 +281,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "models": models,
     "linear": linear,
     "weights": weights,
+    "decode": decode,
     "host": host,
     "fusion_rules": fusion_rules,
     "engines": engines,

@@ -116,6 +116,7 @@ def performance_page(results: Path) -> str | None:
             ("kernels", _kernels_section),
             ("linear", _linear_section),
             ("weights", _weights_section),
+            ("decode", _decode_section),
             ("gemm", gemm_section),
             ("tilings", tilings_section),
             ("compile", _compile_section),
@@ -265,6 +266,28 @@ def _weights_section(content: dict[str, Any]) -> list[str]:
         "with 8 bits and dequantised; *full*: with the type of the activations. Nothing is autotuned.",
     )
     return _one_table(content, "Weights of 8 bits", words, "layers")
+
+
+def _decode_section(content: dict[str, Any]) -> list[str]:
+    words = (
+        "One step of a Llama with a static cache of 1,024 positions, by its sequences: *1b* has the",
+        "sizes of the model with a billion parameters, *8b* a quarter of the layers of the one with eight.",
+        "*reduce-overhead* records a device graph.",
+    )
+    names = by_backend(timing["name"] for row in content["rows"] for timing in row["timings"])
+    heading = "Decoding, autotuned" if any("max-autotune" in name for name in names) else "Decoding"
+    rate, table = content["copy_rate"], []
+    for row in content["rows"]:
+        medians = {timing["name"]: timing["median"] for timing in row["timings"]}
+        shares = [f"{row['moved_bytes'] / medians[n] / rate:.0%}" if n in medians else "" for n in names]
+        table.append([row["name"], *shares])
+    return [
+        *_one_table(content, heading, words, "model and sequences"),
+        f"Bytes of weights and cache in a second, beside a copy's {rate / 1e12:.2f} TB/s:",
+        "",
+        *markdown(["model and sequences", *map(title, names)], table),
+        "",
+    ]
 
 
 def _host_section(content: dict[str, Any]) -> list[str]:

@@ -73,7 +73,7 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         ahead = max(ahead, before)
     known = frozenset((row["name"], row.get("dtype", "")) for row in rows)
     plan = campaigns.CAMPAIGNS[kind](dataclasses.replace(_selection(options, effort), known=known))
-    if place and kind == "kernels":
+    if place and kind in ("kernels", "decode"):
         facts["copy_rate"] = copy_rate(options.device)
     if kind == "gemm":
         facts["matrix_rates"] = {options.dtype: matrix_rate(options.device, options.dtype)}

@@ -105,8 +105,10 @@ def reset() -> None:
     from polyfuse.cache.graphs import reset_graph_counts
     from polyfuse.compiler.reports.report import reset_reports
     from polyfuse.compiler.session import forget_sessions
+    from polyfuse.runtime.workspace import forget_memory
 
     torch.compiler.reset()
+    forget_memory()
     forget_sessions()
     reset_reports()
     reset_graph_counts()

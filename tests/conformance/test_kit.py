@@ -181,6 +181,30 @@ def test_a_kernel_may_be_refused_when_it_is_emitted():
     assert {(cell.status, cell.reason) for cell in matrix.cells} == {(Status.REFUSED, "not on a Sunday")}
 
 
+def test_a_kernel_may_be_refused_when_it_is_built():
+    class Later(InterpreterBackend):
+        """Refuses a cosine, and another configuration of anything, when it is built."""
+
+        def configs(self, kernel: Kernel) -> Sequence[Config]:
+            return [Config.of(wide=1)]
+
+        def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+            source = super().emit(kernel, config)
+            return replace(source, text=f"# {config}\n{source.text}", key="") if config else source
+
+        def build(self, sources: Sequence[Source], folder: Path) -> None:
+            if any("= cos " in source.text or source.text.startswith("#") for source in sources):
+                raise UnsupportedError("not today", "wait")
+            super().build(sources, folder)
+
+    matrix = matrix_of(
+        Later, [*scalar_cases(True), *[c for c in alias_cases(True) if c.kernel.name == "points"]]
+    )
+    refused = {(cell.row, cell.reason) for cell in matrix.cells if cell.status is Status.REFUSED}
+    assert matrix.ok and refused == {("cos", "not today")}
+    assert any(cell.row == "points" and cell.status is Status.PASS for cell in matrix.cells)
+
+
 def test_a_failing_build_costs_its_own_operation():
     matrix = matrix_of(Breaking, scalar_cases(True))
     assert failed(matrix) == {"cos"}

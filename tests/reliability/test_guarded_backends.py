@@ -113,6 +113,7 @@ def test_a_fault_costs_one_warning_and_no_graph(install, warned, method, kind):
 ARGUMENTS: dict[str, tuple[object, ...]] = {
     "neighbours": (None, None),
     "estimate": (None, None),
+    "preferred_gemm": (None, {}),
     "epilogue_reduction_width": (None, "sum", "rows"),
     "build": ((), None),
     "review": (None, ""),

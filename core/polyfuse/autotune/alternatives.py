@@ -142,7 +142,8 @@ def alternatives(
             elif choice.instead is not None:
                 found.append(_instead(name, choice, site))
             else:
-                found.append(_made(name, choice, site, plugins.backend(offered.plugin), most))
+                backend = plugins.backend(choice.backend or offered.plugin)
+                found.append(_made(name, choice, site, backend, most))
         except (Exception, SystemExit) as error:
             decisions.append(
                 Decision("declined", call.name, name, f"it raised {type(error).__name__}: {error}")

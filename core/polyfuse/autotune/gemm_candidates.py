@@ -14,14 +14,25 @@ from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
-from polyfuse.lowering.reductions.gemm_narrow import reading_less
+from polyfuse.lowering.reductions.gemm_narrow import matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
+from polyfuse.lowering.reductions.gemm_split import split_depth
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, free_axes
 
-__all__ = ["PACKED", "PROLOGUE", "REDUCTIONS", "GeneratedGemm", "TunableCall", "narrow_gemm", "tunable_calls"]
+__all__ = [
+    "MATVEC",
+    "PACKED",
+    "PROLOGUE",
+    "REDUCTIONS",
+    "SPLIT",
+    "GeneratedGemm",
+    "TunableCall",
+    "narrow_gemm",
+    "tunable_calls",
+]
 
 _log = get_logger("autotune")
 
@@ -33,6 +44,12 @@ PACKED = "+packed"
 
 REDUCTIONS = "+reductions"
 """After a backend's name: its epilogue begins reductions over its results."""
+
+MATVEC = "+matvec"
+"""After a backend's name: its kernel is the sum of products that a GEMM with one row is."""
+
+SPLIT = "+split"
+"""After a backend's name: its kernels have a part of the depth each."""
 
 _PACK = "aten.as_strided_copy.default"
 
@@ -49,6 +66,7 @@ class GeneratedGemm:
         before: calls that make what they read, once for each parameter.
         buffers: what these write.
         reductions: names of reductions over its results that its epilogue begins.
+        parts: into how many the depth is split.
     """
 
     name: str
@@ -58,12 +76,16 @@ class GeneratedGemm:
     before: tuple[ExternCall, ...] = ()
     buffers: tuple[Buffer, ...] = ()
     reductions: tuple[str, ...] = ()
+    parts: int = 1
 
     @property
     def replacement(self) -> Replacement:
         """What is done instead of the call."""
         form = self.form
         nodes, buffers = (*self.before, *form.nodes), (*self.buffers, form.accumulator)
+        if self.parts > 1:
+            split = split_depth(form, self.parts)
+            nodes, buffers = (*self.before, *split.nodes), (*self.buffers, split.buffer)
         return Replacement(
             nodes, buffers, removed=self.removed, backend=self.backend, reductions=self.reductions
         )
@@ -134,20 +156,42 @@ def tunable_calls(
 def narrow_gemm(
     graph: Graph, call: TemplateCall, backend: Backend | None, decisions: list[Decision]
 ) -> GeneratedGemm | None:
-    """The GEMM by a backend that reads an operand as it is stored (`reading_less`), if that pays."""
-    if backend is None or not backend.narrow_weight_rows:
+    """The GEMM by a backend that reads an operand as it is stored (`reading_less`), as the sum of products
+    that it is with one row (`matvec`), or with its depth split (`Backend.streaming_parts`), if that pays.
+    """
+    if backend is None:
         return None
     try:
         form = gemm_loops(call, graph.buffers)
     except Unavailable:
         return None
     narrow = reading_less(graph, call, form)
-    if narrow is None or narrow.rows > backend.narrow_weight_rows:
+    if narrow is not None and narrow.rows <= backend.narrow_weight_rows:
+        item = GeneratedGemm(f"{backend.name}{PROLOGUE}", backend, narrow.loops, narrow.removed)
+    else:
+        streamed = _streamed(graph, form, backend)
+        if streamed is None:
+            return None
+        item = streamed
+    refused = _Candidates(graph, call, item.form, {}, decisions).refuses(backend, item.name, item.form)
+    return None if refused else item
+
+
+def _streamed(graph: Graph, form: GemmLoops, backend: Backend) -> GeneratedGemm | None:
+    """A GEMM with few rows by a backend that reads its weight at the memory's rate."""
+    loops = matvec(graph, form) if backend.streams_matvec else None
+    if loops is not None:
+        return GeneratedGemm(f"{backend.name}{MATVEC}", backend, loops)
+    parts = backend.streaming_parts(form.gemm)
+    if parts < 1:
         return None
-    name = f"{backend.name}{PROLOGUE}"
-    if _Candidates(graph, call, narrow.loops, {}, decisions).refuses(backend, name, narrow.loops):
+    if parts == 1:
+        return GeneratedGemm(backend.name, backend, form)
+    try:
+        split_depth(form, parts)
+    except Unavailable:
         return None
-    return GeneratedGemm(name, backend, narrow.loops, narrow.removed)
+    return GeneratedGemm(f"{backend.name}{SPLIT}", backend, form, parts=parts)
 
 
 @dataclass(frozen=True)
@@ -173,6 +217,10 @@ class _Candidates:
         yield from reduced
         if not timed:
             return
+        streamed = _streamed(self.graph, self.loops, backend)
+        if streamed is not None and streamed.name != plain.name:
+            if not self.refuses(backend, streamed.name, streamed.form):
+                yield streamed
         more = with_prologue(self.graph, self.call, self.loops)
         if more is not None:
             name, (larger, removed) = f"{backend.name}{PROLOGUE}", more

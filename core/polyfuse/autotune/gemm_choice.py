@@ -18,9 +18,9 @@ from polyfuse.base.log import warn_once
 from polyfuse.cache.timings import Candidate
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import TemplateCall
-from polyfuse.lowering.reductions.depthwise import depthwise_loops
-from polyfuse.lowering.reductions.gemm_loops import Unavailable
+from polyfuse.ir.nodes import TemplateCall, View
+from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of
+from polyfuse.lowering.reductions.gemm_loops import Unavailable, gemm_loops
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
@@ -88,6 +88,9 @@ def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> 
     if wanted != "generated" and graph.kind == "inference":
         written_out = _selection(graph, claimed, _depthwise(tuner, graph, decisions))
         graph, claimed = written_out.graph, written_out.backends
+    if wanted == "known" and graph.kind == "inference":
+        pointwise = _selection(graph, claimed, _pointwise(tuner, graph, decisions))
+        graph, claimed = pointwise.graph, pointwise.backends
     if wanted == "known":
         return _selection(graph, claimed, _known(tuner, graph, decisions), decisions)
     if wanted == "generated":
@@ -138,7 +141,8 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
             offers[node.name] = ask(node, device_type)
         else:
             narrow[node.name] = item.replacement
-            why = "it reads an operand as it is stored"
+            how = "an operand as it is stored" if item.removed else "its matrix at the memory's rate"
+            why = f"it reads {how}"
             decisions.append(Decision("choice", node.name, item.name, why))
     chosen = within_room(graph, offers, decisions)
     return narrow | {call: item.replacement for call, item in chosen.items()}
@@ -157,15 +161,56 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
         if backend is None or not backend.target_info(device).depthwise_loops:
             continue
         try:
-            loops = depthwise_loops(node, graph.buffers)
+            margin = margin_of(node, graph)
+            loops = depthwise_loops(node, graph.buffers, margin)
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, backend.name, str(error)))
             continue
         if all(map(backend.claims, loops.nodes)):
-            found[node.name] = Replacement(loops.nodes, (loops.weight,), backend=backend)
+            gone = () if margin is None else (margin.node,)
+            found[node.name] = Replacement(loops.nodes, (loops.weight,), removed=gone, backend=backend)
             why = "its loops are known to be faster here"
             decisions.append(Decision("choice", node.name, backend.name, why))
     return found
+
+
+def _pointwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
+    """The convolutions with windows of 1x1, of images with channels last, that the first backend prefers to
+    generate.
+    """
+    found: dict[str, Replacement] = {}
+    for node in graph.nodes:
+        if not isinstance(node, TemplateCall) or not _is_pointwise(node, graph):
+            continue
+        backend = _first(tuner, _device(graph, node).partition(":")[0])
+        if backend is None or type(backend).preferred_gemm is Backend.preferred_gemm:
+            continue
+        try:
+            loops = gemm_loops(node, graph.buffers)
+        except Unavailable as error:
+            decisions.append(Decision("declined", node.name, backend.name, str(error)))
+            continue
+        if not all(map(backend.claims, loops.nodes)):
+            continue
+        if not backend.preferred_gemm(loops.gemm, graph.symbol_hints):
+            decisions.append(Decision("declined", node.name, backend.name, "not known to be faster here"))
+            continue
+        found[node.name] = Replacement(loops.nodes, (loops.accumulator,), backend=backend)
+        why = "its kernel is known to be faster here"
+        decisions.append(Decision("choice", node.name, backend.name, why))
+    return found
+
+
+def _is_pointwise(call: TemplateCall, graph: Graph) -> bool:
+    """Whether a call convolves images with channels last, each pixel by itself."""
+    if call.op != "aten.convolution.default" or len(call.outputs) != 1:
+        return False
+    image, weight, _, _, padding, _, transposed, _, groups = call.args
+    if transposed or groups != 1 or not isinstance(image, View) or not isinstance(weight, View):
+        return False
+    if any(n != 1 for n in weight.size[2:]) or any(padding):
+        return False
+    return image.stride[1] == 1 and graph.buffers[call.outputs[0]].stride[1] == 1
 
 
 def _device(graph: Graph, call: TemplateCall) -> str:

@@ -100,8 +100,8 @@ class GemmTask(TuningTask):
             return ()
         device = self._tunable.device
         segments = [i.segment for i in self._implementations.values()]
-        timer = self._tuner.timer(device).name
-        self.problem = self._operands.problem(self._about(), device, timer, segments)
+        timer, tolerances = self._tuner.timer(device).name, self._tuner.settings.tune_tolerances
+        self.problem = self._operands.problem(self._about(), device, timer, segments, tolerances)
         return programs
 
     def neighbours(self, best: CandidateProgram) -> Sequence[CandidateProgram]:

@@ -21,7 +21,7 @@ from polyfuse.autotune.report import trials_text
 from polyfuse.autotune.search import TuningTask
 from polyfuse.autotune.segments import Operands, Segment, around, segment, tolerance
 from polyfuse.autotune.tuner import Tuner
-from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.errors import UnsupportedError, WrongCandidateError
 from polyfuse.base.log import warn_once
 from polyfuse.cache.timings import Candidate, Record
 from polyfuse.ir.digest import ir_digest
@@ -36,9 +36,6 @@ from polyfuse.symbolic import example_value
 __all__ = ["FusionTask", "KernelTask", "search_kernels", "time_fusions"]
 
 FUSED, APART = "fused", "apart"
-
-_MOST_ROUNDS = 8
-"""Merges of one kernel that are timed, from the last one on, and those that replace what is faster apart."""
 
 
 class KernelTask(TuningTask):
@@ -64,7 +61,7 @@ class KernelTask(TuningTask):
             tuner.timer(kernel.device).name,
             storages,
             results,
-            tolerance(storages),
+            tolerance(storages, {o.op for o in kernel.origins}, tuner.settings.tune_tolerances),
         )
         # the first guess of the backend that the kernel was scheduled for
         first = next(iter(self._configs))
@@ -165,6 +162,8 @@ def time_fusions(tuner: Tuner, selection: GemmSelection, schedule: Schedule) -> 
     """
     try:
         return _timed(tuner, selection, schedule)
+    except WrongCandidateError:
+        raise
     except Exception as error:
         if tuner.settings.strict:
             raise
@@ -176,9 +175,10 @@ def _timed(tuner: Tuner, selection: GemmSelection, schedule: Schedule) -> Schedu
     unfused: list[Unfused] = []
     timed: set[Unfused] = set()
     decisions: list[TuningDecision] = []
-    for _ in range(_MOST_ROUNDS):
+    # the merges of a kernel, and of what takes the place of one that is divided, are finite, but many
+    for _ in range(2 * tuner.settings.max_fusion_size):
         pairs = [*_next_merges(schedule, timed)]
-        if not pairs:
+        if not pairs or tuner.exhausted:
             break
         other = selection.schedule(tuner, [*unfused, *pairs])
         tasks = {pair: FusionTask(tuner, pair, schedule, other) for pair in pairs}
@@ -240,7 +240,8 @@ class FusionTask(TuningTask):
             return ()
         about = f"{len(self._segments[APART].steps)} kernels as {len(self._segments[FUSED].steps)}"
         timer = self._tuner.timer(self._device).name
-        self.problem = self._operands.problem(about, self._device, timer, [*self._segments.values()])
+        segments, tolerances = [*self._segments.values()], self._tuner.settings.tune_tolerances
+        self.problem = self._operands.problem(about, self._device, timer, segments, tolerances)
         return [program for program in found if program is not None]
 
     def decision(self, record: Record) -> TuningDecision:

@@ -38,7 +38,7 @@ _LINES = 10.0
 # Rows of the final table.
 _SHOWN = 40
 # As many of the slower ones are named as people read.
-_NAMED = 6
+_NAMED = 10
 
 
 class ProgressTable:

@@ -21,6 +21,7 @@ from polyfuse.autotune.candidate import (
     Problem,
 )
 from polyfuse.autotune.worker import TrialRunner
+from polyfuse.base.errors import WrongCandidateError
 from polyfuse.base.log import get_logger
 from polyfuse.base.text import shorten
 from polyfuse.cache.timings import FAILED, Candidate, Record, Trial
@@ -51,6 +52,7 @@ class TrialRules:
 
     Attributes:
         verify: whether a candidate whose results differ from the first one's fails.
+        raises: whether that is an error.
         rounds: least samples taken of those that stay to the end.
         most_rounds: most samples, where the machine is so busy that no time is seen twice.
         hopeless: times the best after which one that took so long in a single run is not timed again.
@@ -61,6 +63,7 @@ class TrialRules:
     """
 
     verify: bool = False
+    raises: bool = False
     rounds: int = 7
     most_rounds: int = 28
     hopeless: float = 2.0
@@ -235,7 +238,9 @@ def run_trials(
         taken = _attempt(runner.first, problem, program, faults)
         if rules.verify and taken != FAILED:
             reference = reference or program
-            if reference is not program and not _is_verified(runner, problem, program, reference, faults):
+            if reference is not program and not _is_verified(
+                runner, problem, program, reference, faults, rules.raises
+            ):
                 taken = FAILED
         best = min(best, taken)
         if taken != FAILED and taken > rules.hopeless * best:
@@ -301,10 +306,17 @@ def _is_verified(
     program: BuiltProgram,
     reference: BuiltProgram,
     faults: dict[str, str],
+    raises: bool,
 ) -> bool:
     distance = _attempt(lambda tried: runner.check(tried, reference), problem, program, faults)
     if program.name not in faults and distance > 1:
         reason = f"its result is not that of {reference.name} ({distance:.3g} x the tolerance)"
+        if raises:
+            raise WrongCandidateError(
+                f"{program.name} is no candidate for {problem.about}: {reason}",
+                "mend it, allow more with tune_tolerances, or leave it out with tune_verify='drop'",
+                candidate=program.name,
+            )
         faults[program.name] = _fault(problem, program.name, reason)
     return program.name not in faults
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from polyfuse.autotune.candidate import CallStep, Operand, Problem, Slot, Storage, TorchName, Window
-from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.errors import InvalidOptionError, UnsupportedError
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, Opaque, View
@@ -28,8 +28,20 @@ _ROUNDED: Final = 1e-2
 _EIGHT_BITS: Final = 0.2
 
 
-def tolerance(storages: Iterable[Storage]) -> float:
-    """The tolerance for a problem: that of its narrowest type."""
+def tolerance(storages: Iterable[Storage], ops: Iterable[str] = (), asked: Iterable[str] = ()) -> float:
+    """The tolerance for a problem: that of its operators, else that of its narrowest type.
+
+    Args:
+        ops: what it computes, as `aten.mm.default`.
+        asked: the option `tune_tolerances`: `aten.mm=0.01` and the like.
+
+    Raises:
+        InvalidOptionError: a tolerance that cannot be read.
+    """
+    given = dict(_asked(text) for text in asked)
+    names = {name for op in ops for name in (op, op.rpartition(".")[0])}
+    if found := [given[name] for name in sorted(names & given.keys())]:
+        return max(found)
     worst = 1e-9
     for storage in storages:
         if storage.dtype.startswith("float8"):
@@ -39,6 +51,17 @@ def tolerance(storages: Iterable[Storage]) -> float:
         else:
             worst = max(worst, _BY_TYPE.get(storage.dtype, 0.0))
     return worst
+
+
+def _asked(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not number > 0:
+        raise InvalidOptionError(f"tune_tolerances has {text!r}", "write operator=number, as aten.mm=0.01")
+    return name.strip(), number
 
 
 def _rounds(device: str) -> bool:
@@ -57,6 +80,12 @@ class Segment:
 
     graph: Graph
     steps: tuple[Launch | Call, ...]
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """The operators that it computes."""
+        launched = {o.op for s in self.steps if isinstance(s, Launch) for o in s.kernel.origins}
+        return frozenset(launched | {s.node.op for s in self.steps if isinstance(s, Call)})
 
     def describe(self) -> str:
         """A text that is equal for segments that take equal time."""
@@ -134,8 +163,14 @@ class Operands:
             self.storages[found] = replace(self.storages[found], fill="small")
         return Slot(found)
 
-    def problem(self, about: str, device: str, timer: str, segments: Sequence[Segment]) -> Problem:
-        """What segments that compute the same are timed on; they are compared by what all of them write."""
+    def problem(
+        self, about: str, device: str, timer: str, segments: Sequence[Segment], tolerances: Iterable[str] = ()
+    ) -> Problem:
+        """What segments that compute the same are timed on; they are compared by what all of them write.
+
+        Args:
+            tolerances: the option `tune_tolerances`.
+        """
         written = [
             {w for s in part.steps for w in s.writes if part.graph.buffers[w].dtype is not None}
             for part in segments
@@ -143,7 +178,8 @@ class Operands:
         names = set.intersection(*written) & self.numbers.keys()
         results = tuple(sorted(self.numbers[name] for name in names))
         storages = tuple(self.storages)
-        return Problem(about, device, timer, storages, results, tolerance(storages))
+        ops = {op for part in segments for op in part.ops}
+        return Problem(about, device, timer, storages, results, tolerance(storages, ops, tolerances))
 
     def named(self, graph: Graph, operands: Sequence[str | IndexLike]) -> tuple[Operand, ...]:
         """Buffers by name, and sizes."""

@@ -55,14 +55,15 @@ class Tuner:
         timings: the store of what was measured.
         spent: seconds that searches took so far.
         asked: the addresses of all problems whose fastest candidate was asked for, measured now or before.
-        cut_short: those whose search ran out of time, and goes on in a later process.
+        cut_short: those whose search ran out of time, or that were only looked up in vain: the search goes on
+            in a later process.
     """
 
     def __init__(
         self, settings: Settings, extensions: Extensions, pool: BuildPool, store: KernelStore
     ) -> None:
         self.settings = settings
-        self.timings = TimingStore(store.root)
+        self.timings = TimingStore(store.root, store.sharing)
         self.spent = 0.0
         self.asked: dict[str, None] = {}
         self.cut_short: set[str] = set()
@@ -211,7 +212,7 @@ class Tuner:
             prefix = f"{backend.name} " if len(asked) > 1 else ""
             known |= {f"{prefix}{name}": value for name, value in backend.describe().items()}
         known["torch"] = torch.__version__
-        known["verified"] = str(self.settings.tune_verify)
+        known["verified"] = " ".join((self.settings.tune_verify, *self.settings.tune_tolerances))
         computing = device_of(device)
         # what won under one precision or library may lose, or round otherwise, under another
         for owner in (device_of("cpu"), computing):
@@ -240,7 +241,10 @@ class Tuner:
         records = {key: self.timings.read(key) for key in wanted}
         if beside is not None:
             records |= negligible(wanted.values(), records, beside)
-        if self.exhausted or all(record.best is not None for record in records.values()):
+        missing = [key for key, record in records.items() if record.best is None]
+        if missing and self.settings.tune_lookup:
+            self.cut_short.update(missing)
+        if not missing or self.exhausted or self.settings.tune_lookup:
             return records
         start = time.monotonic()
         most = self.settings.max_autotune_seconds
@@ -349,7 +353,8 @@ class Tuner:
     def _rules(self, search: Search) -> TrialRules:
         on_host = device_of(search.task.problem.device).is_host
         return TrialRules(
-            verify=self.settings.tune_verify,
+            verify=self.settings.tune_verify != "off",
+            raises=self.settings.tune_verify == "raise",
             rounds=6 if on_host else 3,
             most_rounds=16 if on_host else 6,
             until=min(self._until, time.monotonic() + max(1, self.settings.tune_seconds)),

@@ -14,6 +14,7 @@
     ├── KernelBuildError        compiling a kernel's source failed
     ├── KernelLoadError         a built kernel cannot be loaded
     ├── KernelLaunchError       a device refused to start a kernel
+    ├── WrongCandidateError     a candidate of autotuning computes something else than the first one
     ├── CacheError              an artifact store cannot be used
     ├── RankError               processes of a distributed program do not agree, or another one failed
     └── PackageError            an ahead-of-time package cannot be made, loaded or called
@@ -48,6 +49,7 @@ __all__ = [
     "RankError",
     "UnsupportedError",
     "VerifyError",
+    "WrongCandidateError",
 ]
 
 # A compiler can print megabytes of diagnostics; the first lines carry the cause.
@@ -204,6 +206,21 @@ class KernelLaunchError(PolyfuseError, RuntimeError):
     """
 
     code = "PF1620"
+
+
+class WrongCandidateError(PolyfuseError, RuntimeError):
+    """A candidate of autotuning gave other results than the first one, with the option `tune_verify` at
+    `raise`. Holds the candidate's name.
+
+    The message names the candidate and how far off it is. With `drop`, it would not be used, and the next
+    best would.
+    """
+
+    code = "PF1630"
+
+    def __init__(self, cause: str, fix: str = "", *, candidate: str = "") -> None:
+        super().__init__(cause, fix)
+        self.candidate = candidate
 
 
 class CacheError(PolyfuseError):

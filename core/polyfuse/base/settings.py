@@ -124,6 +124,20 @@ class Settings:
     aggressive_fusion: bool = option(
         False, "Fuse even where no memory traffic is saved, to have fewer kernels."
     )
+    epilogue_fusion: bool = option(
+        True,
+        "Compute what follows a matmul or convolution in its kernel, where a backend generates that kernel.",
+    )
+    epilogue_first: bool = option(
+        True,
+        "Of the fusions that are possible, try those of matmuls with what follows them first; off: last.",
+    )
+    fusion_candidates: int = option(
+        12,
+        "Each kernel is tried for fusion with so many of those that follow it and touch the same tensor. "
+        "0: with all of them, which takes longer in graphs where many kernels read one tensor.",
+        minimum=0,
+    )
     horizontal_fusion: bool = option(
         False,
         "Launch kernels together that depend on none of each other, such as the entries of a list operator: "
@@ -162,6 +176,11 @@ class Settings:
         "fewer allocations, and memory is reused whatever the sizes, but the block is held until the last "
         "of them is no longer needed.",
     )
+    keep_memory: bool = option(
+        True,
+        "Keep the memory of large intermediate tensors of graphs without gradients on the CPU from call to "
+        "call, one block for all graphs of a thread: fresh memory costs a fault for each page.",
+    )
     inplace: bool = option(True, "Let a kernel write its result over an input that nothing needs afterwards.")
 
     # Launching.
@@ -196,8 +215,9 @@ class Settings:
     )
     network_bandwidth: int = option(
         0,
-        "Megabytes per second between processes, from which the time of collectives is estimated; 0: 1000 "
-        "for CPUs, 50000 for other devices.",
+        "Megabytes per second between processes, from which the time of collectives is estimated; 0: what "
+        "the device says, within a host where all processes of a group are on one (as torchrun tells) and "
+        "else between hosts.",
         minimum=0,
     )
 
@@ -231,7 +251,7 @@ class Settings:
     )
     benchmark_fusion: bool = option(
         False,
-        "Time each fused kernel against the kernels that were merged to it, pair by pair from the last one "
+        "Time each fused kernel against the kernels that were merged to it, each merge from the last one "
         "on. They are not fused where that is faster. Measurements are stored.",
     )
     tune_seconds: int = neutral(
@@ -259,15 +279,27 @@ class Settings:
     tune_timeout: int = neutral(
         30, "Seconds after which the trial of a candidate is given up; the candidate is not used.", minimum=1
     )
-    tune_verify: bool = neutral(
-        False,
+    tune_verify: str = neutral(
+        "off",
         "Compare the results of each candidate with those of the first, which is the library's where "
-        "there is one; a candidate that differs by more than its type explains is not used.",
+        "there is one. `drop`: a candidate that differs by more than the tolerance is not used. `raise`: it "
+        "is an error that names it.",
+        choices=("off", "drop", "raise"),
+    )
+    tune_tolerances: tuple[str, ...] = neutral(
+        (),
+        "Tolerances of `tune_verify` by operator, relative to the largest result, as `aten.mm=0.01`; for "
+        "others, the narrowest type decides.",
     )
     tune_in_process: bool = neutral(
         False,
         "Time candidates in this process, where a debugger reaches them, instead of in a benchmark "
         "worker, whose crash does no harm.",
+    )
+    tune_lookup: bool = neutral(
+        False,
+        "Use measurements that are stored, here or in `remote_cache`, and measure nothing: what was not "
+        "measured is compiled as without autotuning.",
     )
     tune_log: str = neutral(
         "", "File to which each search appends a line of JSON with its measurements; empty: none is written."
@@ -304,10 +336,11 @@ class Settings:
     cache_dir: str = neutral("", "Folder of the caches; empty: the user's cache folder on this platform.")
     remote_cache: str = neutral(
         "",
-        "A store that several machines share: an http or https address that answers GET and PUT, a "
-        "folder, or `module:function`, which returns an object with `get` and `put`. Kernels and compiled "
-        "graphs that are not in the cache folder are looked up there, and new ones are sent there. They "
-        "are code, and are run.",
+        "A store that several machines share: an http or https address that answers GET and PUT, a server of "
+        "Redis (`redis://user:password@host:6379/0?ttl=604800`, or `rediss://` over TLS), a folder, or "
+        "`module:function`, which returns an object with `get` and `put`. Kernels, compiled graphs and "
+        "measurements of autotuning that are not in the cache folder are looked up there, and new ones are "
+        "sent there. Kernels and graphs are code, and are run.",
     )
     remote_key: str = neutral(
         "",
@@ -358,6 +391,11 @@ class Settings:
 
     # Watching.
     dump: str = neutral("", "Folder to which the text of every stage is written; empty: none.")
+    metric_tables: str = neutral(
+        "",
+        "Folder in which `graphs.csv`, `kernels.csv` and `trials.csv` get a few lines with each graph that "
+        "is compiled; empty: none.",
+    )
     log: str = neutral("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
     observe: bool = option(
         False, "Show the results of kernels and library calls to what `polyfuse.observing` registers."

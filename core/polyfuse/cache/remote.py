@@ -19,6 +19,7 @@ from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.files import atomic_write
 from polyfuse.base.log import warn_once
 from polyfuse.base.text import shorten
+from polyfuse.cache.clients.redis import RedisStore, is_redis
 
 __all__ = ["RemoteStore", "GuardedStore", "remote_store"]
 
@@ -185,14 +186,16 @@ class GuardedStore:
 
 
 def remote_store(address: str) -> RemoteStore:
-    """The store at an address: `http://...` or `https://...`, `module:function` for one that a function
-    returns, and otherwise a folder.
+    """The store at an address: `http://...` or `https://...`, `redis://...` or `rediss://...`,
+    `module:function` for one that a function returns, and otherwise a folder.
 
     Raises:
         InvalidOptionError: there is no such function, or what it returns is no store.
     """
     if address.startswith(("http://", "https://")):
         return HttpStore(address)
+    if is_redis(address):
+        return RedisStore(address, _PATIENCE, _LARGEST)
     module, colon, name = address.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), name)):
         return FolderStore(Path(address).expanduser().absolute())
@@ -202,7 +205,7 @@ def remote_store(address: str) -> RemoteStore:
         raise InvalidOptionError(
             f"the option 'remote_cache' names {address}, which gives no store"
             f" ({type(error).__name__}: {error})",
-            "name a function without arguments that can be imported, an address with http, or a folder",
+            "name a function without arguments that can be imported, an address, or a folder",
         ) from error
     if not isinstance(store, RemoteStore):
         raise InvalidOptionError(

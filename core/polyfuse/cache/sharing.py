@@ -1,7 +1,8 @@
 """Exchange of the cache folder with a store that several machines share.
 
 Under `kernels/<address>` lies the address of the unit that holds a kernel, under `units/<address>` and
-`compiled/<address>` an archive of one artifact each (`archive.py`). What arrives becomes part of the cache
+`compiled/<address>` an archive of one artifact each (`archive.py`), under `timings/<address>` what was
+measured, as a record with its seal. What arrives becomes part of the cache
 folder like anything made here, and is found there; what does not arrive, or is damaged, is made here, and
 given to the store in its place.
 """
@@ -22,6 +23,7 @@ from polyfuse.base.log import get_logger
 from polyfuse.cache.archive import AddUnit, pack, unpack
 from polyfuse.cache.artifacts import Artifact, is_address
 from polyfuse.cache.remote import GuardedStore, remote_store
+from polyfuse.cache.sealing import seal_of, seals_equal
 
 __all__ = ["Sharing"]
 
@@ -71,6 +73,27 @@ class Sharing:
         """
         if self._secret is not None:
             self._send(lambda: self._give_graph(key))
+
+    def fetch_record(self, name: str) -> str:
+        """The text of a record, such as `timings/<address>`; empty where the store has none that a machine
+        with our secret wrote.
+        """
+        content = self._remote.get(name)
+        if content is None:
+            return ""
+        seal, _, text = content.decode("utf-8", "replace").partition("\n")
+        if self._secret is not None and not seals_equal(seal, self._seal(name, text)):
+            self._remote.distrust(f"what it has as {name} was not sealed with our secret")
+            return ""
+        return text
+
+    def give_record(self, name: str, text: str) -> None:
+        """Give a record to the store."""
+        content = f"{self._seal(name, text)}\n{text}".encode()
+        self._send(lambda: self._remote.put(name, content))
+
+    def _seal(self, name: str, text: str) -> str:
+        return "" if self._secret is None else seal_of(self._secret, [(name, text.encode())])
 
     def flush(self) -> None:
         """Wait until what was given has arrived, or cannot."""

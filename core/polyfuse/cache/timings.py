@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from filelock import FileLock, Timeout
 
@@ -19,7 +19,10 @@ from polyfuse.base.config import Config
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.log import get_logger
 from polyfuse.base.version import version
-from polyfuse.cache.records import read_record, write_record
+from polyfuse.cache.records import parse_record, read_record, record_text, write_record
+
+if TYPE_CHECKING:
+    from polyfuse.cache.sharing import Sharing
 
 __all__ = ["FAILED", "Candidate", "Record", "TimingStore", "Trial", "timing_key"]
 
@@ -110,9 +113,15 @@ class Record:
 
 
 class TimingStore:
-    """Records under one root folder."""
+    """Records under one root folder.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        sharing: exchanges records whose search is over with other machines; None: nothing does.
+    """
+
+    def __init__(self, root: Path, sharing: Sharing | None = None) -> None:
+        self._sharing = sharing
+        self._asked: set[str] = set()
         self._folder = root / "timings"
         self._locks = root / "locks"
 
@@ -120,23 +129,25 @@ class TimingStore:
         """Return what is known; nothing, where a file is missing or damaged. Trials whose values cannot have
         been measured are left out.
         """
-        stored: Any = read_record(self._path(key))
-        try:
-            trials = tuple(trial for trial in map(_trial, stored["trials"]) if _is_possible(trial))
-            return Record(str(stored["about"]), trials, str(stored["baseline"]), stored["complete"] is True)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return Record()
+        found = _parsed(read_record(self._path(key)))
+        if self._sharing is None or found.complete or key in self._asked:
+            return found
+        self._asked.add(key)
+        shared = _parsed(parse_record(self._sharing.fetch_record(f"timings/{key}")))
+        if not shared.complete:
+            return found
+        self._store(key, shared)
+        return shared
 
     def write(self, key: str, record: Record) -> None:
         """Store a record. A folder that cannot be written costs the memory, nothing else."""
-        stored = {
-            "about": record.about,
-            "baseline": record.baseline,
-            "complete": record.complete,
-            "trials": [_stored(trial) for trial in record.trials],
-        }
+        self._store(key, record)
+        if self._sharing is not None and record.complete:
+            self._sharing.give_record(f"timings/{key}", record_text(_plain(record)))
+
+    def _store(self, key: str, record: Record) -> None:
         with contextlib.suppress(OSError):
-            write_record(self._path(key), stored)
+            write_record(self._path(key), _plain(record))
 
     @contextlib.contextmanager
     def exclusive(self, seconds: float) -> Iterator[None]:
@@ -170,6 +181,23 @@ class TimingStore:
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json"
+
+
+def _parsed(stored: Any) -> Record:
+    try:
+        trials = tuple(trial for trial in map(_trial, stored["trials"]) if _is_possible(trial))
+        return Record(str(stored["about"]), trials, str(stored["baseline"]), stored["complete"] is True)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Record()
+
+
+def _plain(record: Record) -> dict[str, object]:
+    return {
+        "about": record.about,
+        "baseline": record.baseline,
+        "complete": record.complete,
+        "trials": [_stored(trial) for trial in record.trials],
+    }
 
 
 def _stored(trial: Trial) -> dict[str, object]:

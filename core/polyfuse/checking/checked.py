@@ -108,7 +108,12 @@ class CheckedKernel(Provisional):
 
         try:
             found = check_launch(
-                self.subject.kernel, lambda *o: self.launch(*o, *scratch), mine, layout, self._synchronize
+                self.subject.kernel,
+                # scratch that was zeroed for one launch stays so for the next
+                lambda *o: self.launch(*o, *(one.clone() for one in scratch)),
+                mine,
+                layout,
+                self._synchronize,
             )
         except LaunchFailed as failure:
             error = failure.error

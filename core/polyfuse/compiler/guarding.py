@@ -222,12 +222,13 @@ def called_alike(
     """A kernel that replaces the planned one, called as that is.
 
     Memory may have been planned with two arguments of the kernel in one place, which this one refuses; and
-    with so much scratch, which is passed on only if it is as much as this one asks for.
+    with so much scratch, which is passed on only if it is as much as this one asks for, with any content.
     """
     refused = [pair for pair in kernel.aliases if pair in source.refused_aliases]
     if refused:
         found = apart(kernel, refused, found)
-    return partial(_without_last, found) if planned and source.scratch != planned else found
+    unlike = source.scratch != planned or source.zeroed
+    return partial(_without_last, found) if planned and unlike else found
 
 
 def _built(

@@ -14,6 +14,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root
 from polyfuse.frontend.rewrites.tools import (
     Rewriting,
+    is_used_elementwise,
     keeps_offset,
     same_kind,
     same_layout,
@@ -104,6 +105,10 @@ class _AtCall:
     def is_called(self, node: Any, *targets: str) -> bool:
         """Whether an argument is a call of one of these operators."""
         return isinstance(node, Node) and node.op == "call_function" and ops.op_name(node.target) in targets
+
+    def is_used_elementwise(self, node: Node) -> bool:
+        """Whether all that reads a result computes element by element."""
+        return is_used_elementwise(node)
 
 
 def _replace(at: _AtCall, node: Node, state: Rewriting) -> bool:

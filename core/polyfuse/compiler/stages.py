@@ -21,11 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from polyfuse.autotune.gemm_choice import choose_gemms
 from polyfuse.autotune.kernels import time_fusions
+from polyfuse.base.errors import WrongCandidateError
 from polyfuse.base.log import get_logger, warn_once
+from polyfuse.base.text import PassTexts
 from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import lower_and_claim
 from polyfuse.compiler.graph_cache.storing import record_of
@@ -38,6 +41,7 @@ from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.reports.rebuilt import TABLE, table_text
 from polyfuse.compiler.reports.report import GraphReport, record
 from polyfuse.compiler.reports.summary import count_operators, graph_report, schedule_text
+from polyfuse.compiler.reports.tables import append_tables
 from polyfuse.compiler.reports.watch import compiling, entries_for, note_built
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.subgraphs import compile_subgraphs
@@ -46,7 +50,7 @@ from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
-from polyfuse.program import plan, python_text, with_scratch
+from polyfuse.program import Scratch, plan, python_text, with_scratch
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.runtime.profile import meter_calls
@@ -83,7 +87,7 @@ def compile_aten(
         built.module.agreement = agreement
         return _cacheable(aten, built, session)
     except Exception as error:
-        if session.settings.strict:
+        if session.settings.strict or isinstance(error, WrongCandidateError):
             tell_failure(error)
             raise
         reason = f"{type(error).__name__}: {error}"
@@ -102,12 +106,15 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     clock = Clock()
     dump = Dump.open(session.settings, aten.name)
     dump.write("aten", lambda: graph_text(aten))
+    dump.write_passes("rewrites", aten.passes)
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
     subgraphs = compile_subgraphs(aten, session, lambda *graph: compile_whole(*graph).module)
     lowered = lower_and_claim(aten, session, subgraphs, clock)
     built = compile_graph(lowered.claims, session, dump, clock)
     report = graph_report(aten, lowered.report, built, clock)
     record(report)
+    if session.settings.metric_tables:
+        append_tables(Path(session.settings.metric_tables).expanduser(), report)
     whole = BuiltGraph(**vars(built), report=report)
     note_built(aten, whole)
     return whole
@@ -122,6 +129,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     with clock.stage("autotune"):
         chosen = choose_gemms(claims.graph, claims.backends, session.tuner)
 
+    texts = PassTexts(dump.wanted)
     with clock.stage("fuse"):
         schedule = schedule_graph(
             chosen.graph,
@@ -130,6 +138,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
             chosen.backends,
             epilogue_reductions=chosen.reductions,
             rules=session.extensions.fusion_rules,
+            texts=texts,
         )
         schedule = chosen.with_choices(schedule)
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
@@ -141,6 +150,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
         decisions += schedule.decisions
     session.observe(decisions)
     schedule = replace(schedule, decisions=decisions)
+    dump.write_passes("schedule", texts.made)
     dump.write("schedule", lambda: schedule_text(schedule))
     dump.write("schedule.dot", lambda: dot(schedule))
     _verify_kernels(schedule, settings.verify)
@@ -158,7 +168,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
 
     with clock.stage("plan"):
         planned = replace(planned, decisions=(*decisions, *separate))
-        scratch = {key: item.source.scratch for key, item in emitted.items()}
+        scratch = {key: Scratch(item.source.scratch, item.source.zeroed) for key, item in emitted.items()}
         program = plan(with_scratch(planned, scratch), settings, observe=settings.observe)
         host = python_text(program, harness=settings.benchmark_harness)
     dump.write("program.py", lambda: host)
@@ -187,7 +197,9 @@ def _cacheable(aten: AtenGraph, built: BuiltGraph, session: CompileSession) -> C
         if any(is_unasked(item.emitted.backend, settings) for item in built.kernels.values()):
             module.cache_record = "a kernel of it is interpreted, which each process is told"
         elif settings.autotunes and (session.tuner.cut_short or session.tuner.exhausted):
-            module.cache_record = "its autotuning ran out of time, and goes on in a later process"
+            module.cache_record = (
+                "its autotuning ran out of time, or was only looked up, and goes on in a later process"
+            )
         else:
             objects = built.schedule.graph.objects
             module.cache_record = record_of(aten, module, built.kernels, objects, built.report, session)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from polyfuse.base.text import PassText
 from polyfuse.frontend.graph import AtenGraph, GraphInput, GraphKind, GraphOutput, kind_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake
@@ -86,6 +87,7 @@ def describe(
     donated: Sequence[int] = (),
     user_outputs: int | None = None,
     rewrites: Sequence[tuple[str, int]] = (),
+    passes: Sequence[PassText] = (),
 ) -> AtenGraph:
     """Put a finished graph and the facts about its inputs and outputs into an `AtenGraph`."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -116,6 +118,7 @@ def describe(
         fake_mode=fake_mode,
         shape_env=fake.shape_env_of(fake_mode),
         rewrites=tuple(rewrites),
+        passes=tuple(passes),
     )
 
 

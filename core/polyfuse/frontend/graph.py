@@ -10,6 +10,8 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from polyfuse.base.text import PassText
+
 GraphKind: TypeAlias = Literal["inference", "forward", "backward"]
 ValueKind: TypeAlias = Literal["tensor", "symbol", "none", "constant", "other"]
 BoxedCallable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -69,6 +71,8 @@ class AtenGraph:
     shape_env: Any
     rewrites: tuple[tuple[str, int], ...] = ()
     """Rewrites done, by pass."""
+    passes: tuple[PassText, ...] = ()
+    """The text before and after each pass of the rewrites, where stages are dumped."""
 
     def node(self, name: str) -> Node:
         """The node called `name`."""

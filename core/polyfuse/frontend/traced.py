@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
+from polyfuse.base.text import PassTexts
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.freezing.freeze import freeze, values_of
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
@@ -25,6 +26,7 @@ from polyfuse.frontend.saved_inputs import copy_overwritten
 from polyfuse.runtime.frozen import FrozenProgram
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import aot, dynamo, fake, fx, shapes
+from polyfuse.torch_compat.tracing.structured import is_traced
 
 __all__ = ["Traced", "compile_traced"]
 
@@ -50,8 +52,11 @@ def compile_traced(
     """
     _lay_out(module, settings, channels_last, training=False)
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
-    rewrites = _rewritten(module, kind, settings, more)
-    graph = describe(module, kind, name=name, fake_mode=mode, static=static, rewrites=rewrites)
+    texts = PassTexts(bool(settings.dump) or is_traced())
+    rewrites = _rewritten(module, kind, settings, more, texts)
+    graph = describe(
+        module, kind, name=name, fake_mode=mode, static=static, rewrites=rewrites, passes=texts.made
+    )
     return fx.mark_boxed(inner(graph))
 
 
@@ -98,7 +103,8 @@ class Traced:
     def _compile(self, gm: GraphModule, inputs: Sequence[Any], kind: GraphKind) -> BoxedCallable:
         mode = dynamo.tracing_fake_mode() or fake.detect_fake_mode(inputs)
         _adopt_inputs(gm, inputs, mode)
-        rewrites = _rewritten(gm, kind, self.settings, self.more)
+        texts = PassTexts(bool(self.settings.dump) or is_traced())
+        rewrites = _rewritten(gm, kind, self.settings, self.more, texts)
         static = tuple(dynamo.static_input_indices()) if kind != "backward" else ()
         frozen = freeze(gm, static, self.settings) if self.settings.freezing and kind == "inference" else None
         if frozen is not None:
@@ -113,6 +119,7 @@ class Traced:
             donated=dynamo.donated_backward_inputs() if kind == "backward" else (),
             user_outputs=dynamo.num_user_outputs() if kind == "forward" else None,
             rewrites=rewrites,
+            passes=texts.made,
         )
         with fake.real_tensors():
             compiled = self.inner(graph)
@@ -134,10 +141,12 @@ def _lay_out(gm: GraphModule, settings: Settings, wants: WantsChannelsLast | Non
 
 
 def _rewritten(
-    gm: GraphModule, kind: GraphKind, settings: Settings, more: MoreRewrites | None
+    gm: GraphModule, kind: GraphKind, settings: Settings, more: MoreRewrites | None, texts: PassTexts
 ) -> tuple[tuple[str, int], ...]:
     """How often each rewrite applied."""
-    return rewrite_graph(gm, settings, stage=kind, more=more) if settings.graph_rewrites else ()
+    if not settings.graph_rewrites:
+        return ()
+    return rewrite_graph(gm, settings, stage=kind, more=more, texts=texts)
 
 
 def _adopt_inputs(gm: GraphModule, inputs: Sequence[Any], mode: Any) -> None:

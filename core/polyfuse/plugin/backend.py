@@ -55,6 +55,10 @@ class Backend(ABC):
     # no more time than it takes to read that weight. Such matmuls are generated without timing.
     narrow_weight_rows: ClassVar[int] = 0
 
+    # Whether its sums of products read a matrix at the memory's rate, so that a row times a matrix is
+    # generated without timing, and fused with what surrounds it.
+    streams_matvec: ClassVar[bool] = False
+
     # How many arguments a kernel of several parts may have (`may_group`).
     group_arguments: ClassVar[int] = 1 << 12
 
@@ -103,6 +107,20 @@ class Backend(ABC):
         """
         return 0
 
+    def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
+        """Say whether the kernel of a convolution with windows of 1x1, as the sum of products that it is, is
+        known to be faster on this machine than what torch calls: `gemm="known"` then takes it without timing.
+        `hints`: a likely value of each symbol in sizes.
+        """
+        return False
+
+    def streaming_parts(self, matmul: Reduction) -> int:
+        """Return into how many parts the depth of a GEMM with few rows is split, so that its kernels read the
+        weight at the memory's rate, which a library does not: it is then generated without timing. 0: it is
+        left to the library.
+        """
+        return 0
+
     def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
         """Return how many neighbouring results of a matmul its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each
@@ -127,6 +145,8 @@ class Backend(ABC):
 
         Building them as one unit is much cheaper than one by one. Raise `KernelBuildError` with the command
         and its output on failure; the core then builds each alone, so that one bad kernel costs only itself.
+        Raise `UnsupportedError` for a source that turns out not to be computable in its configuration, where
+        nothing is broken: it is built alone too, and counts as refused.
         Nothing of the folder's own path may be written into the files: it is renamed afterwards.
         """
 

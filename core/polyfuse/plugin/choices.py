@@ -89,7 +89,7 @@ class ReplacementCalls:
 
 @dataclass(frozen=True)
 class TemplateSource:
-    """Source that the plugin's backend builds and loads.
+    """Source that a backend builds and loads: the plugin's, or the one that the choice names.
 
     Attributes:
         source: the text.
@@ -115,6 +115,8 @@ class Choice:
         configs: configurations of the source, the best guess first; without it, there is one, None.
         preferred: whether other calls are known to be faster on this machine than what torch calls, so that
             `gemm="known"` takes them without timing; without it, they are not.
+        backend: name of the backend that builds the source, such as one whose language it is; empty: that of
+            the plugin, which needs none otherwise.
     """
 
     name: str
@@ -124,6 +126,7 @@ class Choice:
     emit: Callable[[CallSite, Config | None], TemplateSource] | None = None
     configs: Callable[[CallSite], Sequence[Config]] | None = None
     preferred: Callable[[CallSite], bool] | None = None
+    backend: str = ""
 
     def __post_init__(self) -> None:
         if (self.instead is None) == (self.emit is None):

@@ -67,3 +67,8 @@ class RewriteContext(Protocol):
 
     def is_called(self, node: Any, *targets: str) -> bool:
         """Whether an argument is a call of one of these operators."""
+
+    def is_used_elementwise(self, node: Node) -> bool:
+        """Whether all that reads a result computes element by element; views of it, and items of a result of
+        several tensors, are looked through. False where nothing reads it, or the caller gets it.
+        """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from polyfuse.base.digest import digest
 
@@ -30,6 +30,10 @@ class Source:
     memory and passes them as a last argument; whoever else launches the kernel does not, and it provides for
     itself.
 
+    `zeroed` says whether that memory is zero when a launch begins: `"launch"`, each one, as semaphores and
+    split scans need it; `"program"`, the first one of a program, after which kernels leave it zero as they
+    found it and share it; empty: it holds anything.
+
     `refused_aliases` are the pairs of the kernel's arguments (`Kernel.aliases`) that this text cannot take as
     one memory, because it reads an element again after it was written. Programs keep these apart.
     """
@@ -41,6 +45,7 @@ class Source:
     meta: str = ""
     note: str = ""
     scratch: int = 0
+    zeroed: Literal["", "launch", "program"] = ""
     refused_aliases: tuple[Alias, ...] = ()
 
     SYMBOL: ClassVar[str] = "POLYFUSE_KERNEL"

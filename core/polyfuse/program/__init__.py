@@ -3,7 +3,7 @@
 from polyfuse.program.memory import MemoryPlan
 from polyfuse.program.plan import memory_plan, plan
 from polyfuse.program.python_text import python_text
-from polyfuse.program.scratch import with_scratch
+from polyfuse.program.scratch import Scratch, with_scratch
 from polyfuse.program.steps import Program, ProgramInput, ProgramKernel
 from polyfuse.program.traffic import bytes_moved, step_bytes
 
@@ -17,5 +17,6 @@ __all__ = [
     "plan",
     "python_text",
     "step_bytes",
+    "Scratch",
     "with_scratch",
 ]

@@ -43,6 +43,7 @@ from polyfuse.program.steps import (
     Conform,
     ExternStep,
     Free,
+    KeepMemory,
     LaunchKernel,
     MakeView,
     Observe,
@@ -157,6 +158,8 @@ class _Lowering:
             self._make_view(step)
         elif isinstance(step, Free):
             self._free(step.names)
+        elif isinstance(step, KeepMemory):
+            pass  # such a program plans its memory itself
         elif isinstance(step, BindSymbol):
             self._bind(step)
         elif isinstance(step, Return):

@@ -14,6 +14,7 @@ from polyfuse.program.steps import (
     BindSymbol,
     ExternStep,
     Free,
+    KeepMemory,
     LaunchKernel,
     MakeView,
     Program,
@@ -127,6 +128,9 @@ def _itemsize(dtype: str) -> int:
     return int(getattr(torch, dtype).itemsize)
 
 
+_MEMORY = (Allocate, KeepMemory, Reuse, MakeView, Free, RaiseFailed)
+
+
 def _referred(step: Step, direct: frozenset[str]) -> Iterator[str]:
     """Variables that must be tensors for a step's sake."""
     if isinstance(step, LaunchKernel):
@@ -139,5 +143,5 @@ def _referred(step: Step, direct: frozenset[str]) -> Iterator[str]:
         yield from names_in(step.values)
     elif isinstance(step, BindSymbol):
         yield step.read.name
-    elif not isinstance(step, (Allocate, Reuse, MakeView, Free, RaiseFailed)) and hasattr(step, "name"):
+    elif not isinstance(step, _MEMORY) and hasattr(step, "name"):
         yield step.name

@@ -15,7 +15,7 @@ from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
-from polyfuse.program.pools import Pool, PoolSlice, plan_pools
+from polyfuse.program.pools import ALIGNMENT, Pool, PoolSlice, kept_pools, plan_pools
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -24,6 +24,7 @@ from polyfuse.program.steps import (
     Conform,
     ExternStep,
     Free,
+    KeepMemory,
     LaunchKernel,
     MakeView,
     Observe,
@@ -83,8 +84,7 @@ class _Planner:
         self.device = next((d for d in devices if d and not device_of(d).is_host), "")
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = lifetimes(schedule, settings)
-        pooled = settings.memory_pools and self.graph.kind == "inference"
-        self.slices = plan_pools(self.lifetimes, self.graph.buffers) if pooled else {}
+        self.slices = self._slices()
         self.memory = plan_memory(
             [item for item in self.lifetimes if item.name not in self.slices],
             len(schedule.steps),
@@ -105,6 +105,16 @@ class _Planner:
         self.temporaries = 0
         self.names_taken = {*self.graph.buffers, *self.graph.objects, *(item.name for item in self.inputs)}
         self.kernels = _KernelTable()
+
+    def _slices(self) -> dict[str, PoolSlice]:
+        """The buffers that lie in pools: all that can, or large ones that are kept from call to call."""
+        settings, buffers = self.settings, self.graph.buffers
+        if self.graph.kind != "inference":
+            return {}
+        if settings.memory_pools:
+            return plan_pools(self.lifetimes, buffers, self.graph.symbol_hints)
+        keeps = settings.keep_memory and not settings.native_host and not self.device
+        return kept_pools(self.lifetimes, buffers) if keeps else {}
 
     def program(self) -> Program:
         """Plan everything."""
@@ -241,14 +251,18 @@ class _Planner:
         buffer, pool = self.graph.buffers[name], part.pool
         if pool not in self.pool_names:
             self.pool_names[pool] = self._temporary("pool")
-            self._add(Allocate(self.pool_names[pool], (pool.size,), (1,), "uint8", pool.device))
-        offset = part.offset // itemsize(buffer)
+            size = (pool.extent,)
+            self._add(Allocate(self.pool_names[pool], size, (1,), "uint8", pool.device, pool.kept))
+        offset = part.units * (ALIGNMENT // itemsize(buffer))
         view = View(self.pool_names[pool], buffer.size, buffer.stride, offset, buffer.dtype)
         self._add(MakeView(name, view))
 
     def _free_pools(self, position: int) -> None:
         """Release the pools whose last buffer died in this step."""
         done = tuple(name for pool, name in self.pool_names.items() if pool.last == position)
+        for pool, name in self.pool_names.items():
+            if pool.kept and name in done:
+                self._add(KeepMemory(name))
         if done:
             self._add(Free(done))
 

@@ -25,6 +25,7 @@ from polyfuse.program.steps import (
     Conform,
     ExternStep,
     Free,
+    KeepMemory,
     LaunchKernel,
     MakeView,
     Observe,
@@ -316,6 +317,8 @@ class _Printer:
             self._line(f"return {_tuple(self.value(v) for v in step.values)}")
         elif isinstance(step, (Allocate, Reuse, MakeView, Conform)):
             self._memory(step)
+        elif isinstance(step, KeepMemory):
+            self._line(f"{self.helper('keep_memory')}({self.variable(step.name)})")
         elif isinstance(step, BindSymbol):
             self._bind(step)
         elif isinstance(step, AssertLayout):
@@ -340,7 +343,11 @@ class _Printer:
             self._line(f"{self.variable(step.name)} = {self.view(step.view)}")
             return
         layout = f"{self.shape(step.size)}, {self.shape(step.stride)}"
-        if isinstance(step, Allocate):
+        if isinstance(step, Allocate) and step.kept:
+            self._line(
+                f"{self.variable(step.name)} = {self.helper('kept_memory')}({self.index(step.size[0])})"
+            )
+        elif isinstance(step, Allocate):
             if device_of(step.device).is_host:
                 function = self.helper("empty_strided_cpu")
             else:

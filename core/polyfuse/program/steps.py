@@ -75,13 +75,21 @@ class AssertFinite(Step):
 
 @dataclass(frozen=True)
 class Allocate(Step):
-    """Make an uninitialised tensor."""
+    """Make an uninitialised tensor; `kept`: of at least that size, in memory that is kept between calls."""
 
     name: str
     size: tuple[IndexLike, ...]
     stride: tuple[IndexLike, ...]
     dtype: str
     device: str
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class KeepMemory(Step):
+    """Give the memory of a tensor that was allocated so back, for the next call."""
+
+    name: str
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from polyfuse.runtime.native import (
     synchronize,
     tensor_data_ptr_address,
 )
+from polyfuse.runtime.workspace import keep_memory, kept_memory
 
 __all__ = [
     "CompiledModule",
@@ -33,6 +34,8 @@ __all__ = [
     "conform",
     "device_guard",
     "empty_strided_cpu",
+    "keep_memory",
+    "kept_memory",
     "line_map",
     "load",
     "observe",

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from polyfuse.base.settings import Settings
+from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode
+from polyfuse.ir.text.print import text
 from polyfuse.plugin import Backend, FusionRules, TargetInfo
 from polyfuse.plugin.session.fusion_rules import NO_RULES
 from polyfuse.schedule.context import ScheduleContext
@@ -51,6 +53,7 @@ def schedule_graph(
     unfused: Sequence[Unfused] = (),
     epilogue_reductions: frozenset[str] = frozenset(),
     rules: _Rules = _no_rules,
+    texts: PassTexts = NO_TEXTS,
 ) -> Schedule:
     """Order, fuse and lay out `graph`.
 
@@ -60,9 +63,10 @@ def schedule_graph(
         unfused: nodes that are not fused, because they are faster so.
         epilogue_reductions: names of those that are begun in the kernel of the GEMM whose results they read.
         rules: plugins' fusion rules for a backend on a device type.
+        texts: is told of the graph before and after each pass.
     """
     plain = settings.with_options(overlap_collectives=False)
-    given = claimed, unfused, epilogue_reductions, rules
+    given = claimed, unfused, epilogue_reductions, rules, texts
     if not settings.overlap_collectives or not any(isinstance(node, Collective) for node in graph.nodes):
         return _scheduled(graph, plain, backends, *given)[0]
     # what runs beside a collective is no part of a kernel that waits for it: that pays only if much is hidden
@@ -81,13 +85,14 @@ def _scheduled(
     unfused: Sequence[Unfused],
     epilogue_reductions: frozenset[str],
     rules: _Rules,
+    texts: PassTexts,
 ) -> tuple[Schedule, Overlap]:
     """A schedule, with collectives overlapped or in the graph's order, and how long they are exposed."""
     hint = _hints(graph)
     whole: dict[str, Decision] = {}
     for _ in range(len(epilogue_reductions) + 1):
         begun = epilogue_reductions.difference(whole)
-        fused = _fuse(graph, settings, claimed, unfused, begun, hint, rules)
+        fused = _fuse(graph, settings, claimed, unfused, begun, hint, rules, texts)
         detached = detached_reductions(fused.units)
         if not detached:
             break
@@ -143,15 +148,22 @@ def _fuse(
     epilogue_reductions: frozenset[str],
     hint: Callable[[IndexLike], int],
     offered: _Rules,
+    texts: PassTexts,
 ) -> _Fused:
     """Rewrite the nodes of a graph for the device, then fuse them."""
     decisions: list[Decision] = []
     by_name = {backend.name: backend for backend in claimed.values()}
     target_info = cache(lambda name, device: by_name[name].target_info(device))
-    graph, owners = split_epilogue_reductions(graph, claimed, epilogue_reductions, decisions)
+    texts.begin(lambda: text(graph))
+    begun = epilogue_reductions if settings.epilogue_fusion else frozenset()
+    graph, owners = split_epilogue_reductions(graph, claimed, begun, decisions)
+    texts.note("split-epilogue-reductions", lambda: text(graph))
     graph, owners = split_reductions(graph, owners, target_info, hint, decisions, settings)
+    texts.note("split-reductions", lambda: text(graph))
     graph = write_in_place(graph, decisions, exact=settings.numerics == "eager")
+    texts.note("write-in-place", lambda: text(graph))
     graph = live_graph(graph, decisions)
+    texts.note("remove-dead", lambda: text(graph))
     roots = storage_roots(graph)
     deps = dependencies(graph, roots)
     fresh = fresh_axes()
@@ -166,7 +178,7 @@ def _fuse(
     if settings.overlap_collectives:
         rules = replace(rules, communication=communication_bits(graph.nodes))
     if settings.fusion:
-        units = fuse(units, rules, Fuel(settings.fuel), decisions)
+        units = fuse(units, rules, Fuel(settings.fuel), decisions, texts)
     return _Fused(rules, units, deps, decisions)
 
 

@@ -182,7 +182,8 @@ class Run:
                 self._batch([c for c, _ in emitted[:middle]], folder, cells)
                 self._batch([c for c, _ in emitted[middle:]], folder, cells)
             else:
-                self._apart(emitted[0][0], _words(error), folder, cells)
+                status = Status.REFUSED if isinstance(error, UnsupportedError) else Status.FAIL
+                self._apart(emitted[0][0], _words(error), folder, cells, status)
             return
         in_place = self._in_place([case for case, _ in emitted], loaded, folder)
         for case, source in emitted:
@@ -213,8 +214,10 @@ class Run:
             if run.source.key in known:
                 launch = known[run.source.key]
                 found = check(case, launch, self.backend, self.device, run.pairs)
-            else:
+            elif run.source.key in troubles:
                 found = {0: troubles[run.source.key]}
+            else:
+                continue
             for position, fault in found.items():
                 faults.setdefault(id(case), {}).setdefault(position, f"{run.about}: {fault}")
         return faults
@@ -222,7 +225,9 @@ class Run:
     def _built(
         self, sources: Sequence[Source], folder: Path, troubles: dict[str, str]
     ) -> Mapping[str, Launchable]:
-        """Kernels by key; where they cannot be built together, each alone, and what is wrong with it."""
+        """Kernels by key; where they cannot be built together, each alone, and what is wrong with it. What
+        the backend refuses is in neither.
+        """
         build = folder / f"unit{self._builds}"
         self._builds += 1
         build.mkdir()
@@ -231,7 +236,8 @@ class Run:
             return self.backend.load(build)
         except Exception as error:
             if len(sources) == 1:
-                troubles[sources[0].key] = _words(error)
+                if not isinstance(error, UnsupportedError):
+                    troubles[sources[0].key] = _words(error)
                 return {}
         middle = len(sources) // 2
         first = self._built(sources[:middle], folder, troubles)
@@ -275,6 +281,8 @@ class Run:
 
 
 def _words(error: Exception) -> str:
+    if isinstance(error, UnsupportedError):
+        return error.cause
     if isinstance(error, KernelBuildError):
         lines = [line for line in error.output.splitlines() if "error" in line]
         return f"the build failed: {error.cause}; {lines[0] if lines else ''}"

@@ -50,6 +50,18 @@ class Group:
     store: SharedStore | None
     handle: Any
 
+    def is_on_one_host(self, per_host: int) -> bool:
+        """Whether all its processes are on one host, and those of each group like it, so that all ranks say
+        the same.
+
+        Args:
+            per_host: processes that were started on each host, in the order of their ranks; 0: not known.
+        """
+        step = self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
+        if per_host < 1 or step < 1 or self.ranks != tuple(range(self.ranks[0], self.ranks[-1] + 1, step)):
+            return False
+        return per_host % (step * len(self.ranks)) == 0
+
     def position(self) -> int:
         """How many collectives this process has started in the group; -1 where the group does not count."""
         try:

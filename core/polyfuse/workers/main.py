@@ -16,7 +16,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.plugin import Source
 
 __all__ = ["main"]
@@ -56,6 +56,8 @@ def _answer(request: Mapping[str, object]) -> Mapping[str, object]:
             "command": list(error.command),
             "output": error.output,
         }
+    except UnsupportedError as error:
+        return {"ok": False, "refused": True, "cause": error.cause, "fix": error.fix}
     except Exception as error:
         return {
             "ok": False,

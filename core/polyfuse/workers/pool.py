@@ -10,7 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from polyfuse.base.errors import CacheError, KernelBuildError, KernelLoadError, PolyfuseError
+from polyfuse.base.errors import (
+    CacheError,
+    KernelBuildError,
+    KernelLoadError,
+    PolyfuseError,
+    UnsupportedError,
+)
 from polyfuse.base.files import is_out_of_space
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
@@ -182,8 +188,9 @@ class BuildPool:
     ) -> Mapping[str, Location]:
         try:
             folder = self._add(backend, sources, cache_keys, store)
-        except KernelBuildError as error:
-            if len(sources) == 1 or error.timed_out:
+        except (KernelBuildError, UnsupportedError) as error:
+            late = isinstance(error, KernelBuildError) and error.timed_out
+            if len(sources) == 1 or late:
                 return dict.fromkeys((source.key for source in sources), error)
             _log.info("a unit of %d kernels failed, each is built alone: %s", len(sources), error.cause)
             alone: dict[str, Location] = {}
@@ -226,7 +233,7 @@ class BuildPool:
                 self._processes.build(backend.worker, sources, folder, options, self._timeout)
             else:
                 backend.build(sources, folder)
-        except KernelBuildError:
+        except (KernelBuildError, UnsupportedError):
             raise
         except Exception as error:
             names = ", ".join(source.name for source in sources)

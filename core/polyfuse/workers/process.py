@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.process import python_command, python_environment
 from polyfuse.plugin import Source
 
@@ -54,7 +54,9 @@ class WorkerProcess:
         options: Mapping[str, object],
         timeout: float,
     ) -> None:
-        """Have the worker build; raises `KernelBuildError` also when it crashes or takes too long."""
+        """Have the worker build; raises what it raised, `KernelBuildError` also when it crashes or takes too
+        long.
+        """
         request = {
             "function": function,
             "sources": [asdict(source) for source in sources],
@@ -78,6 +80,8 @@ class WorkerProcess:
         if not line:
             raise self._crash(sources, timeout if expired.is_set() else None)
         answer = json.loads(line)
+        if answer.get("refused"):
+            raise UnsupportedError(answer["cause"], answer["fix"])
         if not answer["ok"]:
             raise KernelBuildError(
                 answer["cause"],

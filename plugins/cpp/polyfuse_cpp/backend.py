@@ -86,6 +86,12 @@ class CppBackend(Backend):
         caches = str(self.settings.plugin_option("cpp", "caches", "") or "cold")
         return {**super().machine(), **({} if caches == "cold" else {"caches": caches})}
 
+    def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
+        """Whether oneDNN's is called through torch otherwise, and the sums are many."""
+        from polyfuse_cpp import generator
+
+        return generator.prefers(matmul, hints, self.isa)
+
     def may_group(self, kernel: Kernel) -> Claim:
         """All but matmuls."""
         from polyfuse_cpp import generator

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, SCANS
+from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, Config, No, Yes
+from polyfuse.symbolic import axis_size, evaluate
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loop_estimate import loop_seconds
@@ -26,7 +29,7 @@ from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
-__all__ = ["claim", "configs", "estimate", "may_group", "neighbours", "text"]
+__all__ = ["claim", "configs", "estimate", "may_group", "neighbours", "prefers", "text"]
 
 
 def claim(node: Node) -> Claim:
@@ -65,6 +68,22 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
     if len(lanes) > 1:
         found.extend(Config.of(lane=position) for position in lanes)
     return found if len(found) > 1 else ()
+
+
+_FEWEST_PIXELS = 64
+"""Pixels from which on packing the weights of a convolution at each call is a small part of it."""
+
+
+def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
+    """Whether a kernel for a convolution with windows of 1x1 is faster than a call of the library."""
+    if isa.lanes == 1 or any(value.dtype is not DType.f32 for value in matmul.values):
+        return False
+    batch, _, *positions = map(axis_size, matmul.axes)
+    try:
+        pixels = prod(evaluate(n, hints) for n in (batch, *positions))
+    except KeyError:  # a size that nobody can guess
+        return False
+    return pixels >= _FEWEST_PIXELS
 
 
 def neighbours(kernel: Kernel, config: Config, isa: Isa) -> Sequence[Config]:

@@ -21,6 +21,8 @@ class Target(Gpu):
     multiprocessors: int = 132
     shared_bytes: int = 232448
     l2_bytes: int = 50 << 20
+    clock: float = 1.98e9
+    bandwidth: float = 3.35e12
 
     @property
     def name(self) -> str:

@@ -18,19 +18,20 @@ from polyfuse.runtime.devices.switches import (
     write_switches,
 )
 from polyfuse.runtime.launching import c_function
-from polyfuse_cuda.gpu import known_gpu
+from polyfuse_cuda.gpu import gpu_of
 
 __all__ = ["CudaDevice"]
 
-# What a multiprocessor of the larger chips gets from memory and multiplies in a second.
-_DELIVERED = 20e9
-_MULTIPLIED = 4e12
+
+_BUS = 20e9
+"""Bytes that PCI Express moves in a second."""
 
 
 class CudaDevice(Device):
     """NVIDIA's GPUs, through torch."""
 
     network = 50e9
+    link = 200e9
     # measurements name the model that they were made on
     timeless_switches = frozenset({"current"})
 
@@ -64,6 +65,16 @@ class CudaDevice(Device):
         kind = f"{found.name} {found.major}.{found.minor} {found.multi_processor_count}"
         return f"{self.type} {kind} {torch.version.cuda} {torch.version.hip}"
 
+    def collective_seconds(
+        self, op: str, nbytes: int, bandwidth: float = 0.0, ranks: int = 0, on_host: bool = False
+    ) -> float:
+        """By NVLink where GPUs reach each other's memory, else by a bus that they share."""
+        # one of several may be all that this process sees
+        apart = on_host and not bandwidth and torch.cuda.is_available() and torch.cuda.device_count() > 1
+        if apart and not torch.cuda.can_device_access_peer(0, 1):
+            bandwidth = _BUS
+        return super().collective_seconds(op, nbytes, bandwidth, ranks, on_host)
+
     def recorder(self, index: int | None = None) -> GraphRecorder | None:
         """CUDA graphs."""
         if not torch.cuda.is_available():
@@ -82,16 +93,14 @@ def _stream_function() -> int:
 @cache
 def _properties(index: int) -> DeviceProperties:
     found = torch.cuda.get_device_properties(index)
-    usual = known_gpu(found.major * 10 + found.minor)
-    units = int(found.multi_processor_count)
+    gpu = gpu_of(found)
     return DeviceProperties(
         name=str(found.name),
         memory_bytes=int(getattr(found, "total_memory", 0)),
-        units=units,
-        # a name that torch gave to it over time
-        cache_bytes=int(getattr(found, "L2_cache_size", usual.l2_bytes)),
-        bandwidth=_DELIVERED * units,
-        operations=_MULTIPLIED * units,
+        units=gpu.multiprocessors,
+        cache_bytes=gpu.l2_bytes,
+        bandwidth=gpu.bandwidth,
+        operations=gpu.matmul_operations(2),
         alignment=512,
     )
 

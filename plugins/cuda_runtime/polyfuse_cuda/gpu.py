@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from polyfuse.base.errors import BackendUnavailableError
 
-__all__ = ["OLDEST", "Gpu", "known_gpu", "present_gpus"]
+__all__ = ["OLDEST", "Gpu", "gpu_of", "known_gpu", "present_gpus"]
 
 OLDEST = 80
 """The oldest compute capability that kernels are made for."""
@@ -22,6 +23,8 @@ class Gpu:
         multiprocessors: how many there are.
         shared_bytes: most shared memory that one block may ask for.
         l2_bytes: size of the last cache.
+        clock: cycles in a second, at most.
+        bandwidth: bytes that memory moves in a second, at most.
         model: the chip's name; empty where none is at hand.
     """
 
@@ -29,6 +32,8 @@ class Gpu:
     multiprocessors: int
     shared_bytes: int
     l2_bytes: int
+    clock: float
+    bandwidth: float
     model: str = ""
 
     @property
@@ -36,18 +41,37 @@ class Gpu:
         """As assemblers spell it."""
         return f"sm_{self.arch}"
 
+    def matmul_operations(self, itemsize: int, rounded: bool = True) -> float:
+        """Additions and multiplications of matmuls in a second, at most.
+
+        Args:
+            itemsize: bytes of an element of the operands.
+            rounded: whether operands of four bytes may be rounded to ten bits of fraction (TF32).
+        """
+        if itemsize > 4 or (itemsize == 4 and not rounded):
+            cycle = _PLAIN.get(self.arch, 256) >> (itemsize > 4)
+        else:
+            tensor = next((rate for arch, rate in _TENSOR.items() if arch <= self.arch), 0)
+            cycle = tensor * 2 // itemsize
+        return float(cycle * self.multiprocessors) * self.clock
+
 
 # The largest chip of each architecture, for compiling without one at hand; shared memory is a property of the
 # architecture.
 _KNOWN: Mapping[int, Gpu] = {
-    80: Gpu(80, 108, 166912, 40 << 20),
-    86: Gpu(86, 84, 101376, 6 << 20),
-    89: Gpu(89, 142, 101376, 72 << 20),
-    90: Gpu(90, 132, 232448, 50 << 20),
-    100: Gpu(100, 148, 232448, 126 << 20),
-    103: Gpu(103, 148, 232448, 126 << 20),
-    120: Gpu(120, 188, 101376, 96 << 20),
+    80: Gpu(80, 108, 166912, 40 << 20, 1.41e9, 2.04e12),
+    86: Gpu(86, 84, 101376, 6 << 20, 1.86e9, 0.77e12),
+    89: Gpu(89, 142, 101376, 72 << 20, 2.52e9, 0.96e12),
+    90: Gpu(90, 132, 232448, 50 << 20, 1.98e9, 3.35e12),
+    100: Gpu(100, 148, 232448, 126 << 20, 1.97e9, 7.7e12),
+    103: Gpu(103, 148, 232448, 126 << 20, 1.97e9, 7.7e12),
+    120: Gpu(120, 188, 101376, 96 << 20, 2.62e9, 1.79e12),
 }
+
+# Operations on 16 bits that the matrix units of a multiprocessor do in a cycle, since these architectures.
+_TENSOR: Mapping[int, int] = {120: 1024, 100: 8192, 90: 4096, 86: 1024, 80: 2048}
+# Of those that round nothing, on four bytes; elsewhere 256.
+_PLAIN: Mapping[int, int] = {80: 128}
 
 
 def known_gpu(arch: int) -> Gpu:
@@ -72,15 +96,24 @@ def present_gpus() -> tuple[Gpu, ...]:
     found = []
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
-        usual = known_gpu(facts.major * 10 + facts.minor)
-        found.append(
-            Gpu(
-                usual.arch,
-                facts.multi_processor_count,
-                # names that torch gave to its properties over time
-                int(getattr(facts, "shared_memory_per_block_optin", usual.shared_bytes)),
-                int(getattr(facts, "L2_cache_size", usual.l2_bytes)),
-                str(facts.name),
-            )
-        )
+        found.append(gpu_of(facts))
     return tuple(found)
+
+
+def gpu_of(facts: Any) -> Gpu:
+    """A GPU from what `torch.cuda.get_device_properties` says. What this torch does not ask of the device is
+    taken from the largest chip of its architecture.
+    """
+    usual = known_gpu(facts.major * 10 + facts.minor)
+    # names that torch gave to its properties over time; clocks are in kHz, and memory moves twice in a cycle
+    clock = float(getattr(facts, "clock_rate", 0)) * 1e3
+    moved = 2e3 * float(getattr(facts, "memory_clock_rate", 0)) * getattr(facts, "memory_bus_width", 0) / 8
+    return Gpu(
+        usual.arch,
+        facts.multi_processor_count,
+        int(getattr(facts, "shared_memory_per_block_optin", usual.shared_bytes)),
+        int(getattr(facts, "L2_cache_size", usual.l2_bytes)),
+        clock or usual.clock,
+        moved or usual.bandwidth,
+        str(facts.name),
+    )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.plugin import Source
 from polyfuse_cuda.gpu import OLDEST
 from polyfuse_halide.schedules.autoschedule import SECONDS, apart, autoschedule
@@ -101,6 +101,8 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
             _compile_attentively(source, folder, options)
         if "device" in facts and not facts["empty"]:
             check_memory(folder / f"{source.key}.o")
+    except UnsupportedError:
+        raise  # of an automatic schedule
     except Exception as error:
         raise KernelBuildError(
             f"Halide could not compile kernel {source.name} ({type(error).__name__}: {_first_line(error)})",

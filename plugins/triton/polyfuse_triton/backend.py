@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import Node
+from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
 from polyfuse_triton.build.artifact import read_unit
 from polyfuse_triton.build.meta import is_matmul
@@ -36,6 +36,7 @@ class TritonBackend(Backend):
     min_unit = 1
     autotunes_gemm = True
     narrow_weight_rows = 16
+    streams_matvec = True
     # A launch passes its arguments in 4 KiB.
     group_arguments = 240
 
@@ -64,6 +65,12 @@ class TritonBackend(Backend):
         """The shape of the GPU that tilings are chosen for."""
         wanted = str(self.settings.plugin_option("triton", "column_reductions", "") or "0")
         return target_info_of(self.target, column_reductions=wanted not in ("0", "False", "false"))
+
+    def streaming_parts(self, matmul: Reduction) -> int:
+        """Where every multiprocessor then reads a part of the weight."""
+        from polyfuse_triton.matmul.few_rows import streaming_parts
+
+        return streaming_parts(matmul, self.target)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""

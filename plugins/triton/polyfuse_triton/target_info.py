@@ -10,10 +10,6 @@ __all__ = ["target_info_of"]
 _BLOCKS = 4
 """Programs on each multiprocessor that hide the latency of memory."""
 
-_DELIVERED = 27e9
-_MULTIPLIED = 4e12
-"""Bytes that memory gives each multiprocessor in a second, and operations of a matmul in 16 bits."""
-
 
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:
     """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
@@ -32,7 +28,7 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         channels_last=True,
         separate_gemm_add=True,
         scans_look_back=True,
-        bandwidth=_DELIVERED * target.multiprocessors,
-        operations=_MULTIPLIED * target.multiprocessors,
+        bandwidth=target.bandwidth,
+        operations=target.matmul_operations(2),
         double_sums=False,
     )

@@ -13,7 +13,7 @@ from polyfuse_cpp.toolchain import build_library, find_toolchain
 
 
 def test_each_text_is_compiled_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(toolchain, "run_program", built_libraries._build)
+    monkeypatch.setattr(toolchain, "run_program", process.run_program)
     (tmp_path / "kept").mkdir()
     built_libraries.keep(tmp_path / "kept")
     compiled, real = [], process.run_program

@@ -13,6 +13,7 @@ from polyfuse.plugin import Config
 from polyfuse.symbolic import axis, maximum, minimum, symbol
 
 f32, i64, boolean = DType.f32, DType.i64, DType.bool
+pytestmark = pytest.mark.each_value
 ISAS = ("", "avx2", "sse")
 
 

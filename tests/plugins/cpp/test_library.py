@@ -39,6 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     forget_sessions()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "then",
     [F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, torch.tanh, torch.sigmoid],
@@ -86,6 +87,7 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken
     forget_sessions()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("left", ["rows", "columns", "gaps", "columns with gaps"])
 @pytest.mark.parametrize("right", ["rows", "columns", "gaps", "columns with gaps"])
 def test_matmuls_of_matrices_transposed_or_not(
@@ -138,6 +140,7 @@ def test_sizes_that_are_not_known(run: Any) -> None:
     assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("then", [F.silu, F.hardswish, lambda x: F.leaky_relu(x, 0.3)])
 def test_convolutions_with_an_activation(run: Any, then: Callable[..., Any]) -> None:
     report = run(lambda x: then(CONVOLUTION(x)), torch.randn(3, 4, 9, 11))
@@ -150,6 +153,7 @@ def test_convolutions_with_a_residual(run: Any) -> None:
     assert report.calls == ("mkldnn._convolution_pointwise.binary",) and report.kernels == 0
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("then", [F.hardswish, F.leaky_relu, F.silu, torch.tanh])
 def test_not_a_number_stays_so_behind_a_convolution(run: Any, then: Callable[..., Any]) -> None:
     x = torch.randn(3, 4, 9, 11)
@@ -159,6 +163,7 @@ def test_not_a_number_stays_so_behind_a_convolution(run: Any, then: Callable[...
     assert last_reports()[0].calls == ("mkldnn._convolution_pointwise.default",)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("then", [F.relu, F.relu6, F.hardtanh, F.hardsigmoid])
 def test_activations_that_make_numbers_of_nan_are_refused(run: Any, then: Callable[..., Any]) -> None:
     x = torch.randn(3, 4, 9, 11)
@@ -178,6 +183,7 @@ def _last(x: torch.Tensor) -> torch.Tensor:
     return x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -196,6 +202,7 @@ def test_convolutions_with_channels_last(run: Any, layer: Any, size: tuple[int, 
     assert len(report.calls) == 1 or report.calls[0].startswith("frozen.")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -231,6 +238,7 @@ def test_channels_last_of_a_size_that_varies(run: Any) -> None:
 LINEAR_ONCE, CONVOLUTION_ONCE = "mkldnn._reorder_linear_weight", "mkldnn._reorder_convolution_weight"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("function", "args", "once", "call"),
     [

@@ -17,17 +17,26 @@ from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.isa import detect_isa
 from polyfuse_cpp.matmul.plans import OperandPath
-from requirements import ONE_ISA
 
 f32, f64, bf16, f16, i8, u8, i32, i64 = (
     DType.f32, DType.f64, DType.bf16, DType.f16, DType.i8, DType.u8, DType.i32, DType.i64,
 )  # fmt: skip
+pytestmark = pytest.mark.each_value
 ISAS = ("", "avx2", "scalar")
 TOLERANCE = {f32: 3e-6, f64: 1e-14, bf16: 8e-3, f16: 1e-3}
 
 
+@pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.slow)])
+def configurations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling configurations is most of what these tests cost, so quick ones try a few of each matmul."""
+    monkeypatch.setitem(globals(), "_few", request.param == "some")
+
+
+_few = True
+
+
 def check(mm: Matmul, isa: str = "", finish: Any = None, left: Any = None, right: Any = None) -> int:
-    """Run every configuration; how many there were."""
+    """Run configurations: the backend's choice and three others, or all of them; how many there are."""
     kernel, made = mm.kernel(), backend(isa)
     tensors = mm.tensors()
     want = mm.product(
@@ -43,8 +52,11 @@ def check(mm: Matmul, isa: str = "", finish: Any = None, left: Any = None, right
     configs = list(made.configs(kernel))
     configs += [c for config in configs[:2] for c in made.neighbours(kernel, config)]
     configs = list(dict.fromkeys(configs))
-    build_together(kernel, configs, isa)
-    for config in configs:
+    choose = random.Random(f"{mm.numbers} {mm.left} {mm.right} {mm.dtype}")
+    others = choose.sample(configs[1:], min(3, len(configs) - 1)) if _few else configs[1:]
+    tried = [*configs[:1], *others]
+    build_together(kernel, tried, isa)
+    for config in tried:
         out = tensors["result"]
         whole = out if out._base is None else out._base
         before = whole.clone()
@@ -64,6 +76,7 @@ def check(mm: Matmul, isa: str = "", finish: Any = None, left: Any = None, right
     return len(configs)
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 @pytest.mark.parametrize("left", ["bmk", "bkm"])
@@ -71,6 +84,7 @@ def test_layouts(left: str, right: str, isa: str) -> None:
     check(Matmul(19, 45, 37, left=left, right=right, pad=3), isa)
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (1, 64, 40), (2, 33, 129), (5, 1, 7), (64, 96, 16), (17, 31, 1)]
 )
@@ -80,24 +94,27 @@ def test_shapes(right: str, shape: tuple[int, int, int]) -> None:
     check(Matmul(m, n, k, right=right))
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "avx2"])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_depths_that_are_cut(right: str, isa: str) -> None:
     check(Matmul(30, 50, 1500, right=right, bias=True), isa)
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_more_than_one_thread(right: str) -> None:
     check(Matmul(200, 130, 96, right=right, bias=True, residual=True))
     check(Matmul(3, 700, 600, right=right, bias=True))
 
 
-@pytest.mark.parametrize("isa", ["", "avx2", "scalar"])
-@pytest.mark.parametrize("dtype", [f64, bf16, f16, i32, i64, DType.i16])
+@pytest.mark.usefixtures("configurations")
+@pytest.mark.parametrize(
+    ("dtype", "isa"),
+    [(dtype, isa) for dtype in (f64, bf16, i32) for isa in ISAS] + [(d, "") for d in (f16, i64, DType.i16)],
+)
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_types(right: str, dtype: DType, isa: str) -> None:
-    if isa and dtype in (f16, i64, DType.i16):
-        pytest.skip(ONE_ISA)
     out = dtype if dtype.is_storage else None
     mm = Matmul(9, 40, 37, dtype=dtype, right=right, out_dtype=out)
     if dtype is DType.i16:
@@ -106,6 +123,7 @@ def test_types(right: str, dtype: DType, isa: str) -> None:
     check(mm, isa)
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("pair", [(i8, i8), (u8, i8), (u8, u8), (i8, u8)])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_bytes_add_up_to_i32(right: str, pair: tuple[DType, DType]) -> None:
@@ -122,6 +140,7 @@ def test_bytes_at_their_limits() -> None:
         assert (tensors["result"] == 200 * 128 * 128).all()
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("left", ["bmk", "mk", "bkm"])
 @pytest.mark.parametrize("right", ["bnk", "kn"])
 def test_batches(left: str, right: str) -> None:
@@ -130,6 +149,7 @@ def test_batches(left: str, right: str) -> None:
     check(Matmul(13, 21, 18, b=5, left=left, right=right, bias=True))
 
 
+@pytest.mark.usefixtures("configurations")
 def test_results_that_run_along_the_rows() -> None:
     check(Matmul(45, 12, 30, out="bnm", residual=True))
     check(Matmul(45, 12, 30, right="bnk", out="bnm", residual=True))
@@ -174,6 +194,7 @@ def gelu(body: Body, value: str) -> str:
     return body.op("mul", body.op("mul", half, value), inner)
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "scalar"])
 def test_epilogues(isa: str) -> None:
     def finish(x: torch.Tensor) -> torch.Tensor:
@@ -182,6 +203,7 @@ def test_epilogues(isa: str) -> None:
     check(Matmul(21, 40, 33, right="bnk", finish=gelu, residual=True), isa, finish=finish)
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
@@ -270,6 +292,7 @@ def test_several_axes_of_columns() -> None:
         torch.testing.assert_close(result, want, rtol=1e-5, atol=1e-5, msg=str(config))
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_matmuls(seed: int) -> None:
     chance = random.Random(seed)
@@ -300,6 +323,7 @@ def test_what_it_refuses() -> None:
         backend().configs(k.build())
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize(
     ("shape", "packed"),
     [((1, 128, 40), 64), ((19, 192, 37), 64), ((70, 96, 1100), 48), ((200, 128, 530), 32)],
@@ -316,6 +340,7 @@ def test_packed_weights_laid_out_before(shape: tuple[int, int, int], packed: int
     check(Matmul(m, n, k, dtype=dtype, right="kn", packed=packed, left="bkm", dynamic="m", residual=True))
 
 
+@pytest.mark.usefixtures("configurations")
 def test_packed_weights_of_another_type_are_laid_out_again() -> None:
     mm = Matmul(9, 128, 37, dtype=bf16, right="kn", packed=64, out_dtype=bf16)
     assert {config.get("path") for config in backend().configs(mm.kernel())} == {OperandPath.PACKED}
@@ -328,6 +353,7 @@ def test_text_is_deterministic() -> None:
     assert one == two and accumulates(f32) is f32
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("pair", [(i8, i8), (u8, i8), (bf16, bf16)])
 def test_without_instructions_for_small_types(
     pair: tuple[DType, DType], monkeypatch: pytest.MonkeyPatch
@@ -338,6 +364,7 @@ def test_without_instructions_for_small_types(
     check(Matmul(9, 41, 131, dtype=pair[0], other=pair[1], right="bnk"))
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 @pytest.mark.parametrize("shape", [(40, 75, 67), (16, 16, 31), (70, 40, 2100), (3, 33, 64)])
 def test_bf16_in_pairs(shape: tuple[int, int, int], right: str) -> None:
@@ -364,6 +391,7 @@ def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_p
     made.build(sources, tmp_path)
 
 
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "scalar"])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_depths_that_threads_divide(right: str, isa: str) -> None:

@@ -17,6 +17,7 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, symbol
 
 f32, i64, boolean = DType.f32, DType.i64, DType.bool
+pytestmark = pytest.mark.each_value
 ISAS = ("", "avx2", "sse")
 DTYPES = (f32, DType.f64, DType.bf16, DType.f16, i64, DType.i8, boolean)
 

@@ -13,6 +13,7 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, symbol
 
 f32, i64 = DType.f32, DType.i64
+pytestmark = pytest.mark.each_value
 ISAS = ("", "avx2", "sse")
 
 

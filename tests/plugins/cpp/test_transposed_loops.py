@@ -11,6 +11,7 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, symbol
 
 f32, bf16 = DType.f32, DType.bf16
+pytestmark = pytest.mark.each_value
 ISAS = ("", "avx2", "sse")
 
 

@@ -24,6 +24,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_calls(name, driver, golden):
     if name.startswith("halide") and find_spec("halide") is None:

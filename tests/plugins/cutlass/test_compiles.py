@@ -51,6 +51,7 @@ def test_text(name, golden):
     golden(f"cutlass/{name}.txt", generated_part(source))
 
 
+@pytest.mark.quick(4)
 @needs_nvcc
 @pytest.mark.parametrize("name", CASES)
 def test_compiles_without_spills(tmp_path, name):
@@ -63,6 +64,7 @@ def test_compiles_without_spills(tmp_path, name):
     assert artifact.meta == source.meta and artifact.symbol == source.symbol
 
 
+@pytest.mark.quick(1)
 @needs_nvcc
 @pytest.mark.parametrize(
     "tiling", (Tiling(2, 128, pingpong=True, stages=6), Tiling(1, 256)), ids=("pingpong", "wide")
@@ -73,6 +75,7 @@ def test_matmuls_do_not_wait_for_each_other_where_the_depth_is_a_symbol(tmp_path
     assert not read_unit(tmp_path)[source.key].serial
 
 
+@pytest.mark.quick(1)
 @needs_nvcc
 @pytest.mark.parametrize("batch", (0, 96))
 def test_neighbours_are_stored_at_once(tmp_path, batch):

@@ -23,6 +23,7 @@ USES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("source", (torch.float32, torch.float64, torch.bfloat16))
 @pytest.mark.parametrize("target", (torch.int32, torch.int64))

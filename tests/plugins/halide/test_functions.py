@@ -68,6 +68,7 @@ def test_functions_agree_with_double_precision(
     assert torch.equal(actual[zero].signbit(), expected[zero].signbit())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["tanh", "atan", "sinh", "asinh", "atanh", "erf", "sin"])
 def test_functions_of_sixteen_bits(name: str) -> None:
     """LLVM takes the wrong operand for the mask where a sign is put on and the argument kept in one step."""
@@ -78,6 +79,7 @@ def test_functions_of_sixteen_bits(name: str) -> None:
     torch.testing.assert_close(found, function(x), equal_nan=True)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", [*FUNCTIONS, "sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos"])
 def test_functions_of_few_numbers(name: str) -> None:
     """Fewer than fill a vector: LLVM takes other liberties with single numbers."""

@@ -96,6 +96,7 @@ def outcome(made: str, operands: list[torch.Tensor]) -> tuple[list[torch.Tensor]
     return found, wanted
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", ["sum", "min", "max", "argmin", "argmax"])
 def test_chunks_give_what_the_row_gives(kind, dtype):
@@ -189,6 +190,7 @@ def test_what_every_piece_would_add_keeps_the_row_together():
         emit(parse(made), Config.of(rows=3), TARGET)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize("body", [SOFTMAX, NORMALISED], ids=["softmax", "normalised"])
 def test_compiles(body, arch):

@@ -28,12 +28,14 @@ def compiled(name: str, arch: int, config=None):
     return compile_kernel(function, KernelMeta.parse(source.meta), arch, 0, False)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_without_spilling(name):
     made = compiled(name, 90)
     assert made.code and made.spilled_bytes == 0
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("arch", OTHERS)
 @pytest.mark.parametrize(
     "name", ["softmax", "bias_gelu", "transpose_bf16", "argmax", "scan_long", "scatter_add"]
@@ -59,6 +61,7 @@ def test_every_candidate_compiles(name):
         assert compiled(name, 90, config).code
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "bias_gelu", "transpose", "sum_rows", "sum_columns"])
 def test_memory_is_accessed_in_wide_chunks(name):
     ptx = compiled(name, 90).ptx

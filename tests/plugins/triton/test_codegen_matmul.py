@@ -49,11 +49,13 @@ def run(case: Case | str, config: Config | None = SMALL) -> str:
     return text
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("m, n, k", SHAPES)
 def test_shapes(m, n, k):
     assert "tl.dot" in run(Case(m, n, k))
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("case", TYPES, ids=lambda c: f"{c.dtype}-{c.right}-{c.out}-{c.kind}")
 def test_types(case):
     assert "tl.dot" in run(case)
@@ -65,24 +67,28 @@ def test_types_without_an_instruction_are_multiplied_and_added(dtype):
     assert "tl.dot" not in run(Case(37, 50, 41, dtype=dtype, out=out), None)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("right", [True, False])
 def test_layouts(left, right):
     run(Case(37, 50, 41, 3, left_by_rows=left, right_by_rows=right))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("epilogue", ["bias_gelu", "scaled", "residual", "dropout"])
 @pytest.mark.parametrize("m", [37, 1])
 def test_epilogues(epilogue, m):
     run(Case(m, 50, 41, dtype="f32", epilogue=epilogue))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("prologue", ["relu", "log", "dequantise"])
 @pytest.mark.parametrize("k", [41, 64])
 def test_prologues(prologue, k):
     run(Case(37, 50, k, prologue=prologue))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "case",
     [
@@ -103,6 +109,7 @@ def test_one_row_or_column_is_an_ordinary_loop(m, n):
     assert "tl.dot" not in run(Case(m, n, 41), None)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("sizes", [(2, 5, 7, 6), (1, 16, 32, 8), (3, 1, 1, 5)])
 @pytest.mark.parametrize("window", [1, 3])

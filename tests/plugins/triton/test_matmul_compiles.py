@@ -40,6 +40,12 @@ def test_matrix_instructions_and_copies_past_registers(arch):
     assert not re.search(r"ld\.global", made.ptx)
 
 
+def test_few_rows_fill_the_instruction_with_the_weight():
+    made = compiled(Case(16, 4096, 2048, right_by_rows=False, out="bf16"), 90)
+    assert "wgmma.mma_async.sync.aligned.m64n16k16" in made.ptx and "cp.async" in made.ptx
+    assert made.spilled_bytes == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", INSTRUCTIONS)
 @pytest.mark.parametrize("name", ["f16", "tf32"])

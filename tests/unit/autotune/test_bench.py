@@ -23,6 +23,7 @@ from polyfuse.autotune.candidate import (
 from polyfuse.autotune.kernels import _operands
 from polyfuse.autotune.segments import tolerance
 from polyfuse.autotune.worker import InProcessRunner
+from polyfuse.base.errors import InvalidOptionError
 from polyfuse.plugin import Backend, Device, HostTimer, Timer
 from polyfuse.plugin import timing as timing_module
 from polyfuse.runtime.devices.registry import use_device
@@ -50,6 +51,18 @@ def call(op: str, *args: object, into: int = 2, out: bool = True) -> BuiltProgra
 
 PROBLEM = Problem("a product", "cpu", "any", (storage(16), storage(16), storage(16)), (2,), 1e-3)
 MM = call("aten.mm.out", square(0), square(1))
+
+
+def test_tolerances_are_those_asked_for_an_operator_or_those_of_the_type():
+    both = (storage(1), storage(1, "bfloat16"))
+    by_type, asked = tolerance(both), ("aten.mm=0.5", "aten.exp.default = 0.25")
+    assert tolerance(both, ["aten.add.Tensor"], asked) == by_type
+    assert tolerance(both, ["aten.mm.default"], asked) == 0.5
+    assert tolerance(both, ["aten.mm.default", "aten.exp.default"], asked) == 0.5
+    assert tolerance(both, ["aten.exp.default"], asked) == 0.25
+    for wrong in ("aten.mm", "aten.mm=much", "aten.mm=0"):
+        with pytest.raises(InvalidOptionError, match="write operator=number"):
+            tolerance(both, ["aten.mm.default"], [wrong])
 
 
 class TestOperands:

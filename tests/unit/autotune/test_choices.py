@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,31 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 
     yield compiled
     forget_sessions()
+
+
+def test_source_may_be_for_another_plugins_backend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, run: Any
+) -> None:
+    """The plugin that offers it has no backend at all."""
+    given = next(choice for choice in choice_plugin.CHOICES if choice.name == "word")
+    offered = (replace(given, name="guest", backend="toy"), replace(given, name="lost", backend="nobody"))
+    install(
+        monkeypatch,
+        plugin(monkeypatch, load="choice_plugin:ChoiceBackend", priority={"cpu": 1000}, options={}),
+        plugin(
+            monkeypatch,
+            "guests",
+            {"polyfuse_choices": lambda device_type: offered},
+            load="",
+            priority={},
+            options={},
+            distribution="polyfuse-guests",
+        ),
+    )
+    report = run(lambda a, b: a @ b, (A, B), {"guests:guest times=1": 0.5})
+    found = chosen(report)
+    assert "guests:guest times=1" in found
+    assert "nobody" in found["guests:lost"]
 
 
 def chosen(report: GraphReport) -> dict[str, str]:

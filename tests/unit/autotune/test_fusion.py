@@ -78,6 +78,18 @@ def test_an_earlier_merge_may_be_the_one_that_is_slow(run, monkeypatch):
     assert run(fused=1.0, apart=2.0).kernels > 1
 
 
+def test_every_merge_is_timed(run):
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(12):
+            x = x.softmax(-1).cumsum(0)
+        return x.sin()
+
+    report = run(fused=1.0, apart=2.0, function=chain)
+    merges = sum(d.kind == "fuse" for d in report.decisions)
+    assert merges > 8
+    assert len({d.first for d in report.decisions if d.kind == "tune"}) == merges
+
+
 def test_a_draw_leaves_it_fused(run):
     assert run(fused=2.0, apart=1.99).kernels == 1
 

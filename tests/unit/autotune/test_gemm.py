@@ -63,6 +63,14 @@ def test_generated_gemms(name: str) -> None:
     assert any(match(k) for k in kernels)
 
 
+@pytest.mark.parametrize("name", ["bias and gelu", "conv", "two results"])
+def test_epilogues_stay_out_on_request(name: str) -> None:
+    function, args, _ = CASES[name]
+    kernels = kernels_of(function, *args, epilogue_fusion=False)
+    assert len(kernels) == 2
+    assert sum(bool(match(k)) for k in kernels) == 1
+
+
 def test_dynamic_sizes() -> None:
     kernels = kernels_of(lambda a, b: (a @ b).relu(), R(7, 5), R(5, 9), dynamic=True)
     found = match(kernels[0])
@@ -120,7 +128,9 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
 
 
-def _tried(tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def _tried(
+    tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.MonkeyPatch, **more: object
+) -> list[str]:
     """The operators called and backends used for one product, where implementations take these times."""
     timed: list[Sequence[str]] = []
 
@@ -139,6 +149,7 @@ def _tried(tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.Monke
         "tune_in_process": True,
         "deterministic": "off",
         "cache_dir": str(tmp_path),
+        **more,
     }
     torch._dynamo.reset()  # it forgets sessions too
     settings = Settings.resolve(None, options)
@@ -158,6 +169,14 @@ def test_the_fastest_is_used_and_trials_are_stored(
     fast = {"library": 1.0, "interpreter": 0.5}
     assert _tried(tmp_path, fast, monkeypatch) == ["interpreter", "timed 1"]
     assert _tried(tmp_path, {"library": 0.1, "interpreter": 5.0}, monkeypatch) == ["interpreter", "timed 0"]
+
+
+def test_lookups_alone(tmp_path: Path, trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed; what was timed before is used."""
+    fast = {"library": 1.0, "interpreter": 0.5}
+    assert _tried(tmp_path, fast, monkeypatch, tune_lookup=True) == ["library", "timed 0"]
+    assert _tried(tmp_path, fast, monkeypatch) == ["interpreter", "timed 1"]
+    assert _tried(tmp_path, fast, monkeypatch, tune_lookup=True) == ["interpreter", "timed 0"]
 
 
 def test_the_library_is_used_where_times_are_equal(

@@ -10,7 +10,7 @@ from rich.console import Console
 from autotuning import record
 from polyfuse import cli
 from polyfuse.autotune import report as report_module
-from polyfuse.autotune.report import ProgressTable, append_log, row_of
+from polyfuse.autotune.report import ProgressTable, append_log, row_of, trials_text
 from polyfuse.base.settings import Settings
 from polyfuse.cache.timings import FAILED, TimingStore
 
@@ -22,6 +22,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_module, "_PATIENCE", 0.0)
     monkeypatch.setattr(report_module, "_REFRESH", 0.0)
     monkeypatch.setenv("COLUMNS", "160")
+
+
+def test_the_ten_best_are_named():
+    many = record({f"x a={n}": 1.0 + n for n in range(12)}, "mm of float32[7x5]")
+    said = trials_text(many)
+    assert all(f"x a={n} {1.0 + n:.4f} ms" in said for n in range(10))
+    assert "x a=10 " not in said and said.endswith("2 slower ones")
 
 
 def shown(settings: Settings) -> None:

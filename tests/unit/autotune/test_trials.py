@@ -13,6 +13,7 @@ from autotuning import best_of, candidate, record
 from polyfuse.autotune import search as search_module
 from polyfuse.autotune.candidate import BuiltProgram, CandidateProgram, Fault, KernelRequest, Problem
 from polyfuse.autotune.search import Search, TrialRules, TuningTask, run_trials
+from polyfuse.base.errors import WrongCandidateError
 from polyfuse.cache.timings import FAILED, Candidate, Record
 from polyfuse.plugin import Config, Source
 
@@ -121,6 +122,17 @@ def test_wrong_results_fail_where_they_are_looked_at():
     found, verified = candidates("1.0", "0.5", "0.9"), TrialRules(verify=True)
     assert "5 x the tolerance" in str(run_trials(FakeRunner(["0.5"]), PROBLEM, found, verified)["0.5"])
     assert run_trials(FakeRunner(["0.5"]), PROBLEM, found, TrialRules())["0.5"] == 0.5
+
+
+def test_wrong_results_are_an_error_on_request():
+    found, raising = candidates("1.0", "0.5", "0.9"), TrialRules(verify=True, raises=True)
+    with pytest.raises(
+        WrongCandidateError, match=r"0\.5 is no candidate for a matmul.*5 x the tol"
+    ) as caught:
+        run_trials(FakeRunner(["0.5"]), PROBLEM, found, raising)
+    assert caught.value.candidate == "0.5"
+    # one that does not run loses, as always
+    assert run_trials(FakeRunner(), PROBLEM, candidates("1.0", "bad"), raising)["bad"] == "it died"
 
 
 def test_the_reference_is_the_first_that_works():

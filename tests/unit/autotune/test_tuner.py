@@ -163,7 +163,7 @@ def test_the_key_has_what_times_depend_on(tmp_path, monkeypatch):
     others = {
         one.key("other", (backend,), "cpu"),
         one.key("kernel", (backend,), "cpu", {"around": "more"}),
-        a_tuner(tmp_path, tune_verify=True).key("kernel", (backend,), "cpu"),
+        a_tuner(tmp_path, tune_verify="drop").key("kernel", (backend,), "cpu"),
     }
     monkeypatch.setattr(tuner, "threads", lambda: 77)
     others.add(one.key("kernel", (backend,), "cpu"))

@@ -34,6 +34,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_SETTLES", 0.0)
 
 
+@pytest.mark.slow
 def test_rows_are_compiled_by_processes_that_keep_them(tmp_path: Path) -> None:
     with ahead.Ahead([task(SMALL, POLYFUSE), task("no such row", POLYFUSE)], 2, 900.0, tmp_path) as found:
         assert found.ready == [SMALL, "no such row"]

@@ -37,6 +37,7 @@ def plan(folder: Path, **changes: Any) -> Plan:
     return dataclasses.replace(usual, **changes)
 
 
+@pytest.mark.slow
 def test_architectures_agree_and_are_not_measured_twice(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     rows = run_campaign(plan(tmp_path))

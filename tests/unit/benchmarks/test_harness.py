@@ -192,6 +192,7 @@ def test_calls_of_small_kernels_are_measured() -> None:
     assert max(row["errors"].values()) < 1e-5
 
 
+@pytest.mark.slow
 def test_fusion_rules_are_measured_on_and_off(monkeypatch) -> None:
     asked: list[object] = []
     real = torch.compile

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from autotuning import record
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.log import reset_warned
 from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, KernelStore, kernel_key
 from polyfuse.cache.archive import pack
 from polyfuse.cache.artifacts import KINDS, artifacts
+from polyfuse.cache.clients.redis import RedisStore
 from polyfuse.cache.remote import FolderStore, GuardedStore, HttpStore, RemoteStore, remote_store
 from polyfuse.cache.sharing import Sharing
+from polyfuse.cache.timings import Record, TimingStore
 from toy_backend import source
 
 SECRET = b"a secret of these machines"
@@ -192,6 +198,136 @@ def test_a_server(tmp_path, address):
     assert isinstance(plain, HttpStore) and plain.get("units/none") is None
     with pytest.raises(OSError, match="500"):
         plain.get("broken")
+
+
+class Redis:
+    """A server that speaks the protocol of Redis, as strictly as the real one."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, bytes], bytes] = {}
+        self.expiry: dict[bytes, int] = {}
+        self.connections = 0
+        self.password = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def drop(self) -> None:
+        """Close the connections, as a server does that was idle for too long."""
+        for client in self._open:
+            with contextlib.suppress(OSError):  # the other side may have closed it
+                client.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.drop()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(client)
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        database, known = 0, not self.password
+        with client, client.makefile("rwb") as stream:
+            while line := stream.readline():
+                words = []
+                for _ in range(int(line[1:])):
+                    length = int(stream.readline()[1:])
+                    words.append(stream.read(length))
+                    assert stream.read(2) == b"\r\n"
+                command, *rest = words
+                answer = b"+OK\r\n"
+                if command == b"AUTH":
+                    known = rest[-1] == self.password
+                    answer = answer if known else b"-WRONGPASS invalid password\r\n"
+                elif not known:
+                    answer = b"-NOAUTH Authentication required.\r\n"
+                elif command == b"SELECT":
+                    database = int(rest[0])
+                elif command == b"SET":
+                    self.kept[database, rest[0]] = rest[1]
+                    self.expiry |= {rest[0]: int(rest[3])} if rest[2:] else {}
+                else:
+                    found = self.kept.get((database, rest[0]))
+                    answer = b"$-1\r\n" if found is None else b"$%d\r\n%b\r\n" % (len(found), found)
+                stream.write(answer)
+                stream.flush()
+
+
+@pytest.fixture
+def redis() -> Iterator[Redis]:
+    server = Redis()
+    yield server
+    server.close()
+
+
+def test_redis(tmp_path, redis):
+    redis.password = b"geheim:/"
+    address = f"redis://:geheim%3A%2F@127.0.0.1:{redis.port}/3?ttl=60"
+    given(tmp_path, address)
+    assert (3, f"polyfuse:kernels/{ONE}".encode()) in redis.kept and set(redis.expiry.values()) == {60}
+    store, _ = store_of(tmp_path, "second", address)
+    store.fetch([ONE, THREE])
+    assert store.find(TWO) is not None and store.find(THREE) is not None
+    plain = remote_store(address)
+    assert isinstance(plain, RedisStore) and plain.get("units/none") is None
+    large = bytes(range(256)) * 4096
+    plain.put("large", large)
+    before = redis.connections
+    assert plain.get("large") == large and redis.connections == before, "a connection is kept"
+    redis.drop()
+    assert plain.get("large") == large, "and opened again where the server closed it"
+    redis.password = b"another"
+    with pytest.raises(ConnectionError, match="WRONGPASS"):
+        remote_store(address).get("large")
+
+
+def test_an_answer_of_redis_that_is_too_large_is_not_read(redis):
+    address = f"redis://127.0.0.1:{redis.port}"
+    RedisStore(address, 1.0, 1 << 20).put("large", bytes(2000))
+    with pytest.raises(ValueError, match="2000 bytes, of at most 1000"):
+        RedisStore(address, 1.0, 1000).get("large")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["redis://", "redis://h:x", "redis://h/one", "redis://h?ttl=-1", "redis://h?a=1"]
+)
+def test_addresses_of_redis_that_cannot_be_read(wrong):
+    with pytest.raises(InvalidOptionError, match="write redis://host"):
+        remote_store(wrong)
+
+
+def test_what_one_machine_measured_another_finds(tmp_path, remote):
+    key, known = "ab" * 26, record({"library": 2.0, "x a=1": 1.0}, "mm of float32[7x5]")
+    part = replace(known, complete=False)
+    for secret, name in ((None, "open"), (SECRET, "sealed")):
+        sharing = Sharing(tmp_path / name, str(remote / name), secret)
+        store = TimingStore(tmp_path / name, sharing)
+        store.write(key, part)
+        sharing.flush()
+        assert not remote.joinpath(name).exists(), "a search that goes on is nobody else's"
+        store.write(key, known)
+        sharing.flush()
+        other = TimingStore(
+            tmp_path / f"{name} 2", Sharing(tmp_path / f"{name} 2", str(remote / name), secret)
+        )
+        assert other.read(key) == known
+        assert TimingStore(tmp_path / f"{name} 2").read(key) == known, "what came is kept"
+        assert other.read("cd" * 26) == Record()
+    # without the secret nothing that others could have written is believed
+    for place in ("open", "sealed"):
+        path = remote / place / "timings" / key
+        path.write_text(path.read_text().replace("2.0", "3.0"))
+        third = tmp_path / f"{place} 3"
+        assert TimingStore(third, Sharing(third, str(remote / place), SECRET)).read(key) == Record()
 
 
 class Failing:

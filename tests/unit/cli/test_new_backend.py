@@ -43,13 +43,22 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_the_distribution_installs_and_passes_for_what_it_claims(tmp_path, monkeypatch, capsys) -> None:
+@pytest.fixture
+def site(tmp_path, monkeypatch, capsys) -> Path:
+    """The folder with a new backend installed; its sources are beside it."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new-backend", "my_own"]) == 0
     assert "next: pip install -e ./polyfuse-my-own" in capsys.readouterr().out
-    site = installed(tmp_path / "polyfuse-my-own", tmp_path / "site")
+    return installed(tmp_path / "polyfuse-my-own", tmp_path / "site")
+
+
+def test_the_distribution_installs_and_is_found(site) -> None:
     rows = json.loads(run(site, "-m", "polyfuse", "backends", "--json").stdout)
     assert next(row["state"] for row in rows if row["name"] == "my_own") == "available"
+
+
+@pytest.mark.slow
+def test_the_distribution_passes_for_what_it_claims(site, tmp_path) -> None:
     out = run(
         site,
         "-m",

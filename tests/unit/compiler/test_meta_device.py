@@ -25,6 +25,7 @@ class Model(nn.Module):
         return F.dropout(F.layer_norm(scores, (5,)), 0.1).cumsum(0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_training_step(dynamic: bool) -> None:
     with torch.device("meta"):

@@ -110,6 +110,27 @@ def test_the_joint_graph_is_rewritten_before_it_is_divided(monkeypatch) -> None:
     assert stages[:2] == ["joint", "forward"]
 
 
+def test_it_asks_whether_a_result_is_used_elementwise(monkeypatch) -> None:
+    seen = {}
+
+    def look(ctx, node):
+        seen[tuple(ctx.tensor(node).shape)] = ctx.is_used_elementwise(node)
+
+    offer(monkeypatch, look)
+
+    def uses(x, y, z, t, u):
+        return (
+            x.sin().view(-1).relu(),
+            y.sin().view(-1).sum(),
+            z.sin() * z.sin().amax(),
+            t.sin(),
+            torch.unbind(u.sin())[0].exp(),
+        )
+
+    run(uses, *(torch.randn(2, n) for n in range(2, 7)))
+    assert seen == {(2, 2): True, (2, 3): False, (2, 4): False, (2, 5): False, (2, 6): True}
+
+
 def test_what_it_asks_is_answered(monkeypatch) -> None:
     seen = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import re
@@ -21,6 +22,7 @@ from polyfuse.compiler.reports.report import (
     last_reports,
     reset_reports,
 )
+from polyfuse.compiler.reports.tables import TABLES
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.text.print import text
@@ -201,6 +203,64 @@ def test_dumps_hold_every_stage_and_parse(tmp_path: Path) -> None:
         assert text(parse(content), comments=False) == text(parse(text(parse(content))), comments=False)
     assert "digraph" in (folder / "schedule.dot").read_text()
     assert "__main__" in (folder / "program.py").read_text()
+
+
+def test_dumps_hold_the_graph_before_and_after_each_pass(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    compiled(lambda x: torch.softmax((x * 1).view(4, 8).view(8, 4), -1).exp(), x, dump=str(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    for stage, name in (("rewrites", "merge-views"), ("schedule", "fusion")):
+        passes = sorted(p.name for p in (folder / f"{stage}-passes").iterdir())
+        (before, *_), (after, *_) = (
+            [p for p in passes if p.endswith(f"{name}.{side}.txt")] for side in ("before", "after")
+        )
+        texts = [(folder / f"{stage}-passes" / p).read_text() for p in (before, after)]
+        assert texts[0] != texts[1] and all(texts)
+    # the fused units hold the nodes that were units of their own
+    assert len(texts[1].splitlines()) < len(texts[0].splitlines())
+
+
+def test_tables_grow_with_each_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x, folder = torch.randn(4, 8), tmp_path / "tables"
+    for scale in (2, 3):
+        compiled(lambda x, scale=scale: torch.softmax(x, -1) * scale, x, metric_tables=str(folder))
+    found = {}
+    for name, columns in TABLES.items():
+        with open(folder / f"{name}.csv", newline="") as stream:
+            reader = csv.DictReader(stream)
+            found[name] = list(reader)
+        assert tuple(reader.fieldnames or ()) == columns
+    assert [row["launches"] for row in found["graphs"]] == ["1", "1"]
+    assert int(found["graphs"][0]["bytes_after"]) > 0 and int(found["graphs"][0]["fused"]) > 0
+    assert [(row["launch"], row["backend"]) for row in found["kernels"]] == [("0", "interpreter")] * 2
+    assert "aten._softmax.default" in found["kernels"][0]["operators"]
+    (tmp_path / "file").write_text("")
+    compiled(torch.exp, x, metric_tables=str(tmp_path / "file"))
+    assert "no tables are written" in caplog.text
+
+
+def test_structured_traces_hold_every_stage() -> None:
+    """What `TORCH_TRACE` writes."""
+    found: dict[str, tuple[dict, str]] = {}
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            name = record.metadata.get("artifact", {}).get("name", "")  # type: ignore[attr-defined]
+            if name.startswith("polyfuse_"):
+                found[name] = record.metadata, record.payload  # type: ignore[attr-defined]
+
+    log, collect = logging.getLogger("torch.__trace"), Collect()
+    log.addHandler(collect)
+    try:
+        x = torch.randn(4, 8)
+        torch.testing.assert_close(compiled(lambda x: torch.softmax(x * 1, -1), x), x.softmax(-1))
+    finally:
+        log.removeHandler(collect)
+    names = ("aten.txt", "graph.ir", "schedule.txt", "kernel0.ir", "program.py")
+    assert {f"polyfuse_{name}" for name in names} <= found.keys()
+    assert all(metadata["frame_id"] == 0 and payload for metadata, payload in found.values())
+    parse(found["polyfuse_graph.ir"][1])
+    assert any(name.endswith("-remove-neutral-arithmetic.after.txt") for name in found)
 
 
 def test_a_text_that_cannot_be_made_costs_only_itself(tmp_path: Path, monkeypatch) -> None:

@@ -50,12 +50,16 @@ class Needy(InterpreterBackend):
                 count = len(kernel.kernel.args)  # type: ignore[attr-defined]
                 rest = operands[count:]
                 type(self).given.append((block, rest[0].nbytes if rest else -1))
+                self.look(*rest[:1])
                 kernel(*operands[:count])
 
             return launch
 
         found = super().load(folder)
         return {key: noted(self.blocks[key], one) for key, one in found.items()}
+
+    def look(self, *scratch: torch.Tensor) -> None:
+        """Look at what a kernel was given."""
 
     def review(self, folder: Path, key: str) -> Claim:
         return No("it spills") if self.blocks[key] in self.spilling else Yes()
@@ -89,6 +93,19 @@ def test_the_program_passes_what_it_planned(needy):
 def test_with_a_profile_too(needy, monkeypatch):
     monkeypatch.setattr("polyfuse.runtime.profile._print_at_exit", lambda: None)
     assert run(needy, profile=True) == [(2, 2 * BYTES)]
+
+
+@pytest.mark.parametrize("check", ("off", "first", "all"))
+def test_it_is_zeroed_before_the_launch(needy, monkeypatch, check):
+    """Also of the memory that a checked launch has."""
+    sums: list[int] = []
+    emit = needy.emit
+    monkeypatch.setattr(needy, "emit", lambda self, *given: replace(emit(self, *given), zeroed="launch"))
+    monkeypatch.setattr(
+        needy, "look", lambda self, scratch: sums.append(int(scratch.sum())) or scratch.fill_(9)
+    )
+    assert set(run(needy, check=check)) == {(2, 2 * BYTES)}
+    assert sums and not any(sums)
 
 
 @pytest.mark.parametrize("fault", ("bad", "spilling"))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch._higher_order_ops.map import map as mapped
+from torch._higher_order_ops.while_loop import while_loop
 
 from called_functions import branch, branch_that_writes, loop, loop_that_writes, running
 from polyfuse.compiler import subgraphs
@@ -56,6 +57,7 @@ def compiled(function: Callable[..., Any], dynamic: bool = False, strict: bool =
     return torch.compile(function, backend="polyfuse", fullgraph=True, dynamic=dynamic, options=options)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", CASES)
 def test_results(name: str, dynamic: bool) -> None:
@@ -73,11 +75,11 @@ def test_results(name: str, dynamic: bool) -> None:
     assert all(r.kernels for r in reports[:-1])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
     function, _ = CASES[name]
-    # the gradient of a loop is a loop that is not compiled, which is no secret under `strict`
-    run = compiled(function, strict=name != "loop")
+    run = compiled(function)
     for sign in (1, -1):
         x = (torch.rand(6, 8) * sign).requires_grad_()
         found = [
@@ -129,6 +131,30 @@ def test_what_cannot_be_compiled_runs_in_eager_mode(monkeypatch: pytest.MonkeyPa
 def test_sizes_that_only_the_surroundings_know() -> None:
     # the gradient of a loop reads what its forward stacked: as many as there were rounds
     x = torch.rand(6, 8, requires_grad=True)
-    y = torch.compile(loop, backend="polyfuse", fullgraph=True)(x)
+    y = compiled(loop)(x)
     (grad,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(grad, torch.autograd.grad(loop(x).sum(), x)[0], rtol=1e-4, atol=1e-5)
+    reports = last_reports()
+    assert "backward_0_0_while_loop_body_graph_1" in {r.name for r in reports}
+    assert not any(r.fallbacks or r.eager for r in reports)
+
+
+def scaled_by_size(x: torch.Tensor) -> torch.Tensor:
+    n = x.shape[0]
+    return torch.cond(x.sum() > 0, lambda x: x * n + torch.arange(n)[:, None], lambda x: x - n, (x,))
+
+
+def repeated_by_size(x: torch.Tensor) -> Any:
+    n, start = x.shape[0], torch.zeros((), dtype=torch.int64)
+    return while_loop(lambda i, x: i < n, lambda i, x: (i + 1, x * 0.5 + torch.ones(n, 1) * n), (start, x))[1]
+
+
+@pytest.mark.parametrize("function", (scaled_by_size, repeated_by_size))
+def test_sizes_of_the_surroundings_in_bodies(function: Callable[..., Any]) -> None:
+    run = compiled(function, dynamic=True)
+    for rows in (6, 3):
+        for sign in (1, -1):
+            x = torch.rand(rows, 8) * sign
+            torch.testing.assert_close(run(x), function(x))
+    reports = last_reports()
+    assert len(reports) == 3 and not any(r.fallbacks or r.eager for r in reports)

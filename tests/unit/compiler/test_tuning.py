@@ -145,6 +145,25 @@ def test_the_search_descends_to_the_best(tunable):
     assert best == "toy block=64" and times["toy block=64"] == 1.0 and len(times) == 6
 
 
+def test_sizes_that_data_decide_are_tuned_for_a_guess(tunable):
+    """With an operand that begins inside of its storage, too."""
+
+    def selected(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x[2:].nonzero().squeeze(1) * y[3:4] + 1
+
+    forget_sessions()
+    torch.compiler.reset()
+    options = {"build_workers": 1, "tune_in_process": True, "tune_seconds": 999, "tune_kernels": True}
+    x, y = torch.randn(50).relu(), torch.randint(9, (5,))
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = torch.compile(selected, backend="polyfuse", options=options, fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(run(x, y), selected(x, y))
+            x = torch.randn(50)
+    assert 64 in tunable.timed
+    assert best_known()[1] == "toy block=64"
+
+
 def test_the_mode_of_torch_asks_for_it(tunable, monkeypatch):
     x = torch.randn(3)
     monkeypatch.setenv("POLYFUSE_TUNE_IN_PROCESS", "1")

@@ -93,6 +93,7 @@ def test_what_lies_between_convolutions_takes_their_layout() -> None:
     assert len(formats) <= 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_training(dynamic: bool) -> None:
     torch.manual_seed(0)

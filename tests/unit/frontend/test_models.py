@@ -33,6 +33,7 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(config), {"use_cache": False}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("make", [bert, llama])
 def test_training_step(inner: Any, make: Any) -> None:
     torch.manual_seed(0)
@@ -50,6 +51,7 @@ def test_training_step(inner: Any, make: Any) -> None:
             torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_generation_with_dynamic_length(inner: Any) -> None:
     model, _ = llama()
     model.eval()

@@ -21,6 +21,42 @@ def test_numbers_read_from_tensors(number: torch.Tensor) -> None:
         check(function, number, torch.randn(3), native=False)
 
 
+def divided_by_a_number(x: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    count, by = n.item(), d.item()
+    torch._check(count >= 0)
+    torch._check(by >= 1)
+    torch._check(count % by == 0)
+    return torch.ones(count).view(by, -1).cumsum(-1) * 2 + x.sum()
+
+
+def divided_by_a_size(x: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    count = n.item()
+    torch._check(count >= 0)
+    torch._check(count % x.shape[0] == 0)
+    return torch.ones(count).view(-1, x.shape[0]) + x * d
+
+
+def divided_rows(x: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    found, by = x.nonzero(), d.item()
+    torch._check(by >= 1)
+    torch._check(found.shape[0] % by == 0)
+    return found.view(by, -1) * 2 + n
+
+
+@pytest.mark.parametrize("function", [divided_by_a_number, divided_by_a_size, divided_rows])
+def test_divisors_that_only_data_or_sizes_give(function: Callable[..., torch.Tensor]) -> None:
+    """Exact divisions by them are sizes like any other; a remainder raises."""
+    known = torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
+    with known:
+        run = torch.compile(function, backend="polyfuse", dynamic=True, options={"strict": True})
+        for count, by in ((12, 3), (24, 4)):
+            x = torch.arange(1.0, 13.0)
+            args = (x, torch.tensor(count), torch.tensor(by))
+            torch.testing.assert_close(run(*args), function(*args))
+        with pytest.raises(RuntimeError):
+            run(x, torch.tensor(13), torch.tensor(5))
+
+
 @pytest.mark.parametrize("target", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
 def test_copies_into_other_types_and_layouts(target: torch.dtype) -> None:
     """Written where the target lies, converted, broadcast, and with the target's strides."""

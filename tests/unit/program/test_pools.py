@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from polyfuse.base.settings import Settings
+from polyfuse.compiler import stages
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.ir.nodes import Buffer
 from polyfuse.ir.types import DType
@@ -16,7 +17,8 @@ from polyfuse.program import memory_plan
 from polyfuse.program.memory import Lifetime, reuse_key, storage_bytes
 from polyfuse.program.pools import ALIGNMENT, plan_pools
 from polyfuse.program.steps import Allocate, Free, MakeView
-from polyfuse.symbolic import symbol
+from polyfuse.runtime import workspace
+from polyfuse.symbolic import example_value, free_symbols, symbol
 from program_builder import Builder, add, add_one
 
 
@@ -36,8 +38,11 @@ def lifetime(item: Buffer, first: int, last: int | None, takes: str = "", **fact
     return Lifetime(item.name, reuse_key(item), storage_bytes(item, {}), first, last, takes=takes, **known)
 
 
+HINTS = {"s0": 8, "s1": 100}
+
+
 def placed(*items: tuple[Buffer, Lifetime]):
-    return plan_pools([life for _, life in items], {item.name: item for item, _ in items})
+    return plan_pools([life for _, life in items], {item.name: item for item, _ in items}, HINTS)
 
 
 def _rounded(size: int) -> int:
@@ -111,8 +116,44 @@ def test_devices_have_pools_of_their_own_and_a_single_buffer_has_none() -> None:
     assert places["b0"].pool.device == "cuda:0"
 
 
+def _symbolic(seed: int):
+    """Buffers of which some have sizes of two symbols, with their lifetimes."""
+    random.seed(seed)
+    s0, s1 = symbol("s0"), symbol("s1")
+    for i in range(24):
+        count = random.choice([7, 40, s0, s1, s0 * 3, s0 * s1, s0 + s1, s0 // 2 + 1])
+        dtype = random.choice([DType.f32, DType.i8, DType.f64])
+        item = Buffer(f"b{i}", dtype, "cpu", (count,), (1,), str(dtype.torch).removeprefix("torch."))
+        first = random.randrange(30)
+        life = Lifetime(item.name, reuse_key(item), 64, first, first + random.randrange(9), True, True)
+        yield item, life
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sizes_of_symbols_never_overlap_whatever_they_are(seed: int) -> None:
+    items = list(_symbolic(seed))
+    places = placed(*items)
+    assert len(places) == 24
+    (pool,) = {place.pool for place in places.values()}
+    most = 0
+    for values in (HINTS, {"s0": 1, "s1": 1}, {"s0": 1000, "s1": 3}, {"s0": 5, "s1": 0}):
+        extent = example_value(pool.extent, values)
+        ranges = [
+            (life, example_value(places[item.name].offset, values), storage_bytes(item, values))
+            for item, life in items
+        ]
+        for k, (life, start, size) in enumerate(ranges):
+            assert start % ALIGNMENT == 0 and start + size <= extent
+            for other, begin, length in ranges[:k]:
+                together = life.first <= (other.last or 0) and other.first <= (life.last or 0)
+                assert not together or start + size <= begin or begin + length <= start
+        most = max(most, sum(_rounded(size) for _, _, size in ranges) / extent)
+    assert pool.size == example_value(pool.extent, HINTS)
+    assert most > 1.2, "memory is used again"
+
+
 def test_sizes_that_are_not_known_and_odd_types_stay_out() -> None:
-    s0 = symbol("s0")
+    s0 = symbol("u0")
     odd = Buffer("odd", None, "cpu", (4,), (1,), "complex64")
     unknown = Buffer("unknown", DType.f32, "cpu", (s0,), (1,), "float32")
     empty = buffer("empty", 0)
@@ -214,10 +255,64 @@ def test_models_agree_and_training_keeps_to_handing_on() -> None:
     assert [report.eager for report in last_reports()] == [""] * len(last_reports())
 
 
-def test_graphs_of_unknown_sizes_go_on_as_before() -> None:
-    options = {"backends": ["interpreter"], "memory_pools": True, "strict": True}
+def test_graphs_of_sizes_that_vary_have_pools_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    plan = stages.plan
+    monkeypatch.setattr(stages, "plan", lambda *a, **k: plans.append(plan(*a, **k)) or plans[-1])
+    options = {"backends": ["interpreter"], "memory_pools": True, "strict": True, "cache": False}
     compiled = torch.compile(model, backend="polyfuse", options=options, dynamic=True)
     with torch.no_grad():
-        for rows in (16, 5):
+        for rows in (16, 5, 64):
             x, y = torch.randn(rows, 8), torch.randn(8, 8)
             torch.testing.assert_close(compiled(x, y), model(x, y))
+    (program,) = plans
+    (pool,) = [s for s in program.steps if isinstance(s, Allocate) and s.dtype == "uint8"]
+    assert free_symbols(pool.size[0])
+    carved = [s for s in program.steps if isinstance(s, MakeView) and s.view.buffer == pool.name]
+    assert len(carved) > 1
+
+
+def test_sizes_that_data_decide_have_no_pool() -> None:
+    options = {"backends": ["interpreter"], "memory_pools": True}
+
+    def selected(x):
+        y = torch.relu(x[x > 0] * 2)
+        return (y.softmax(0) + y.cumsum(0)).sum()
+
+    with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(selected, backend="polyfuse", options=options)
+        for count in (30, 50):
+            x = torch.randn(count)
+            torch.testing.assert_close(compiled(x), selected(x))
+
+
+def _deep(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    first = torch.softmax(x @ w, 1)
+    second = torch.softmax(first @ w, 1)
+    return second @ w, first.sum(1)
+
+
+def test_large_intermediates_are_kept_from_call_to_call() -> None:
+    workspace.forget_memory()
+    call = torch.compile(_deep, backend="polyfuse", options={"strict": True, "gemm": "library"})
+    x, y, w = torch.randn(1100, 1000), torch.randn(1100, 1000), torch.randn(1000, 1000) / 30
+    first = call(x, w)
+    (block,) = workspace._BLOCKS
+    with torch.inference_mode():
+        second = call(y, w)
+    torch.testing.assert_close(first, _deep(x, w))  # results lie elsewhere
+    torch.testing.assert_close(second, _deep(y, w))
+    assert [block] == workspace._BLOCKS and block.numel() >= 2 * x.nbytes
+    assert workspace.kept_memory(100) is block and not workspace._BLOCKS
+    assert call(x, w)[0].data_ptr() != block.data_ptr()
+    workspace.keep_memory(block)
+    assert len(workspace._BLOCKS) == 2, "a call that finds no block makes one"
+    assert workspace.kept_memory(1 << 24).numel() == 1 << 24, "a block that is too small is released"
+    workspace.forget_memory()
+
+
+def test_memory_is_not_kept_where_that_is_not_wanted() -> None:
+    workspace.forget_memory()
+    call = torch.compile(_deep, backend="polyfuse", options={"gemm": "library", "keep_memory": False})
+    call(torch.randn(1100, 1000), torch.randn(1000, 1000))
+    assert not workspace._BLOCKS

@@ -9,8 +9,17 @@ import pytest
 import torch
 
 from polyfuse.base.settings import Settings
-from polyfuse.program import memory_plan, plan, python_text, with_scratch
-from polyfuse.program.steps import Allocate, AssertFinite, Free, LaunchKernel, MakeView, Observe, Reuse
+from polyfuse.program import Scratch, memory_plan, plan, python_text, with_scratch
+from polyfuse.program.steps import (
+    Allocate,
+    AssertFinite,
+    ExternStep,
+    Free,
+    LaunchKernel,
+    MakeView,
+    Observe,
+    Reuse,
+)
 from polyfuse.runtime import load
 from polyfuse.schedule.result import Launch, Schedule
 from program_builder import Builder, add_one
@@ -36,14 +45,15 @@ def chain(seen: list[torch.Tensor], launches: int = 3, *names: str) -> Builder:
     return b
 
 
-def planned(b: Builder, size: int = BYTES) -> Schedule:
+def planned(b: Builder, size: int = BYTES, zeroed: str = "") -> Schedule:
     schedule = b.schedule()
-    kernels = {(s.backend, s.kernel): size for s in schedule.steps if isinstance(s, Launch)}
+    wanted = Scratch(size, zeroed)
+    kernels = {(s.backend, s.kernel): wanted for s in schedule.steps if isinstance(s, Launch)}
     return with_scratch(schedule, kernels)
 
 
-def run(b: Builder, x: torch.Tensor, **options: Any) -> torch.Tensor:
-    program = plan(planned(b), Settings(**options))
+def run(b: Builder, x: torch.Tensor, zeroed: str = "", **options: Any) -> torch.Tensor:
+    program = plan(planned(b, zeroed=zeroed), Settings(**options))
     kernels = {k.name: b.functions[k.launches[0]] for k in program.kernels}
     result: torch.Tensor = load(python_text(program), kernels, b.objects)([x])[0]
     return result
@@ -55,6 +65,46 @@ def test_each_launch_gets_memory_of_its_own_behind_its_operands(options):
     x = torch.randn(8, 8)
     torch.testing.assert_close(run(chain(seen), x, **options), x + 3)
     assert [(one.dtype, one.shape) for one in seen] == [(torch.uint8, (BYTES,))] * 3
+
+
+def counting(seen: list[int], leaves: int) -> Builder:
+    """Launches that look at their scratch, use all of it, and leave it with some content."""
+
+    def looks(out: torch.Tensor, x: torch.Tensor, scratch: torch.Tensor) -> None:
+        seen.append(int(scratch.sum()))
+        scratch.fill_(leaves)
+        add_one(out, x)
+
+    b = Builder()
+    previous = b.tensor("x", (64, 64))
+    for i in range(4):
+        b.launch(looks, [b.buffer(f"b{i}", (64, 64))], [previous], kernel="looks")
+        previous = f"b{i}"
+    b.output(previous)
+    return b
+
+
+@pytest.mark.parametrize("options", ({}, {"reuse_buffers": False}, {"memory_pools": True}))
+def test_it_is_zero_for_each_launch_where_kernels_want_that(options):
+    """Whoever had the memory before, and whatever the launch before left there."""
+    seen: list[int] = []
+    x = torch.randn(64, 64)
+    for _ in range(3):
+        dirt = [torch.full((BYTES,), 255, dtype=torch.uint8) for _ in range(8)]
+        del dirt
+        torch.testing.assert_close(run(counting(seen, 255), x, "launch", **options), x + 4)
+    assert seen == [0] * 12
+
+
+@pytest.mark.parametrize("options", ({}, {"reuse_buffers": False}, {"memory_pools": True}))
+def test_it_is_zeroed_once_for_kernels_that_leave_it_zero(options):
+    seen: list[int] = []
+    x = torch.randn(64, 64)
+    torch.testing.assert_close(run(counting(seen, 0), x, "program", **options), x + 4)
+    assert seen == [0] * 4
+    steps = plan(planned(counting([], 0), zeroed="program"), Settings(**options)).steps
+    assert sum(isinstance(s, ExternStep) and s.op == "aten.zero_.default" for s in steps) == 1
+    assert len({s.operands[-1] for s in steps if isinstance(s, LaunchKernel)}) == 1
 
 
 def test_it_is_allocated_once_handed_on_and_released():

@@ -16,6 +16,7 @@ from polyfuse.runtime.devices import registry
 from polyfuse.runtime.devices.registry import class_name, device_of, import_device, use_device
 from polyfuse.testing.device_checks import device_checks
 from polyfuse.torch_compat.devices.host_switches import matmul_precision
+from polyfuse.torch_compat.groups import Group
 from polyfuse_cuda.device import CudaDevice
 
 
@@ -98,6 +99,38 @@ def test_collectives_cost_what_they_move() -> None:
     device = Device("any")
     assert device.collective_seconds("all_gather", 10**9) == pytest.approx(1.00002)
     assert device.collective_seconds("all_reduce", 10**9, 4e9) == pytest.approx(0.50002)
+
+
+def test_collectives_of_few_ranks_or_of_one_host_cost_less() -> None:
+    class Linked(Device):
+        network, link = 1e9, 1e10
+
+    device, second = Linked("any"), 10**9
+    assert device.collective_seconds("all_reduce", second, ranks=4) == pytest.approx(1.50002)
+    assert device.collective_seconds("all_gather", second, ranks=4, on_host=True) == pytest.approx(0.07502)
+    assert device.collective_seconds("broadcast", second, ranks=4) == pytest.approx(1.00002)
+    assert device.collective_seconds("all_reduce", second, 2e9, ranks=2, on_host=True) == pytest.approx(
+        0.50002
+    )
+    assert device.collective_seconds("all_reduce", second, ranks=1) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "wanted"),
+    [
+        ((0, 1, 2, 3), 4, True),
+        ((4, 5, 6, 7), 4, True),
+        ((0, 1, 2, 3), 2, False),
+        ((0, 2, 4, 6), 8, True),
+        ((0, 4), 4, False),
+        ((2, 3), 8, True),
+        ((0, 1, 2), 8, False),  # another group like it lies on two hosts
+        ((0, 1, 3), 4, False),
+        ((0, 1), 0, False),
+    ],
+)
+def test_groups_of_one_host(ranks: tuple[int, ...], per_host: int, wanted: bool) -> None:
+    assert Group("some", ranks, None, None).is_on_one_host(per_host) is wanted
 
 
 def test_a_device_of_many_units_is_wide() -> None:

@@ -41,6 +41,38 @@ def test_nearer_comes_first_at_equal_bytes_and_like_kinds_before_all() -> None:
     assert score(graph, a, b, int) > score(graph, a, c, int) > score(graph, c, total, int)
 
 
+def test_epilogues_of_matmuls_are_ranked_first_or_last() -> None:
+    m = Maker()
+    m.buffer("x", 8, 8, kind="input")
+    for name in ("product", "after", "other"):
+        m.buffer(name, 8, 8)
+    (i, j), (r,) = axes(8, 8), axes(8, prefix="r")
+    m.reduce("product", (i, j), (r,), "dot", m.load("x", i, r), m.load("x", r, j))
+    m.pointwise("after", (i, j), apply("exp", m.load("product", i, j)))
+    m.pointwise("other", (i, j), apply("sin", m.load("after", i, j)))
+    graph, (product, after, other) = units_of(m, "after", "other")
+    usual, last = (score(graph, product, after, int, epilogue_first=first) for first in (True, False))
+    assert last < score(graph, after, other, int) < usual
+
+
+def _readers(count: int, **options: object) -> int:
+    """How often the last reader of `x` is fused, where only the first one has its loops."""
+    m = Maker()
+    m.buffer("x", 8, 8, kind="input")
+    for k in range(count):
+        (i,), (r,) = axes(8 - k % (count - 1)), axes(8, prefix="r")
+        m.buffer(f"b{k}", 8 - k % (count - 1))
+        m.reduce(f"b{k}", (i,), (r,), "max" if k else "sum", m.load("x", i, r))
+    decisions = m.schedule(*(f"b{k}" for k in range(count)), **options).decisions
+    return sum(d.kind == "fuse" and f"n{count - 1}" in (d.second, d.first) for d in decisions)
+
+
+def test_kernels_are_paired_with_as_many_as_asked() -> None:
+    assert _readers(8, fusion_candidates=6) == 0
+    assert _readers(8, fusion_candidates=7) == 1
+    assert _readers(8, fusion_candidates=0) == 1
+
+
 def test_two_conflicting_candidates() -> None:
     """The pair that shares more goes first, and the other is judged against the result."""
     m = Maker()

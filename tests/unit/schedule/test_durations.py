@@ -9,8 +9,10 @@ from polyfuse.ir.nodes import Collective, ExternCall
 from polyfuse.plugin import TargetInfo
 from polyfuse.schedule.fusion.space import fresh_axes
 from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
+from polyfuse.schedule.overlap import durations
 from polyfuse.schedule.overlap.durations import communication_seconds, computing_seconds
 from polyfuse.symbolic import IndexLike
+from polyfuse.torch_compat.groups import Group
 from schedule_builder import Maker, axes
 
 MEGABYTE = 1 << 20
@@ -57,6 +59,20 @@ def test_matmuls_take_longer_than_what_they_move(
     fast, slow = (seconds(m, unit, TargetInfo(bandwidth=1e30, operations=rate)) for rate in (1e30, 1.0))
     assert slow - fast == pytest.approx(work)
     assert seconds(m, unit, TargetInfo(bandwidth=1.0, operations=1.0)) > 100.0
+
+
+def test_collectives_of_a_group_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = Maker()
+    m.buffer("x", 512, 512, kind="input")
+    m.start("x")
+    (node,) = m.nodes
+    assert isinstance(node, Collective)
+    away = communication_seconds(node, m.graph(), "cpu", 0.0, number)
+    monkeypatch.setattr(durations, "group_of", lambda name: Group(name, (2, 3), None, None))
+    many = communication_seconds(node, m.graph(), "cpu", 0.0, number)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    near = communication_seconds(node, m.graph(), "cpu", 0.0, number)
+    assert away > many > near
 
 
 def test_collectives() -> None:

@@ -19,7 +19,11 @@ TRANSLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "autotuning": ({"max_autotune": True}, {"gemm": "fastest", "tune_kernels": True}),
     "off": ({"max_autotune": False, "shape_padding": False, "freezing_discard_parameters": False}, {}),
     "descent": ({"coordinate_descent_tuning": True}, {"tune_kernels": True}),
-    "already so": ({"epilogue_fusion": True, "fallback_random": True}, {}),
+    "already so": ({"prologue_fusion": True, "fallback_random": True}, {}),
+    "epilogues": (
+        {"epilogue_fusion": False, "epilogue_fusion_first": False},
+        {"epilogue_fusion": False, "epilogue_first": False},
+    ),
     "another type": ({"deterministic": True}, {"deterministic": "on"}),
     "ours": ({"deterministic": "auto", "strict": True}, {"deterministic": "auto", "strict": True}),
     "both": ({"gemm": "library", "max_autotune_gemm": True}, {"gemm": "library"}),
@@ -38,12 +42,12 @@ def test_options_are_translated(name, caplog):
 
 def test_what_has_no_counterpart_is_ignored_with_one_warning(caplog):
     reset_warned()
-    given = {"shape_padding": True, "triton.multi_kernel": 1, "epilogue_fusion": False, "strict": True}
+    given = {"shape_padding": True, "triton.multi_kernel": 1, "prologue_fusion": False, "strict": True}
     given |= {"precompilation_timeout_seconds": 9}
     for _ in range(2):
         assert translated(given) == {"strict": True}
     (record,) = caplog.records
-    for word in ("shape_padding=True", "triton.multi_kernel=1", "epilogue_fusion=False", "seconds=9"):
+    for word in ("shape_padding=True", "triton.multi_kernel=1", "prologue_fusion=False", "seconds=9"):
         assert word in record.getMessage()
 
 

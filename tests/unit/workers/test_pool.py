@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfuse.base.errors import KernelBuildError, KernelLoadError
+from polyfuse.base.errors import KernelBuildError, KernelLoadError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.plugin import Launchable
@@ -70,6 +70,15 @@ def test_a_bad_kernel_costs_only_itself(kind, tmp_path):
     assert "surprise" in str(outcomes[worse.key])
     with pytest.raises(KernelBuildError):
         future.result()
+
+
+def test_a_refused_kernel_costs_only_itself(kind, tmp_path):
+    good, refused = source("good"), source("refuse")
+    with BuildPool(SETTINGS) as pool:
+        outcomes = pool.submit(kind(SETTINGS), [good, refused], KernelStore(tmp_path)).outcomes()
+    assert launch(outcomes[good.key]) == "good"
+    error = outcomes[refused.key]
+    assert isinstance(error, UnsupportedError) and error.cause == "not in this configuration"
 
 
 def test_a_crash_is_an_error_and_the_next_build_works(tmp_path):

@@ -80,7 +80,7 @@ def package(
     settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
     if native:
         # autotuning must not choose a library or a kernel of another backend
-        settings = settings.with_options(gemm="generated", autotune_backends=False)
+        settings = settings.with_options(gemm="generated", autotune_backends=False, keep_memory=False)
     if settings.freezing:
         raise InvalidOptionError(
             "the option `freezing` has no meaning in a package, whose weights can be replaced", "leave it out"

@@ -13,6 +13,9 @@ __all__ = ["explain", "explain_graph"]
 _SHOWN = 24
 """Most items of one kind; a model can have thousands."""
 
+_WIDEST = 1000
+"""Characters of a choice: the ten best candidates, unless their configurations are long."""
+
 _MORE = "`polyfuse explain --all` shows them"
 
 
@@ -53,7 +56,7 @@ def explain_graph(report: GraphReport, everything: bool = False) -> str:
         )
     lines += _launches(report, most)
     lines += _section("library calls", _tally(report.calls), most)
-    lines += _section("chosen by timing", _tally(_choices(report)), most)
+    lines += _section("chosen by timing", _tally(_choices(report, everything)), most)
     lines += _section("not timed", _tally(_declined(report)), most)
     lines += _section("overlapped collectives", _overlapped(report), most)
     lines += _section("not fused", _unfused(report), most)
@@ -91,12 +94,13 @@ def _kernels(report: GraphReport, most: int) -> Iterator[str]:
             yield f"     {short_source(source)}"
 
 
-def _choices(report: GraphReport) -> Iterator[str]:
-    """What autotuning chose for each problem, with the times of the others."""
+def _choices(report: GraphReport, everything: bool) -> Iterator[str]:
+    """What autotuning chose for each problem, with the times of the others, best first."""
     for decision in report.decisions:
         if decision.kind in ("choice", "tune"):
             what = f"kernel {decision.first}: " if decision.kind == "tune" else ""
-            yield shorten(f"{decision.second or 'first guess'} for {what}{decision.reason}", 200)
+            text = f"{decision.second or 'first guess'} for {what}{decision.reason}"
+            yield text if everything else shorten(text, _WIDEST)
 
 
 def _declined(report: GraphReport) -> Iterator[str]:

@@ -95,7 +95,7 @@ def _launched(
     assert layout is not None
     scratch: tuple[Tensor, ...] = ()
     if source.scratch:
-        scratch = (torch.empty(source.scratch, dtype=torch.uint8, device=kernel.device),)
+        scratch = (torch.zeros(source.scratch, dtype=torch.uint8, device=kernel.device),)
     return check_launch(kernel, lambda *o: outcome(*o, *scratch), operands, layout, backend.synchronize)
 
 

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 from torch.fx import GraphModule
 
 from polyfuse.base.settings import Settings
+from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.frontend.rewrites.casts import merge_casts
 from polyfuse.frontend.rewrites.constant_folding import (
     fold_constants,
@@ -73,27 +74,37 @@ _TIDYING: Final[tuple[tuple[str, Pass], ...]] = (
 
 
 def rewrite_graph(
-    module: GraphModule, settings: Settings, *, stage: Stage, more: MoreRewrites | None = None
+    module: GraphModule,
+    settings: Settings,
+    *,
+    stage: Stage,
+    more: MoreRewrites | None = None,
+    texts: PassTexts = NO_TEXTS,
 ) -> tuple[tuple[str, int], ...]:
     """Run every rewrite on `module`, in place, and `more` after them; returns how often each one applied,
     leaving out those that did not.
 
-    `settings.fuel` limits the number of rewrites of one graph. Dropping dead calls costs none.
+    `texts` is told of the graph before and after each. `settings.fuel` limits the number of rewrites of one
+    graph. Dropping dead calls costs none.
     """
     state = Rewriting(module, settings, stage, settings.fuel)
     counts: list[tuple[str, int]] = []
+    texts.begin(lambda: str(module.graph))
     for name, function in PASSES:
         if name in _FOLDING and not settings.constant_folding:
             continue
         done = function(state)
         if done:
             counts.append((name, done))
+            texts.note(name, lambda: str(module.graph))
         if settings.verify >= 2:
             module.graph.lint()
     others = [(name, done) for name, done in more(state) if done] if more is not None else []
     if others:
         counts += others
+        texts.note("of-plugins", lambda: str(module.graph))
         counts += [(name, done) for name, function in _TIDYING if (done := function(state))]
+        texts.note("tidying", lambda: str(module.graph))
     module.graph.lint()
     module.recompile()
     return tuple(counts)

@@ -7,6 +7,7 @@ outputs, and a value written back to an input must not be that input.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
@@ -229,3 +230,17 @@ def _as_dtype(value: bool | int | float, dtype: torch.dtype) -> bool | int | flo
     with fake.real_tensors():
         result: bool | int | float = torch.full((), value, dtype=dtype, device="cpu").item()
     return result
+
+
+def is_used_elementwise(node: Node) -> bool:
+    """Whether all that reads a result computes element by element, seen through views and items."""
+
+    def reads_elements(user: Node) -> bool:
+        if user.op != "call_function":
+            return False
+        facts = ops.facts(user.target)
+        if facts.is_view or user.target is operator.getitem:
+            return is_used_elementwise(user)
+        return facts.pointwise and not facts.mutates
+
+    return bool(node.users) and all(map(reads_elements, node.users))

@@ -10,14 +10,19 @@ from itertools import product
 from math import prod
 
 from polyfuse.ir.expr import Expr, apply, const, index_value, load
+from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Buffer, Pointwise, TemplateCall, View
 from polyfuse.ir.types import DType
+from polyfuse.lowering.indexing.conditions import exists, masked
 from polyfuse.lowering.reductions.gemm_loops import Unavailable, for_each_axis
+from polyfuse.lowering.value import axes_of
 from polyfuse.symbolic import IndexLike, axis, contiguous_strides
 
-__all__ = ["DepthwiseLoops", "depthwise_loops"]
+__all__ = ["DepthwiseLoops", "Margin", "depthwise_loops", "margin_of"]
 
 _MOST_TAPS = 25
+_WIDEST = 8
+"""Rows or columns of the widest margin."""
 _FEWEST_CHANNELS = 8
 
 
@@ -34,8 +39,54 @@ class DepthwiseLoops:
     weight: Buffer
 
 
-def depthwise_loops(call: TemplateCall, buffers: Mapping[str, Buffer]) -> DepthwiseLoops:
-    """The loops of a depthwise f32 convolution of images with channels last and a small window.
+@dataclass(frozen=True)
+class Margin:
+    """Zeros around the image of a convolution, which a node of their own puts there.
+
+    Attributes:
+        node: the name of that node.
+        image: what is within.
+        before: rows above and columns on the left.
+    """
+
+    node: str
+    image: View
+    before: tuple[int, int]
+
+
+def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
+    """The margin of the image of a convolution that adds none itself, where nothing else reads that."""
+    image, padding = call.args[0], call.args[4]
+    if not isinstance(image, View) or any(padding) or image != graph.buffers[image.buffer].view():
+        return None
+    name = image.buffer
+    touching = [node for node in graph.nodes if name in node.writes() or name in reads(node)]
+    if len(touching) != 2 or touching[1].name != call.name or name in graph.output_buffers():
+        return None
+    made, whole = touching[0], image.size
+    if not isinstance(made, Pointwise) or made.value.op != "load" or made.value.buffer == name:
+        return None
+    inner = graph.buffers[made.value.buffer]
+    if inner.dtype is not DType.f32 or len(inner.size) != len(whole) or inner.size[:2] != whole[:2]:
+        return None
+    room = [a - b for a, b in zip(whole[2:], inner.size[2:], strict=True)]
+    axes, zero = axes_of(whole), const(0.0, DType.f32)
+    for before in product(*(range(n + 1) for n in room if isinstance(n, int) and 0 <= n <= _WIDEST)):
+        if len(before) != 2:
+            return None
+        at = [*axes[:2], *(a - n for a, n in zip(axes[2:], before, strict=True))]
+        where = sum(i * s for i, s in zip(at, inner.stride, strict=True))
+        value = masked(load(inner.name, where, DType.f32), exists(at, inner.size), zero)
+        if value is made.value or value == made.value:
+            return Margin(made.name, inner.view(), before)
+    return None
+
+
+def depthwise_loops(
+    call: TemplateCall, buffers: Mapping[str, Buffer], margin: Margin | None = None
+) -> DepthwiseLoops:
+    """The loops of a depthwise f32 convolution of images with channels last and a small window, and of the
+    margin of its image, which these read without it.
 
     Raises:
         Unavailable: it is none.
@@ -58,7 +109,12 @@ def depthwise_loops(call: TemplateCall, buffers: Mapping[str, Buffer]) -> Depthw
         raise Unavailable("its channels do not come last")
     if any(n == 0 for v in views for n in v.size):
         raise Unavailable("it is empty")
-    return _loops(call, image, weight, bias, (strides, padding, dilation), window, output)
+    if margin is not None:
+        image, padding = margin.image, margin.before
+        if image.stride[1] != 1:
+            raise Unavailable("its channels do not come last within the margin")
+    numbers = (strides, padding, dilation)
+    return _loops(call, image, weight, bias, numbers, window, output, margin is None)
 
 
 def _loops(
@@ -69,7 +125,9 @@ def _loops(
     numbers: Sequence[Sequence[int]],
     window: Sequence[int],
     output: Buffer,
+    own: bool,
 ) -> DepthwiseLoops:
+    """The loops; `own`: what lies beyond the border comes from the convolution itself."""
     steps, before, gaps = (for_each_axis(values, len(window)) for values in numbers)
     laid_out, first = _laid_out(call, weight, window, output)
     axes = tuple(axis(f"i{d}", n) for d, n in enumerate(output.size))
@@ -86,9 +144,9 @@ def _loops(
             last = (output.size[2 + d] - 1) * steps[d] + shift
             for test in _tests(place, shift, last, image.size[2 + d]):
                 inside = test if inside is None else apply("bitwise_and", inside, test)
-        # beyond the border, the weight counts as zero, too: it may be infinite
+        # beyond a border of the convolution's own, the weight counts as zero, too: it may be infinite
         place_of_tap = channel + sum(t * s for t, s in zip(taps, per[:-1], strict=True))
-        held = load(laid_out.name, place_of_tap, DType.f32, mask=inside)
+        held = load(laid_out.name, place_of_tap, DType.f32, mask=inside if own else None)
         term = apply("mul", load(image.buffer, at, DType.f32, mask=inside), held)
         total = term if total is None else apply("add", total, term)
     assert total is not None

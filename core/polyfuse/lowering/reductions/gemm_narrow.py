@@ -1,5 +1,5 @@
-"""GEMMs that read weights as they are stored: where a weight is converted or dequantised for one GEMM with
-few rows, its bytes decide the time, and a wide copy of it costs more than the GEMM.
+"""GEMMs whose time is that of reading a weight once: those with few rows of a weight that is converted or
+dequantised, where a wide copy costs more than the GEMM, and products of one row with a matrix.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
-from polyfuse.symbolic import axis_size, product
+from polyfuse.symbolic import axis_name, axis_size, coefficient, product
 
-__all__ = ["NarrowGemm", "reading_less"]
+__all__ = ["NarrowGemm", "matvec", "reading_less"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,27 @@ def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops) -> NarrowGem
     if 4 * narrow > 3 * wide:
         return None
     return NarrowGemm(_as_sum(larger) if rows == 1 else larger, removed, rows)
+
+
+def matvec(graph: Graph, form: GemmLoops) -> GemmLoops | None:
+    """The sum of products that a GEMM with one row is, if the matrix is contiguous along the sum: such a loop
+    streams it, and fuses with its neighbours like any other reduction. None for other GEMMs.
+    """
+    if form.gemm.kind not in ("dot", "dot_tf32") or len(form.gemm.raxes) != 1:
+        return None
+    values, depth = form.gemm.values, form.gemm.raxes[0]
+    if any(value.op != "load" or value.args for value in values):
+        return None
+    products = product(axis_size(axis) for axis in (*form.gemm.axes, depth))
+    counts = [graph.buffers[value.buffer].numel for value in values]
+    elements = [n for n in counts if isinstance(n, int)]
+    if not isinstance(products, int) or len(elements) != len(counts):
+        return None
+    matrix = values[elements.index(max(elements))]
+    steps = coefficient(matrix.index, axis_name(depth))
+    if products > max(elements) or axis_size(depth) == 1 or steps != 1:
+        return None
+    return _as_sum(form)
 
 
 def _as_sum(form: GemmLoops) -> GemmLoops:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import product as combinations
 from typing import Any
 
+import torch
+
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const
 from polyfuse.ir.nodes import ROWS_APART, ExternCall, LoopNode, Origin, View
@@ -172,6 +174,8 @@ def constant_pad(
     result = ctx.template(node.meta["val"])
     kind = result.kernel_type
     indices = _shifted(axes_of(result.size), pad)
+    if value.view is None and _feeds_depthwise_loops(ctx, node, result):
+        ctx.realize(value, "read with a margin by a convolution")
     default = ctx.rounded(
         scalar(fill, kind.compute)
         if isinstance(fill, (bool, int, float))
@@ -179,6 +183,24 @@ def constant_pad(
         kind,
     )
     return ctx.lazy(result, masked(value.at(indices), exists(indices, value.size), default))
+
+
+def _feeds_depthwise_loops(ctx: LoweringContext, node: Any, result: TensorValue) -> bool:
+    """Whether only depthwise convolutions that become loops read a padded tensor: its margin can be a
+    condition of theirs, if what is padded is stored.
+    """
+    return (
+        ctx.target_info(result.device).depthwise_loops
+        and result.rank == 4
+        and result.stride[1] == 1
+        and bool(node.users)
+        and all(
+            user.target is torch.ops.aten.convolution.default
+            and user.args[0] is node
+            and user.args[8] == result.size[1]
+            for user in node.users
+        )
+    )
 
 
 def _shifted(axes: Sequence[IndexLike], pad: Sequence[IndexLike]) -> list[IndexLike]:

@@ -114,6 +114,9 @@ class Device:
     network: ClassVar[float] = 1e9
     """Bytes that messages to other processes move in a second, roughly."""
 
+    link: ClassVar[float] = 4e9
+    """The same to processes on devices of this host."""
+
     def __init__(self, type: str) -> None:
         self.type = type
 
@@ -253,14 +256,26 @@ class Device:
 
     # Communication.
 
-    def collective_seconds(self, op: str, nbytes: int, bandwidth: float = 0.0) -> float:
-        """How long a collective takes, roughly.
+    def collective_seconds(
+        self, op: str, nbytes: int, bandwidth: float = 0.0, ranks: int = 0, on_host: bool = False
+    ) -> float:
+        """How long a collective takes, roughly: as rings of processes do it, each of which already has its
+        own part.
 
         Args:
             op: the operator, such as ``_c10d_functional.all_reduce``.
             nbytes: of the larger of what it reads and writes.
-            bandwidth: bytes in a second, if the user says so (option `network_bandwidth`); 0: `network`.
+            bandwidth: bytes in a second, if the user says so (option `network_bandwidth`); 0: `network`, or
+                `link` on one host.
+            ranks: of the processes; 0: not known, and taken to be many.
+            on_host: whether all of them are on this host.
         """
+        if ranks == 1:
+            return _LATENCY
         # a sum goes around twice: to be made, and to be known
-        rounds = 2 if "all_reduce" in op else 1
-        return _LATENCY + rounds * nbytes / (bandwidth or self.network)
+        rounds = 2.0 if "all_reduce" in op else 1.0
+        if ranks and "broadcast" not in op:
+            rounds *= (ranks - 1) / ranks
+        if not bandwidth:
+            bandwidth = self.link if on_host else self.network
+        return _LATENCY + rounds * nbytes / bandwidth

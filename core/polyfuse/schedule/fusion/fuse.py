@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from polyfuse.base.log import get_logger
+from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.schedule.deps import Dependencies, stable_order
 from polyfuse.schedule.fusion.legality import Fusion, Rules, can_fuse, passes_data
 from polyfuse.schedule.fusion.score import Score, score
@@ -12,12 +14,6 @@ from polyfuse.schedule.fusion.units import Unit, merge, touched
 from polyfuse.schedule.result import Decision
 
 MAX_ROUNDS = 10
-NEIGHBOURS = 12
-"""Of the units that touch one buffer, each is paired with so many that follow it: a buffer read everywhere (a
-mask) would otherwise give a quadratic number of pairs.
-"""
-
-
 _log = get_logger("schedule")
 
 Ranked = list[tuple[Score, int, Unit, Unit]]
@@ -53,20 +49,29 @@ def link(units: Sequence[Unit], deps: Dependencies) -> None:
                 at[before].after |= unit.after | unit.bits
 
 
-def fuse(units: list[Unit], rules: Rules, fuel: Fuel, decisions: list[Decision]) -> list[Unit]:
+def fuse(
+    units: list[Unit], rules: Rules, fuel: Fuel, decisions: list[Decision], texts: PassTexts = NO_TEXTS
+) -> list[Unit]:
     """Merge units until nothing more fuses; the result is in the order of each unit's earliest node."""
     refused: set[tuple[int, int]] = set()
     alive = list(units)
     # the second only when nothing is left that saves memory traffic
     searches: tuple[_Search, ...] = (_candidates, _horizontal_candidates)
+    texts.begin(partial(_text, alive))
     for search in searches:
         for _ in range(MAX_ROUNDS):
             count = len(alive)
             alive = _round(alive, search(alive, rules, refused), rules, fuel, decisions, refused)
+            texts.note("fusion", partial(_text, alive))
             _log.debug("a round of fusion took %d units to %d", count, len(alive))
             if len(alive) in (1, count):
                 break
     return alive
+
+
+def _text(units: Sequence[Unit]) -> str:
+    """A line for each unit: its device, its backend and its nodes."""
+    return "".join(f"{u.device} {u.backend or 'call'}: {u.names()}\n" for u in units)
 
 
 def _round(
@@ -121,13 +126,16 @@ def _why(rules: Rules, first: Unit, second: Unit) -> str:
 
 
 def _candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, int]]) -> Ranked:
+    # a tensor read everywhere (a mask) would give a quadratic number of pairs
+    most = rules.settings.fusion_candidates or len(units)
     found: dict[tuple[int, int], None] = {}
     for positions in touched(units).values():
         for at, i in enumerate(positions):
-            for j in positions[at + 1 : at + 1 + NEIGHBOURS]:
+            for j in positions[at + 1 : at + 1 + most]:
                 found[i, j] = None
     if rules.settings.aggressive_fusion:
-        found.update(((i, i + 1), None) for i in range(len(units) - 1))
+        count = len(units)
+        found.update(((i, j), None) for i in range(count) for j in range(i + 1, min(i + 1 + most, count)))
     ranked: Ranked = []
     for order, (i, j) in enumerate(found):
         first, second = units[i], units[j]
@@ -140,7 +148,7 @@ def _candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, int]]) 
 
 def _score(rules: Rules, first: Unit, second: Unit) -> Score:
     """The score of a fusion, with what plugins' rules add to the bytes that it saves."""
-    kind, shared, near = score(rules.graph, first, second, rules.hint)
+    kind, shared, near = score(rules.graph, first, second, rules.hint, rules.settings.epilogue_first)
     offered = rules.offered_for(first.backend, first.device)
     if not offered.weigh or first.backend != second.backend:
         return kind, shared, near

@@ -17,15 +17,20 @@ def has_gemm(unit: Unit) -> bool:
     return any(isinstance(m.node, Reduction) and m.node.kind in CONTRACTIONS for m in unit.members)
 
 
-def leader(backends: Mapping[str, Backend], first: Unit, second: Unit) -> Unit | str:
+def leader(backends: Mapping[str, Backend], first: Unit, second: Unit, epilogues: bool = True) -> Unit | str:
     """The unit whose backend generates both, or why no backend does.
 
     Units of different backends are not fused, but that of a GEMM, chosen because it is fast, generates what
     it claims of another's.
+
+    Args:
+        epilogues: whether a GEMM's kernel may compute anything else.
     """
     gemms = [unit for unit in (first, second) if has_gemm(unit)]
     if len(gemms) == 2:
         return "each is a GEMM"
+    if gemms and not epilogues:
+        return "the option epilogue_fusion is off"
     if gemms:
         return _with_epilogue(backends, first, second, gemms[0])
     if first.backend != second.backend:

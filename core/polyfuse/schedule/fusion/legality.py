@@ -105,7 +105,7 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         return "an extern call is not fused"
     if first.device != second.device:
         return f"they run on different devices, {first.device} and {second.device}"
-    like = leader(rules.backends, first, second)
+    like = leader(rules.backends, first, second, rules.settings.epilogue_fusion)
     if isinstance(like, str):
         return like
     if rules.are_unfused(first, second):

@@ -33,10 +33,18 @@ def distance(first: Unit, second: Unit) -> int:
     return max(abs(first.first - second.last), abs(second.first - first.last))
 
 
-def score(graph: Graph, first: Unit, second: Unit, hint: Callable[[IndexLike], int]) -> Score:
-    """Larger is better: epilogues of GEMMs first, then units of one kind, then bytes, then distance."""
+def score(
+    graph: Graph,
+    first: Unit,
+    second: Unit,
+    hint: Callable[[IndexLike], int],
+    epilogue_first: bool = True,
+) -> Score:
+    """Larger is better: epilogues of GEMMs first (or last), then units of one kind, then bytes, then
+    distance.
+    """
     shared = shared_bytes(graph, first, second, hint)
     if has_gemm(first) or has_gemm(second):
-        return 2, shared, -distance(first, second)
+        return 2 if epilogue_first else -1, shared, -distance(first, second)
     alike = int(first.is_reduction == second.is_reduction and shared > 0)
     return alike, shared, -distance(first, second)

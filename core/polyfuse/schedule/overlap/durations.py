@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from polyfuse.base.settings import environment
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode, Node, Reduction, View
 from polyfuse.ir.ops import CONTRACTIONS
@@ -13,6 +14,7 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule.fusion.score import nbytes, touched_bytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike, product
+from polyfuse.torch_compat.groups import group_of
 
 __all__ = ["communication_seconds", "computing_seconds"]
 
@@ -52,7 +54,16 @@ def communication_seconds(
     node: Collective, graph: Graph, device: str, bandwidth: float, hint: Callable[[IndexLike], int]
 ) -> float:
     """Seconds of a collective on a device, over a network that moves so many bytes in a second; 0: over the
-    one that the device knows of.
+    one that the device knows of, within a host where all processes of the group are on one.
     """
     largest = max(nbytes(graph, names, hint) for names in (reads(node), node.writes()))
-    return device_of(device).collective_seconds(node.op, largest, bandwidth)
+    group = group_of(node.group)
+    ranks = len(group.ranks) if group is not None else 0
+    on_host = group is not None and group.is_on_one_host(processes_of_host())
+    return device_of(device).collective_seconds(node.op, largest, bandwidth, ranks, on_host)
+
+
+def processes_of_host() -> int:
+    """How many processes torch's launcher started on each host; 0: not known."""
+    text = environment("LOCAL_WORLD_SIZE")
+    return int(text) if text.isdigit() else 0

@@ -104,6 +104,12 @@ COUNTERPARTS: Final = (
         "not taken over: in order, and for all kernels; `autotune_backends` times them per kernel",
     ),
     _row("cpu_backend cuda_backend", "backends", "not taken over"),
+    _row(
+        "search_autotune_cache",
+        "tune_lookup",
+        "what is stored is used, nothing is timed",
+        _switch("tune_lookup"),
+    ),
     _row("max_autotune_gemm_search_space", "tune_candidates", "not taken over"),
     _row("autotune_in_subproc", "tune_in_process", "the worker process is the default here", _done),
     _row("autotune_fallback_to_aten", "gemm", "the library is always a candidate", _done),
@@ -118,7 +124,9 @@ COUNTERPARTS: Final = (
     _row(
         "benchmark_fusion benchmark_epilogue_fusion", "benchmark_fusion", "", _if_set(benchmark_fusion=True)
     ),
-    _row("epilogue_fusion prologue_fusion", "fusion", "on by default; not turned off by these", _on),
+    _row("epilogue_fusion", "epilogue_fusion", "", _switch("epilogue_fusion")),
+    _row("epilogue_fusion_first", "epilogue_first", "", _switch("epilogue_first")),
+    _row("prologue_fusion", "fusion", "on by default; not turned off by this", _on),
     _row("aggressive_fusion", "aggressive_fusion", "", _switch("aggressive_fusion")),
     _row("max_fusion_size", "max_fusion_size", "", _same("max_fusion_size")),
     _row("score_fusion_memory_threshold"),

@@ -21,12 +21,13 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parallel, kernel_unit
-from polyfuse_cpp.loops.odometer import start_at
+from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText
 from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul
+from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["MatmulText"]
@@ -53,6 +54,7 @@ class MatmulText:
             self.features.add("pairs")
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
+        self.tables = column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
         self.a = OperandAText(self.matmul, self.plan, self.lanes, self.out, self.features)
         self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
 
@@ -122,12 +124,16 @@ class MatmulText:
             tile = self._tile_size()
             room_b, room_a = self.b.room(), self.a.room()
             sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.blocks}) * {tile}"
+            tables = f"{self.tables.count} * table_length" if self.tables else "0"
+            if self.tables:
+                out.line(f"const i64 table_length = across_count * {plan.vectors * self.lanes};")
             out.line(
                 f"{kind}* const packed_b = "
-                f"({kind}*)matmul_scratch((({room_b}) + ({room_a}) + {sums}) * {kind.itemsize});"
+                f"({kind}*)matmul_scratch((({room_b}) + ({room_a}) + {sums} + {tables}) * {kind.itemsize});"
             )
             out.line(f"{kind}* const packed_a = packed_b + {room_b};")
             out.line(f"{kind}* const sums = packed_a + {room_a};")
+            self._fill_tables(f"sums + {sums}")
             if plan.path is OperandPath.TILES:
                 out.line("matrix_begin();")
             with out.block("for (i64 item = first_item; item < end_item; ++item)"):
@@ -135,14 +141,44 @@ class MatmulText:
             if plan.path is OperandPath.TILES:
                 out.line("matrix_end();")
 
+    def _fill_tables(self, room: str) -> None:
+        """Compute what is the same in all rows."""
+        out, lane = self.out, self.matmul.b.axes[-1]
+        if self.tables is None:
+            return
+        affine = self.tables.affine
+        names = [*self.tables.values, *(() if affine is None else (_FACTOR, _SUMMAND))]
+        for position, name in enumerate(names):
+            out.line(f"{self.matmul.dtype}* const {_table(name)} = {room} + {position} * table_length;")
+        tail = None if is_multiple(self.facts.sizes[lane], self.lanes) else "n"
+        with out.block(f"for (i64 {lane} = 0; {lane} < column_count; {lane} += {self.lanes})"):
+            if tail:
+                out.line(f"const i64 n = index_min({self.lanes}, column_count - {lane});")
+            frame = self.a.frame(lane, 1, tail)
+            for stmt in self.tables.made_by:
+                frame.emit(stmt)
+            for name in self.tables.values:
+                out.line(f"store({_table(name)} + {lane}, {frame.text(name, True)});")
+            if affine is not None:
+                out.line(f"auto factor = splat<Vec>({self.matmul.dtype}(1));")
+                out.line(f"auto summand = splat<Vec>({self.matmul.dtype}(0));")
+                for op, name in affine.steps:
+                    changed = ("factor", "summand") if op == "mul" else ("summand",)
+                    for part in changed:
+                        out.line(f"{part} = {op}({part}, {frame.text(name, True)});")
+                out.line(f"store({_table(_FACTOR)} + {lane}, factor);")
+                out.line(f"store({_table(_SUMMAND)} + {lane}, summand);")
+
     def _item(self) -> None:
         out, plan = self.out, self.plan
         self._place()
         self.a.before_item()
         with out.block(f"for (i64 block_a = block_from; block_a < block_to; block_a += {plan.blocks})"):
             out.line(f"const i64 block_e = index_min(block_to, block_a + {plan.blocks});")
-            with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
-                out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
+            # blocks are packed anew for the tiles whose sums wait; where none do, once for all
+            out.line(f"const i64 tiles_here = pass_count == 1 ? tile_to - tile_from : {_TILES};")
+            with out.block("for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += tiles_here)"):
+                out.line("const i64 tile_e = index_min(tile_to, tile_a + tiles_here);")
                 with out.block("for (i64 pass = pass_from; pass < pass_to; ++pass)"):
                     self._pass()
 
@@ -207,10 +243,16 @@ class MatmulText:
             row, step = self.a.layout_steps()
             fetched_once = plan.path is OperandPath.PREPACKED and self._is_one_tile()
             ahead = "true" if fetched_once or plan.path is OperandPath.DIRECT else "false"
-            out.line(
-                f"matmul_tile<{plan.rows}, {plan.vectors}, {self.matmul.dtype}, {row}, {step}, {ahead}>"
-                f"({self.a.rows_at()}, {columns}, {following}, depth_here, sum, pass == pass_from);"
-            )
+            begin = f"matmul_tile<{plan.rows}, {plan.vectors}, {self.matmul.dtype}"
+            end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
+            packed = f"{begin}, {row}, {step}, {ahead}>({self.a.rows_at()}, {end}"
+            if not self.a.pitch:
+                out.line(packed)
+            else:
+                if not self.a.whole:
+                    out.line(f"if (rows_here < {plan.rows}) {packed}")
+                    out.line("else")
+                out.line(f"{begin}, {self.a.pitch}, 1, {ahead}>(left_at, {end}")
         self._after_tile()
 
     def _dots(self) -> None:
@@ -236,37 +278,38 @@ class MatmulText:
     # What is done with the sums of a tile.
 
     def _finish(self) -> None:
-        out, plan, left = self.out, self.plan, self.matmul.a
-        wide = plan.vectors * self.lanes
-        lane = self.matmul.b.axes[-1]
-        name, size = lane, self.facts.sizes[lane]
+        out, axes, sizes = self.out, self.matmul.a.axes, self.facts.sizes
+        start_at(axes, sizes, "row_from", out)
         with out.block("for (i64 row = 0; row < rows_here; ++row)"):
-            start_at(left.axes, self.facts.sizes, "row_from + row", out, fixed=True)
-            out.line(f"const {self.matmul.dtype}* const sum_row = sum + row * {wide};")
-            outside = self.a.frame(lane)
-            invariant = outside.emit_invariants(self.matmul.epilogue, {lane})
-            if self.lanes == 1:
-                end = f"index_min(column_count, column_from + {wide})"
-                with out.block(f"for (i64 {name} = column_from; {name} < {end}; ++{name})"):
-                    self._columns(
-                        self.a.frame(None), outside, invariant, ["load<Sca>(sum_row + {} - column_from)"]
-                    )
-                return
-            whole = is_multiple(size, wide)
-            test = "" if whole else f"if (column_from + {wide} <= column_count)"
-            with out.block(test, "}" if whole else "} else {"):
-                out.line(f"const i64 {name} = column_from;")
-                parts = [f"load<Vec>(sum_row + {j * self.lanes})" for j in range(plan.vectors)]
-                self._columns(self.a.frame(lane, plan.vectors), outside, invariant, parts)
-            if whole:
-                return
-            with out.block(
-                f"  for (i64 {name} = column_from; {name} < column_count; {name} += {self.lanes})"
-            ):
-                out.line(f"const i64 n = index_min({self.lanes}, column_count - {name});")
-                parts = [f"load<Vec>(sum_row + {name} - column_from)"]
-                self._columns(self.a.frame(lane, 1, "n"), outside, invariant, parts)
-            out.line("}")
+            self._row()
+            advance(axes, sizes, out)
+
+    def _row(self) -> None:
+        out, plan, lane = self.out, self.plan, self.matmul.b.axes[-1]
+        wide, name, size = plan.vectors * self.lanes, lane, self.facts.sizes[lane]
+        out.line(f"const {self.matmul.dtype}* const sum_row = sum + row * {wide};")
+        outside = self.a.frame(lane)
+        invariant = outside.emit_invariants(self.matmul.epilogue, {lane})
+        if self.lanes == 1:
+            end = f"index_min(column_count, column_from + {wide})"
+            with out.block(f"for (i64 {name} = column_from; {name} < {end}; ++{name})"):
+                self._columns(
+                    self.a.frame(None), outside, invariant, ["load<Sca>(sum_row + {} - column_from)"]
+                )
+            return
+        whole = is_multiple(size, wide)
+        test = "" if whole else f"if (column_from + {wide} <= column_count)"
+        with out.block(test, "}" if whole else "} else {"):
+            out.line(f"const i64 {name} = column_from;")
+            parts = [f"load<Vec>(sum_row + {j * self.lanes})" for j in range(plan.vectors)]
+            self._columns(self.a.frame(lane, plan.vectors), outside, invariant, parts)
+        if whole:
+            return
+        with out.block(f"  for (i64 {name} = column_from; {name} < column_count; {name} += {self.lanes})"):
+            out.line(f"const i64 n = index_min({self.lanes}, column_count - {name});")
+            parts = [f"load<Vec>(sum_row + {name} - column_from)"]
+            self._columns(self.a.frame(lane, 1, "n"), outside, invariant, parts)
+        out.line("}")
 
     def _columns(self, frame: Frame, outside: Frame, invariant: frozenset[int], sums: list[str]) -> None:
         """The statements for some columns, whose sums are `sums`."""
@@ -278,6 +321,31 @@ class MatmulText:
             lane = self.matmul.b.axes[-1]
             self.out.line(f"const auto total_{copy} = {text.format(lane)};")
         frame.env[self.matmul.accumulator] = Value(self.matmul.dtype, vector, tuple(names))
+        if self.tables is not None:
+            frame.read_tables({name: _table(name) for name in self.tables.values})
+            invariant |= self.tables.spared
+            self._affine(frame)
         for stmt in self.matmul.epilogue:
             if id(stmt) not in invariant:
                 frame.emit(stmt)
+
+    def _affine(self, frame: Frame) -> None:
+        """Multiply and add what each column has."""
+        affine = self.tables.affine if self.tables is not None else None
+        if affine is None:
+            return
+        sums, lane, texts = frame.env[self.matmul.accumulator], self.matmul.b.axes[-1], []
+        for copy in range(frame.copies):
+            texts.append(f"scaled_{copy}")
+            factor, summand = (
+                f"load<Vec>({_table(name)} + {lane} + {copy * self.lanes})" for name in (_FACTOR, _SUMMAND)
+            )
+            self.out.line(f"const auto {texts[-1]} = add_product({sums.at(copy)}, {factor}, {summand});")
+        frame.env[affine.target] = Value(self.matmul.dtype, True, tuple(texts))
+
+
+_FACTOR, _SUMMAND = "factor", "summand"
+
+
+def _table(name: str) -> str:
+    return f"table_{name}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyfuse.kit import is_multiple, stride
+from polyfuse.symbolic import IndexLike, product
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.plans import OperandPath
@@ -16,13 +18,18 @@ _PAD = 16
 """Elements behind each packed row: rows do not compete for sets of the L1 cache, and vectors may be written
 past the end."""
 
+_PAGE, _WAYS = 4096, 6
+"""Bytes after which addresses share a set of the L1 cache, and rows that find room there with what else is
+read."""
+
 
 @dataclass
 class OperandAText(OperandText):
     """Operand A.
 
-    It is read in place if lanes run along a depth that is contiguous in memory (`in_place`). Otherwise it is
-    packed for each tile, or (`at_once`) for all rows first where B is not packed and few rows are expected.
+    It is read in place if lanes run along a depth that is contiguous in memory (`in_place`), and where the
+    rows of a tile, each of them contiguous, are one distance apart (`pitch`). Otherwise it is packed for each
+    tile, or (`at_once`) for all rows first where B is not packed and few rows are expected.
     """
 
     def __post_init__(self) -> None:
@@ -30,7 +37,8 @@ class OperandAText(OperandText):
         side = self.operand
         self.dots = self.plan.path is OperandPath.DOTS
         self.in_place = self.dots and side.index is not None and side.step == 1
-        self.at_once = not self.plan.path.blocked and not self.in_place
+        self.pitch = self._pitch()
+        self.at_once = not self.plan.path.blocked and not self.in_place and not self.pitch
         if side.index is not None and side.step == 1:
             self.layout = "rows"
         else:
@@ -40,6 +48,32 @@ class OperandAText(OperandText):
     def operand(self) -> MatrixOperand:
         """Operand A."""
         return self.matmul.a
+
+    def _pitch(self) -> int:
+        """Elements from one row to the next, where tiles are read in place; else 0."""
+        side, sizes = self.operand, self.facts.sizes
+        if self.dots or self.paired or side.index is None or side.step != 1:
+            return 0
+        if side.memory is not self.matmul.dtype:
+            return 0
+        pitch = 0
+        extent: IndexLike = 1
+        for name in reversed(side.axes):
+            if sizes[name] == 1:
+                continue
+            step = stride(side.index, name)
+            pitch = pitch or (step if isinstance(step, int) else 0)
+            if not pitch or step != pitch * extent:
+                return 0
+            extent = extent * sizes[name]
+        # lines of rows that lie a page apart compete for one set of the L1 cache
+        crowded = pitch * self.matmul.dtype.itemsize % _PAGE == 0 and self.plan.rows > _WAYS
+        return 0 if crowded or pitch < 0 else pitch
+
+    @property
+    def whole(self) -> bool:
+        """Whether all tiles are known to have all their rows."""
+        return is_multiple(product(self.facts.sizes[a] for a in self.operand.axes), self.plan.rows)
 
     # Room for what is packed.
 
@@ -108,6 +142,14 @@ class OperandAText(OperandText):
                 else:
                     position = f"((tile - tile_from) * {plan.rows} + index_min(row, rows_here - 1))"
                     out.line(f"rows_at[row] = packed_a + {position} * (depth_count + {2 * _PAD});")
+        elif self.pitch:
+            out.line(f"const {self.matmul.dtype}* left_at;")
+            with out.block():
+                self._row_axes("row_from")
+                out.line(f"left_at = {self._address('depth_from')};")
+            if not self.whole:
+                with out.block(f"if (rows_here < {plan.rows})"):
+                    self._tile()
         elif not self.at_once:
             self._tile()
 

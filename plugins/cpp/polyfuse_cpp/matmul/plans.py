@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from math import prod
 
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
@@ -309,15 +310,21 @@ class _Machine:
         if path is OperandPath.DOTS:
             return (8, 4, 2)
         most, packed = 8 if path is OperandPath.DIRECT else 4, self.matmul.b.packed_width
-        widths = (width for width in (8, 4, 3, 2, 1) if 2 <= width * self.each <= most)
+        # one vector is wide enough where it holds all columns
+        least = 1 if self.matmul.extent(self.matmul.b.axes[-1:]) <= self.isa.lanes else 2
+        widths = (width for width in (8, 4, 3, 2, 1) if least <= width * self.each <= most)
         return tuple(width for width in widths if not packed % (width * self.isa.lanes)) or (1,)
 
     def plan(self, path: OperandPath, rows: int, vectors: int, columns: int, depth: int = 0) -> MatmulPlan:
         """A plan with its depth, unless that is given, and as many blocks as the L2 cache holds."""
         depth = depth or self._depth(path, rows)
         size = depth * vectors * self.isa.lanes * (2 if path.paired else self.size)
-        blocks = max(1, _PACKED_BYTES // size) if path.blocked else 1
-        return MatmulPlan(path, rows, vectors, columns, depth, min(blocks, 64))
+        blocks = min(max(1, _PACKED_BYTES // size), 64) if path.blocked else 1
+        sizes = [self.matmul.facts.sizes[name] for name in self.matmul.b.axes]
+        across = [n for n in sizes if isinstance(n, int)]
+        if len(across) == len(sizes):
+            blocks = min(blocks, prod(across[:-1]) * -(-across[-1] // (vectors * self.isa.lanes)))
+        return MatmulPlan(path, rows, vectors, columns, depth, blocks)
 
     def _depth(self, path: OperandPath, rows: int) -> int:
         """Steps of a pass: all where one tile holds all rows, else what the L1 cache holds of a tile's
@@ -326,7 +333,8 @@ class _Machine:
         matmul = self.matmul
         alone = matmul.extent(matmul.a.axes) <= rows
         far = 4096 if alone else 512 if path is OperandPath.PREPACKED else 1024
-        most = (1024 if path.paired else 512) if path.packed else far
+        near = 1024 if path.paired or matmul.a.step == 1 else 512
+        most = near if path.packed else far
         steps = matmul.extent(matmul.depth)
         fixed = all(isinstance(matmul.facts.sizes[name], int) for name in matmul.depth)
         if not fixed:

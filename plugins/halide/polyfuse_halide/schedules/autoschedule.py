@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfuse.base.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from polyfuse_halide.library import AutomaticProgram
 
@@ -23,6 +25,9 @@ __all__ = ["SECONDS", "apart", "autoschedule", "check_touched", "uneven"]
 
 SECONDS = 60.0
 """How long a scheduler and Halide may take over a kernel."""
+_FIX = "leave out the option halide.autoscheduler"
+_REFUSED = 3
+"""The exit status of a process that refuses."""
 
 _TOUCHED = re.compile(
     r'halide_error_access_out_of_bounds\("(?:In|Out)put buffer ([\w.$]+)", (\d+), (-?\d+), (-?\d+),'
@@ -33,7 +38,12 @@ _STEPS = re.compile(r"\.(?:vectorize|unroll|parallel)\((\w+), ?(\d+)")
 
 
 def apart(work: Callable[[], None], seconds: float) -> None:
-    """Do something in a copy of this process, which may crash, and is ended after some time."""
+    """Do something in a copy of this process, which may crash, and is ended after some time.
+
+    Raises:
+        UnsupportedError: it was raised there.
+        TimeoutError, RuntimeError: it took too long, or anything else was wrong.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -43,6 +53,9 @@ def apart(work: Callable[[], None], seconds: float) -> None:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             work()
             status = 0
+        except UnsupportedError as error:
+            os.write(writing, error.cause.encode()[:4096])
+            status = _REFUSED
         except BaseException as error:
             os.write(writing, f"{type(error).__name__}: {error}".encode()[:4096])
         finally:
@@ -51,6 +64,8 @@ def apart(work: Callable[[], None], seconds: float) -> None:
     with os.fdopen(reading, "rb") as pipe:
         words = pipe.read().decode("utf-8", "replace")
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == _REFUSED:
+        raise UnsupportedError(words, _FIX)
     if code == -signal.SIGALRM:
         raise TimeoutError(f"the automatic scheduler took longer than {seconds:.0f} seconds")
     if code:
@@ -68,8 +83,8 @@ def autoschedule(program: AutomaticProgram, pipeline: Any, arguments: Sequence[A
         for name, extents in program.results.items():
             reason = uneven(decided, name, extents)
             if reason:
-                raise ValueError(
-                    f"{reason}, so points are computed twice, but results may lie over what is read"
+                raise UnsupportedError(
+                    f"{reason}, so points are computed twice, but results may lie over what is read", _FIX
                 )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "loops.stmt"
@@ -87,19 +102,23 @@ def _load(scheduler: str) -> None:
 
 
 def check_touched(loops: str, limits: Mapping[str, Sequence[int]]) -> None:
-    """Raise where what Halide says is touched is not known to be within the buffers."""
+    """Raise UnsupportedError where what Halide says is touched is not known to be within the buffers."""
     found = _TOUCHED.findall(loops)
     if len(found) != loops.count("halide_error_access_out_of_bounds("):
-        raise ValueError("it is not known which elements the schedule touches")
+        raise UnsupportedError("it is not known which elements the schedule touches", _FIX)
     for name, dim, low, high in found:
         extent = limits[name][int(dim)]
         if int(low) < 0 or int(high) >= extent:
-            raise ValueError(f"the schedule touches {low} to {high} of {extent} elements of {name}")
+            raise UnsupportedError(
+                f"the schedule touches {low} to {high} of {extent} elements of {name}", _FIX
+            )
     missing = {(n, d) for n, e in limits.items() for d in range(len(e))} - {
         (n, int(d)) for n, d, _, _ in found
     }
     if missing:
-        raise ValueError(f"it is not known which elements of {min(missing)[0]} the schedule touches")
+        raise UnsupportedError(
+            f"it is not known which elements of {min(missing)[0]} the schedule touches", _FIX
+        )
 
 
 def uneven(schedule: str, func: str, extents: Mapping[str, int]) -> str:

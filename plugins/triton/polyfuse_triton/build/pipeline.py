@@ -22,7 +22,7 @@ from polyfuse_triton.build.meta import WORKSPACE, KernelMeta
 from polyfuse_triton.device.packed_int16 import taken_apart
 from polyfuse_triton.launch import dependent_launch
 
-__all__ = ["Compiled", "compile_kernel", "function_of"]
+__all__ = ["Compiled", "compile_kernel", "function_of", "specialised"]
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -62,7 +62,7 @@ def compile_kernel(function: Any, meta: KernelMeta, arch: int, driver: int, debu
 
     target = GPUTarget("cuda", arch, 32)
     backend = make_backend(target)
-    source = ASTSource(function, *_specialisation(function, meta))
+    source = ASTSource(function, *specialised(function, meta))
     with _knobs(triton.knobs, arch, driver, debug):
         options = backend.parse_options(_options(meta))
         facts: dict[str, Any] = {"target": target, **vars(options)}
@@ -105,7 +105,7 @@ def _header_names() -> dict[str, Any]:
     return names
 
 
-def _specialisation(
+def specialised(
     function: Any, meta: KernelMeta
 ) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Types, compile-time values and known divisibility of the parameters, as Triton takes them."""

@@ -11,6 +11,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.plugin import Config
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
+from polyfuse_triton.matmul.few_rows import long_side_first
 from polyfuse_triton.tiling.plan import Dim, Plan
 
 __all__ = ["Matmul", "MatmulPlan", "is_tile", "matmul_of"]
@@ -111,6 +112,7 @@ def matmul_of(kernel: Kernel) -> Matmul | None:
     found = match(kernel)
     if found is None or not _has_instruction(found.left.dtype, found.right.dtype):
         return None
+    found = long_side_first(found)
     groups = (found.batch, found.rows, found.columns, found.depth)
     sizes = {axis_name(a): axis_size(a) for axes in groups for a in axes}
     batch, rows, columns = (tuple(axis_name(a) for a in axes) for axes in groups[:3])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from polyfuse_triton.matmul.few_rows import streams, tile_of
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
@@ -65,15 +66,26 @@ def best_plans(found: Matmul, target: Target) -> tuple[MatmulPlan, ...]:
         good = _GOOD_DEPTH * (1 if min(plan.m, plan.n) >= 64 else 2)
         return coarse, abs(plan.k * found.itemsize - good), abs(plan.warps - 4), -plan.stages
 
-    chosen: list[MatmulPlan] = []
+    chosen = list(_streaming(found, target))
     for plan in sorted(_all(found, target), key=rank):
         # of each size of tile, a few ways to run it
+        if plan in chosen:
+            continue
         alike = [p for p in chosen if (p.m, p.n) == (plan.m, plan.n)]
         if len(alike) < _WAYS and sum(p.warps == plan.warps for p in alike) < _WAYS - 1:
             chosen.append(plan)
         if len(chosen) == _CANDIDATES:
             break
     return tuple(chosen)
+
+
+def _streaming(found: Matmul, target: Target) -> Iterator[MatmulPlan]:
+    """What reads a weight at the memory's rate, as measured."""
+    if streams(found.contraction) and found.shape[1] >= found.shape[2]:
+        m, n, k, warps, stages = tile_of(found.contraction)
+        plan = MatmulPlan(m, n, k, 1, warps, stages)
+        if is_possible(found, target, plan):
+            yield plan
 
 
 def plan_seconds(found: Matmul, target: Target, plan: MatmulPlan) -> float:

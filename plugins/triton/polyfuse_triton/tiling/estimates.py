@@ -17,11 +17,10 @@ from polyfuse_triton.tiling.plan import Plan
 
 __all__ = ["estimate"]
 
-_CLOCK = 1.7e9
+_SUSTAINED = 0.86
+"""Of the highest clock, what a GPU keeps under load."""
 _LANES = 128
 """Operations of a multiprocessor in a cycle."""
-_DELIVERED = 27e9
-"""Bytes that memory gives each multiprocessor in a second."""
 _START = 1e-6
 """Seconds in which a program begins and ends."""
 _WARPS = 64
@@ -55,8 +54,8 @@ def loop_seconds(kernel: Kernel, plan: Plan, target: Target) -> float | None:
     tiles *= prod(hints[name] for name in plan.grid)
     programs = max(1, min(_WARPS // max(1, plan.num_warps), _PROGRAMS))
     machine = Machine(
-        operations=target.multiprocessors * _LANES * _CLOCK,
-        moved=target.multiprocessors * _DELIVERED,
+        operations=target.multiprocessors * _LANES * _SUSTAINED * target.clock,
+        moved=target.bandwidth,
         units=target.multiprocessors * programs,
         start=_START,
     )

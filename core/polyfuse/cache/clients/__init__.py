@@ -1,0 +1,1 @@
+"""Clients of servers that can hold a remote cache: `redis`."""

@@ -1,0 +1,113 @@
+"""One kernel from the text of a Triton function to the code of one of AMD's GPUs. Imports Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from polyfuse.base.errors import KernelBuildError
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Config, Source
+from polyfuse_triton.amd.chips import Chip
+from polyfuse_triton.build.meta import KernelMeta
+from polyfuse_triton.build.pipeline import function_of, specialised
+from polyfuse_triton.codegen import emit
+from polyfuse_triton.target import known_target
+
+__all__ = ["AmdCode", "compile_for"]
+
+_SHAPED_LIKE = "sm_80"
+"""The GPU for which tilings are chosen: blocks as large as AMD's shared memory takes, no clusters."""
+
+
+@dataclass(frozen=True)
+class AmdCode:
+    """What the compiler made.
+
+    Attributes:
+        code: an ELF file, as HIP loads it.
+        assembly: the same for people.
+        shared_bytes: shared memory of a block.
+    """
+
+    code: bytes
+    assembly: str
+    shared_bytes: int
+
+
+def compile_for(chip: Chip, kernel: Kernel, config: Config | None = None) -> AmdCode:
+    """Compile a kernel; it is not run.
+
+    Raises:
+        UnsupportedError: the backend has no text for this kernel.
+        KernelBuildError: Triton does not compile the text for this chip, or it needs more shared memory.
+    """
+    source = emit(kernel, config, known_target(_SHAPED_LIKE))
+    text = source.text.replace(Source.SYMBOL, source.symbol)
+    try:
+        made = _compiled(function_of(text, source.symbol), KernelMeta.parse(source.meta), chip)
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        raise KernelBuildError(
+            f"Triton could not compile kernel {source.name} for {chip.name} ({type(error).__name__}: "
+            f"{lines[-1] if lines else 'no reason given'})",
+            "the output below says why",
+            output=f"{error}\n{text}",
+            name=source.name,
+        ) from error
+    if made.shared_bytes > chip.shared_bytes:
+        raise KernelBuildError(
+            f"kernel {source.name} needs {made.shared_bytes} bytes of shared memory, and {chip.name} has "
+            f"{chip.shared_bytes}",
+            "use another configuration",
+            name=source.name,
+        )
+    return made
+
+
+def _compiled(function: Any, meta: KernelMeta, chip: Chip) -> AmdCode:
+    import triton
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+
+    target = GPUTarget("hip", chip.name, chip.wave)
+    backend = make_backend(target)
+    source = ASTSource(function, *specialised(function, meta))
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True
+        options = backend.parse_options(
+            {
+                "num_warps": meta.num_warps,
+                "num_stages": meta.num_stages,
+                "enable_fp_fusion": meta.fp_fusion,
+                "debug": meta.asserts,
+                "sanitize_overflow": False,
+            }
+        )
+        facts: dict[str, Any] = {"target": target, **vars(options)}
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, options, source.language)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        implementations = backend.get_codegen_implementation(options)
+        made: Any = source.make_ir(target, options, implementations, _modules(), context)
+        results: dict[str, Any] = {}
+        for name, stage in stages.items():
+            made = results[name] = stage(made, facts)
+    return AmdCode(results["hsaco"], results["amdgcn"], int(facts["shared"]))
+
+
+def _modules() -> Mapping[str, ModuleType]:
+    """AMD's functions in the place of those for NVIDIA, by the names of the modules."""
+    from polyfuse_triton.device import amd
+
+    names = (
+        "triton.language.extra.libdevice",
+        "triton.language.extra.cuda.libdevice",
+        "polyfuse_triton.device.libdevice",
+    )
+    return dict.fromkeys(names, amd)

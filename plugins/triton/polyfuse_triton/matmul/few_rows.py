@@ -1,0 +1,98 @@
+"""Matmuls with few rows: the time is that of reading the weight, so that every multiprocessor must be
+reading, with much on the way. The weight's columns take the longer side of the instruction, where it has no
+padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from polyfuse.ir.expr import Expr
+from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.types import DType
+from polyfuse.kit.contraction import Contraction, Operand
+from polyfuse.symbolic import axis_name, axis_size, coefficient, free_axes
+from polyfuse_triton.target import Target
+from polyfuse_triton.tiling.plan import power_of_two
+
+__all__ = ["long_side_first", "streaming_parts", "streams", "tile_of"]
+
+_OLDEST: Final = 90
+"""The architecture from which that was measured."""
+_MOST_ROWS: Final = 64
+_FEWEST_COLUMNS: Final = 256
+_SMALL: Final = 1024
+"""Columns up to which tiles are narrower."""
+_SIDE, _DEPTH, _STAGES, _WARPS = 64, 128, 5, 4
+_SHORTEST: Final = 2 * _DEPTH
+"""Depth of a part."""
+_MOST_PARTS: Final = 8
+"""Parts that whoever reads a result adds up."""
+_TYPES: Final = (DType.bf16, DType.f16)
+
+
+def streaming_parts(matmul: Reduction, target: Target) -> int:
+    """Into how many parts the depth is split; 0 where the library is as fast."""
+    if target.arch < _OLDEST or matmul.kind != "dot" or len(matmul.axes) != 2 or len(matmul.raxes) != 1:
+        return 0
+    sizes = [axis_size(a) for a in (*matmul.axes, *matmul.raxes)]
+    known = [n for n in sizes if isinstance(n, int)]
+    if len(known) != len(sizes) or not all(map(_is_plain, matmul.values)):
+        return 0
+    outer = {axis_name(a) for a in matmul.axes}
+    along = [outer.intersection(free_axes(value.index)) for value in matmul.values]
+    if any(len(names) != 1 for names in along) or along[0] == along[1]:
+        return 0
+    (rows, columns), depth = sorted(known[:2]), known[2]
+    inside = axis_name(matmul.raxes[0])
+    if any(coefficient(value.index, inside) != 1 for value in matmul.values):
+        return 0
+    if not 2 <= rows <= _MOST_ROWS or columns < _FEWEST_COLUMNS or depth % _DEPTH or depth < _SHORTEST:
+        return 0
+    tiles, parts = -(-columns // _side(columns)), 1
+    while parts < _MOST_PARTS and 2 * tiles * parts <= target.multiprocessors:
+        if depth % (2 * parts * _SHORTEST):
+            break
+        parts *= 2
+    return parts
+
+
+def _side(columns: int) -> int:
+    return _SIDE if columns > _SMALL else _SIDE // 2
+
+
+def _is_plain(value: Expr) -> bool:
+    return value.op == "load" and not value.args and value.dtype in _TYPES
+
+
+def long_side_first(found: Contraction) -> Contraction:
+    """A matmul with its operands exchanged, where few rows of one meet many columns of the other."""
+    _, rows, columns, _ = found.shape
+    if rows >= columns or not streams(found):
+        return found
+    return replace(found, rows=found.columns, columns=found.rows, left=found.right, right=found.left)
+
+
+def streams(found: Contraction) -> bool:
+    """Whether a matmul is one of those here: of known sizes, each operand contiguous along the depth."""
+    axes = (*found.rows, *found.columns, *found.depth)
+    if len(found.depth) != 1 or any(not isinstance(axis_size(a), int) for a in axes):
+        return False
+    if not all(_is_streamed(o, axis_name(found.depth[0])) for o in (found.left, found.right)):
+        return False
+    _, rows, columns, depth = found.shape
+    few, many = sorted((rows, columns))
+    return 2 <= few <= _MOST_ROWS and many >= _FEWEST_COLUMNS and depth % _DEPTH == 0 and depth >= _SHORTEST
+
+
+def _is_streamed(operand: Operand, depth: str) -> bool:
+    load = operand.plain
+    return load is not None and operand.dtype in _TYPES and coefficient(load.index, depth) == 1
+
+
+def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
+    """Rows, columns and depth of a tile, warps and stages that stream a matmul with its long side first."""
+    _, rows, columns, depth = found.shape
+    stages = min(_STAGES, max(2, depth // _DEPTH))
+    return _side(rows), max(16, power_of_two(columns)), _DEPTH, _WARPS, stages

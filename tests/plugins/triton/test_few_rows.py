@@ -1,0 +1,124 @@
+"""Matmuls with few rows: which are streamed, into how many parts, and by which tiles."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from requirements import TRITON
+
+pytest.importorskip("triton", reason=TRITON)
+
+from polyfuse.ir.expr import load
+from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import axis
+from polyfuse_triton.codegen import configs, emit
+from polyfuse_triton.matmul.few_rows import streaming_parts
+from polyfuse_triton.matmul.plan import matmul_of
+from polyfuse_triton.target import known_target
+from triton_gemms import Case, kernel_of, matmul_faults
+from triton_interpreted import in_interpreter
+
+HOPPER = known_target("sm_90")
+
+
+def linear(
+    rows: int,
+    columns: int,
+    depth: int,
+    dtype: DType = DType.bf16,
+    *,
+    by_columns: bool = False,
+    turned: bool = False,
+) -> Reduction:
+    """The sums of a linear layer; `by_columns`: its weight is contiguous along the results; `turned`: the
+    weight is the left operand.
+    """
+    row, column, inside = axis("i0", rows), axis("i1", columns), axis("k0", depth)
+    x = load("x", row * depth + inside, dtype)
+    w = load("w", inside * columns + column if by_columns else column * depth + inside, dtype)
+    values, axes = ((w, x), (column, row)) if turned else ((x, w), (row, column))
+    return Reduction("mm", axes, (inside,), ("sums",), row * columns + column, "dot", values)
+
+
+@pytest.mark.parametrize(
+    "columns, depth, parts",
+    [
+        (2048, 2048, 4),
+        (512, 2048, 8),
+        (8192, 2048, 1),
+        (2048, 8192, 4),
+        (4096, 4096, 2),
+        (14336, 4096, 1),
+        (128256, 2048, 1),
+        (512, 512, 2),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_every_multiprocessor_reads(columns: int, depth: int, parts: int, turned: bool) -> None:
+    assert streaming_parts(linear(8, columns, depth, turned=turned), HOPPER) == parts
+
+
+def test_what_is_left_to_the_library() -> None:
+    kept = {
+        "one row is a sum of products": linear(1, 2048, 2048),
+        "more rows are bound by arithmetic": linear(65, 2048, 2048),
+        "few columns": linear(8, 128, 2048),
+        "a depth with a rest": linear(8, 2048, 2000),
+        "f32": linear(8, 2048, 2048, DType.f32),
+        "contiguous along the results": linear(8, 2048, 2048, by_columns=True),
+    }
+    assert {why: streaming_parts(matmul, HOPPER) for why, matmul in kept.items()} == dict.fromkeys(kept, 0)
+    assert streaming_parts(linear(8, 2048, 2048), known_target("sm_80")) == 0, "measured on Hopper alone"
+
+
+CASES = (
+    Case(8, 256, 256, batch=2, right_by_rows=False, out="f32"),
+    Case(17, 300, 256, right_by_rows=False, epilogue="bias_gelu", out="bf16"),
+    Case(64, 256, 384, right_by_rows=False, dtype="f16", out="f16", epilogue="residual"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.m}-{c.n}-{c.epilogue}")
+def test_values(case: Case) -> None:
+    kernel = kernel_of(case)
+    found = matmul_of(kernel)
+    assert found is not None and found.shape[1] == case.n, "the weight's columns come first"
+    config = configs(kernel, HOPPER)[0]
+    assert config.get("m") == 32 and config.get("k") == 128
+    seed = random.randrange(1 << 30)
+    faults, text = in_interpreter(matmul_faults, case, config, seed)
+    assert faults == [], f"seed {seed}\n{text}"
+
+
+def test_the_tile_of_many_columns() -> None:
+    kernel = kernel_of(Case(16, 4096, 2048, right_by_rows=False, out="bf16"))
+    config = configs(kernel, HOPPER)[0]
+    assert [config.get(name) for name in ("m", "n", "k", "warps", "stages")] == [64, 16, 128, 4, 5]
+    # the weight is the left operand, whose rows fill the instruction
+    assert "(kla + mla * 2048)" in emit(kernel, config, HOPPER).text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 33, 64])
+def test_layers_on_a_device(rows: int, dtype: torch.dtype) -> None:
+    torch.compiler.reset()
+    x = torch.randn(rows, 1024, device="cuda").to(dtype)
+    shapes = ((1536, 1024), (1536, 1024), (1024, 1536))
+    gate, up, down = ((torch.randn(*sizes, device="cuda") / 32).to(dtype) for sizes in shapes)
+
+    def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        gate, up, down = weights
+        inner = torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())
+        return inner @ down.t() + x
+
+    with torch.no_grad():
+        result = torch.compile(function, backend="polyfuse", options={"strict": True})(x, gate, up, down)
+        eager = function(x, gate, up, down).double()
+        truth = function(*(t.double() for t in (x, gate, up, down)))
+    error, own = ((r.double() - truth).norm() / truth.norm() for r in (result, eager))
+    assert error < max(1.5 * own, 1e-3)

@@ -1,0 +1,108 @@
+"""GEMMs with few rows, which a backend may generate without timing: one row as a sum of products, more with
+the depth split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+from polyfuse_cpp.backend import CppBackend
+
+STREAMED = "it reads its matrix at the memory's rate"
+
+
+@pytest.fixture
+def run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Compile with a backend that streams, split into `parts`; answers the report."""
+
+    def compiled(
+        function: Callable[..., Tensor], *args: Tensor, parts: int = 0, **options: Any
+    ) -> GraphReport:
+        monkeypatch.setattr(CppBackend, "streams_matvec", True)
+        monkeypatch.setattr(CppBackend, "streaming_parts", lambda self, matmul: parts)
+        forget_sessions()
+        reset_reports()
+        torch.compiler.reset()
+        dynamic = options.pop("dynamic", False)
+        chosen = {"backends": ["cpp"], "strict": True, "cache_dir": str(tmp_path), **options}
+        with torch.no_grad():
+            result = torch.compile(function, backend="polyfuse", options=chosen, dynamic=dynamic)(*args)
+            wanted = function(*(a.double() for a in args))
+        limit = 1e-2 if result.itemsize == 2 else 1e-5
+        assert (result.double() - wanted).norm() / wanted.norm() < limit
+        return last_reports()[-1]
+
+    return compiled
+
+
+def streamed(report: GraphReport) -> list[str]:
+    """Names of what streams, one for each call."""
+    return [d.second for d in report.decisions if d.kind == "choice" and d.reason == STREAMED]
+
+
+def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.silu(F.linear(x, w, b)) * 2
+
+
+def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down) + x
+
+
+def of(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(*sizes) / 8).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_row(run: Any, dtype: torch.dtype) -> None:
+    report = run(layer, of(1, 70, dtype=dtype), of(48, 70, dtype=dtype), of(48, dtype=dtype))
+    assert streamed(report) == ["cpp+matvec"] and report.kernels == 1 and not report.extern_calls
+
+
+def test_one_row_through_gates(run: Any) -> None:
+    report = run(gated, of(1, 64), of(96, 64), of(96, 64), of(64, 96))
+    assert len(streamed(report)) == 3
+    assert report.kernels == 2, "both projections, their product; then the last one with the residual"
+
+
+def test_a_matrix_that_is_not_contiguous_along_the_sum(run: Any) -> None:
+    report = run(lambda x, w: x @ w, of(1, 70), of(70, 48))
+    assert not streamed(report)
+
+
+def test_one_row_of_an_unknown_number(run: Any) -> None:
+    assert not streamed(run(lambda x, w: F.linear(x, w), of(3, 70), of(48, 70), dynamic=True))
+
+
+@pytest.mark.parametrize("rows, dtype", [(2, torch.bfloat16), (17, torch.float32)])
+def test_parts_of_the_depth(run: Any, rows: int, dtype: torch.dtype) -> None:
+    args = of(rows, 72, dtype=dtype), of(48, 72, dtype=dtype), of(48, dtype=dtype)
+    report = run(layer, *args, parts=4)
+    assert streamed(report) == ["cpp+split"]
+    assert report.kernels == 2, "the sums of the parts are added where they are used"
+
+
+def test_factors_and_several_readers(run: Any) -> None:
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = torch.addmm(b, x, w.t(), beta=0.5, alpha=2)
+        return y / y.square().mean(-1, keepdim=True).sqrt() + torch.cat((-y[:, 24:], y[:, :24]), -1)
+
+    report = run(function, of(5, 72), of(48, 72), of(48), parts=4)
+    assert streamed(report) == ["cpp+split"]
+
+
+def test_depths_that_have_no_such_parts_are_left_to_the_library(run: Any) -> None:
+    report = run(layer, of(5, 70), of(48, 70), of(48), parts=4)
+    assert not streamed(report) and report.extern_calls
+
+
+def test_numerics_of_eager_mode(run: Any) -> None:
+    report = run(layer, of(1, 70), of(48, 70), of(48), parts=2, numerics="eager")
+    assert not streamed(report)
