@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { MOST = 64, MOST_THREADS = 16 };
+enum { MOST = 512, MOST_THREADS = 16 };
 static const pf_model_api* api;
 static pf_model* model;
 static const int bytes_of[] = {0, 1, 1, 1, 2, 4, 8, 2, 2, 4, 8};

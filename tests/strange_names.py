@@ -379,18 +379,45 @@ NAMES = tuple(
 WORDS = tuple({unicodedata.normalize("NFKC", name): None for name in NAMES})
 """Those that are names of arguments: Python takes some that are written otherwise for the same."""
 
+MEMBERS = (
+    *(
+        "if",
+        "None",
+        "a b",
+        "a-b",
+        "\n",
+        "x\ny",
+        '"',
+        "'",
+        "\\",
+        "{x}",
+        "%s",
+        "%(x)s",
+        "0",
+        "1a",
+    ),
+    *("a/b", "/abs", "a\tb", "$x", "`ls`", "//", "/*", "*/", "#", "??/", 'R"(', "L'", "a" * 300, " ", "\r"),
+    *("\x7f", "\u202e", "a:b", "*", "?", "<>", "|", "é", "e\u0301", "ﬁ", "_", "__", "\U0001f4a5", "self"),
+)
+"""Names that members of modules can have, which are no names of arguments."""
+
 Made = Callable[..., Tensor]
 
 
 def function(names: Sequence[str]) -> Made:
-    """A function with arguments so named, where each one counts otherwise."""
+    """A function with arguments so named, where each one counts otherwise. Most are read by few operators, as
+    tracing is what takes the time.
+    """
     body = [f"def made({', '.join(names)}, *, torch__=torch__):", f"    total__ = {names[0]} * 0"]
-    for i, name in enumerate(names):
-        body.append(f"    total__ = total__ + {name} * {i + 1} / {len(names)}")
-        if i % 16 == 3:
-            body.append(f"    total__ = torch__.nn.functional.layer_norm(total__.softmax(-1) * {name}, (8,))")
-        if i % 16 == 9:
-            body.append(f"    total__ = torch__.mm(total__, {name}.t() @ {name} / 8) + total__.amax()")
+    for i in range(0, len(names), 12):
+        some = names[i : i + 12]
+        shares = [(i + k + 1) / len(names) for k in range(len(some))]
+        body.append(f"    mixed__ = torch__.stack([{', '.join(some)}], -1) * torch__.tensor({shares})")
+        body.append("    total__ = total__ + mixed__.sum(-1)")
+        name = some[i // 12 % len(some)]
+        product = f"torch__.mm(total__, {name}.t() @ {name} / 8) + total__.amax()"
+        wider = product if i // 12 % 2 else f"total__.softmax(-1) * {name}"
+        body.append(f"    total__ = torch__.nn.functional.layer_norm({wider}, (8,), eps=0.1)")
     body.append("    return total__.softmax(-1) - total__.sum(-1, keepdim=True) / 7")
     space: dict[str, Any] = {"torch__": torch}
     exec("\n".join(body), space)
@@ -410,32 +437,32 @@ class Leaf(nn.Module):
     def __init__(self, parameter: str, buffer: str, seed: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.register_parameter(parameter, nn.Parameter(torch.randn(8, 8, generator=generator)))
+        self.register_parameter(parameter, nn.Parameter(torch.randn(8, generator=generator)))
         self.register_buffer(buffer, torch.randn(8, generator=generator))
 
-    def forward(self, x: Tensor) -> Tensor:
-        (weight,), (shift,) = self._parameters.values(), self._buffers.values()
-        return torch.mm(x, weight).softmax(-1) + shift * x  # type: ignore[arg-type, operator]
+    def values(self) -> list[Tensor]:
+        """Both of them."""
+        return [*self._parameters.values(), *self._buffers.values()]  # type: ignore[list-item]
 
 
 class Named(nn.Module):
-    """Submodules, parameters, buffers and arguments with such names; calls count in a mutated buffer."""
+    """Submodules, parameters, buffers and arguments with such names. A third of the names are submodules,
+    which hold names of the other thirds once more.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         usable = [name for name in names if not hasattr(nn.Module, name) and not hasattr(Leaf, name)]
         usable = [name for name in usable if name not in ("training", "T_destination", *nn.Module().__dict__)]
-        self.parts: list[str] = usable[:8]
-        for i, name in enumerate(usable[:8]):
-            transposed = usable[i:] + usable[:i]
-            self.add_module(name, Leaf(transposed[1 % len(transposed)], transposed[2 % len(transposed)], i))
-        for i, name in enumerate(usable[8:]):
-            value = torch.full((8,), 1.0 + i / 8)
+        self.parts, self.own = usable[0::3], [*usable[1::3], *usable[2::3]]
+        for i, name in enumerate(self.parts):
+            self.add_module(name, Leaf(usable[i - 1], usable[i - 2], i))
+        for i, name in enumerate(self.own):
+            value = torch.linspace(-1, 1, 8).roll(i) * (1 + i / len(self.own))
             if i % 2:
                 self.register_buffer(name, value)
             else:
                 self.register_parameter(name, nn.Parameter(value))
-        self.own = tuple(usable[8:])
         self.argument_names = tuple(names[:6])
 
     def combined(self, *args: Tensor) -> Tensor:
@@ -443,14 +470,36 @@ class Named(nn.Module):
         x = args[0]
         for i, arg in enumerate(args[1:], 2):
             x = x + arg / i
-        for name in self.parts:
-            x = self._modules[name](x)  # type: ignore[misc]
-        for i, name in enumerate(self.own):
-            found = self._parameters.get(name)
-            x = x * (self._buffers[name] if found is None else found) - i / 9  # type: ignore[operator]
-            if i % 3 == 0:
-                x = nn.functional.layer_norm(x, (8,))
+        values = [value for name in self.parts for value in self._modules[name].values()]  # type: ignore
+        values += [self._parameters[n] if n in self._parameters else self._buffers[n] for n in self.own]
+        for i in range(0, len(values), 12):
+            some = torch.stack(values[i : i + 12], -1)
+            shares = (torch.arange(some.shape[-1]) + 1) / 12
+            x = nn.functional.layer_norm(x.softmax(-1) + (some * shares).mean(-1), (8,), eps=0.1)
         return x.softmax(-1) + x
+
+
+class Members(nn.Module):
+    """Parameters, buffers and submodules in turn, of names that no attribute can be written with."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(len(names))
+        for i, name in enumerate(names):
+            value = torch.randn(4, generator=generator)
+            if i % 3 == 0:
+                self.register_parameter(name, nn.Parameter(value))
+            elif i % 3 == 1:
+                self.register_buffer(name, value)
+            else:
+                self.add_module(name, Leaf(names[i - 1], names[i - 2], i))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A sum in which each counts otherwise."""
+        inner = [value[:4] for part in self._modules.values() for value in part.values()]  # type: ignore
+        values = [*self._parameters.values(), *self._buffers.values(), *inner]
+        shares = torch.arange(len(values)) + 1.0
+        return x + (torch.stack(values, -1) * shares).mean(-1)
 
 
 def module(names: Sequence[str]) -> nn.Module:

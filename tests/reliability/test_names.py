@@ -8,6 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from native_runner import call
 from polyfuse.aot import load, package
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.names import Names, plain_word
-from strange_names import NAMES, WORDS, batches, function, inputs, module
+from strange_names import MEMBERS, NAMES, WORDS, Members, batches, function, inputs, module
 
 ROWS = Dim.AUTO
 
@@ -41,39 +42,56 @@ def dynamic(count: int) -> tuple[dict[int, object], ...]:
     return tuple({0: ROWS} for _ in range(count))
 
 
-def programs(sets: Sequence[Sequence[str]]) -> dict[str, ExportedProgram]:
+class Made(NamedTuple):
+    """An exported program, and what it was exported from: torch cannot run each program."""
+
+    program: ExportedProgram
+    model: torch.nn.Module
+
+
+def programs(sets: Sequence[Sequence[str]]) -> dict[str, Made]:
     """An entry for each list of names, itself strangely named: functions and modules in turn."""
-    found: dict[str, ExportedProgram] = {}
+    found: dict[str, Made] = {}
     for i, names in enumerate(sets):
         entry = names[i % len(names)]
         if i % 2:
             model, count = module(names), 6
         else:
-            model, count = Wrapped(names), len(names)
+            # torch.export itself fails where an argument is called `self`
+            model = Wrapped([name for name in names if name != "self"])
+            count = len(names) - ("self" in names)
         # positions of lists are names too, so shapes are given in the order of arguments
-        found[entry] = export(model, inputs(count), dynamic_shapes=dynamic(count))
+        found[entry] = exported(model, count)
     return found
 
 
-def check_python(path: Path, made: dict[str, ExportedProgram]) -> None:
+def exported(model: torch.nn.Module, count: int) -> Made:
+    return Made(export(model, inputs(count), dynamic_shapes=dynamic(count)), model)
+
+
+def packaged(made: dict[str, Made], path: Path, **options: Any) -> Path:
+    return package({name: one.program for name, one in made.items()}, path=path, **options)
+
+
+def check_python(path: Path, made: dict[str, Made]) -> None:
     loaded = load(path)
     assert set(loaded.entries) == set(made)
-    for name, program in made.items():
+    for name, (_, model) in made.items():
         for rows in (4, 7):
             args = inputs(len(loaded[name].entry.arguments), rows)
-            torch.testing.assert_close(loaded[name](*args), program.module()(*args))
+            torch.testing.assert_close(loaded[name](*args), model(*args))
             keywords = dict(zip(loaded[name].entry.positional, args, strict=True))
-            torch.testing.assert_close(loaded[name](**keywords), program.module()(*args))
+            torch.testing.assert_close(loaded[name](**keywords), model(*args))
 
 
-def check_native(path: Path, made: dict[str, ExportedProgram]) -> None:
-    for name, program in made.items():
+def check_native(path: Path, made: dict[str, Made]) -> None:
+    for name, (program, model) in made.items():
         count = len(program.graph_signature.user_inputs)
         for rows in (4, 7):
             args = inputs(count, rows)
             (result,) = call(path, [args], entry=name)
             assert not result.error, (name, result.error)
-            torch.testing.assert_close(result.results[0], program.module()(*args))
+            torch.testing.assert_close(result.results[0], model(*args))
 
 
 def compiled_agrees(model: object, count: int) -> None:
@@ -126,34 +144,101 @@ def test_functions_and_modules():
 
 def test_packages(tmp_path):
     made = programs([SHORT[:50], SHORT[50:]])
-    path = package(made, path=tmp_path / "a.pf", native=True)
+    path = packaged(made, tmp_path / "a.pf", native=True)
     check_python(path, made)
     check_native(path, made)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", batches(WORDS, 40), ids=lambda names: names[0])
+@pytest.mark.parametrize("names", batches(WORDS, 106), ids=lambda names: names[0])
 def test_all_functions_and_modules(names):
     compiled_agrees(function(names), len(names))
-    compiled_agrees(module([*names[3:], *names[:3]]), 6)
+    for shift in range(3):  # in turn submodules, parameters and buffers
+        compiled_agrees(module([*names[shift:], *names[:shift]]), 6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shift", [0, 17])
+@pytest.mark.parametrize("shift", range(3))
 def test_all_packages(shift, tmp_path):
-    transposed = [*WORDS[shift:], *WORDS[:shift]]
-    made = programs(batches(transposed, 40))
-    path = package(made, path=tmp_path / "a.pf", native=True)
+    names = [*WORDS[shift:], *WORDS[:shift]]
+    # lists of even position become functions, of odd position modules
+    sets = [part for one in batches(names, 106) for part in (one, one[1:])]
+    made = programs(sets)
+    path = packaged(made, tmp_path / "a.pf", native=True)
     check_python(path, made)
     check_native(path, made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True])
+def test_all_entries(native, tmp_path):
+    """In native packages each entry is a library of its own, so there are fewer."""
+    program = export(Wrapped(("x", "y")), inputs(2))
+    made = dict.fromkeys(WORDS[::7] if native else WORDS, program)
+    path = package(made, path=tmp_path / "a.pf", native=native)
+    args = inputs(2)
+    wanted = program.module()(*args)
+    loaded = load(path)
+    assert set(loaded.entries) == set(made)
+    for name in made:
+        torch.testing.assert_close(loaded[name](*args), wanted)
+        if native:
+            (result,) = call(path, [args], entry=name)
+            assert not result.error, (name, result.error)
+            torch.testing.assert_close(result.results[0], wanted)
+
+
+def check_members(model: Members, path: Path, native: bool) -> None:
+    x = torch.randn(3, 4)
+    wanted = model(x)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="polyfuse", options={"strict": True})
+    torch.testing.assert_close(compiled(x), wanted)
+    package({"forward": export(model, (x,))}, path=path, native=native)
+    loaded = load(path)
+    torch.testing.assert_close(loaded(x), wanted)
+    assert set(loaded.constants) >= set(model.state_dict())
+    if native:
+        (result,) = call(path, [(x,)])
+        assert not result.error
+        torch.testing.assert_close(result.results[0], wanted)
+
+
+def test_members_that_no_attribute_can_be_written_with(tmp_path):
+    """Keywords, line breaks, quotation marks: torch itself cannot print such programs."""
+    check_members(Members(MEMBERS[:9]).eval(), tmp_path / "a.pf", False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", range(3))
+def test_all_members_that_no_attribute_can_be_written_with(shift, tmp_path):
+    check_members(Members([*MEMBERS[shift:], *MEMBERS[:shift]]).eval(), tmp_path / "a.pf", True)
+
+
+def test_a_member_with_nul_in_its_name_is_compiled_but_not_packaged(tmp_path):
+    model, x = Members(["a\0b", "\0", "\0b"]).eval(), torch.randn(3, 4)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="polyfuse", options={"strict": True})
+    torch.testing.assert_close(compiled(x), model(x))
+    with pytest.raises(PolyfuseError, match="must not contain NUL"):
+        package({"forward": export(model, (x,))}, path=tmp_path / "a.pf")
+    assert not (tmp_path / "a.pf").exists()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../up", "a\0", "1a", "a" * 300, "名" * 100])
+def test_what_cannot_be_the_name_of_an_entry(name, tmp_path):
+    program = export(Wrapped(("x", "y")), inputs(2))
+    with pytest.raises(PolyfuseError, match="cannot be the name of an entry"):
+        package({name: program}, path=tmp_path / "a.pf")
+    assert not (tmp_path / "a.pf").exists()
 
 
 @pytest.mark.parametrize("backend", ["interpreter", "halide"])
 def test_other_generators(backend, tmp_path):
     names = SHORT[:12]
-    made = {"row0": export(Wrapped(names), inputs(12), dynamic_shapes=dynamic(12))}
+    made = {"row0": exported(Wrapped(names), 12)}
     options = {"backends": (backend, "interpreter")}
-    check_python(package(made, path=tmp_path / "a.pf", options=options), made)
+    check_python(packaged(made, tmp_path / "a.pf", options=options), made)
 
 
 def test_parameters_keep_their_names(tmp_path):
@@ -215,9 +300,8 @@ def random_words(seed: int, count: int) -> list[str]:
 
 def check_random(seed: int, folder: Path) -> None:
     words = random_words(seed, 12)
-    made = {words[0]: export(Wrapped(words), inputs(len(words)), dynamic_shapes=dynamic(len(words)))}
-    made[words[1]] = export(module(words), inputs(6), dynamic_shapes=dynamic(6))
-    path = package(made, path=folder / "a.pf", native=True)
+    made = {words[0]: exported(Wrapped(words), len(words)), words[1]: exported(module(words), 6)}
+    path = packaged(made, folder / "a.pf", native=True)
     check_python(path, made)
     check_native(path, made)
 

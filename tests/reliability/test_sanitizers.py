@@ -84,6 +84,7 @@ print("unseen")
 """
 
 
+@pytest.mark.slow
 @SANITIZED
 def test_nothing_is_found_in_what_is_generated(tmp_path):
     done = sanitized(CLEAN, tmp_path)

@@ -69,8 +69,10 @@ class ArchiveWriter:
         """Yield a writer; what is written replaces `path` when the block ends well."""
         with replacing(path) as temporary, open(temporary, "xb") as stream:
             writer = ArchiveWriter(stream)
-            yield writer
-            writer._zip.close()
+            try:
+                yield writer
+            finally:
+                writer._zip.close()
 
     def add(self, name: str, content: bytes) -> None:
         """Add a member, compressed."""

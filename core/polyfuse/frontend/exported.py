@@ -23,6 +23,7 @@ from polyfuse.frontend.decompositions.without_libraries import without_libraries
 from polyfuse.frontend.describe import alias_root, output_node
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
+from polyfuse.torch_compat.tracing.exported_names import with_plain_names
 
 __all__ = ["ExportedGraph", "ExportedInput", "functional_graph"]
 
@@ -91,13 +92,14 @@ def functional_graph(
         table.update(without_libraries())
     table = dict(without_forced(table, forced))
     # operators that are made of others, and that the table lacks, stay whole
-    plain = program.run_decompositions(table)
+    printable, given = with_plain_names(program)
+    plain = printable.run_decompositions(table)
     signature = plain.graph_signature
     for spec in signature.input_specs:
         if spec.kind not in _ORIGINS:
             raise PackageError(
-                f"the model has an input of kind {spec.kind.name} ({spec.target or spec.arg}), which no file"
-                " holds",
+                f"the model has an input of kind {spec.kind.name}"
+                f" ({given.get(spec.target or '') or spec.target or spec.arg}), which no file holds",
                 "leave what uses it out of the exported part of the model",
             )
     module = plain.graph_module
@@ -111,7 +113,7 @@ def functional_graph(
     inputs = tuple(
         ExportedInput(
             _ORIGINS[spec.kind],
-            (next(own, "") if spec.kind is InputKind.USER_INPUT else "") or name,
+            (next(own, "") if spec.kind is InputKind.USER_INPUT else given.get(name, name)) or name,
             node in mutated,
         )
         for spec, name, node in zip(signature.input_specs, names, nodes, strict=True)
@@ -119,7 +121,7 @@ def functional_graph(
     return ExportedGraph(
         module,
         inputs,
-        {**plain.state_dict, **plain.constants},
+        {given.get(name, name): value for name, value in {**plain.state_dict, **plain.constants}.items()},
         in_spec,
         out_spec,
         positional,

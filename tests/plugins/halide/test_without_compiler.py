@@ -75,6 +75,7 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(logits.reshape(-1, 50), tokens[:, 1:].reshape(-1))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_transformer_learns(bare, dynamic):
     torch.manual_seed(0)

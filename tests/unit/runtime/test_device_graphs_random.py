@@ -116,6 +116,7 @@ class Session:
         self.check_gradients()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_use(device: FakeDevice, seed: int, parts: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +15,12 @@ from torch.export import ExportedProgram, export
 
 from polyfuse.aot.container import ArchiveWriter
 from polyfuse.aot.description import BackendNote, Description, Unit
+from polyfuse.aot.schema import SchemaError
 from polyfuse.aot.weights import WEIGHTS, write_weights
+from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import InvalidOptionError, PackageError
 from polyfuse.base.settings import Settings
+from polyfuse.base.text import shorten
 from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS
 from polyfuse.compiler.compile import decided
@@ -30,6 +34,8 @@ from polyfuse.runtime.devices.registry import class_name, known_devices
 __all__ = ["package"]
 
 _DEFAULT = "forward"
+_LONGEST_NAME = 180
+"""Bytes of an entry's name: files are called after it."""
 
 
 def package(
@@ -114,10 +120,12 @@ def _programs(
             "give a module, or what torch.export.export returned",
         )
     for name, program in found.items():
-        if not isinstance(program, ExportedProgram) or not str(name).isidentifier():
+        if not isinstance(program, ExportedProgram):
+            raise PackageError(f"the entry {name!r} is a {type(program).__name__}", "give exported programs")
+        if not isinstance(name, str) or not name.isidentifier() or len(name.encode()) > _LONGEST_NAME:
             raise PackageError(
-                f"the entry {name!r} is a {type(program).__name__}",
-                "give exported programs under names that are identifiers",
+                f"{shorten(repr(name), _LONGEST_NAME)} cannot be the name of an entry",
+                f"give it an identifier of at most {_LONGEST_NAME} bytes",
             )
     return found
 
@@ -146,25 +154,35 @@ def _write(
             # as they are, so that what opens them without Python need not expand them
             writer.add_aligned(name, len(content), [content])
         devices = {device for entry in entries.values() for device in entry.devices}
-        writer.finish(
-            Description(
-                {"polyfuse": version(), "torch": str(torch.__version__), "python": platform.python_version()},
-                platform.system(),
-                platform.machine(),
-                tuple(sorted(devices)),
-                modules,
-                {kernel.backend.name: _note(kernel.backend, session) for kernel in kernels},
-                units,
-                table.rows(),
-                {
-                    name: replace(entry.entry, native=libraries[name].member) if libraries else entry.entry
-                    for name, entry in entries.items()
-                },
-                WEIGHTS if written else "",
-                _device_classes(devices),
-            ).plain(),
-            sign,
-        )
+        description = Description(
+            {"polyfuse": version(), "torch": str(torch.__version__), "python": platform.python_version()},
+            platform.system(),
+            platform.machine(),
+            tuple(sorted(devices)),
+            modules,
+            {kernel.backend.name: _note(kernel.backend, session) for kernel in kernels},
+            units,
+            table.rows(),
+            {
+                name: replace(entry.entry, native=libraries[name].member) if libraries else entry.entry
+                for name, entry in entries.items()
+            },
+            WEIGHTS if written else "",
+            _device_classes(devices),
+        ).plain()
+        _check_readable(description)
+        writer.finish(description, sign)
+
+
+def _check_readable(description: Mapping[str, object]) -> None:
+    """Names may hold what no loader takes: they are the user's."""
+    try:
+        Description.of(json.loads(stable_json(description)))
+    except SchemaError as error:
+        raise PackageError(
+            f"the model has a name or a value that no package can hold ({shorten(str(error), 200)})",
+            "rename it; a name must not contain NUL",
+        ) from error
 
 
 def _device_classes(device_types: Iterable[str]) -> dict[str, str]:
