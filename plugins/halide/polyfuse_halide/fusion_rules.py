@@ -7,7 +7,7 @@ from typing import Final
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Node, Pointwise, Reduction
-from polyfuse.kit.streams import few_streams
+from polyfuse.kit.streams import too_many_streams
 from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, free_axes, product
 
@@ -32,6 +32,12 @@ def columns_apart(pair: FusionPair) -> Claim:
                 if any(_runs_beside(other, node) for other in others):
                     return No("what is stored for each element would follow the columns of a reduction")
     return Yes()
+
+
+def few_streams(pair: FusionPair) -> Claim:
+    """Whether two groups of nodes share enough data to become a kernel of many arrays."""
+    reason = too_many_streams(pair.streams, pair.shared_bytes, pair.touched_bytes)
+    return No(reason) if reason else Yes()
 
 
 RULES: Final = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polyfuse.ir.expr import Expr, apply
-from polyfuse.kit.streams import few_streams
 from polyfuse.plugin import FusionPair, FusionRule, FusionRules, No, TargetInfo, Yes
+from polyfuse_cpp.fusion_rules import few_streams
 from polyfuse_cutlass.fusion_rules import CANDIDATES
 from polyfuse_halide.fusion_rules import RULES
 from schedule_builder import Maker, axes
