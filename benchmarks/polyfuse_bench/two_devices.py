@@ -195,7 +195,8 @@ def _graphed(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
     with torch.cuda.graph(graph):
         result = call()
 
-    def replay() -> Tensor:
+    def replay(captured: Callable[[], Tensor] = call) -> Tensor:
+        # the graph reads the tensors that `captured` holds
         graph.replay()
         return result
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import delayed_group
+from polyfuse.compiler.reports.report import last_reports
 
 pytestmark = pytest.mark.gpu
 
@@ -51,3 +52,21 @@ def test_memory_is_kept_until_the_wait(group: int, options: dict[str, Any]) -> N
     for _ in range(4):
         x, y = (torch.randn(256, 256, device="cuda") / 16 for _ in range(2))
         torch.testing.assert_close(run(x, y, group), program(x, y, group), rtol=1e-3, atol=1e-3)
+
+
+def test_collectives_of_nccl_are_recorded() -> None:
+    if not dist.is_nccl_available():
+        pytest.skip("this torch is built without NCCL, over which the test talks to itself")
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        torch._dynamo.reset()
+        run = torch.compile(program, backend="polyfuse", mode="reduce-overhead")
+        for _ in range(6):
+            x, y = (torch.randn(256, 256, device="cuda") / 16 for _ in range(2))
+            torch.testing.assert_close(run(x, y, 1), program(x, y, 1), rtol=1e-3, atol=1e-3)
+        found = last_reports()[-1].recording
+        assert found is not None and not found.refused and not found.partitions and found.replays
+        del run
+        torch._dynamo.reset()
+    finally:
+        dist.destroy_process_group()

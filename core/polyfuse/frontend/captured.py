@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.groups import group_of
 from polyfuse.torch_compat.tracing import fake, fx, global_state, shapes
 from polyfuse.torch_compat.tracing.dynamo import is_static_input, is_static_tensor
 
@@ -194,10 +195,18 @@ def _target(node: Node) -> str:
             raise CacheBypass(f"it calls {target.name()}, which takes functions")
         return target.name()
     if isinstance(target, ops.OpOverload):
-        return _of_torch(str(target), target.namespace)
+        return _of_torch(str(target), target.namespace) + _carriers(node)
     if isinstance(target, ops.OpOverloadPacket):
         return _of_torch(f"every {target}", str(target).partition(".")[0])
     return _function(target)
+
+
+def _carriers(node: Node) -> str:
+    """What carries out a collective, which decides whether it is recorded."""
+    if getattr(node.target, "namespace", "") != "_c10d_functional":
+        return ""
+    found = (group_of(value) for value in (*node.args, *node.kwargs.values()) if isinstance(value, str))
+    return "".join(f" by {group.libraries}" for group in found if group is not None)
 
 
 def _of_torch(name: str, namespace: str) -> str:

@@ -10,14 +10,16 @@ import torch
 from polyfuse.base.settings import Settings
 from polyfuse.ir.communication import is_communication
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import ExternCall, Opaque
+from polyfuse.ir.nodes import Collective, ExternCall, Opaque
 from polyfuse.lowering.calls.fallback import OBJECT_CALL, Rebuilt
 from polyfuse.program.steps import ProgramInput
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.schedule.result import Call, Launch, Schedule
 from polyfuse.symbolic import free_symbols
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.devices.device_graphs import unsafe_to_record
+from polyfuse.torch_compat.groups import group_of
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.user_kernels import UserKernel
 
@@ -161,10 +163,31 @@ def _faults(schedule: Schedule) -> Iterator[str]:
     for step in schedule.steps:
         if not isinstance(step, Call):
             continue
+        if is_communication(step.node) and _records_collectives(schedule):
+            continue
         name, fault = _fault(step.node, schedule.graph)
         if fault:
             place = next((o.source for o in step.node.origins if o.source), "")
             yield f"{name} {fault}" + (f" ({place})" if place else "")
+
+
+def _records_collectives(schedule: Schedule) -> bool:
+    """Whether all collectives of a program take part in a recording of it as a whole."""
+    return all(
+        _is_recorded(step.node, schedule.graph)
+        for step in schedule.steps
+        if isinstance(step, Call) and isinstance(step.node, Collective)
+    )
+
+
+def _is_recorded(call: Collective, graph: Graph) -> bool:
+    group = group_of(call.group)
+    names = (*call.writes(), *call.mutates)
+    devices = {graph.buffers[name].device for name in names if name in graph.buffers}
+    if group is None or len(devices) != 1:
+        return False
+    device = next(iter(devices))
+    return group.library(device.partition(":")[0]) in device_of(device).recorded_collectives
 
 
 def doubtful(step: Launch | Call, graph: Graph) -> bool:

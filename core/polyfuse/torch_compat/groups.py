@@ -50,6 +50,19 @@ class Group:
     store: SharedStore | None
     handle: Any
 
+    def library(self, device_type: str) -> str:
+        """What carries out collectives of tensors on a kind of device, such as `"nccl"`."""
+        try:
+            return str(self.handle._get_backend(torch.device(device_type)).name()).lower()
+        except RuntimeError:
+            # a group that is one library itself, as those written in Python are
+            return str(self.handle.name()).lower()
+
+    @property
+    def libraries(self) -> str:
+        """The same for all kinds of devices, as text."""
+        return str(_distributed().get_backend_config(self.handle))
+
     def is_on_one_host(self, per_host: int) -> bool:
         """Whether all its processes are on one host, and those of each group like it, so that all ranks say
         the same.

@@ -34,6 +34,8 @@ class CudaDevice(Device):
     link = 200e9
     # measurements name the model that they were made on
     timeless_switches = frozenset({"current"})
+    # kernels on streams like any other
+    recorded_collectives = frozenset({"nccl"})
 
     def stream_function(self) -> int:
         """Torch's C function for the current stream."""

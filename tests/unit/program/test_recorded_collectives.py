@@ -19,6 +19,7 @@ import delayed_group
 from obstacle import layers
 from polyfuse.compiler.reports.explain import explain_graph
 from polyfuse.compiler.reports.report import last_reports
+from polyfuse.runtime.devices.device import Device
 from recorded_on_device import status
 from recording_partitions import compiled, fresh_device, same
 
@@ -76,3 +77,21 @@ def test_results_that_are_waited_for_later() -> None:
         kept.append((run(x, w), start(x, w)))
     for actual, expected in kept:
         same([wait(t) for t in actual], [wait(t) for t in expected])
+
+
+@pytest.mark.parametrize("overlap", (False, True))
+def test_a_device_that_records_collectives_records_the_whole(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "recorded_collectives", frozenset({delayed_group.NAME}))
+    # the group is the same as before, the device is not: what is in the graph cache is of another one
+    options = {"overlap_collectives": overlap, "overlap_memory": 500, "network_bandwidth": 1, "cache": False}
+    run = compiled(work, **options)
+    kept = []
+    for _ in range(7):
+        x, w = operands()
+        kept.append((run(x, w), work(x, w)))
+    for actual, expected in kept:
+        same(actual, expected)
+    found = status()
+    assert not found.refused and not found.partitions and found.replays

@@ -107,6 +107,10 @@ class Device:
     """Whether eager mode draws the mask of dropout with `aten.bernoulli`. If so, the rest of dropout is
     compiled; if not, eager mode's own dropout stays whole, which keeps its random numbers."""
 
+    recorded_collectives: ClassVar[frozenset[str]] = frozenset()
+    """What carries out collectives that take part in recordings, as torch names backends of groups: ``nccl``.
+    """
+
     timeless_switches: ClassVar[frozenset[str]] = frozenset()
     """Names of `switches` that change nothing about how long work takes: measurements hold whatever they are.
     """
