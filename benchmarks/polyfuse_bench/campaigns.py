@@ -148,7 +148,9 @@ def host(selection: Selection) -> Plan:
 def fusion_rules(selection: Selection) -> Plan:
     from polyfuse_bench.fusion_rules import CANDIDATES, CASES
 
-    return _selecting("fusion_rules", _chosen(CASES, selection.only, "rule"), CANDIDATES, selection)
+    kind = torch.device(selection.device).type
+    here = [name for name, case in CASES.items() if case.device == kind]
+    return _selecting("fusion_rules", _chosen(here, selection.only, "rule"), CANDIDATES, selection)
 
 
 def engines(selection: Selection) -> Plan:

@@ -1,19 +1,23 @@
-"""What each fusion rule of a shipped plugin wins: training steps with the rule and without it, interleaved.
+"""What each fusion rule of a shipped plugin wins: the same work with the rule and without it, interleaved.
 
-Times the cases of one row in this process. A rule stays only if its row shows a gain.
+Times the cases of one row in this process: by CPU time on the CPU, so that what else the machine does counts
+little. A rule stays only if its rows show a gain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from polyfuse.plugin import FusionRule, hookimpl, register
+from polyfuse.plugin.hooks.registry import registered
 from polyfuse_bench.backends import EAGER, resolved
-from polyfuse_bench.devices import CPU
+from polyfuse_bench.devices import CPU, waiter
 from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
@@ -21,7 +25,8 @@ ON, OFF = "polyfuse", "polyfuse:without"
 CANDIDATES = (EAGER, ON, OFF)
 """Who is compared: with the rule and without it."""
 
-Step = Callable[..., torch.Tensor]
+Step = Callable[..., Any]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -29,20 +34,25 @@ class Case:
     """One rule on one function.
 
     Attributes:
-        rule: its name, as `disable_fusion_rules` takes it.
-        function: of a matrix and vectors of its columns.
-        vectors: how many.
+        rule: its name, as `disable_fusion_rules` takes it: that of the plugin whose kernels are compared, and
+            its own. The plugin `candidate` is this campaign's: it offers rules that no shipped plugin
+            offers before they have been measured.
+        function: of tensors of the shapes `shapes`.
+        words: what it computes, for people.
         options: under which the rule has something to say.
         device: for which it is.
-        size: rows and columns of the matrix.
+        trains: whether the gradients of all tensors are computed too.
+        dtype: of the tensors.
     """
 
     rule: str
     function: Step
-    vectors: int
+    shapes: Sequence[Shape]
+    words: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "cuda"
-    size: tuple[int, int] = (4096, 4096)
+    device: str = CPU
+    trains: bool = False
+    dtype: torch.dtype = torch.float32
 
 
 def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -57,37 +67,160 @@ def _bias(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return F.gelu(x + b) * 2
 
 
+def _affine(x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(x * a + b for a, b in zip(others[::2], others[1::2], strict=True))
+
+
+def _row_sums(x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple((x * a).sum(-1) for a in others)
+
+
+def _products_and_sum(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    half = len(tensors) // 2
+    found = tensors[0]
+    for one in tensors[1:half]:
+        found = found * one
+    total = found
+    for one in tensors[half:]:
+        total = total + one
+    return found, total
+
+
+def _column_sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (x * y).sum(0), x * 2
+
+
+def _tanh_and_sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    found = torch.tanh(x * y)
+    return found, found.sum(0)
+
+
+def _linear_chain(x: torch.Tensor, w: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    found = x @ w
+    for one in others:
+        found = torch.tanh(found * one) + one
+    return found
+
+
 _COLUMNS = {"triton.column_reductions": "1"}
+_MATRIX: Shape = (4096, 4096)
+_VECTOR: Shape = (4096,)
+_LARGE: Shape = (1 << 20,)
+_SMALL: Shape = (1 << 16,)
+_SQUARE: Shape = (1024, 1024)
+
 CASES: Mapping[str, Case] = {
-    "whole-groups-rms-norm": Case("triton.whole-groups", _rms_norm, 1, _COLUMNS),
-    "whole-groups-layer-norm": Case("triton.whole-groups", _layer_norm, 2, _COLUMNS),
-    "whole-groups-bias": Case("triton.whole-groups", _bias, 1, _COLUMNS),
+    **{
+        f"{plugin}-{name}": Case(f"{plugin}.few-streams", function, shapes, words)
+        for plugin in ("cpp", "halide")
+        for name, function, shapes, words in (
+            ("affine-25", _affine, [_LARGE] * 17, "eight `x * a + b` of one `x`, 4 MB an array"),
+            ("affine-49-small", _affine, [_SMALL] * 33, "sixteen of them, 256 KB an array"),
+            ("row-sums-33", _row_sums, [_SQUARE] * 33, "sums over rows of 32 products with one matrix"),
+            ("passed-on-22", _products_and_sum, [_LARGE] * 20, "a product of ten, and its sum with ten"),
+            ("affine-16", _affine, [_LARGE] * 11, "five `x * a + b`: 16 arrays, which the rule leaves alone"),
+        )
+    },
+    **{
+        f"halide-{name}": Case("halide.columns-apart", function, shapes, words, trains=trains)
+        for name, function, shapes, words, trains in (
+            ("columns-sum", _column_sums, [_SQUARE] * 2, "column sums of `x * y`, and `x * 2`", False),
+            ("columns-tanh", _tanh_and_sums, [_SQUARE] * 2, "`tanh(x * y)` and its column sums", False),
+            ("columns-long", _tanh_and_sums, [(4096, 512)] * 2, "the same of 4096 rows", False),
+            ("columns-bias", _bias, [_SQUARE, (1024,)], "training step of `gelu(x + b) * 2`", True),
+            (
+                "columns-norm",
+                _layer_norm,
+                [_SQUARE, (1024,), (1024,)],
+                "training step of layer_norm, which the rule leaves alone",
+                True,
+            ),
+        )
+    },
+    **{
+        f"cutlass-{name}": Case(
+            "candidate.few-operands",
+            _linear_chain,
+            shapes,
+            words,
+            {"backends": ("cutlass", "triton"), "gemm": "fastest"},
+            "cuda",
+            dtype=torch.bfloat16,
+        )
+        for name, shapes, words in (
+            ("operands-8", [_MATRIX] * 10, "4096x4096x4096 bf16, then eight matrices one after the other"),
+            ("operands-8-flat", [(4096, 256), (256, 4096)] + [_MATRIX] * 8, "the same of depth 256"),
+        )
+    },
+    **{
+        f"whole-groups-{name}": Case(
+            "triton.whole-groups",
+            function,
+            [_MATRIX] + [_VECTOR] * vectors,
+            f"training step of {words}",
+            _COLUMNS,
+            "cuda",
+            trains=True,
+        )
+        for name, function, vectors, words in (
+            ("rms-norm", _rms_norm, 1, "RMS norm"),
+            ("layer-norm", _layer_norm, 2, "layer_norm"),
+            ("bias", _bias, 1, "`gelu(x + b) * 2`"),
+        )
+    },
 }
 
 
+class _Candidates:
+    """A plugin with the rules that have not been measured yet."""
+
+    @hookimpl
+    def polyfuse_fusion_rules(self, device_type: str) -> Sequence[FusionRule]:
+        from polyfuse_cutlass.fusion_rules import CANDIDATES as UNMEASURED
+
+        return UNMEASURED if device_type == "cuda" else ()
+
+
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of `task["name"]` for `task["backends"]`, on `task["device"]` if that is not the CPU."""
+    """The row of `task["name"]` for `task["backends"]`, on the device of the case unless the task names
+    another accelerator. `task["shapes"]` are others than those of the case.
+    """
     case = CASES[task["name"]]
     device = task.get("device", CPU)
-    rows, columns = task.get("size") or case.size
     torch.manual_seed(0)
-    x = torch.randn(rows, columns, device=device, requires_grad=True)
-    vectors = [torch.randn(columns, device=device, requires_grad=True) for _ in range(case.vectors)]
-    weight = torch.randn(rows, columns, device=device)
+    shapes = task.get("shapes") or case.shapes
+    tensors = [
+        torch.randn(*shape, device=device, dtype=case.dtype, requires_grad=case.trains) for shape in shapes
+    ]
 
     def prepare(backend: str) -> Callable[[], Any]:
         function = compiled(case, backend, device)
-        return lambda: torch.autograd.grad((function(x, *vectors) * weight).sum(), (x, *vectors))
+        if not case.trains:
+            return lambda: function(*tensors)
+        weight = torch.linspace(-1, 1, tensors[0].numel(), device=device).reshape(tensors[0].shape)
+        return lambda: torch.autograd.grad((function(*tensors) * weight).sum(), tensors)
 
-    outcome = side_by_side(task["backends"], prepare, Effort(**task["effort"]))
-    return {"name": task["name"], "rule": case.rule, **outcome}
+    on_cpu = torch.device(device).type == CPU
+    outcome = side_by_side(
+        task["backends"],
+        prepare,
+        Effort(**task["effort"]),
+        wait=waiter(device),
+        clock=time.process_time if on_cpu else time.perf_counter,
+    )
+    return {"name": task["name"], "rule": case.rule, "words": case.words, "device": device, **outcome}
 
 
 def compiled(case: Case, backend: str, device: str) -> Step:
-    """A case's function by one of the candidates; the options of another device's plugin are left out."""
+    """A case's function by one of the candidates; elsewhere than on its device, without its options."""
     if backend == EAGER:
         return case.function
-    options = dict(case.options) if torch.device(device).type == case.device else {}
+    plugin = case.rule.partition(".")[0]
+    if plugin == "candidate" and not any(known.name == plugin for known in registered()):
+        register(_Candidates(), plugin)
+    options: dict[str, Any] = {}
+    if torch.device(device).type == case.device:
+        options = {"backends": (plugin,), **case.options}
     if backend == OFF:
         options["disable_fusion_rules"] = (case.rule,)
     made: Step = torch.compile(case.function, backend=resolved(ON), dynamic=False, options=options)

@@ -21,6 +21,7 @@ from polyfuse_bench.report_engines import (
     engines_section,
     engines_slower,
 )
+from polyfuse_bench.report_fusion_rules import fusion_rules_section
 from polyfuse_bench.report_fuzz import fuzz_table
 from polyfuse_bench.report_gemm import gemm_section, tilings_section
 from polyfuse_bench.report_parity import parity_page
@@ -125,6 +126,7 @@ def performance_page(results: Path) -> str | None:
             ("autotune_backends", _autotune_backends_section),
             ("memory", _memory_section),
             ("host", _host_section),
+            ("fusion_rules", fusion_rules_section),
             ("two_devices", _two_devices_section),
         )
         for content in _variants(kind, results)

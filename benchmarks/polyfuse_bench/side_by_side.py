@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -10,7 +11,7 @@ from polyfuse_bench.alarm import limited
 from polyfuse_bench.backends import EAGER
 from polyfuse_bench.child import first_line
 from polyfuse_bench.tensors import clone_tree, relative_error
-from polyfuse_bench.timing import Effort, compare, nothing
+from polyfuse_bench.timing import Clock, Effort, compare, nothing
 from polyfuse_bench.turns import turn
 
 _MORE_CALLS = 3
@@ -24,6 +25,7 @@ def side_by_side(
     *,
     written: Callable[[str], Any] | None = None,
     wait: Callable[[], Any] = nothing,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
     """Timings, errors and failures of each backend.
 
@@ -31,7 +33,7 @@ def side_by_side(
     reference for the others' errors. A backend that raises, or whose first calls take longer than the
     effort's patience, is left out of the timing. Work that writes into its arguments gives no result:
     `written(backend)` then answers what to compare. `wait` returns when a device has done all that it was
-    given.
+    given. `clock` is what `compare` takes.
     """
 
     def late() -> NoReturn:
@@ -61,7 +63,7 @@ def side_by_side(
         if name in backends:
             calls[name] = call
     with turn():
-        comparison = compare(calls, effort, wait)
+        comparison = compare(calls, effort, wait, clock)
     return {
         "timings": [dataclasses.asdict(timing) for timing in comparison.timings],
         "errors": errors,

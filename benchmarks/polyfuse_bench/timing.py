@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Call = Callable[[], object]
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,16 @@ def nothing() -> None:
     """What to wait for on a device whose calls return when they are done."""
 
 
-def compare(calls: Mapping[str, Call], effort: Effort = DEFAULT_EFFORT, wait: Call = nothing) -> Comparison:
-    """Time every call of `calls` in interleaved rounds; a sample ends when `wait` returns."""
+def compare(
+    calls: Mapping[str, Call],
+    effort: Effort = DEFAULT_EFFORT,
+    wait: Call = nothing,
+    clock: Clock = time.perf_counter,
+) -> Comparison:
+    """Time every call of `calls` in interleaved rounds; a sample ends when `wait` returns.
+
+    `clock` gives seconds: `time.process_time` those of this process alone, whatever else the machine does.
+    """
     repeats = {name: _calibrate(call, effort, wait) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
@@ -80,7 +89,7 @@ def compare(calls: Mapping[str, Call], effort: Effort = DEFAULT_EFFORT, wait: Ca
         for round_number in range(effort.rounds):
             turn = round_number % len(names)
             for name in names[turn:] + names[:turn]:
-                samples[name].append(_sample(calls[name], repeats[name], wait))
+                samples[name].append(_sample(calls[name], repeats[name], wait, clock))
             if round_number >= 2 and time.perf_counter() - began > effort.max_seconds:
                 break
     finally:
@@ -109,13 +118,13 @@ def _calibrate(call: Call, effort: Effort, wait: Call) -> int:
     return max(1, round(effort.min_sample_seconds / max(fastest, 1e-9)))
 
 
-def _sample(call: Call, repeats: int, wait: Call) -> float:
+def _sample(call: Call, repeats: int, wait: Call, clock: Clock = time.perf_counter) -> float:
     wait()
-    began = time.perf_counter()
+    began = clock()
     for _ in range(repeats):
         call()
     wait()
-    return (time.perf_counter() - began) / repeats
+    return (clock() - began) / repeats
 
 
 def _summary(name: str, samples: Sequence[float], repeats: int) -> Timing:

@@ -169,12 +169,14 @@ class WorkerSetup:
         threads: how many compute.
         devices: the class that answers for each device type in use, as ``package.module:Class``, and the
             switches of its libraries.
+        registered: the plugins that the program registered, in order: names, and where they can be imported.
     """
 
     settings: Settings
     backends: Mapping[str, str]
     threads: int = 1
     devices: Mapping[str, tuple[str, Mapping[str, object]]] = field(default_factory=dict)
+    registered: tuple[tuple[str, str], ...] = ()
 
 
 # So many kernels for each worker are asked for at once, where time may run out.

@@ -22,7 +22,7 @@ from polyfuse.autotune.report import ProgressTable, append_log
 from polyfuse.autotune.search import Search, TrialRules, TuningTask
 from polyfuse.autotune.worker import InProcessRunner, TrialRunner, WorkerRunner
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.base.log import get_logger
+from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.cache.samples import SampleStore
@@ -31,6 +31,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import TemplateCall
 from polyfuse.plugin import Backend, Config, Extensions, FusionRules, Source, State
+from polyfuse.plugin.hooks.registry import importable, registered
 from polyfuse.runtime.devices.registry import class_name, device_of, known_devices
 from polyfuse.schedule import Decision, Launch
 from polyfuse.workers import BuildPool
@@ -379,7 +380,23 @@ class Tuner:
             if state.manifest is not None and state.manifest.load and state.state in usable
         }
         devices = {kind: (class_name(made), made.switches()) for kind, made in known_devices().items()}
-        return WorkerSetup(self.settings, places, threads(), devices)
+        return WorkerSetup(self.settings, places, threads(), devices, self._shared())
+
+    def _shared(self) -> tuple[tuple[str, str], ...]:
+        """The plugins of this program that the worker can import, too. Others that time launches or generate
+        kernels are named once.
+        """
+        places = {known.name: importable(known.plugin) for known in registered()}
+        for name in (name for name, place in places.items() if not place):
+            times = self._plugins.hooks.implements(name, "polyfuse_timer")
+            if times or self._plugins.generates(name):
+                warn_once(
+                    "autotune",
+                    f"plugin {name!r}, which this program registered, cannot be imported by the benchmark "
+                    "worker, so that its timer and kernels are not used there; register a module that can be "
+                    "imported, or set the option `tune_in_process`",
+                )
+        return tuple((name, place) for name, place in places.items() if place)
 
 
 def negligible(

@@ -33,6 +33,7 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.process import python_command, python_environment
 from polyfuse.base.text import shorten
 from polyfuse.plugin import Backend, PluginManager, Timer
+from polyfuse.plugin.hooks.registry import register_imported
 from polyfuse.plugin.timing import default_timer
 from polyfuse.runtime.devices.registry import device_of, import_device
 
@@ -65,7 +66,7 @@ class WorkerProcess:
             stdout=self._output,
             stderr=self._output,
             pass_fds=(other.fileno(),),
-            env=python_environment(*setup.backends.values()),
+            env=python_environment(*setup.backends.values(), *(place for _, place in setup.registered)),
             # a key that interrupts the parent is the parent's to answer
             start_new_session=True,
         )
@@ -320,12 +321,15 @@ def _loader(setup: WorkerSetup) -> Callable[[str], Backend]:
 
 
 def _timers(setup: WorkerSetup) -> Callable[[str, str], Timer]:
-    """What times launches, by the plugins that are installed; they are looked for when one is needed."""
+    """What times launches, by the plugins that are installed, and those that the program registered; they are
+    looked for when one is needed.
+    """
     made: list[PluginManager] = []
 
     def timer(backend: str, device_type: str) -> Timer:
         if not made:
             try:
+                register_imported(setup.registered)
                 made.append(PluginManager(setup.settings))
             except PolyfuseError:  # an option names what only the process that compiles knows
                 return default_timer(device_type)

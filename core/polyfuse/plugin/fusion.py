@@ -32,6 +32,8 @@ class FusionPair:
         shared_bytes: of the buffers that both access: what a fusion may read or write once instead of twice.
         touched_bytes: of all buffers that they access.
         buffers: how many these are.
+        streams: how many of these have an element for each iteration of the larger of the two, or more: not
+            sums of rows, weights of columns, scalars.
     """
 
     first: Sequence[Node]
@@ -44,6 +46,7 @@ class FusionPair:
     shared_bytes: int = 0
     touched_bytes: int = 0
     buffers: int = 0
+    streams: int = 0
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,11 @@ class CppBackend(Backend):
 
         return packed_width(matmul, self.isa)
 
+    def machine(self) -> Mapping[str, str]:
+        """The machine, and what is in its caches where that is not as usual."""
+        caches = str(self.settings.plugin_option("cpp", "caches", "") or "cold")
+        return {**super().machine(), **({} if caches == "cold" else {"caches": caches})}
+
     def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
         """Whether oneDNN's is called through torch otherwise, and the sums are many."""
         from polyfuse_cpp import generator

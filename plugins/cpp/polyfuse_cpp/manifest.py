@@ -12,9 +12,16 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.choices import Choice
+    from polyfuse.plugin.fusion import FusionRule
     from polyfuse.plugin.timing import Timer
 
-__all__ = ["polyfuse_choices", "polyfuse_doctor", "polyfuse_manifest", "polyfuse_timer"]
+__all__ = [
+    "polyfuse_choices",
+    "polyfuse_doctor",
+    "polyfuse_fusion_rules",
+    "polyfuse_manifest",
+    "polyfuse_timer",
+]
 
 
 @hookimpl
@@ -29,11 +36,13 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_cpp.backend:CppBackend",
         loader="polyfuse_cpp.loading:load_packaged",
         priority={"cpu": 100},
-        offers=(Offer.KERNELS, Offer.CHOICES, Offer.TIMER, Offer.NATIVE_HOST),
+        offers=(Offer.KERNELS, Offer.CHOICES, Offer.FUSION_RULES, Offer.TIMER, Offer.NATIVE_HOST),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
         options={
             "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",
             "flags": "Flags added to each command of the C++ compiler, behind its own: `-O3 -g`.",
+            "caches": "What launches find in caches when they are timed: `cold`, the default, nothing; "
+            "`warm`, their operands; `both`, the mean of the two.",
             "compiler": "Command of the C++ compiler; empty: CXX of the environment, or the first one found.",
         },
         summary="Vectorised, multithreaded C++ for the CPU, built by the compiler of the system",
@@ -51,13 +60,23 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
 
 
 @hookimpl
-def polyfuse_timer(device_type: str, backend: str) -> Timer | None:
-    """Time kernels on as many operands in turn as no cache holds."""
+def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:
+    """Keep kernels from running through more arrays than are prefetched."""
+    if device_type != "cpu":
+        return ()
+    from polyfuse_cpp.fusion_rules import RULES
+
+    return RULES
+
+
+@hookimpl
+def polyfuse_timer(device_type: str, backend: str, settings: Settings) -> Timer | None:
+    """Time kernels on operands that are in no cache, or as the option `cpp.caches` says."""
     if device_type != "cpu" or backend != "cpp":
         return None
-    from polyfuse.plugin.timing import HostTimer, cache_bytes
+    from polyfuse_cpp.timing import timer_for
 
-    return HostTimer(cold_bytes=3 * cache_bytes() // 2)
+    return timer_for(settings)
 
 
 @hookimpl

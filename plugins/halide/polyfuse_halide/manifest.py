@@ -11,10 +11,17 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.plugin.fusion import FusionRule
     from polyfuse.plugin.timing import Timer
     from polyfuse.runtime.devices.device import Device
 
-__all__ = ["polyfuse_device", "polyfuse_doctor", "polyfuse_manifest", "polyfuse_timer"]
+__all__ = [
+    "polyfuse_device",
+    "polyfuse_doctor",
+    "polyfuse_fusion_rules",
+    "polyfuse_manifest",
+    "polyfuse_timer",
+]
 
 
 @hookimpl
@@ -29,7 +36,7 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_halide.backend:HalideBackend",
         loader="polyfuse_halide.loading:load_packaged",
         priority={"cpu": 90},
-        offers=(Offer.KERNELS, Offer.TIMER),
+        offers=(Offer.KERNELS, Offer.FUSION_RULES, Offer.TIMER),
         requires=Requires(packages=("halide>=21,<22",), hardware=("Linux on x86-64",)),
         options={
             "target": "What to compile for, as Halide writes it; empty: this machine's CPU.",
@@ -46,6 +53,16 @@ def polyfuse_manifest() -> Manifest:
         },
         summary="Kernels for CPUs and NVIDIA GPUs as Halide pipelines, without a system's compiler",
     )
+
+
+@hookimpl
+def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:
+    """Keep loops apart that one schedule cannot serve."""
+    if device_type != "cpu":
+        return ()
+    from polyfuse_halide.fusion_rules import RULES
+
+    return RULES
 
 
 @hookimpl

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -12,6 +16,9 @@ from polyfuse.autotune import worker as worker
 from polyfuse.autotune.candidate import BuiltProgram, CallStep, Fault, Problem, Storage, Window, WorkerSetup
 from polyfuse.autotune.worker import WorkerProcess, WorkerRunner
 from polyfuse.base.settings import Settings
+from polyfuse.compiler.session import forget_sessions, session_for
+from polyfuse.plugin import hookimpl, register, unregister
+from polyfuse.plugin.hooks.registry import importable
 
 SQUARE = Window(0, (4, 4), (4, 1), 0, "float32")
 PROBLEM = Problem("a product", "cpu", "interpreter", (Storage("float32", "cpu", 16),))
@@ -65,3 +72,70 @@ def test_time_in_which_nobody_ran_does_not_count(monkeypatch):
     assert child._waited(10.0)
     polls.clear()
     assert not child._waited(2.0)
+
+
+PLUGIN = """
+from polyfuse.plugin import HostTimer, hookimpl
+
+
+class Constant(HostTimer):
+    def milliseconds(self, launches):
+        launches[0]()
+        return 42.0
+
+
+@hookimpl
+def polyfuse_timer(device_type, backend):
+    return Constant()
+"""
+
+
+def test_the_worker_imports_what_the_program_registered(monkeypatch, tmp_path):
+    (tmp_path / "timer_of_a_test.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("timer_of_a_test")
+    place = importable(module)
+    assert place == "timer_of_a_test"
+    runner = WorkerRunner(lambda: replace(setup(), registered=(("constant", place),)), 30)
+    try:
+        runner.prepare(PROBLEM)
+        assert runner.first(GOOD) and runner.sample(GOOD) == 42.0
+    finally:
+        runner.close()
+
+
+def test_what_another_process_can_import(monkeypatch):
+    here = sys.modules[__name__]
+    assert importable(here) == __name__
+    assert importable(WorkerRunner) == "polyfuse.autotune.worker:WorkerRunner"
+    assert importable(object()) == importable(WorkerRunner(setup, 1)) == ""
+    monkeypatch.setattr(here, "PROBLEM", SimpleNamespace())
+    assert importable(PROBLEM) == "", "its class is of another module"
+    made = ModuleType("made_by_hand")
+    monkeypatch.setitem(sys.modules, "made_by_hand", made)
+    assert importable(made) == ""
+
+
+def test_a_registered_plugin_that_the_worker_cannot_import_is_named_once(warnings_seen):
+    class Timed:
+        @hookimpl
+        def polyfuse_timer(self, device_type):
+            return None
+
+    class Observer:
+        @hookimpl
+        def polyfuse_decision(self, decision):
+            pass
+
+    plugins = [Timed(), Observer()]
+    for one in plugins:
+        register(one)
+    try:
+        session = session_for(Settings(tune_kernels=True))
+        assert not session.tuner._setup().registered and not session.tuner._setup().registered
+    finally:
+        for one in plugins:
+            unregister(one)
+        forget_sessions()
+    (text,) = warnings_seen()
+    assert "plugin 'Timed'" in text and "`tune_in_process`" in text

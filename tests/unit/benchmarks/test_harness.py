@@ -19,6 +19,8 @@ from polyfuse_bench.results import read_results, write_results
 from polyfuse_bench.tensors import bytes_moved, clone_tree, relative_error
 from polyfuse_bench.timing import Effort, compare, geometric_mean
 
+from polyfuse.plugin import unregister
+
 SHORT = Effort(rounds=3, min_sample_seconds=1e-4, warmup_seconds=1e-3)
 
 
@@ -202,14 +204,38 @@ def test_fusion_rules_are_measured_on_and_off(monkeypatch) -> None:
     monkeypatch.setattr(torch, "compile", noting)
     effort = {"rounds": 1, "min_sample_seconds": 1e-4, "warmup_seconds": 1e-4, "max_seconds": 1.0}
     for name, case in fusion_rules.CASES.items():
-        backends = fusion_rules.CANDIDATES
-        row = fusion_rules.measure({"name": name, "backends": backends, "effort": effort, "size": (8, 6)})
-        assert [timing["name"] for timing in row["timings"]] == list(backends) and not row["failures"]
-        assert row["rule"] == case.rule
-        assert asked == [{}, {"disable_fusion_rules": (case.rule,)}]
+        shapes = [(8,) * len(shape) for shape in case.shapes]
+        task = {"name": name, "backends": fusion_rules.CANDIDATES, "effort": effort, "shapes": shapes}
+        row = fusion_rules.measure(task)
+        assert [timing["name"] for timing in row["timings"]] == list(fusion_rules.CANDIDATES)
+        assert not row["failures"] and row["rule"] == case.rule
+        here = {"backends": (case.rule.partition(".")[0],)} if case.device == "cpu" else {}
+        assert asked == [here, {**here, "disable_fusion_rules": (case.rule,)}]
         asked.clear()
+    unregister("candidate")
     fusion_rules.compiled(case, fusion_rules.OFF, "cuda:0")
-    assert asked == [{"triton.column_reductions": "1", "disable_fusion_rules": (case.rule,)}]
+    assert asked == [
+        {
+            "backends": ("triton",),
+            "triton.column_reductions": "1",
+            "disable_fusion_rules": (case.rule,),
+        }
+    ]
+
+
+def test_what_rules_win_is_shown_by_rule(tmp_path: Path) -> None:
+    def row(rule: str, on: float, off: float) -> dict[str, Any]:
+        timings = [
+            {"name": name, "median": value} for name, value in (("polyfuse", on), ("polyfuse:without", off))
+        ]
+        return {"name": "a", "rule": rule, "words": "sums", "timings": timings, "failures": {}, "errors": {}}
+
+    rows = [row("cpp.one", 1e-3, 2e-3), row("cpp.one", 1e-3, 8e-3), row("halide.two", 2e-3, 1e-3)]
+    write_results("fusion_rules", rows, path=tmp_path / "fusion_rules.json", device="cpu")
+    page = report.performance_page(tmp_path)
+    assert page is not None and "## Fusion rules" in page and "CPU time" in page
+    assert "| **`cpp.one`** | geometric mean |  |  | **4.00×** |" in page
+    assert "| `halide.two` | sums | 1 ms | 2 ms | 0.50× |" in page
 
 
 def test_operator_results_go_between_their_marks(tmp_path: Path) -> None:

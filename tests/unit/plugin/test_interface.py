@@ -93,7 +93,8 @@ def test_the_text_holds_fields_methods_and_hooks():
     ):
         assert line in text, line
     assert all(f"hook {name}(" in text for name in HOOKS)
-    assert "hook polyfuse_timer(device_type: 'str', backend: 'str') -> 'Timer' firstresult" in text
+    assert "hook polyfuse_doctor(settings: 'Settings') -> 'Sequence[Finding]'" in text
+    assert "settings: 'Settings') -> 'Timer' firstresult" in text
 
 
 @pytest.mark.parametrize("version", [(1, 0), (API_VERSION[0] + 1, 0), (API_VERSION[0], API_VERSION[1] + 1)])

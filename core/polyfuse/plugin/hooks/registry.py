@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 
-__all__ = ["Registered", "generation", "register", "registered", "unregister"]
+__all__ = [
+    "Registered",
+    "generation",
+    "importable",
+    "register",
+    "register_imported",
+    "registered",
+    "unregister",
+]
 
 
 @dataclass(frozen=True)
@@ -26,8 +38,9 @@ def register(plugin: object, name: str = "") -> str:
 
     Args:
         plugin: a module, class or other object with functions marked `hookimpl`. It may do without the hook
-            `polyfuse_manifest`. The benchmark worker, another process, does not know it: candidates of such
-            a backend are timed with the option `tune_in_process`.
+            `polyfuse_manifest`. The benchmark worker, another process, imports it where it is a module, or
+            what a name of a module stands for; of others, a warning says that it does not know them, and the
+            option `tune_in_process` lets candidates run in this process.
         name: a unique name; empty: the one in its manifest, or its own.
 
     Graphs that were compiled before stay as they are. Of several plugins, the one registered last is called
@@ -71,6 +84,33 @@ def registered() -> tuple[Registered, ...]:
     """Return the plugins of this process in the order in which they were registered."""
     with _LOCK:
         return tuple(_PLUGINS.values())
+
+
+def importable(plugin: object) -> str:
+    """Return where another process can import a plugin, `"module"` or `"module:name"`; empty: nowhere."""
+    name = ""
+    if isinstance(plugin, ModuleType):
+        home: ModuleType | None = plugin
+    else:
+        kind = plugin if isinstance(plugin, type) else type(plugin)
+        home = sys.modules.get(kind.__module__)
+        name = next((name for name, value in vars(home).items() if value is plugin), "") if home else ""
+        if not name:
+            return ""
+    spec = getattr(home, "__spec__", None)
+    # the program itself, and a module made by hand, cannot be imported again
+    if spec is None or not spec.origin or spec.name == "__main__" or home is not sys.modules.get(spec.name):
+        return ""
+    return f"{spec.name}:{name}" if name else str(spec.name)
+
+
+def register_imported(places: Iterable[tuple[str, str]]) -> None:
+    """Register what another process registered, by name and `importable` place, unless importing it does."""
+    for name, place in places:
+        module, _, attribute = place.partition(":")
+        home = import_module(module)
+        if not any(known.name == name for known in registered()):
+            register(getattr(home, attribute) if attribute else home, name)
 
 
 def generation() -> int:

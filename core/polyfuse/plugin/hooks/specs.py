@@ -155,14 +155,16 @@ def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:  # type: ig
 
 
 @hookspec(firstresult=True)
-def polyfuse_timer(device_type: str, backend: str) -> Timer:  # type: ignore[empty-body]
+def polyfuse_timer(  # type: ignore[empty-body]
+    device_type: str, backend: str, settings: Settings
+) -> Timer:
     """Say how launches are timed. The first answer counts; without one, the clock of this machine is used for
     what runs on it, with operands that are in no cache, and that of the device elsewhere.
 
     Arguments: `device_type`, such as `cpu`; `backend`, the name of the first one for the device: it times all
-    candidates for a kernel or a call, whoever generates them.
+    candidates for a kernel or a call, whoever generates them; `settings`, the session's options.
     Called: once for each backend and device type of a session, in the process that times: mostly a benchmark
-    worker, which finds installed plugins, and none that a program registered.
+    worker, which finds installed plugins, and those that a program registered and another process can import.
     Errors: the next plugin is asked. A timer that raises although launches do not, or that returns no time,
     is replaced by the core's, with one warning.
 

@@ -163,7 +163,9 @@ class PluginManager:
         with self._lock:
             found = self._timers.get((backend, device_type))
             if found is None:
-                answers = self.ask("polyfuse_timer", device_type=device_type, backend=backend)
+                answers = self.ask(
+                    "polyfuse_timer", device_type=device_type, backend=backend, settings=self.settings
+                )
                 answer = next(iter(answers), None)
                 found = default_timer(device_type) if answer is None else answer.value
                 if answer is not None and answer.plugin != _CORE:

@@ -1,0 +1,41 @@
+"""Which epilogues belong to a GEMM. Not offered yet: no GPU has measured what the rule wins (campaign
+`fusion_rules` of the benchmarks, rows `cutlass-operands`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyfuse.ir.expr import loads
+from polyfuse.ir.nodes import Pointwise, Reduction
+from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
+from polyfuse.symbolic import free_axes
+
+__all__ = ["CANDIDATES"]
+
+_MOST: Final = 4
+"""Matrices that an epilogue reads beside the sums, which take most registers of a thread."""
+
+
+def few_operands(pair: FusionPair) -> Claim:
+    """Whether the epilogue of a GEMM reads few matrices; rows and columns of factors cost little."""
+    nodes = (*pair.first, *pair.second)
+    if not any(isinstance(node, Reduction) and node.kind in CONTRACTIONS for node in nodes):
+        return Yes()
+    after = [node for node in nodes if isinstance(node, Pointwise)]
+    written = {name for node in nodes for name in node.writes()}
+    read = {
+        item.buffer
+        for node in after
+        for expr in node.expressions()
+        for item in loads(expr)
+        if len(free_axes(item.index)) > 1
+    }
+    count = len(read - written)
+    if count > _MOST:
+        return No(f"an epilogue that reads {count} matrices leaves too few registers to the GEMM")
+    return Yes()
+
+
+CANDIDATES: Final = (FusionRule("few-operands", allows=few_operands, backends=("cutlass",)),)
