@@ -42,16 +42,16 @@ def dynamic(count: int) -> tuple[dict[int, object], ...]:
     return tuple({0: ROWS} for _ in range(count))
 
 
-class Made(NamedTuple):
+class Exported(NamedTuple):
     """An exported program, and what it was exported from: torch cannot run each program."""
 
     program: ExportedProgram
     model: torch.nn.Module
 
 
-def programs(sets: Sequence[Sequence[str]]) -> dict[str, Made]:
+def programs(sets: Sequence[Sequence[str]]) -> dict[str, Exported]:
     """An entry for each list of names, itself strangely named: functions and modules in turn."""
-    found: dict[str, Made] = {}
+    found: dict[str, Exported] = {}
     for i, names in enumerate(sets):
         entry = names[i % len(names)]
         if i % 2:
@@ -65,15 +65,15 @@ def programs(sets: Sequence[Sequence[str]]) -> dict[str, Made]:
     return found
 
 
-def exported(model: torch.nn.Module, count: int) -> Made:
-    return Made(export(model, inputs(count), dynamic_shapes=dynamic(count)), model)
+def exported(model: torch.nn.Module, count: int) -> Exported:
+    return Exported(export(model, inputs(count), dynamic_shapes=dynamic(count)), model)
 
 
-def packaged(made: dict[str, Made], path: Path, **options: Any) -> Path:
+def packaged(made: dict[str, Exported], path: Path, **options: Any) -> Path:
     return package({name: one.program for name, one in made.items()}, path=path, **options)
 
 
-def check_python(path: Path, made: dict[str, Made]) -> None:
+def check_python(path: Path, made: dict[str, Exported]) -> None:
     loaded = load(path)
     assert set(loaded.entries) == set(made)
     for name, (_, model) in made.items():
@@ -84,7 +84,7 @@ def check_python(path: Path, made: dict[str, Made]) -> None:
             torch.testing.assert_close(loaded[name](**keywords), model(*args))
 
 
-def check_native(path: Path, made: dict[str, Made]) -> None:
+def check_native(path: Path, made: dict[str, Exported]) -> None:
     for name, (program, model) in made.items():
         count = len(program.graph_signature.user_inputs)
         for rows in (4, 7):

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 __all__ = [
     "NO_TEXTS",
@@ -20,9 +21,15 @@ __all__ = [
 ]
 
 
+_FARTHER: Final = 0.25
+"""How much less like it a second suggestion may be than the first."""
+
+
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
     """Return the known names most like `name`, best first."""
-    return tuple(difflib.get_close_matches(name, sorted(known), n=limit, cutoff=0.5))
+    found = difflib.get_close_matches(name, sorted(known), n=limit, cutoff=0.5)
+    alike = [difflib.SequenceMatcher(None, other, name).ratio() for other in found]
+    return tuple(other for other, ratio in zip(found, alike, strict=True) if ratio >= alike[0] - _FARTHER)
 
 
 def join_words(words: Sequence[str], last: str = "and") -> str:

@@ -50,6 +50,7 @@ def tried(monkeypatch: Any, times: dict[str, float], *names: str) -> tuple[list[
     tuner: Any = SimpleNamespace(
         key=lambda *_: "key",
         timer=lambda device: SimpleNamespace(name="one"),
+        settings=SimpleNamespace(tune_tolerances=()),
         configs=lambda backend, kernel: CONFIGS[backend.name],
         neighbours=lambda backend, kernel, config: backend.neighbours(kernel, config),
     )
