@@ -146,6 +146,8 @@ class _Lowering:
     # Steps.
 
     def _step(self, step: Step) -> None:
+        if isinstance(step, KeepMemory):
+            return  # a native program plans its memory itself
         if isinstance(step, LaunchKernel):
             self._launch(step)
         elif isinstance(step, ExternStep):
@@ -158,8 +160,6 @@ class _Lowering:
             self._make_view(step)
         elif isinstance(step, Free):
             self._free(step.names)
-        elif isinstance(step, KeepMemory):
-            pass  # such a program plans its memory itself
         elif isinstance(step, BindSymbol):
             self._bind(step)
         elif isinstance(step, Return):
