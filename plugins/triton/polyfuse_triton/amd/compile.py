@@ -12,7 +12,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
 from polyfuse_triton.amd.chips import Chip
 from polyfuse_triton.build.meta import KernelMeta
-from polyfuse_triton.build.pipeline import function_of, specialised
+from polyfuse_triton.build.pipeline import function_of, through_stages
 from polyfuse_triton.codegen import emit
 from polyfuse_triton.target import known_target
 
@@ -69,35 +69,20 @@ def compile_for(chip: Chip, kernel: Kernel, config: Config | None = None) -> Amd
 
 def _compiled(function: Any, meta: KernelMeta, chip: Chip) -> AmdCode:
     import triton
-    from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
 
-    target = GPUTarget("hip", chip.name, chip.wave)
-    backend = make_backend(target)
-    source = ASTSource(function, *specialised(function, meta))
+    options = {
+        "num_warps": meta.num_warps,
+        "num_stages": meta.num_stages,
+        "enable_fp_fusion": meta.fp_fusion,
+        "debug": meta.asserts,
+        "sanitize_overflow": False,
+    }
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True
-        options = backend.parse_options(
-            {
-                "num_warps": meta.num_warps,
-                "num_stages": meta.num_stages,
-                "enable_fp_fusion": meta.fp_fusion,
-                "debug": meta.asserts,
-                "sanitize_overflow": False,
-            }
-        )
-        facts: dict[str, Any] = {"target": target, **vars(options)}
-        stages: dict[str, Any] = {}
-        backend.add_stages(stages, options, source.language)
-        context = ir.context()
-        ir.load_dialects(context)
-        backend.load_dialects(context)
-        implementations = backend.get_codegen_implementation(options)
-        made: Any = source.make_ir(target, options, implementations, _modules(), context)
-        results: dict[str, Any] = {}
-        for name, stage in stages.items():
-            made = results[name] = stage(made, facts)
+        target = GPUTarget("hip", chip.name, chip.wave)
+        staged = through_stages(function, meta, target, options, _modules())
+    results, facts = staged.results, staged.facts
     return AmdCode(results["hsaco"], results["amdgcn"], int(facts["shared"]))
 
 

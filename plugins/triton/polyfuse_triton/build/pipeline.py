@@ -11,9 +11,10 @@ import contextlib
 import io
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from polyfuse_triton.build.assembler import choose_assembler
@@ -22,7 +23,7 @@ from polyfuse_triton.build.meta import WORKSPACE, KernelMeta
 from polyfuse_triton.device.packed_int16 import taken_apart
 from polyfuse_triton.launch import dependent_launch
 
-__all__ = ["Compiled", "compile_kernel", "function_of", "specialised"]
+__all__ = ["Compiled", "Staged", "compile_kernel", "function_of", "through_stages"]
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -56,35 +57,20 @@ def function_of(text: str, symbol: str) -> Any:
 def compile_kernel(function: Any, meta: KernelMeta, arch: int, driver: int, debug: bool) -> Compiled:
     """Compile for one architecture; raises what Triton raises."""
     import triton
-    from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
 
-    target = GPUTarget("cuda", arch, 32)
-    backend = make_backend(target)
-    source = ASTSource(function, *specialised(function, meta))
+    def after(name: str, made: Any) -> Any:
+        if name != "ptx":
+            return made
+        made = taken_apart(made)
+        early = arch >= dependent_launch.OLDEST and not meta.cooperative
+        return dependent_launch.waiting(made) if early else made
+
     with _knobs(triton.knobs, arch, driver, debug):
-        options = backend.parse_options(_options(meta))
-        facts: dict[str, Any] = {"target": target, **vars(options)}
-        stages: dict[str, Any] = {}
-        backend.add_stages(stages, options, source.language)
-        context = ir.context()
-        ir.load_dialects(context)
-        backend.load_dialects(context)
-        implementations = backend.get_codegen_implementation(options)
-        made: Any = source.make_ir(target, options, implementations, backend.get_module_map(), context)
-        results: dict[str, Any] = {}
-        said = io.StringIO()
-        for name, stage in stages.items():
-            with contextlib.redirect_stdout(said):
-                made = stage(made, facts)
-            if name == "ptx":
-                made = taken_apart(made)
-                if arch >= dependent_launch.OLDEST and not meta.cooperative:
-                    made = dependent_launch.waiting(made)
-            results[name] = made
-    spills = _SPILLS.search(said.getvalue())
-    registers = _REGISTERS.search(said.getvalue())
+        staged = through_stages(function, meta, GPUTarget("cuda", arch, 32), _options(meta), after=after)
+    results, facts = staged.results, staged.facts
+    spills = _SPILLS.search(staged.said)
+    registers = _REGISTERS.search(staged.said)
     return Compiled(
         code=results["cubin"],
         ptx=results["ptx"],
@@ -98,6 +84,60 @@ def compile_kernel(function: Any, meta: KernelMeta, arch: int, driver: int, debu
     )
 
 
+@dataclass(frozen=True)
+class Staged:
+    """What Triton's stages made.
+
+    Attributes:
+        results: of each stage, by its name.
+        facts: what the stages say of the kernel.
+        said: what they printed.
+    """
+
+    results: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    said: str
+
+
+def through_stages(
+    function: Any,
+    meta: KernelMeta,
+    target: Any,
+    options: Mapping[str, Any],
+    modules: Mapping[str, ModuleType] | None = None,
+    after: Callable[[str, Any], Any] = lambda name, made: made,
+) -> Staged:
+    """Take a function through all stages of the compiler of a `GPUTarget`; raises what Triton raises.
+
+    Args:
+        options: of the compiler.
+        modules: what stands for modules that differ from device to device; the target's own by default.
+        after: changes what a stage of this name made.
+    """
+    from triton._C.libtriton import ir
+    from triton.compiler import ASTSource, make_backend
+
+    backend = make_backend(target)
+    source = ASTSource(function, *_specialised(function, meta))
+    parsed = backend.parse_options(dict(options))
+    facts: dict[str, Any] = {"target": target, **vars(parsed)}
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, parsed, source.language)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    implementations = backend.get_codegen_implementation(parsed)
+    modules = backend.get_module_map() if modules is None else modules
+    made: Any = source.make_ir(target, parsed, implementations, modules, context)
+    results: dict[str, Any] = {}
+    said = io.StringIO()
+    for name, stage in stages.items():
+        with contextlib.redirect_stdout(said):
+            made = stage(made, facts)
+        made = results[name] = after(name, made)
+    return Staged(results, facts, said.getvalue())
+
+
 @cache
 def _header_names() -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "polyfuse_kernel"}
@@ -105,7 +145,7 @@ def _header_names() -> dict[str, Any]:
     return names
 
 
-def specialised(
+def _specialised(
     function: Any, meta: KernelMeta
 ) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Types, compile-time values and known divisibility of the parameters, as Triton takes them."""
