@@ -48,7 +48,7 @@ def streaming_parts(matmul: Reduction, target: Target) -> int:
     inside = axis_name(matmul.raxes[0])
     if any(coefficient(value.index, inside) != 1 for value in matmul.values):
         return 0
-    if not 2 <= rows <= _MOST_ROWS or columns < _FEWEST_COLUMNS or depth % _DEPTH or depth < _SHORTEST:
+    if not _is_worth_it(rows, columns, depth):
         return 0
     tiles, parts = -(-columns // _side(columns)), 1
     while parts < _MOST_PARTS and 2 * tiles * parts <= target.multiprocessors:
@@ -60,6 +60,10 @@ def streaming_parts(matmul: Reduction, target: Target) -> int:
 
 def _side(columns: int) -> int:
     return _SIDE if columns > _SMALL else _SIDE // 2
+
+
+def _is_worth_it(few: int, many: int, depth: int) -> bool:
+    return 2 <= few <= _MOST_ROWS and many >= _FEWEST_COLUMNS and depth % _DEPTH == 0 and depth >= _SHORTEST
 
 
 def _is_plain(value: Expr) -> bool:
@@ -82,8 +86,7 @@ def streams(found: Contraction) -> bool:
     if not all(_is_streamed(o, axis_name(found.depth[0])) for o in (found.left, found.right)):
         return False
     _, rows, columns, depth = found.shape
-    few, many = sorted((rows, columns))
-    return 2 <= few <= _MOST_ROWS and many >= _FEWEST_COLUMNS and depth % _DEPTH == 0 and depth >= _SHORTEST
+    return _is_worth_it(min(rows, columns), max(rows, columns), depth)
 
 
 def _is_streamed(operand: Operand, depth: str) -> bool:
