@@ -43,7 +43,8 @@ def library() -> Path:
     assert spec is not None and spec.origin is not None
     torch_folder = Path(spec.origin).parent
     version = (torch_folder / "version.py").read_bytes()
-    key = sha256(_SOURCE.read_bytes() + version).hexdigest()[:16]
+    # the folder too: the library finds torch's own where they were when it was built
+    key = sha256(_SOURCE.read_bytes() + version + bytes(torch_folder)).hexdigest()[:16]
     target = Path(tempfile.gettempdir()) / f"polyfuse-fake-cuda-{os.getuid()}" / f"{key}.so"
     if not target.exists():
         target.parent.mkdir(mode=0o700, exist_ok=True)
