@@ -146,6 +146,9 @@ class MemoryScope(Scope):
         names = self._indirect_names(indirect, copy)
         for k, name in enumerate(indirect):
             found = self.env[name]
+            if found.vector and not found.narrow and kind == "i32" and index_text(at) == f"@{k}":
+                self.features.add("gather")
+                return f"gather_index({self.text(name, True, copy)})"
             if found.vector:
                 text = self.text(name, True, copy, narrow=True)
                 held = "i32" if found.narrow else "i64"

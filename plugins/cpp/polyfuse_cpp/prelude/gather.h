@@ -72,6 +72,14 @@ template <class T, class I> PF_INLINE with<I, T> gather_bits(const T* p, I index
   else return gather_doubles<with<I, T>>(p, cast<i64>(index), k);
 }
 #endif
+// Indices that fit in i32, as gather takes them quickest: loads one by one want them as wide as addresses.
+template <class I> PF_INLINE auto gather_index(I index) {
+#if PF_AVX512 && PF_W == 16 && PF_X86_BUILTINS && PF_GATHERS
+  return cast<i32>(index);
+#else
+  return index;
+#endif
+}
 template <class T, class I> PF_INLINE with<I, T> gather(const T* p, I index) {
 #if PF_AVX512 && PF_W == 16 && PF_X86_BUILTINS && PF_GATHERS
   if constexpr (tr<I>::is_vec && sizeof(T) >= 4) return gather_bits(p, index, 0xffffu);
