@@ -206,6 +206,26 @@ SEEDS: dict[str, Found] = {
         configs=(None, {"lane": 1}),
         route="gradients",
     ),
+    # a part of a group takes halves as integers, where it only moves them
+    "cpp-44000026: a group of kernels, one of which moves halves": Found(
+        "cpp",
+        {"a0": "normal('bf16', 5, 3)", "a1": "normal('bf16', 7)"},
+        ("v0 = a0[1:].clone()", "v1 = a1.tanh()"),
+        ("v0", "v1"),
+        options=(("horizontal_fusion", True),),
+    ),
+    # what a mask leaves out lay below zero
+    "halide-45000175: a gather from the third tensor of a cat": Found(
+        "halide",
+        {
+            "a0": "normal('bf16', 66)",
+            "a1": "normal('bf16', 129)",
+            "a2": "normal('bf16', 1)",
+            "a3": "below(324, 5)",
+        },
+        ("v0 = a2 - torch.cat((a0, a1, a1), 0)", "v1 = v0.gather(0, a3)"),
+        ("v1",),
+    ),
 }
 
 

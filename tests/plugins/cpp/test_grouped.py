@@ -57,3 +57,17 @@ def test_sizes_that_vary() -> None:
         for got, wanted in zip(compiled(x, y), f(x, y), strict=True):
             torch.testing.assert_close(got, wanted)
     assert launches() == [1]
+
+
+def test_halves_that_one_part_only_moves() -> None:
+    """That part takes them as the integers of their bits, the group as what they are (found by seed 44000026)."""
+
+    def f(x, y):
+        return x[1:], x[1:].clone(), y.tanh()
+
+    reset_reports()
+    x, y = torch.randn(5, 3).bfloat16(), torch.randn(7).bfloat16()
+    compiled = torch.compile(f, backend="polyfuse", options={**OPTIONS, "horizontal_fusion": True})
+    for got, wanted in zip(compiled(x, y), f(x, y), strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert launches() == [1]

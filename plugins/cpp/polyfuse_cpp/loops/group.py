@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polyfuse.ir.kernel import Alias, Kernel
+from polyfuse.ir.kernel import Alias, Kernel, KernelArg
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 from polyfuse_cpp.loops.entry import KernelText, entry
 from polyfuse_cpp.loops.names import plainly_named
+from polyfuse_cpp.memory.copies import moved_as_bits
 
 __all__ = ["distinct_parts", "grouped_text"]
 
@@ -32,10 +33,18 @@ def grouped_text(kernel: Kernel, texts: Mapping[Kernel, KernelText]) -> KernelTe
     with entry(named, out):
         for part in kernel.parts:
             found = texts[part.kernel]
-            out.line(f"{symbols[found.text]}({', '.join(plain[name] for name in part.args)});")
+            taken = zip(moved_as_bits(part.kernel).args, part.kernel.args, part.args, strict=True)
+            given = (_given(as_bits, arg, plain[name]) for as_bits, arg, name in taken)
+            out.line(f"{symbols[found.text]}({', '.join(given)});")
             names = dict(zip((arg.name for arg in part.kernel.args), part.args, strict=True))
             refused += [Alias(names[pair.output], names[pair.input]) for pair in found.refused_aliases]
     body = f"namespace pf {{\n{out.text()}}}  // namespace pf\nusing pf::{Source.SYMBOL};\n"
     features = {name for found in texts.values() for name in found.features}
     signature = "".join("i" if arg.kind == "size" else "p" for arg in kernel.args)
     return KernelText("".join(functions.values()) + body, tuple(sorted(features)), signature, tuple(refused))
+
+
+def _given(as_bits: KernelArg, arg: KernelArg, name: str) -> str:
+    """An argument of the group as a part takes it: floats that the part only moves as integers."""
+    constant = "const " if arg.kind == "in" else ""
+    return name if as_bits.dtype is arg.dtype else f"({constant}{as_bits.dtype}*){name}"

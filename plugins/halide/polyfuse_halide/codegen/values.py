@@ -291,7 +291,8 @@ class ValueEmitter:
             return f"{buffer}({parts[0]})"
         parts += args[count : count + 2]
         extent = self.args[buffer].numel
-        near = "" if count or extent is None else f".within({index_text(extent)})"
+        placed = count and not _subtracts(index)  # what a value alone places is promised to be inside
+        near = "" if placed or extent is None else f".within({index_text(extent)})"
         return f"{buffer}{near}({', '.join(parts)})"
 
     def _index_text(self, buffer: str, index: IndexLike, indirect: Sequence[str], mask: str) -> str:
@@ -314,6 +315,11 @@ def _converted_to(dtype: DType) -> str:
 
 def tuple_text(names: Iterable[str]) -> str:
     return "(" + "".join(f"{n}, " for n in names) + ")"
+
+
+def _subtracts(index: IndexLike) -> bool:
+    """Whether an index may lie below zero where a mask says to read nothing."""
+    return not isinstance(index, int) and (index.const < 0 or any(factor < 0 for _, factor in index.terms))
 
 
 def _is_transposed(stmt: Load, lane: Index, other: Index) -> bool:
