@@ -23,6 +23,8 @@ class Signature:
         self._name = name
         self._entry = entry
         self._spec = nesting(entry.in_tree)
+        sized = {n for a in entry.arguments if a.kind != "fixed" for size in a.size for n in size_names(size)}
+        self._by_strides = any(set(size_names(s)) - sized for a in entry.arguments for s in a.stride)
         # the last sizes that were found to be right: most calls have the sizes of the one before
         self._known: tuple[tuple[Any, ...], Mapping[str, int]] | None = None
 
@@ -69,7 +71,7 @@ class Signature:
         for value, argument in zip(leaves, self._entry.arguments, strict=True):
             if argument.kind == "tensor":
                 self._check_tensor(value, argument)
-                shapes.append(value.shape)
+                shapes.append((value.shape, value.stride()) if self._by_strides else value.shape)
             elif argument.kind == "number":
                 if isinstance(value, bool) or not isinstance(value, int):
                     raise self._wrong(f"{argument.name} is {value!r} where an integer was compiled")
@@ -115,12 +117,14 @@ class Signature:
             for dim, size in enumerate(argument.size)
         ]
         found: dict[str, int] = {}
-        for _, _, size, given in rows:
-            if isinstance(size, str) and size.isidentifier():
-                found.setdefault(size, int(given))
-        for _, _, size, given in rows:
-            if isinstance(size, str):
-                self._solve(size, int(given), found)
+        placed = self._strides(leaves) if self._by_strides else []
+        for measured in (rows, placed):
+            for _, _, size, given in measured:
+                if isinstance(size, str) and size.isidentifier():
+                    found.setdefault(size, int(given))
+            for _, _, size, given in measured:
+                if isinstance(size, str):
+                    self._solve(size, int(given), found)
         for argument, dim, size, given in rows:
             if given != size_value(size, found):
                 where = f"size {dim} of {argument.name}" if argument.kind == "tensor" else argument.name
@@ -132,7 +136,13 @@ class Signature:
             value = found.get(name)
             low, high = symbol.lower or 0, math.inf if symbol.upper is None else symbol.upper
             if value is not None and not low <= value <= high:
-                place = next(f"size {d} of {a.name}" for a, d, s, _ in rows if name in size_names(s))
+                measures = (("size", rows), ("stride", placed))
+                place = next(
+                    f"{what} {dim} of {argument.name}"
+                    for what, measured in measures
+                    for argument, dim, size, _ in measured
+                    if name in size_names(size)
+                )
                 raise self._wrong(
                     f"{place} makes {name} {value}, which is not in its range {low}..{high}",
                     "call it with a size in the range, or make a package with a wider one",
@@ -140,8 +150,18 @@ class Signature:
         for text in self._entry.conditions:
             if not condition_holds(text, found):
                 values = ", ".join(f"{name} = {value}" for name, value in sorted(found.items()))
-                raise self._wrong(f"it was compiled for sizes of which {text}, and {values}")
+                measured = "sizes and strides" if self._by_strides else "sizes"
+                raise self._wrong(f"it was compiled for {measured} of which {text}, and {values}")
         return found
+
+    def _strides(self, leaves: Sequence[Any]) -> list[tuple[Argument, int, Size, int]]:
+        """The strides that arguments have, beside those that were compiled; a size of 1 has any."""
+        return [
+            (argument, dim, stride, value.stride(dim))
+            for value, argument in zip(leaves, self._entry.arguments, strict=True)
+            if argument.kind == "tensor"
+            for dim, stride in enumerate(argument.stride)
+        ]
 
     def _solve(self, text: str, given: int, found: dict[str, int]) -> None:
         """Find the one unknown symbol of a linear expression."""

@@ -60,7 +60,7 @@ def test_sizes_that_vary() -> None:
 
 
 def test_halves_that_one_part_only_moves() -> None:
-    """That part takes them as the integers of their bits, the group as what they are (found by seed 44000026)."""
+    """That part takes them as the integers of their bits, the group as what they are (seed 44000026)."""
 
     def f(x, y):
         return x[1:], x[1:].clone(), y.tanh()

@@ -125,3 +125,16 @@ def test_powers_that_vanish() -> None:
         # the same multiple of the least number, or the next one
         assert ((actual.double() - wide) / 2.0**-149).abs().max() < 1.01
         assert (actual[-3:-1] == 0).all() and not actual[wide < 2.0**-150].any() and actual[:-3].any()
+
+
+def test_of_equal_zeros_the_first_wins() -> None:
+    """As in eager mode, whose result has that one's sign. NaN stays what loses."""
+    x = torch.tensor([0.0, -0.0, math.nan, -0.0, 1.0] * 5)
+    y = torch.tensor([-0.0, 0.0, -0.0, math.nan, math.nan] * 5)
+
+    def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.fmin(x, y), torch.fmax(x, y)
+
+    found = torch.compile(both, backend="polyfuse", options={**OPTIONS, "strict": True})(x, y)
+    for got, wanted in zip(found, both(x, y), strict=True):
+        assert torch.equal(got, wanted) and torch.equal(got.signbit(), wanted.signbit())

@@ -123,6 +123,31 @@ def test_arguments_laid_out_otherwise(loaded):
     assert result["y"] is slices
 
 
+class Written(torch.nn.Module):
+    def forward(self, x):
+        x.tanh_()
+        return x.flatten(0, 1)
+
+
+def test_a_view_of_a_written_argument_with_gaps_of_any_size(tmp_path):
+    """Strides that are symbols of their own come from the argument, not from its sizes."""
+    example = torch.randn(12, 4, 10)[::2]
+    sizes = ({0: Dim.AUTO, 2: Dim.AUTO},)
+    run = load(package(Written(), (example,), path=tmp_path / "written.pf", dynamic_shapes=sizes))
+    for memory in (torch.randn(12, 4, 10), torch.randn(10, 4, 7), torch.randn(6, 8, 5)):
+        given, mine = (memory.clone()[::2, :4] for _ in range(2))
+        torch.testing.assert_close(run(mine), Written()(given))
+        torch.testing.assert_close(mine, given)
+    doubled = torch.randn(6, 4, 20)[::2, :, ::2]  # copied: the last stride was compiled
+    before = doubled.clone()
+    torch.testing.assert_close(run(doubled), before.tanh().flatten(0, 1))
+    torch.testing.assert_close(doubled, before.tanh())
+    with pytest.raises(PackageError, match="sizes and strides of which"):
+        run(torch.randn(6, 4, 10))
+    with pytest.raises(PackageError, match="stride 0 of x makes"):
+        run(torch.randn(4, 10, 7).permute(2, 0, 1))
+
+
 def test_inputs_that_are_not_aligned(loaded):
     x = torch.randn(1 + 3 * 8)[1:].view(3, 8)
     torch.testing.assert_close(loaded(x, torch.ones(6))["z"], mixed()(x, torch.ones(6))["z"])

@@ -340,13 +340,13 @@ def at_most(a: Value, high: Value, positive_zero: bool = False) -> Value:
 
 
 def fmin(a: Value, b: Value) -> Value:
-    """The smaller one; a number wins over NaN."""
-    return hl.select((a < b) | is_nan(b), a, b)
+    """The smaller one, the first of equal ones, as in eager mode; a number wins over NaN."""
+    return hl.select((b < a) | is_nan(a), b, a)
 
 
 def fmax(a: Value, b: Value) -> Value:
-    """The larger one; a number wins over NaN."""
-    return hl.select((a > b) | is_nan(b), a, b)
+    """The larger one, the first of equal ones, as in eager mode; a number wins over NaN."""
+    return hl.select((b > a) | is_nan(a), b, a)
 
 
 # --- bits ---------------------------------------------------------------------------------------------------
