@@ -41,6 +41,12 @@ def test_embedding() -> None:
     check(lambda w, i: F.embedding(i, w) * 2, torch.randn(10, 4), torch.tensor([[1, 9, 0], [3, 3, 2]]))
 
 
+def test_filling_rows_of_a_transposed_tensor() -> None:
+    """Its decomposition ends with a copy that has the tensor's strides."""
+    record = check(lambda x, i: x.t().index_fill(0, i, 2.0), torch.randn(6, 4), torch.tensor([1, 3]))
+    assert not record.report.fallbacks
+
+
 def test_mutation_reads_old_value_first() -> None:
     def step(p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
         old = p * 3

@@ -28,6 +28,7 @@ _COPIES = ("aten.copy.default", "aten.copy_.default")
     "aten.lift_fresh_copy.default",
     "prims.convert_element_type.default",
     "prims.clone.default",
+    "prims.copy_strided.default",
     "aten.copy.default",
 )
 def convert(ctx: LoweringContext, node: Any, value: TensorValue, *others: Any, **named: Any) -> TensorValue:
