@@ -19,6 +19,7 @@ __all__ = [
     "forget_costs",
     "kind_of",
     "known_costs",
+    "nearest",
     "use_costs",
 ]
 
@@ -181,4 +182,9 @@ def costs_of(library: str, device: str, ranks: int, on_host: bool) -> Collective
     processes are as near to each other; None: nothing was measured.
     """
     found = [table for table in known_costs(library, device) if table.on_host == on_host]
-    return min(found, key=lambda t: (abs(math.log(t.ranks / max(1, ranks))), t.ranks), default=None)
+    return nearest(found, ranks) if found else None
+
+
+def nearest(tables: Sequence[CollectiveCosts], ranks: int) -> CollectiveCosts:
+    """Of some tables, at least one, that of the number of ranks that is nearest by its ratio."""
+    return min(tables, key=lambda t: (abs(math.log(t.ranks / max(1, ranks))), t.ranks))
