@@ -215,6 +215,13 @@ class Settings:
         "Additional memory, in percent, that a graph may use to overlap collectives.",
         minimum=0,
     )
+    bucket_collectives: int = option(
+        4,
+        "Megabytes up to which functional collectives of one kind, type and group become one message: "
+        "all-gathers where the first one starts, others where the last one does. 0: none are. All ranks need "
+        "the same.",
+        minimum=0,
+    )
     network_bandwidth: int = option(
         0,
         "Megabytes per second between processes, from which the time of collectives is estimated; 0: what "
