@@ -150,8 +150,8 @@ class Signature:
         for text in self._entry.conditions:
             if not condition_holds(text, found):
                 values = ", ".join(f"{name} = {value}" for name, value in sorted(found.items()))
-                measured = "sizes and strides" if self._by_strides else "sizes"
-                raise self._wrong(f"it was compiled for {measured} of which {text}, and {values}")
+                what = "sizes and strides" if self._by_strides else "sizes"
+                raise self._wrong(f"it was compiled for {what} of which {text}, and {values}")
         return found
 
     def _strides(self, leaves: Sequence[Any]) -> list[tuple[Argument, int, Size, int]]:
