@@ -7,6 +7,7 @@ positions that are no numbers are treated as eager mode's kernels for the CPU tr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -47,11 +48,11 @@ def grid_sample_2d(
     return result
 
 
-def _sum(parts: Any) -> Tensor:
+def _sum(parts: Iterable[Tensor]) -> Tensor:
     first, *rest = parts
     for part in rest:
         first = first + part
-    return first  # type: ignore[no-any-return]
+    return first
 
 
 class _Tap:
