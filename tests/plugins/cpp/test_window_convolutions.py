@@ -52,7 +52,7 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(16, 48, 3, padding=2, dilation=2), (2, 16, 9, 18), True),
         (nn.Conv2d(8, 16, (1, 3), padding=(0, 1)), (2, 8, 7, 8), True),
         (nn.Conv2d(160, 16, 3, padding=1), (2, 160, 8, 9), True),
-        (nn.Conv2d(6, 16, 2), (2, 6, 9, 9), True),
+        (nn.Conv2d(6, 40, 2), (2, 6, 9, 9), True),
     ],
     ids=["17 channels", "stride", "stem", "dilation", "1x3", "cut depth", "no border"],
 )

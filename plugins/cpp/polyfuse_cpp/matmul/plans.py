@@ -190,8 +190,8 @@ def packed_width(node: Reduction, isa: Isa) -> int:
     count = next((axis_size(a) for a in reversed(node.axes) if axis_name(a) in own), 0)
     if isa.lanes == 1 or accumulates(kind) is not kind or not count:
         return 0
-    widths = [vectors * isa.lanes for vectors in ((2, 3, 4) if len(node.raxes) > 1 else (4, 3, 2))]
-    return next((width for width in widths if count % width == 0), min(widths))
+    widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]
+    return next((width for width in widths if count % width == 0), 2 * isa.lanes)
 
 
 def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
