@@ -4,6 +4,7 @@ one.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pluggy
 import pytest
 
 from fake_plugins import plugin
+from polyfuse.base.errors import BackendError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import (
     API_VERSION,
@@ -69,6 +71,16 @@ def answering(value: object, hook: str = "each", **marks: bool) -> object:
         return value
 
     return SimpleNamespaceWithHash(**{hook: hookimpl(**marks)(implementation)})
+
+
+def answering_slowly(first: Callable[[], None]) -> object:
+    """A plugin whose implementation calls a function and then takes long."""
+
+    def each(x: int) -> None:
+        first()
+        time.sleep(0.2)
+
+    return SimpleNamespaceWithHash(each=hookimpl(each))
 
 
 class SimpleNamespaceWithHash(SimpleNamespace):
@@ -166,9 +178,32 @@ def test_one_that_raises_is_left_out(hooks, told, fault, hook):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OfNoKind()])
-def test_an_interrupt_is_the_users(hooks, told, error):
+def test_an_interrupt_in_the_main_thread_is_the_users(told, error):
+    """Python runs handlers of signals there, and nowhere else."""
+    hooks = GuardedHooks(lambda *fault: told.append(fault), 0.0)
+    hooks.add_hookspecs(Specs)
     hooks.register(answering(error), "user")
     with pytest.raises(type(error)):
+        hooks.hook.each(x=1)
+    assert not told
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OfNoKind()])
+def test_an_interrupt_that_an_implementation_raises_is_its_fault(hooks, told, error):
+    """Hooks run in a thread of their own, where no user interrupts."""
+    hooks.register(answering("good"), "good")
+    hooks.register(answering(error), "bad")
+    for _ in range(2):
+        assert [a.value for a in hooks.ask("each", x=1)] == ["good"]
+    assert told == [("bad", "each", error)]
+    with pytest.raises(BackendError, match="no user interrupts"):
+        hooks.bounded(answering(error).each.__get__(1), "polyfuse-test")
+
+
+def test_a_user_who_interrupts_a_hook_ends_the_program(hooks, told):
+    """The main thread waits for the hook's, and has the handler of the signal."""
+    hooks.register(answering_slowly(lambda: signal.raise_signal(signal.SIGINT)), "slow")
+    with pytest.raises(KeyboardInterrupt):
         hooks.hook.each(x=1)
     assert not told
 
@@ -412,3 +447,67 @@ def test_installed_plugins_are_called_by_priority_then_by_name(monkeypatch):
 
     assert order() == ["high", "low", "y", "z"]
     assert order(backends=("low", "high")) == ["low", "high", "y", "z"]
+
+
+class Marked:
+    """Implementations wherever Python keeps methods, and what looks like one when it is computed."""
+
+    __slots__ = ("_own", "past")
+
+    @hookimpl(specname="each")
+    def method(self, x: int) -> str:
+        return "method"
+
+    @staticmethod
+    @hookimpl(specname="each")
+    def static(x: int) -> str:
+        return "static"
+
+    @hookimpl(specname="each")
+    @classmethod
+    def of_class(cls, x: int) -> str:
+        return "of class"
+
+    @property
+    def first(self) -> str:
+        raise AssertionError("a property was computed")
+
+
+class Derived(Marked):
+    """What a base class defines, and a mark that it does not take over."""
+
+    @hookimpl(specname="each")
+    def own(self, x: int) -> str:
+        return "own"
+
+    def method(self, x: int) -> str:
+        raise AssertionError("it bears no mark")
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers"),
+    [(Marked, ["method", "of class", "static"]), (Derived, ["of class", "own", "static"])],
+)
+def test_marks_are_found_wherever_methods_are(hooks, told, kind, answers):
+    made = kind()
+    made.past = hookimpl(lambda x: told.append(("past", "", ValueError(x))))
+    hooks.register(made, "a")
+    assert sorted(hooks.hook.each(x=1)) == answers
+    hooks.hook.past.call_historic(kwargs={"x": 1})
+    assert [fault[0] for fault in told] == ["past"]
+
+
+def test_only_marked_attributes_are_looked_at_closely(monkeypatch):
+    """pluggy's own look takes longer than all else when a session registers plugins."""
+    looked: list[str] = []
+    real = pluggy.PluginManager.parse_hookimpl_opts
+
+    def noting(self: object, plugin: object, name: str) -> object:
+        looked.append(name)
+        return real(self, plugin, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pluggy.PluginManager, "parse_hookimpl_opts", noting)
+    PluginManager(Settings(), [plugin(monkeypatch, "toy", {"polyfuse_doctor": lambda: ()})])
+    # the core's timer, the plugin's two hooks, and the code generator that the manifest names
+    answering_hooks = ["polyfuse_codegen", "polyfuse_doctor", "polyfuse_manifest", "polyfuse_timer"]
+    assert sorted(looked) == answering_hooks
