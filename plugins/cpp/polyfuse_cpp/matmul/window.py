@@ -48,14 +48,14 @@ class Window:
 @dataclass(frozen=True)
 class Slide:
     """How neighbouring rows of a window lie in memory, where all of their elements are there: each row has
-    some stretches, and those of the next row are one distance further.
+    some chunks, and those of the next row are one distance further.
 
     Attributes:
         along: the axis of the rows.
         pitch: elements from one row to the next.
-        outer: the axis of the depth that counts stretches; empty if there is one.
-        apart: elements from one stretch to the next.
-        length: steps of the depth in a stretch.
+        outer: the axis of the depth that counts chunks; empty if there is one.
+        apart: elements from one chunk to the next.
+        length: steps of the depth in a chunk.
     """
 
     along: str

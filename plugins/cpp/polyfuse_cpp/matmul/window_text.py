@@ -51,8 +51,8 @@ class WindowText(OperandText):
             out.line(f"bool border = {'false' if self.tiles else 'true'};")
         if slide is None:
             return
-        stretch = f"(depth_from / ({index_text(slide.length)}))" if slide.outer else "0"
-        first = dict.fromkeys(self.matmul.depth, "0") | ({slide.outer: stretch} if slide.outer else {})
+        chunk = f"(depth_from / ({index_text(slide.length)}))" if slide.outer else "0"
+        first = dict.fromkeys(self.matmul.depth, "0") | ({slide.outer: chunk} if slide.outer else {})
         out.line(f"bool inside = rows_here == {rows};")
         out.line(f"const {self.kind}* inside_at = {self.window.load.buffer};")
         with out.block("if (inside)"):

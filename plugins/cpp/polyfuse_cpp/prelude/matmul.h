@@ -90,8 +90,8 @@ template <int SLICES, class T> static __attribute__((unused)) void matmul_join(T
   }
 }
 
-// The same where the steps of a row are in stretches of `length`, `apart` from each other, and the rows ROW; the
-// first stretch, at a, is begun at step `at`.
+// The same where the steps of a row are in chunks of `length`, `apart` from each other, and the rows ROW; the
+// first chunk, at a, is begun at step `at`.
 template <int R, int C, class T, int ROW, bool AHEAD>
 static __attribute__((noinline)) void matmul_window(const T* a, i64 at, i64 length, i64 apart, const T* b, i64 next,
                                                     i64 depth, T* c, bool first) {
