@@ -108,6 +108,14 @@ class Settings:
         choices=("auto", "on", "off"),
     )
 
+    repeated_layers: str = option(
+        "auto",
+        "Compile layers that are equal but for their parameters once, where a graph repeats them six times "
+        "or more, and call the result for each: nothing is fused across their borders. `auto`: on the CPU, "
+        "in graphs with gradients, where a layer's tensors take two megabytes or more.",
+        choices=("auto", "on", "off"),
+    )
+
     # Fusion.
     fusion: bool = option(True, "Compute several operations in one kernel.")
     disable_fusion_rules: tuple[str, ...] = option(
