@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polyfuse.interface import reset as reset
     from polyfuse.reporting.function import explain as explain
     from polyfuse.reporting.function import report as report
+    from polyfuse.reporting.inspection.choices import choices as choices
     from polyfuse.reporting.inspection.generated import get_code as get_code
     from polyfuse.reporting.inspection.generated import run_and_get_code as run_and_get_code
     from polyfuse.reporting.inspection.scopes import debug_folder as debug_folder
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "__version__",
     "cache",
+    "choices",
     "compile",
     "debug_folder",
     "explain",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "choices": "polyfuse.reporting.inspection.choices:choices",
     "compile": "polyfuse.interface:compile",
     "debug_folder": "polyfuse.reporting.inspection.scopes:debug_folder",
     "explain": "polyfuse.reporting.function:explain",

@@ -11,6 +11,7 @@ import polyfuse
 
 FROZEN = (
     """
+choices(fn, *args, mode='max-autotune', options=None)
 compile(fn, *, mode=None, options=None, dynamic=None, fullgraph=False)
 debug_folder(*, keep=False)
 explain(fn, *, mode=None, options=None, dynamic=None)
@@ -31,6 +32,7 @@ run_and_get_code(fn, *args, mode=None, options=None, dynamic=None, **kwargs)
 NAMES = [
     "__version__",
     "cache",
+    "choices",
     "compile",
     "debug_folder",
     "explain",

@@ -63,15 +63,19 @@ class Benchmark:
         self._folders: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._reference: list[torch.Tensor] | None = None
 
-    def prepare(self, problem: Problem) -> None:
-        """Make the operands."""
+    def prepare(self, problem: Problem, given: Mapping[int, torch.Tensor] | None = None) -> None:
+        """Make the operands.
+
+        Args:
+            given: storages that are used as they are, by their numbers: flat tensors of the problem's types.
+        """
         self.clear()
-        cold = sum(_nbytes(storage) for storage in problem.storages if storage.cold)
+        cold = 0 if given else sum(_nbytes(storage) for storage in problem.storages if storage.cold)
         copies = 1
         if cold:
             wanted = self._timer(problem.timer, _device_type(problem)).cold_bytes
             copies = max(1, min(_MOST_COPIES, -(-wanted // cold)))
-        first = _filled(problem.storages)
+        first = [(given or {}).get(n, held) for n, held in enumerate(_filled(problem.storages))]
         self._sets = [first]
         for _ in range(copies - 1):
             pairs = zip(problem.storages, first, strict=True)
@@ -110,6 +114,15 @@ class Benchmark:
         # other's results in a cache: neither happens in a model.
         one_by_one = [[self._action(step, held) for held in self._sets] for step in candidate.steps]
         return min(found, sum(timer.milliseconds(actions) for actions in one_by_one))
+
+    def run(self, candidate: BuiltProgram) -> None:
+        """Run a candidate once, so that its results are in the storages of the problem."""
+        self._restore()
+        self._run(candidate, self._sets[0])
+
+    def held(self, number: int) -> torch.Tensor:
+        """A storage, flat, as the last run left it."""
+        return self._sets[0][number]
 
     def check(self, candidate: BuiltProgram, reference: BuiltProgram) -> float:
         """How far a candidate's results are from another's: up to 1 is within the tolerance."""
@@ -170,12 +183,15 @@ class Benchmark:
         """What a candidate computes from fresh operands."""
         problem = self._known()
         held = _filled(problem.storages)
+        self._run(candidate, held)
+        return [held[number] for number in problem.results]
+
+    def _run(self, candidate: BuiltProgram, held: Sequence[torch.Tensor]) -> None:
         for step in candidate.steps:
             made = self._action(step, held)()
             if isinstance(step, CallStep) and step.into is not None and not step.out:
                 _value(step.into, held).copy_(made)
         self._wait()
-        return [held[number] for number in problem.results]
 
 
 def _device_type(problem: Problem) -> str:

@@ -26,7 +26,7 @@ from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, 
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
 from polyfuse.schedule.schedule import schedule_graph
 
-__all__ = ["GemmSelection", "choose_gemms"]
+__all__ = ["GemmSelection", "choose_gemms", "gemm_tasks"]
 
 
 @dataclass(frozen=True)
@@ -261,10 +261,7 @@ def _fastest(
     tuner: Tuner, graph: Graph, claimed: Mapping[str, Backend], decisions: list[Decision]
 ) -> GemmSelection:
     """The graph with what is fastest for each call."""
-    choices, static = tuner.choices(graph, decisions), tuner.frozen_parameters(graph)
-    backends = lambda device_type: filter(tuner.takes_part, tuner.backends(device_type))  # noqa: E731
-    found = tunable_calls(graph, backends, decisions, choices, timed=True, static=static)
-    tasks = _tasks(tuner, graph, claimed, found, decisions) if found else {}
+    tasks = gemm_tasks(tuner, graph, claimed, decisions)
     if not tasks:
         return GemmSelection(graph, claimed, tuple(decisions))
     records = tuner.search(tasks.values())
@@ -293,6 +290,20 @@ def _fastest(
                 kernels[ir_digest(kernel)] = replace(decision, candidate=own)
     selection = _selection(graph, claimed, replacements, decisions)
     return replace(selection, milliseconds=total, calls=calls, kernels=kernels)
+
+
+def gemm_tasks(
+    tuner: Tuner, graph: Graph, claimed: Mapping[str, Backend], decisions: list[Decision]
+) -> dict[str, GemmTask]:
+    """For each call that can be done in several ways, what is to be timed; every refusal becomes a decision.
+
+    Args:
+        claimed: who generates each loop of the graph.
+    """
+    choices, static = tuner.choices(graph, decisions), tuner.frozen_parameters(graph)
+    backends = lambda device_type: filter(tuner.takes_part, tuner.backends(device_type))  # noqa: E731
+    found = tunable_calls(graph, backends, decisions, choices, timed=True, static=static)
+    return _tasks(tuner, graph, claimed, found, decisions) if found else {}
 
 
 def _tasks(

@@ -124,6 +124,16 @@ class GemmTask(TuningTask):
         ]
         return self._made(wanted)
 
+    @property
+    def operands(self) -> Mapping[str, int]:
+        """Storages of the problem by the names of their buffers, known after `candidates`."""
+        return self._operands.numbers
+
+    @property
+    def segment(self) -> Segment:
+        """The steps that are timed, as the library does the call."""
+        return self._implementations[LIBRARY].segment
+
     def replacement(self, candidate: Candidate) -> Replacement | None:
         """What is done instead of the call; None: the library does it."""
         own = self._implementations.get(candidate.implementation)

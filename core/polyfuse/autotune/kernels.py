@@ -29,7 +29,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Store
-from polyfuse.plugin import Backend
+from polyfuse.plugin import Backend, Config
 from polyfuse.schedule import Call, Launch, Schedule, TuningDecision, Unfused
 from polyfuse.symbolic import example_value
 
@@ -39,7 +39,12 @@ FUSED, APART = "fused", "apart"
 
 
 class KernelTask(TuningTask):
-    """Which configuration of which backend is fastest for one kernel."""
+    """Which configuration of which backend is fastest for one kernel.
+
+    Attributes:
+        kernel: this one.
+        operands: what it is launched with.
+    """
 
     def __init__(self, tuner: Tuner, kernel: Kernel, backends: Sequence[Backend], uses: int = 1) -> None:
         self.kernel = kernel
@@ -49,10 +54,10 @@ class KernelTask(TuningTask):
         self._backends = {backend.name: backend for backend in backends}
         self._configs = {b.name: tuner.configs(b, kernel) or (None,) for b in backends}
         self._widened: set[str] = set()
-        storages, self._operands = _operands(kernel)
+        storages, self.operands = _operands(kernel)
         results = tuple(
             o.number
-            for o, arg in zip(self._operands, kernel.args, strict=True)
+            for o, arg in zip(self.operands, kernel.args, strict=True)
             if isinstance(o, Slot) and arg.kind != "in"
         )
         self.problem = Problem(
@@ -72,6 +77,10 @@ class KernelTask(TuningTask):
         most = None if len(self._backends) == 1 else 1
         return self._programs(Candidate(n, c) for n, found in self._configs.items() for c in found[:most])
 
+    def configs(self, backend: str) -> Sequence[Config | None]:
+        """What one of the backends offers, its first guess first."""
+        return self._configs[backend]
+
     def neighbours(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
         """Of several backends, what else one offers that does well; then what differs in one decision."""
         name = best.candidate.implementation
@@ -86,7 +95,7 @@ class KernelTask(TuningTask):
     def program(self, candidate: Candidate) -> CandidateProgram | None:
         """The launch in one configuration."""
         backend = self._backends[candidate.implementation]
-        step = request_kernel(backend, self.kernel, candidate.config, self._operands)
+        step = request_kernel(backend, self.kernel, candidate.config, self.operands)
         return None if step is None else CandidateProgram(candidate, (step,), backend)
 
     def decision(self, record: Record) -> TuningDecision | None:

@@ -412,3 +412,67 @@ def test_installed_plugins_are_called_by_priority_then_by_name(monkeypatch):
 
     assert order() == ["high", "low", "y", "z"]
     assert order(backends=("low", "high")) == ["low", "high", "y", "z"]
+
+
+class Marked:
+    """Implementations wherever Python keeps methods, and what looks like one when it is computed."""
+
+    __slots__ = ("_own", "past")
+
+    @hookimpl(specname="each")
+    def method(self, x: int) -> str:
+        return "method"
+
+    @staticmethod
+    @hookimpl(specname="each")
+    def static(x: int) -> str:
+        return "static"
+
+    @hookimpl(specname="each")
+    @classmethod
+    def of_class(cls, x: int) -> str:
+        return "of class"
+
+    @property
+    def first(self) -> str:
+        raise AssertionError("a property was computed")
+
+
+class Derived(Marked):
+    """What a base class defines, and a mark that it does not take over."""
+
+    @hookimpl(specname="each")
+    def own(self, x: int) -> str:
+        return "own"
+
+    def method(self, x: int) -> str:
+        raise AssertionError("it bears no mark")
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers"),
+    [(Marked, ["method", "of class", "static"]), (Derived, ["of class", "own", "static"])],
+)
+def test_marks_are_found_wherever_methods_are(hooks, told, kind, answers):
+    made = kind()
+    made.past = hookimpl(lambda x: told.append(("past", "", ValueError(x))))
+    hooks.register(made, "a")
+    assert sorted(hooks.hook.each(x=1)) == answers
+    hooks.hook.past.call_historic(kwargs={"x": 1})
+    assert [fault[0] for fault in told] == ["past"]
+
+
+def test_only_marked_attributes_are_looked_at_closely(monkeypatch):
+    """pluggy's own look takes longer than all else when a session registers plugins."""
+    looked: list[str] = []
+    real = pluggy.PluginManager.parse_hookimpl_opts
+
+    def noting(self: object, plugin: object, name: str) -> object:
+        looked.append(name)
+        return real(self, plugin, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pluggy.PluginManager, "parse_hookimpl_opts", noting)
+    PluginManager(Settings(), [plugin(monkeypatch, "toy", {"polyfuse_doctor": lambda: ()})])
+    # the core's timer, the plugin's two hooks, and the code generator that the manifest names
+    answering_hooks = ["polyfuse_codegen", "polyfuse_doctor", "polyfuse_manifest", "polyfuse_timer"]
+    assert sorted(looked) == answering_hooks

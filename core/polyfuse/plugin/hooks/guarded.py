@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Final, TypeVar, cast
 
 import pluggy
 
@@ -21,6 +22,8 @@ from polyfuse.plugin.hooks.answers import MUST_ANSWER, checked, parts
 from polyfuse.plugin.hooks.specs import PROJECT
 
 __all__ = ["Answer", "Answers", "GuardedHooks", "HookTimeoutError"]
+
+_FUNCTIONS: Final = (FunctionType, MethodType, staticmethod, classmethod)
 
 T = TypeVar("T")
 Report = Callable[[str, str, BaseException], None]
@@ -143,6 +146,10 @@ class GuardedHooks(pluggy.PluginManager):
     def implements(self, plugin: str, hook: str) -> bool:
         """Return whether a plugin has an implementation of a hook."""
         return any(impl.plugin_name == plugin for impl in getattr(self.hook, hook).get_hookimpls())
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        """As pluggy's, which takes long to find that most attributes of a module or object bear no mark."""
+        return super().parse_hookimpl_opts(plugin, name) if _may_be_marked(plugin, name) else None
 
     def unregister(self, plugin: object | None = None, name: str | None = None) -> Any | None:
         """As pluggy's, with the code generator that the manifest names; a plugin that is registered again
@@ -309,6 +316,28 @@ class GuardedHooks(pluggy.PluginManager):
         for plugin, error in call.faults:
             self._left_out[plugin, call.hook] = error
             self._report(plugin, call.hook, error)
+
+
+def _may_be_marked(plugin: object, name: str) -> bool:
+    """Whether an attribute is, or may hide, a function with pluggy's mark. None is computed for that."""
+    homes = (plugin, type(plugin)) if isinstance(plugin, ModuleType) else (plugin, *_bases(plugin))
+    for home in homes:
+        value = getattr(home, "__dict__", {}).get(name)
+        if isinstance(value, MemberDescriptorType):
+            return True
+        if isinstance(value, _FUNCTIONS) and _mark(value) is not None:
+            return True
+    return False
+
+
+def _bases(plugin: object) -> tuple[type, ...]:
+    own = plugin.__mro__ if isinstance(plugin, type) else ()
+    return (*own, *type(plugin).__mro__)
+
+
+def _mark(function: Any) -> object:
+    found = getattr(function, f"{PROJECT}_impl", None)
+    return getattr(getattr(function, "__func__", None), f"{PROJECT}_impl", None) if found is None else found
 
 
 def _shown(answers: Any) -> Any:

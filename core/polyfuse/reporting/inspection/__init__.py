@@ -1,1 +1,3 @@
-"""What tests and notebooks look at: generated code (`generated`), and scopes (`scopes`)."""
+"""What tests and notebooks look at: generated code (`generated`), what may compute an operator (`choices`),
+and scopes (`scopes`).
+"""
