@@ -345,10 +345,14 @@ class Settings:
     remote_cache: str = neutral(
         "",
         "A store that several machines share: an http or https address that answers GET and PUT, a server of "
-        "Redis (`redis://user:password@host:6379/0?ttl=604800`, or `rediss://` over TLS), a folder, or "
-        "`module:function`, which returns an object with `get` and `put`. Kernels, compiled graphs and "
-        "measurements of autotuning that are not in the cache folder are looked up there, and new ones are "
-        "sent there. Kernels and graphs are code, and are run.",
+        "Redis (`redis://user:password@host:6379/0?ttl=604800`, or `rediss://` over TLS), a folder, what "
+        "fsspec knows (`s3://bucket/folder`, `gs://bucket/folder`), or `module:function`, which returns an "
+        "object with `get` and `put`. Kernels, compiled graphs and measurements of autotuning that are not "
+        "in the cache folder are looked up there, and new ones are sent there. Kernels and graphs are code, "
+        "and are run.",
+    )
+    remote_lookup: bool = neutral(
+        False, "Only look things up in `remote_cache`, and send nothing there, as for serving in production."
     )
     remote_key: str = neutral(
         "",
