@@ -20,7 +20,7 @@ from polyfuse.aot.weights import map_weights
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import CacheError, KernelLoadError, PackageError
 from polyfuse.base.settings import Settings
-from polyfuse.base.text import shorten
+from polyfuse.base.text import brief, shorten
 from polyfuse.base.version import version
 from polyfuse.cache.store import KernelStore
 from polyfuse.runtime.devices.registry import device_of, import_device
@@ -180,8 +180,8 @@ def _check_operators(path: Path, description: Description) -> None:
 def _import(name: str, cause: str, fix: str) -> Any:
     try:
         return import_module(name)
-    except Exception as error:
-        raise PackageError(f"{cause}, which cannot be imported ({error})", fix) from error
+    except (Exception, SystemExit) as error:
+        raise PackageError(f"{cause}, which cannot be imported ({brief(error)})", fix) from error
 
 
 def _load_units(archive: Archive, description: Description, settings: Settings) -> Mapping[str, Kernels]:
@@ -246,9 +246,9 @@ def _loader(backend: str, note: BackendNote) -> Callable[[Path], Kernels]:
             return function(folder, note.facts)
         except KernelLoadError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise KernelLoadError(
-                f"kernels of the backend {backend!r} cannot be loaded ({shorten(str(error), 200)})",
+                f"kernels of the backend {backend!r} cannot be loaded ({brief(error)})",
                 "run `polyfuse doctor`",
             ) from error
 

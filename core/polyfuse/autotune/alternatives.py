@@ -20,6 +20,7 @@ from polyfuse.plugin import (
     PluginManager,
     Source,
 )
+from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.runtime.frozen import ONCE
 from polyfuse.schedule import Decision
 from polyfuse.symbolic import IndexLike, axis_size, storage_size
@@ -144,7 +145,9 @@ def alternatives(
             else:
                 backend = plugins.backend(choice.backend or offered.plugin)
                 found.append(_made(name, choice, site, backend, most))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             decisions.append(
                 Decision("declined", call.name, name, f"it raised {type(error).__name__}: {error}")
             )

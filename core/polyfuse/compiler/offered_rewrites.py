@@ -22,6 +22,7 @@ from polyfuse.frontend.rewrites.tools import (
     uniform_value,
 )
 from polyfuse.plugin import Extensions, Offered, Rewrite
+from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.torch_compat import ops
 
 __all__ = ["OfferedRewrites"]
@@ -60,11 +61,13 @@ class OfferedRewrites:
             fault = _misfit(node, at.replacement)
             if fault:
                 raise PolyfuseError(f"its replacement of {node.name} {fault}")
-        except (Exception, SystemExit) as error:
-            if state.settings.strict:
+        except BaseException as error:
+            if not is_fault(error):
                 raise
-            at.replacement = None
             doing = f"rewriting by {offer.item.name}"
+            if state.settings.strict:
+                raise as_error(error, offer.plugin, doing) from None
+            at.replacement = None
             self.extensions.plugins.note_trouble(offer.plugin, error, doing)
         return at
 

@@ -26,6 +26,7 @@ from polyfuse.lowering.elements import pointwise
 from polyfuse.lowering.reductions import reduction
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin import Extensions, Lowering, Offered
+from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.rewrite import simplify
 from polyfuse.symbolic import Index, IndexLike
 
@@ -122,7 +123,9 @@ class _Chain:
             except UnsupportedError as error:
                 _log.info("plugin %r does not lower %s: %s", offer.plugin, self.name, error)
                 declined = f"plugin {offer.plugin!r} declined: {error.cause}"
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
                 if ctx.settings.strict:
                     raise PolyfuseError(
                         f"plugin {offer.plugin!r} failed to lower {self.name}: {error!r}", "unset strict"

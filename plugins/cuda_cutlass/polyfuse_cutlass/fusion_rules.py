@@ -1,5 +1,6 @@
-"""Which epilogues belong to a GEMM. Not offered yet: no GPU has measured what the rule wins (campaign
-`fusion_rules` of the benchmarks, rows `cutlass-operands`).
+"""Which epilogues belong to a GEMM, beyond what `claims` says by their form: it refuses operands that are
+computed before they are multiplied, and epilogues that CUDA cannot express. Not offered yet: no GPU has
+measured what the rule wins (campaign `fusion_rules` of the benchmarks, rows `cutlass-operands`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from polyfuse.symbolic import free_axes
 __all__ = ["CANDIDATES"]
 
 _MOST: Final = 4
-"""Matrices that an epilogue reads beside the sums, which take most registers of a thread."""
+"""Matrices that an epilogue reads beside the sums, each of which it waits for."""
 
 
 def few_operands(pair: FusionPair) -> Claim:
@@ -34,7 +35,7 @@ def few_operands(pair: FusionPair) -> Claim:
     }
     count = len(read - written)
     if count > _MOST:
-        return No(f"an epilogue that reads {count} matrices leaves too few registers to the GEMM")
+        return No(f"an epilogue that reads {count} matrices waits for memory while nothing is multiplied")
     return Yes()
 
 

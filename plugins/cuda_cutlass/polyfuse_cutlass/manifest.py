@@ -70,12 +70,13 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
 
 @hookimpl
 def polyfuse_timer(device_type: str, backend: str) -> Timer | None:
-    """Time kernels by the GPU's clock and with cold caches."""
+    """Time products by the GPU's clock, with cold caches, however long the host takes to launch them."""
     if device_type != "cuda" or backend != "cutlass":
         return None
-    from polyfuse.plugin.timing import DeviceTimer
+    from polyfuse.runtime.devices.registry import device_of
+    from polyfuse_cutlass.timer import ProductTimer
 
-    return DeviceTimer("cuda")
+    return ProductTimer(device_of("cuda"))
 
 
 @hookimpl

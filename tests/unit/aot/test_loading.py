@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from polyfuse.base.errors import (
     KernelLaunchError,
     KernelLoadError,
     PackageError,
+    PolyfuseError,
     mark_from_model,
 )
 from polyfuse.checking import tally
@@ -155,6 +157,17 @@ def test_backends_without_a_loader_load_themselves(tmp_path):
     target = package(export(model, (x,)), path=tmp_path / "i.pf", options={"backends": ["interpreter"]})
     assert load(target).description.backends["interpreter"].loader == ""
     torch.testing.assert_close(load(target)(x), model(x))
+
+
+@pytest.mark.parametrize("text", ["raise {}(3)", "def load(folder, facts):\n    raise {}(3)"])
+@pytest.mark.parametrize("kind", ["ValueError", "SystemExit"])
+def test_a_loader_that_raises_or_exits_is_named(path, tmp_path, monkeypatch, text, kind):
+    (tmp_path / "mine_loading.py").write_text(text.format(kind))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine_loading", raising=False)
+    other = changed(path, tmp_path / "other.pf", set_in("backends", "cpp", "loader", to="mine_loading:load"))
+    with pytest.raises(PolyfuseError, match=rf"'cpp'.*{kind}: 3"):
+        load(other)
 
 
 def test_weights_are_aligned_in_the_file_and_in_memory(path, large):

@@ -178,9 +178,13 @@ def unknown_operator(ctx, node):
     return ctx.call("aten.no_such_operator.default", (node.args[0],))
 
 
+def ends(ctx, node):
+    raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
     "faulty",
-    [raises, of_another_type, of_another_size, nothing_of_the_graph, itself, unknown_operator],
+    [raises, ends, of_another_type, of_another_size, nothing_of_the_graph, itself, unknown_operator],
     ids=lambda f: f.__name__,
 )
 def test_a_faulty_one_costs_only_itself(monkeypatch, warnings_seen, faulty) -> None:
@@ -192,9 +196,10 @@ def test_a_faulty_one_costs_only_itself(monkeypatch, warnings_seen, faulty) -> N
     assert "'mine'" in warning and "rewriting by change" in warning
 
 
-def test_strict_shows_the_fault(monkeypatch) -> None:
-    offer(monkeypatch, raises)
-    with pytest.raises(Exception, match="table"):
+@pytest.mark.parametrize(("faulty", "words"), [(raises, "table"), (ends, "'mine' wanted to end the process")])
+def test_strict_shows_the_fault_and_ends_no_process(monkeypatch, faulty, words) -> None:
+    offer(monkeypatch, faulty)
+    with pytest.raises(Exception, match=words):
         run(torch.sin, torch.randn(3), strict=True)
 
 

@@ -4,6 +4,7 @@ one.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pluggy
 import pytest
 
 from fake_plugins import plugin
+from polyfuse.base.errors import BackendError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import (
     API_VERSION,
@@ -69,6 +71,16 @@ def answering(value: object, hook: str = "each", **marks: bool) -> object:
         return value
 
     return SimpleNamespaceWithHash(**{hook: hookimpl(**marks)(implementation)})
+
+
+def answering_slowly(first: Callable[[], None]) -> object:
+    """A plugin whose implementation calls a function and then takes long."""
+
+    def each(x: int) -> None:
+        first()
+        time.sleep(0.2)
+
+    return SimpleNamespaceWithHash(each=hookimpl(each))
 
 
 class SimpleNamespaceWithHash(SimpleNamespace):
@@ -166,9 +178,32 @@ def test_one_that_raises_is_left_out(hooks, told, fault, hook):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OfNoKind()])
-def test_an_interrupt_is_the_users(hooks, told, error):
+def test_an_interrupt_in_the_main_thread_is_the_users(told, error):
+    """Python runs handlers of signals there, and nowhere else."""
+    hooks = GuardedHooks(lambda *fault: told.append(fault), 0.0)
+    hooks.add_hookspecs(Specs)
     hooks.register(answering(error), "user")
     with pytest.raises(type(error)):
+        hooks.hook.each(x=1)
+    assert not told
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OfNoKind()])
+def test_an_interrupt_that_an_implementation_raises_is_its_fault(hooks, told, error):
+    """Hooks run in a thread of their own, where no user interrupts."""
+    hooks.register(answering("good"), "good")
+    hooks.register(answering(error), "bad")
+    for _ in range(2):
+        assert [a.value for a in hooks.ask("each", x=1)] == ["good"]
+    assert told == [("bad", "each", error)]
+    with pytest.raises(BackendError, match="no user interrupts"):
+        hooks.bounded(answering(error).each.__get__(1), "polyfuse-test")
+
+
+def test_a_user_who_interrupts_a_hook_ends_the_program(hooks, told):
+    """The main thread waits for the hook's, and has the handler of the signal."""
+    hooks.register(answering_slowly(lambda: signal.raise_signal(signal.SIGINT)), "slow")
+    with pytest.raises(KeyboardInterrupt):
         hooks.hook.each(x=1)
     assert not told
 

@@ -25,6 +25,7 @@ from polyfuse.compiler.graph_cache.record import GraphRecord, PortableGraph, rev
 from polyfuse.compiler.reports.logs import publish, texts_are_logged
 from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.compiler.session import CompileSession
+from polyfuse.distributed.costs import costs_facts
 from polyfuse.frontend.captured import CacheBypass, captured_text
 from polyfuse.frontend.graph import BoxedCallable
 from polyfuse.plugin.session.inventory import inventory
@@ -190,6 +191,7 @@ class GraphCache:
         devices = [f"{kind} {sorted(device_of(kind).switches().items())}" for kind in session.device_types()]
         if session.settings.autotunes:  # what is fastest depends on the machine
             devices.append(device_of("cpu").facts())
+        devices += costs_facts(session.device_types())
         parts = {
             "switch": global_state.switches(),
             "device": devices,

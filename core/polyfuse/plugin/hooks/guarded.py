@@ -18,7 +18,10 @@ from typing import Any, Final, TypeVar, cast
 
 import pluggy
 
+from polyfuse.base.errors import BackendError
+from polyfuse.base.text import brief
 from polyfuse.plugin.hooks.answers import MUST_ANSWER, checked, parts
+from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.plugin.hooks.specs import PROJECT
 
 __all__ = ["Answer", "Answers", "GuardedHooks", "HookTimeoutError"]
@@ -137,6 +140,8 @@ class GuardedHooks(pluggy.PluginManager):
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         thread.join(self._seconds)
+        if raised and not isinstance(raised[0], (Exception, SystemExit)):
+            raise BackendError(f"it raised {brief(raised[0])} where no user interrupts") from raised[0]
         if raised:
             raise raised[0]
         if not done:
@@ -211,7 +216,9 @@ class GuardedHooks(pluggy.PluginManager):
             answer = checked(call.hook, answer, impl.plugin_name)
             call.note(impl.plugin_name, answer)
             return answer
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             self._fault(impl, call, error)
             return None
         finally:
@@ -267,7 +274,9 @@ class GuardedHooks(pluggy.PluginManager):
                 return self._replaced(impl, call, firstresult, before, given(stop.value))
             steps.close()
             raise TypeError("it yields twice")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             self._fault(impl, call, error)
             return before
         finally:
@@ -284,7 +293,9 @@ class GuardedHooks(pluggy.PluginManager):
         except StopIteration:
             self._fault(impl, call, TypeError("it does not yield"))
             return None
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             self._fault(impl, call, error)
             return None
         finally:

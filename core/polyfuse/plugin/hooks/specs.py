@@ -6,9 +6,10 @@ Hooks are called a few times in a session, never for each kernel: they return ob
 They are pluggy's: `tryfirst`, `trylast`, `wrapper=True` and `optionalhook` mean what they mean there. Without
 such marks, plugins that a program registered are called first, the latest before the others; then installed
 ones with a code generator, in the order in which backends are asked; then the others by name. An
-implementation that raises, returns what the hook does not take, or does not return within `hook_timeout`
-seconds is named in one warning and not called again in the session; the others are. Of a wrapper that does,
-what it wraps is the answer. None says that a plugin has nothing to add.
+implementation that raises, ends the process, returns what the hook does not take, or does not return within
+`hook_timeout` seconds is named in one warning and not called again in the session; the others are. Of a
+wrapper that does, what it wraps is the answer. Hooks run in a thread of their own, where no user interrupts:
+`KeyboardInterrupt` is an error like others. None says that a plugin has nothing to add.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from polyfuse.base.errors import BackendError
 from polyfuse.base.text import brief
 from polyfuse.plugin.claims import No, Yes
 from polyfuse.plugin.fusion import FusionPair, FusionRule
+from polyfuse.plugin.hooks.faults import is_fault
 
 __all__ = ["NO_RULES", "FusionRules"]
 
@@ -73,7 +74,11 @@ class FusionRules:
         try:
             try:
                 answer = function(pair)
-            except SystemExit as error:
+            except Exception:
+                raise
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
                 raise BackendError(f"it wanted to end the process ({brief(error)})") from error
             if not isinstance(answer, kinds):
                 wanted = " or ".join(kind.__name__ for kind in kinds)

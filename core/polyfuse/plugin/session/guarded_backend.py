@@ -19,6 +19,7 @@ from polyfuse.base.errors import BackendError, UnsupportedError
 from polyfuse.base.text import brief
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.claims import No, Yes
+from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.plugin.host import HostCall
 from polyfuse.plugin.source import Source
 from polyfuse.plugin.target_info import TargetInfo
@@ -84,10 +85,12 @@ def _method(kind: type[Backend], name: str, row: Method) -> Callable[..., Any]:
         try:
             try:
                 answer = getattr(kind, name)(self, *args, **kwargs)
-            except SystemExit as error:
-                raise BackendError(
-                    f"backend {self.name!r} wanted to end the process in `{name}` ({brief(error)})", _FIX
-                ) from error
+            except Exception:
+                raise
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
+                raise as_error(error, self.name, f"running its method `{name}`") from error
             try:
                 return row.check(answer)
             except (Exception, SystemExit) as error:

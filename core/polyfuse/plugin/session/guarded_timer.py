@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from polyfuse.base.errors import BackendError
 from polyfuse.base.text import brief
+from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.plugin.timing import Timer
 
 __all__ = ["GuardedTimer"]
@@ -42,7 +43,11 @@ class GuardedTimer(Timer):
         try:
             try:
                 found = self._timer.milliseconds(launches)
-            except SystemExit as error:
+            except Exception:
+                raise
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
                 raise BackendError(f"it wanted to end the process ({brief(error)})") from error
             if isinstance(found, bool) or not isinstance(found, (int, float)):
                 raise TypeError(f"{'None' if found is None else f'a {type(found).__name__}'} is no time")

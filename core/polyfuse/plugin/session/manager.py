@@ -22,6 +22,7 @@ from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.codegen import Codegen
 from polyfuse.plugin.deprecation import warn_of_deprecated, warn_of_methods
 from polyfuse.plugin.hooks import specs
+from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.plugin.hooks.guarded import Answers, GuardedHooks
 from polyfuse.plugin.hooks.registry import registered
 from polyfuse.plugin.hooks.specs import hookimpl
@@ -198,7 +199,8 @@ class PluginManager:
         """
         answers = self.hooks.ask(hook, without, **arguments)
         if self.settings.strict and answers.faults:
-            raise answers.faults[0][1]
+            plugin, error = answers.faults[0]
+            raise as_error(error, plugin, f"answering {hook}")
         return answers
 
     # How it is done.
@@ -213,7 +215,9 @@ class PluginManager:
         read: Callable[[], tuple[object, Manifest]] = lambda: manifest_of(candidate)  # noqa: E731
         try:
             plugin, manifest = self.hooks.bounded(read, f"polyfuse-{candidate.name}")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             self._fail(state, error, "reading its manifest")
             return None
         version = manifest.version or candidate.version
@@ -256,7 +260,9 @@ class PluginManager:
                 and not self.hooks.implements(name, "polyfuse_codegen")
             ):
                 self.hooks.register(_ManifestCodegen(state.manifest), f"{name}.load")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             if self.hooks.get_plugin(name) is not None:
                 self.hooks.unregister(name=name)
             self._fail(state, error, "registering its hooks")
@@ -303,9 +309,11 @@ class PluginManager:
             # Not a fault: the plugin looked at this machine and declined.
             self._states[name] = state.changed(State.REFUSED, str(error))
             return None
-        except (Exception, SystemExit) as error:
-            if self.settings.strict:
+        except BaseException as error:
+            if not is_fault(error):
                 raise
+            if self.settings.strict:
+                raise as_error(error, name, "loading") from None
             self._fail(state, error, "loading")
             return None
         self._states[name] = state.changed(State.LOADED)

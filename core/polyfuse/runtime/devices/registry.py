@@ -78,7 +78,7 @@ def import_device(device_type: str, name: str) -> Device:
             module, _, attribute = name.partition(":")
             try:
                 made: Any = getattr(import_module(module), attribute)(device_type)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise BackendUnavailableError(
                     f"the device {device_type!r} is served by {name}, which cannot be imported ({error})",
                     f"install the distribution that has {module}",
