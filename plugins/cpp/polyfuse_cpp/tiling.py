@@ -53,7 +53,7 @@ class Plan:
         along: whether threads divide the lane axis only, because stores collide along all the others.
         serial: whether one thread does it all, because stores may collide everywhere and their order matters.
         limits: (reduction axis, first, end) as text, where a pass covers only a part of it.
-        tile: a second axis along which some accesses are contiguous; empty: there is none worth turning tiles
+        tile: a second axis along which some accesses are contiguous; empty: none worth transposing tiles
             for.
         tiled: those accesses; where there is no second axis, accesses that are contiguous along the innermost
             reduction axis, of which tiles are transposed in its loop.
@@ -306,7 +306,7 @@ def _with_transposed_loops(plan: Plan, facts: Facts) -> Plan:
         for a in facts.all_accesses
         if a.looped and _runs_along(a, name, plan.lane, facts) and not (a.is_store and a.buffer in read)
     )
-    # turning what is loaded takes registers enough
+    # transposing what is loaded takes registers enough
     return replace(plan, tiled=found, unroll=plan.unroll if all(a.is_store for a in found) else 1)
 
 
