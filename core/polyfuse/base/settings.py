@@ -14,7 +14,8 @@ declared in the plugin's manifest.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from polyfuse.base.text import join_words
 __all__ = [
     "MODES",
     "Settings",
+    "changed_environment",
     "child_environment",
     "environment",
     "option_infos",
@@ -211,6 +213,13 @@ class Settings:
     overlap_memory: int = option(
         20,
         "Additional memory, in percent, that a graph may use to overlap collectives.",
+        minimum=0,
+    )
+    bucket_collectives: int = option(
+        4,
+        "Megabytes up to which functional collectives of one kind, type and group become one message: "
+        "all-gathers where the first one starts, others where the last one does. 0: none are. All ranks need "
+        "the same.",
         minimum=0,
     )
     network_bandwidth: int = option(
@@ -510,6 +519,21 @@ def child_environment(**changes: str) -> dict[str, str]:
 def set_environment(**changes: str) -> None:
     """Set variables for this process and those that it starts, for commands that run a user's program."""
     os.environ.update(changes)
+
+
+@contextmanager
+def changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set variables meanwhile, for this process and those that it starts."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = text
 
 
 def _from_environment() -> dict[str, object]:

@@ -25,6 +25,10 @@ COMMANDS: Final = {
     "bisect": ("polyfuse.cli.bisect", "find the rewrite or fusion that makes a program fail"),
     "cache": ("polyfuse.cli.cache", "show, clear, trim, save or load the cache folder"),
     "check": ("polyfuse.cli.check", "run a program and compare every kernel with the interpreter"),
+    "collectives": (
+        "polyfuse.cli.ranks.collectives",
+        "measure what collectives cost between processes, or show it",
+    ),
     "conformance": ("polyfuse.cli.conformance", "test a backend against the reference interpreter"),
     "doctor": ("polyfuse.cli.doctor", "check this installation and every backend's toolchain"),
     "explain": ("polyfuse.cli.explain", "run a program and print what was compiled and why"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import set_environment
+from polyfuse.cli.ranks import worlds
 
 __all__ = ["EXAMPLE", "configure", "configure_program", "run", "run_program"]
 
@@ -20,6 +21,7 @@ polyfuse explain model.py          # what matters first, then each graph
 polyfuse explain --all model.py    # nothing is cut
 polyfuse explain --json model.py > explained.json
 polyfuse explain -m package.train --epochs 1
+polyfuse explain --world 8,64,512 train.py     # one rank of larger worlds
 """
 
 
@@ -29,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print JSON; what the program prints goes to stderr"
     )
+    worlds.configure(parser)
     configure_program(parser)
 
 
@@ -52,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     # a graph that is read has no decisions to tell of
     set_environment(POLYFUSE_GRAPH_CACHE="0")
     reset_reports()
+    if arguments.world:
+        program = lambda: run_program(arguments.program, arguments.arguments, arguments.module)  # noqa: E731
+        return worlds.run(arguments, program)
     collector = Collector()
     with redirect_stdout(sys.stderr if arguments.json else sys.stdout), collector.watching():
         status = run_program(arguments.program, arguments.arguments, arguments.module)

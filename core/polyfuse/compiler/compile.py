@@ -18,9 +18,11 @@ from polyfuse.compiler.ranks import agreement_of
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
+from polyfuse.distributed.costs import load_costs
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.runtime.ranks.agreement import compiling_for_others
+from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.options.counterparts import translated
 from polyfuse.torch_compat.tracing.dynamo import (
     differentiates_forward,
@@ -62,6 +64,8 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     """
     if differentiates_forward():
         return _eager(gm, session.settings)
+    if this_rank() >= 0:
+        load_costs(session.store.root, session.device_types())
     agreement = agreement_of(session, ends_early(gm))
     graph_cache = GraphCache(session, agreement)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["SharedStore", "Group", "group_names", "group_of", "this_rank"]
+from polyfuse.base.settings import environment
+
+__all__ = ["SharedStore", "Group", "group_names", "group_of", "processes_of_host", "this_rank"]
 
 
 class SharedStore:
@@ -87,6 +89,12 @@ def this_rank() -> int:
     """The rank of this process in the world; -1 where there is no world of several processes."""
     dist = _distributed()
     return dist.get_rank() if dist is not None and dist.get_world_size() > 1 else -1
+
+
+def processes_of_host() -> int:
+    """How many processes torch's launcher started on each host; 0: not known."""
+    text = environment("LOCAL_WORLD_SIZE")
+    return int(text) if text.isdigit() else 0
 
 
 def group_names() -> tuple[str, ...]:

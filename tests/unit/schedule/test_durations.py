@@ -7,6 +7,8 @@ import pytest
 from polyfuse.ir.expr import apply
 from polyfuse.ir.nodes import Collective, ExternCall
 from polyfuse.plugin import TargetInfo
+from polyfuse.runtime.devices.registry import device_of
+from polyfuse.runtime.ranks.costs import KINDS, CollectiveCosts, forget_costs, use_costs
 from polyfuse.schedule.fusion.space import fresh_axes
 from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
 from polyfuse.schedule.overlap import durations
@@ -90,3 +92,25 @@ def test_collectives() -> None:
     m.buffer("e", 0)
     m.start("e")
     assert communication_seconds(m.nodes[2], m.graph(), "cpu", 1e6, number) == latency
+
+
+def test_what_was_measured_comes_before_what_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = Maker()
+    m.buffer("x", 512, 512, kind="input")
+    m.start("x")
+    (node,) = m.nodes
+    assert isinstance(node, Collective)
+
+    class Known(Group):
+        def library(self, device_type: str) -> str:
+            return "gloo"
+
+    monkeypatch.setattr(durations, "group_of", lambda name: Known(name, (2, 3), None, None))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    rows = dict.fromkeys(KINDS, ((1 << 10, 1.0), (1 << 20, 7.0)))
+    use_costs([CollectiveCosts("gloo", device_of("cpu").facts(), 2, True, rows)])
+    try:
+        assert communication_seconds(node, m.graph(), "cpu", 0.0, number) == 7.0
+        assert communication_seconds(node, m.graph(), "cpu", 1e6, number) < 7.0, "the user's word counts"
+    finally:
+        forget_costs()

@@ -24,6 +24,7 @@ from polyfuse.cache.limit import trim_if_due
 from polyfuse.compiler.graph_cache.record import GraphRecord, PortableGraph, revived
 from polyfuse.compiler.reports.report import GraphReport, record
 from polyfuse.compiler.session import CompileSession
+from polyfuse.distributed.costs import costs_facts
 from polyfuse.frontend.captured import CacheBypass, captured_text
 from polyfuse.frontend.graph import BoxedCallable
 from polyfuse.plugin.session.inventory import inventory
@@ -189,6 +190,7 @@ class GraphCache:
         devices = [f"{kind} {sorted(device_of(kind).switches().items())}" for kind in session.device_types()]
         if session.settings.autotunes:  # what is fastest depends on the machine
             devices.append(device_of("cpu").facts())
+        devices += costs_facts(session.device_types())
         parts = {
             "switch": global_state.switches(),
             "device": devices,

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.frontend.rewrites.casts import merge_casts
+from polyfuse.frontend.rewrites.collectives import bucket_collectives
 from polyfuse.frontend.rewrites.constant_folding import (
     fold_constants,
     fold_uniform,
@@ -62,6 +63,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("scatter-into-sums", scatter_into_sums),
     ("merge-duplicates", merge_duplicates),
     ("remove-dead-again", remove_dead),
+    ("bucket-collectives", bucket_collectives),
 )
 """Name and function of every rewrite, in the order in which they run."""
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from polyfuse.base.settings import environment
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode, Node, Reduction, View
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.plugin import TargetInfo
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.runtime.ranks.costs import any_costs, costs_of, kind_of
 from polyfuse.schedule.fusion.score import nbytes, touched_bytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike, product
-from polyfuse.torch_compat.groups import group_of
+from polyfuse.torch_compat.groups import group_of, processes_of_host
 
 __all__ = ["communication_seconds", "computing_seconds"]
 
@@ -53,17 +53,17 @@ def _operations(node: Node, graph: Graph, hint: Callable[[IndexLike], int]) -> f
 def communication_seconds(
     node: Collective, graph: Graph, device: str, bandwidth: float, hint: Callable[[IndexLike], int]
 ) -> float:
-    """Seconds of a collective on a device, over a network that moves so many bytes in a second; 0: over the
-    one that the device knows of, within a host where all processes of the group are on one.
+    """Seconds of a collective on a device, over a network that moves so many bytes in a second; 0: as was
+    measured in a world like this one (`CollectiveCosts`), else over the network that the device knows of,
+    within a host where all processes of the group are on one.
     """
     largest = max(nbytes(graph, names, hint) for names in (reads(node), node.writes()))
     group = group_of(node.group)
     ranks = len(group.ranks) if group is not None else 0
     on_host = group is not None and group.is_on_one_host(processes_of_host())
+    if group is not None and not bandwidth and any_costs():
+        kind = device.partition(":")[0]
+        table = costs_of(group.library(kind), device_of(kind).facts(), ranks, on_host)
+        if table is not None:
+            return table.of(kind_of(node.op), largest, ranks)
     return device_of(device).collective_seconds(node.op, largest, bandwidth, ranks, on_host)
-
-
-def processes_of_host() -> int:
-    """How many processes torch's launcher started on each host; 0: not known."""
-    text = environment("LOCAL_WORLD_SIZE")
-    return int(text) if text.isdigit() else 0

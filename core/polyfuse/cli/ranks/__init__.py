@@ -1,0 +1,1 @@
+"""Subcommands about programs of several processes."""

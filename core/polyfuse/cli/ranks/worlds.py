@@ -1,0 +1,136 @@
+"""`polyfuse explain --world`: one rank of larger worlds, played in this process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+from polyfuse.base.errors import PolyfuseError
+from polyfuse.base.process import python_command
+from polyfuse.base.settings import Settings
+
+__all__ = ["configure", "run", "world_sizes", "worlds_text"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add arguments."""
+    group = parser.add_argument_group("one rank of a larger world")
+    group.add_argument(
+        "--world",
+        type=world_sizes,
+        default=(),
+        metavar="RANKS",
+        help="play the first rank of so many, such as 8,64,512: a step's seconds, what of it waits, memory",
+    )
+    group.add_argument("--per-host", type=int, default=8, metavar="N", help="ranks on each host (8)")
+    group.add_argument(
+        "--library", default="", help="whose measured costs are used, such as gloo (`polyfuse collectives`)"
+    )
+    group.add_argument(
+        "--network", type=float, metavar="MB/S", help="costs of a link of so many megabytes a second instead"
+    )
+    group.add_argument(
+        "--latency",
+        type=float,
+        default=20.0,
+        metavar="US",
+        help="with --network: microseconds of a message (20)",
+    )
+
+
+def world_sizes(text: str) -> tuple[int, ...]:
+    """The numbers of ranks in an argument."""
+    sizes = tuple(int(part) for part in text.split(",") if part.strip())
+    if not sizes or min(sizes) < 2:
+        raise argparse.ArgumentTypeError("numbers of ranks from 2 on are wanted, such as 8,64")
+    return sizes
+
+
+def run(arguments: argparse.Namespace, program: Callable[[], int]) -> int:
+    """Play one world here, or each of several in a process of its own; print what a step takes."""
+    if len(arguments.world) > 1:
+        status, worlds = _apart(arguments)
+    else:
+        with redirect_stdout(sys.stderr if arguments.json else sys.stdout):
+            status, found = _played(arguments, program)
+        worlds = [found]
+    if arguments.json:
+        print(json.dumps({"worlds": worlds}, indent=2))
+    else:
+        print(worlds_text(worlds), end="")
+    return status
+
+
+def _played(arguments: argparse.Namespace, program: Callable[[], int]) -> tuple[int, dict[str, object]]:
+    from polyfuse.cache import cache_root
+    from polyfuse.distributed.simulated import World, measured_tables, simulated_rank
+    from polyfuse.reporting.collect import Collector
+    from polyfuse.runtime.ranks.costs import CollectiveCosts
+
+    tables: tuple[CollectiveCosts, ...]
+    if arguments.network:
+        tables = (CollectiveCosts.given(arguments.network * 1e6, arguments.latency * 1e-6),)
+    else:
+        tables = measured_tables(cache_root(Settings.resolve()), arguments.library)
+    if not tables:
+        raise PolyfuseError(
+            "nothing is known of what collectives cost here",
+            "run torchrun --nproc-per-node 2 -m polyfuse collectives, or give --network and --latency",
+        )
+    with simulated_rank(World(arguments.world[0], arguments.per_host, tables)) as rank:
+
+        class Beginning(Collector):
+            """What is compiled is not part of a step."""
+
+            def built(self, aten: Any, built: object) -> None:
+                rank.timeline.begin()
+
+        with Beginning(measure=False).watching():
+            status = program()
+        return status, rank.result()
+
+
+def _apart(arguments: argparse.Namespace) -> tuple[int, list[dict[str, Any]]]:
+    status, worlds = 0, list[dict[str, Any]]()
+    for ranks in arguments.world:
+        words = ["explain", "--json", "--world", str(ranks), "--per-host", str(arguments.per_host)]
+        words += ["--latency", str(arguments.latency)]
+        words += ["--network", str(arguments.network)] if arguments.network else []
+        words += ["--library", arguments.library] if arguments.library else []
+        words += ["-m"] if arguments.module else []
+        command = python_command("polyfuse", *words, arguments.program, *arguments.arguments)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        status = status or done.returncode
+        try:
+            worlds += json.loads(done.stdout)["worlds"]
+        except ValueError:
+            print(f"the world of {ranks} ranks was not played to its end", file=sys.stderr)
+    return status, worlds
+
+
+def worlds_text(worlds: Sequence[dict[str, Any]]) -> str:
+    """A line for each world."""
+    titles = f"{'ranks':>6}{'step ms':>10}{'computing':>11}{'exposed':>10}{'hidden':>10}{'peak MiB':>10}"
+    lines = [f"{titles}  collectives"]
+    for world in worlds:
+        hidden = max(0.0, world["communication"] - world["exposed"])
+        cells = [world["seconds"], world["computing"], world["exposed"], hidden]
+        kinds = ", ".join(
+            f"{count} {kind} ({nbytes / 2**20:.1f} MiB)"
+            for kind, (count, nbytes) in world["collectives"].items()
+        )
+        first, *rest = (f"{seconds * 1e3:.2f}" for seconds in cells)
+        lines.append(
+            f"{world['ranks']:6}{first:>10}{rest[0]:>11}{rest[1]:>10}{rest[2]:>10}"
+            f"{world['peak_bytes'] / 2**20:10.0f}  {kinds or 'none'}"
+        )
+    if any(not world["steps"] for world in worlds):
+        lines.append("no step repeats: the numbers are of all after the last compile; run more steps")
+    costs = sorted({world["costs"] for world in worlds})
+    lines.append(f"costs of collectives: {', '.join(costs)}; losses mean nothing here")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,191 @@
+"""One rank's timeline: what it computes takes as long as it does here, and what it waits for from others as
+long as a table of costs says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from polyfuse.runtime.ranks.costs import CollectiveCosts, kind_of
+
+__all__ = ["Flight", "StepTimes", "Timeline"]
+
+
+@dataclass
+class Flight:
+    """A collective of the timeline.
+
+    Attributes:
+        kind: of `KINDS`.
+        nbytes: of the larger of what one rank gives and gets.
+        ranks: of its group.
+        begun, done: seconds on the timeline.
+        exposed: seconds in which the rank waited for it.
+    """
+
+    kind: str
+    nbytes: int
+    ranks: int
+    begun: float
+    done: float
+    exposed: float = 0.0
+
+    @property
+    def shape(self) -> tuple[str, int, int]:
+        """What is equal in each step of a program."""
+        return self.kind, self.nbytes, self.ranks
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A step of a program, or all of it where nothing repeats.
+
+    Attributes:
+        seconds: from its first collective to that of the next step.
+        exposed: of them, those in which the rank waits for others.
+        communication: that its collectives take, hidden or not.
+        collectives: how many there are, with their bytes, by kind.
+        steps: how many equal ones were seen; 0: nothing repeats.
+    """
+
+    seconds: float
+    exposed: float
+    communication: float
+    collectives: dict[str, tuple[int, int]]
+    steps: int
+
+    @property
+    def computing(self) -> float:
+        """Seconds in which the rank does not wait."""
+        return self.seconds - self.exposed
+
+
+class Timeline:
+    """Plays the network for one rank, one collective after another; a `Network` of simulated groups.
+
+    Args:
+        costs: the table of a group: from its number of ranks, and whether they share a host.
+        per_host: ranks on each host; 0: all on one.
+        clock: seconds of what is computed here.
+        synchronize: waits for what a device computes, so that the clock has seen it.
+    """
+
+    def __init__(
+        self,
+        costs: Callable[[int, bool], CollectiveCosts],
+        per_host: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+        synchronize: Callable[[], object] | None = None,
+    ) -> None:
+        self.flights: list[Flight] = []
+        self._marks: list[tuple[float, int]] = []
+        self._costs, self._per_host = costs, per_host
+        self._clock, self._synchronize = clock, synchronize
+        self._network_free = 0.0
+        self._waited = 0.0
+        self._begun = clock()
+
+    def now(self) -> float:
+        """Seconds on the timeline."""
+        return self._clock() - self._begun + self._waited
+
+    def begin(self) -> None:
+        """Forget what was played so far: what is compiled is not part of a step."""
+        self.flights.clear()
+        self._marks.clear()
+
+    def mark(self) -> None:
+        """A step of the program ends here, such as an optimizer's."""
+        self._marks.append((self.now(), len(self.flights)))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside takes no time on the timeline."""
+        if self._synchronize is not None:
+            self._synchronize()
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            if self._synchronize is not None:
+                self._synchronize()
+            self._waited -= self._clock() - begun
+
+    def start(self, op: str, nbytes: int, ranks: Sequence[int], on_host: bool) -> Flight:
+        """A collective begins when the network has done those before it."""
+        if not on_host and self._synchronize is not None:
+            self._synchronize()
+        kind, now = kind_of(op), self.now()
+        together = not self._per_host or len({rank // self._per_host for rank in ranks}) == 1
+        seconds = self._costs(len(ranks), together).of(kind, nbytes, len(ranks))
+        self._network_free = max(now, self._network_free) + (seconds if len(ranks) > 1 else 0.0)
+        flight = Flight(kind, nbytes, len(ranks), now, self._network_free)
+        self.flights.append(flight)
+        return flight
+
+    def wait(self, started: Any) -> None:
+        """The rank waits for a collective."""
+        if self._synchronize is not None:
+            self._synchronize()
+        left = max(0.0, started.done - self.now())
+        started.exposed += left
+        self._waited += left
+
+    def step(self) -> StepTimes:
+        """The step in the middle by its seconds: of those between marks, else of those that repeat; all since
+        `begin` where nothing does.
+        """
+        flights, spans = self.flights, self._spans()
+        if not spans:
+            end = max([self.now(), *(f.done for f in flights)])
+            begun = flights[0].begun if flights else end
+            return _times(flights, end - begun, 0)
+        found = [_times(flights[i:j], seconds, len(spans)) for i, j, seconds in spans]
+        found.sort(key=lambda times: times.seconds)
+        return found[(len(found) - 1) // 2]
+
+    def _spans(self) -> list[tuple[int, int, float]]:
+        """Of each step the first collective, the one after the last, and seconds."""
+        if len(self._marks) > 1:
+            return [(i, j, end - begun) for (begun, i), (end, j) in pairwise(self._marks)]
+        shapes = [flight.shape for flight in self.flights]
+        size = _period(shapes)
+        if not size:
+            return []
+        firsts = range(len(shapes) - size * _repeats(shapes, size), len(shapes), size)
+        return [(i, j, self.flights[j].begun - self.flights[i].begun) for i, j in pairwise(firsts)]
+
+
+def _times(flights: Sequence[Flight], seconds: float, steps: int) -> StepTimes:
+    kinds: dict[str, tuple[int, int]] = {}
+    for flight in flights:
+        count, nbytes = kinds.get(flight.kind, (0, 0))
+        kinds[flight.kind] = count + 1, nbytes + flight.nbytes
+    # one that waits for the network is not longer for it
+    busy, end = 0.0, float("-inf")
+    for flight in flights:
+        busy += flight.done - max(end, flight.begun)
+        end = flight.done
+    exposed = sum(flight.exposed for flight in flights)
+    return StepTimes(seconds, min(exposed, seconds), busy, kinds, steps)
+
+
+def _period(shapes: Sequence[object]) -> int:
+    """How many collectives a step has that is repeated at the end, for most of a list; 0: nothing is."""
+    for size in range(1, len(shapes) // 2 + 1):
+        if size * _repeats(shapes, size) > len(shapes) // 2 and _repeats(shapes, size) > 1:
+            return size
+    return 0
+
+
+def _repeats(shapes: Sequence[object], size: int) -> int:
+    """How often the last ones are at the end, one time after another."""
+    last, count = shapes[-size:], 1
+    while shapes[max(0, len(shapes) - (count + 1) * size) : len(shapes) - count * size] == last:
+        count += 1
+    return count

@@ -1,0 +1,111 @@
+"""One rank's timeline: computing by a clock, communication by a table."""
+
+from __future__ import annotations
+
+from polyfuse.distributed.simulated import World
+from polyfuse.distributed.timeline import Timeline
+from polyfuse.runtime.ranks.costs import KINDS, CollectiveCosts
+
+PER_BYTE = 1.0
+RANKS = (0, 1)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def costs(ranks: int, on_host: bool) -> CollectiveCosts:
+    """A second for each byte; over hosts, ten."""
+    rate = PER_BYTE if on_host else 10 * PER_BYTE
+    return CollectiveCosts("", "", ranks, on_host, dict.fromkeys(KINDS, ((1, rate), (1000, 1000 * rate))))
+
+
+def begun(**options: int) -> tuple[Clock, Timeline]:
+    clock = Clock()
+    return clock, Timeline(costs, clock=clock, **options)
+
+
+def test_what_is_computed_meanwhile_hides_a_collective() -> None:
+    clock, line = begun()
+    flight = line.start("all_reduce", 10, RANKS, True)
+    clock.now += 4
+    line.wait(flight)
+    assert (flight.exposed, line.now()) == (6.0, 10.0)
+    line.wait(flight)
+    assert line.now() == 10.0, "it is over"
+
+
+def test_the_network_does_one_after_another() -> None:
+    _, line = begun()
+    first, second = (line.start("all_gather", 5, RANKS, True) for _ in range(2))
+    line.wait(second)
+    line.wait(first)
+    assert (first.exposed, second.exposed) == (0.0, 10.0)
+
+
+def test_a_group_of_one_costs_nothing_and_hosts_cost_more() -> None:
+    _, line = begun(per_host=2)
+    assert line.start("all_reduce", 10, (3,), True).done == 0.0
+    assert line.start("all_reduce", 10, (2, 3), True).done == 10.0
+    assert line.start("all_reduce", 10, (1, 2), True).done == 110.0
+
+
+def test_what_is_paused_takes_no_time_and_devices_are_waited_for() -> None:
+    clock, waits = Clock(), list[int]()
+    line = Timeline(costs, clock=clock, synchronize=lambda: waits.append(1))
+    with line.paused():
+        clock.now += 7
+    assert line.now() == 0.0 and len(waits) == 2
+    line.wait(line.start("send", 3, RANKS, False))
+    line.start("send", 3, RANKS, True)
+    assert len(waits) == 4, "what is on the host needs none to start"
+
+
+def test_steps_are_those_between_marks() -> None:
+    clock, line = begun()
+    line.start("broadcast", 500, RANKS, True)
+    line.begin()
+    for computing in (9, 2, 3, 4):
+        clock.now += 600  # what was sent before is over
+        flight = line.start("all_reduce", 10, RANKS, True)
+        clock.now += computing
+        line.wait(flight)
+        line.mark()
+    found = line.step()
+    assert (found.steps, found.seconds, found.exposed) == (3, 610.0, 7.0)
+    assert found.communication == 10.0 and found.computing == 603.0
+    assert found.collectives == {"all_reduce": (1, 10)}
+
+
+def test_steps_are_what_repeats_at_the_end() -> None:
+    clock, line = begun()
+    line.start("broadcast", 1, RANKS, True)
+    for _ in range(3):
+        for kind, nbytes in (("all_gather", 4), ("all_gather", 4), ("reduce_scatter", 8)):
+            clock.now += 1
+            line.wait(line.start(kind, nbytes, RANKS, True))
+    found = line.step()
+    assert (found.steps, found.seconds, found.exposed) == (2, 19.0, 16.0)
+    assert found.collectives == {"all_gather": (2, 8), "reduce_scatter": (1, 8)}
+
+
+def test_nothing_repeats() -> None:
+    clock, line = begun()
+    clock.now += 5
+    for nbytes in (1, 2, 3):
+        line.wait(line.start("send", nbytes, RANKS, True))
+    clock.now += 1
+    found = line.step()
+    assert (found.steps, found.seconds, found.exposed) == (0, 7.0, 6.0)
+    assert Timeline(costs).step().collectives == {}
+
+
+def test_the_table_that_is_nearest() -> None:
+    tables = (costs(2, True), costs(8, True), costs(8, False))
+    world = World(64, 8, tables)
+    assert world.costs(16, False) is tables[2] and world.costs(2, True) is tables[0]
+    assert World(64, 8, tables[:1]).costs(64, False) is tables[0], "one is better than none"
