@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Empty is as if not set: where the environment forbids compiled modules, each process that tests start compiles ours again.
+export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help

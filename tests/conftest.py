@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # modules and items stay until the end: looking for garbage among them is in vain
     # workers of one run and later runs share it; `--cache-clear` empties it
     if hasattr(config, "cache") and not hasattr(config, "workerinput"):
         os.environ["LIBRARIES_OF_TESTS"] = str(config.cache.mkdir("libraries"))
@@ -42,6 +44,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason=GPU))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.freeze()  # nor do the collections that tests cause or ask for look at them
+    gc.set_threshold(10_000, 20, 20)  # syntax trees and graphs are many objects that live
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries that count their objects at the end find none left
+    gc.enable()
 
 
 def pytest_runtest_setup() -> None:

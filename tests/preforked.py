@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import select
@@ -206,6 +207,7 @@ if __name__ == "__main__":
     torch_costs.spare()
     if "LIBRARIES_OF_TESTS" in os.environ:
         built_libraries.keep(Path(os.environ["LIBRARIES_OF_TESTS"]))
+    gc.freeze()  # children share these pages with it, and no collection of theirs looks at them
     script = _serve(socket.socket(fileno=int(sys.argv[1])))
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main

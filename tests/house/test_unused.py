@@ -24,8 +24,8 @@ CALLED_BY_OTHERS = {
     "_print_And", "_print_Or", "_print_Not",
     # generated Halide programs
     "scheduled_by",
-    # public methods of loaded packages
-    "load_constants",
+    # public methods of loaded packages, and of an operator's choices
+    "load_constants", "precompile",
 }  # fmt: skip
 
 

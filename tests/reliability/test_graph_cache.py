@@ -616,7 +616,7 @@ def test_native_host_programs_are_cached(tmp_path: Path) -> None:
     assert report.cached and report.host is not None and report.host.text() == "native, by cpp"
     assert again(function, x).misses == 1, "without the option it is another graph"
     kernels = tmp_path / "cache" / "kernels"
-    (host,) = (path for path in kernels.glob("*/*/*.cpp") if "pf_surroundings" in path.read_text())
+    (host,) = (path for path in kernels.glob("*/*/*.cpp") if "pf_runtime" in path.read_text())
     shutil.rmtree(host.parent)
     assert again(function, x, native_host=True).misses == 1
     assert again(function, x, native_host=True).hits == 1

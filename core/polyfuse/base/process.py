@@ -9,9 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -19,7 +20,15 @@ from typing import IO, Final
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError
 from polyfuse.base.settings import child_environment, environment
 
-__all__ = ["Finished", "find_command", "python_command", "python_environment", "run_bounded", "run_program"]
+__all__ = [
+    "Finished",
+    "find_command",
+    "library_errors",
+    "python_command",
+    "python_environment",
+    "run_bounded",
+    "run_program",
+]
 
 # So much is kept of what a program prints, from its beginning and from its end.
 _KEPT: Final = 1 << 18
@@ -166,6 +175,28 @@ def _started(function: object, *arguments: object) -> threading.Thread:
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def library_errors() -> Iterator[None]:
+    """Let what libraries print to the error stream of this process become part of a `KernelBuildError`. For
+    processes with one thread: file descriptor 2 is another one meanwhile.
+    """
+    with tempfile.TemporaryFile() as printed:
+        usual = os.dup(2)
+        os.dup2(printed.fileno(), 2)
+        try:
+            yield
+        except KernelBuildError as error:
+            printed.seek(0)
+            text = printed.read().decode("utf-8", "replace")
+            output = "\n".join(part for part in (error.output, text) if part.strip())
+            raise KernelBuildError(
+                error.cause, error.fix, command=error.command, output=output, name=error.name
+            ) from error
+        finally:
+            os.dup2(usual, 2)
+            os.close(usual)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:

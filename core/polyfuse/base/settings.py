@@ -110,6 +110,14 @@ class Settings:
         choices=("auto", "on", "off"),
     )
 
+    repeated_layers: str = option(
+        "auto",
+        "Compile layers that are equal but for their parameters once, where a graph repeats them six times "
+        "or more, and call the result for each: nothing is fused across their borders. `auto`: on the CPU, "
+        "in graphs with gradients, where a layer's tensors take two megabytes or more.",
+        choices=("auto", "on", "off"),
+    )
+
     # Fusion.
     fusion: bool = option(True, "Compute several operations in one kernel.")
     disable_fusion_rules: tuple[str, ...] = option(
@@ -346,10 +354,14 @@ class Settings:
     remote_cache: str = neutral(
         "",
         "A store that several machines share: an http or https address that answers GET and PUT, a server of "
-        "Redis (`redis://user:password@host:6379/0?ttl=604800`, or `rediss://` over TLS), a folder, or "
-        "`module:function`, which returns an object with `get` and `put`. Kernels, compiled graphs and "
-        "measurements of autotuning that are not in the cache folder are looked up there, and new ones are "
-        "sent there. Kernels and graphs are code, and are run.",
+        "Redis (`redis://user:password@host:6379/0?ttl=604800`, or `rediss://` over TLS), a folder, what "
+        "fsspec knows (`s3://bucket/folder`, `gs://bucket/folder`), or `module:function`, which returns an "
+        "object with `get` and `put`. Kernels, compiled graphs and measurements of autotuning that are not "
+        "in the cache folder are looked up there, and new ones are sent there. Kernels and graphs are code, "
+        "and are run.",
+    )
+    remote_lookup: bool = neutral(
+        False, "Only look things up in `remote_cache`, and send nothing there, as for serving in production."
     )
     remote_key: str = neutral(
         "",

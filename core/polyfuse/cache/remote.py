@@ -14,11 +14,14 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, runtime_checkable
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.files import atomic_write
 from polyfuse.base.log import warn_once
 from polyfuse.base.text import shorten
+from polyfuse.cache.clients.filesystems import FilesystemStore, is_filesystem
 from polyfuse.cache.clients.redis import RedisStore, is_redis
 
 __all__ = ["RemoteStore", "GuardedStore", "remote_store"]
@@ -111,10 +114,14 @@ class GuardedStore:
     """A remote store whose failures are misses, warned about once. A request that takes too long is a
     failure; after a few in a row, nobody asks for a while. After a few answers that cannot be used, nobody
     asks again.
+
+    Args:
+        lookup: nothing is stored there.
     """
 
-    def __init__(self, store: RemoteStore) -> None:
+    def __init__(self, store: RemoteStore, *, lookup: bool = False) -> None:
         self._store = store
+        self._lookup = lookup
         self._lock = threading.Lock()
         self._failures = 0
         self._lies = 0
@@ -129,8 +136,8 @@ class GuardedStore:
         return answer
 
     def put(self, name: str, content: bytes) -> None:
-        """Store something under a name, if that is possible."""
-        if len(content) <= _LARGEST:
+        """Store something under a name, if that is possible and wanted."""
+        if len(content) <= _LARGEST and not self._lookup:
             self._tried(lambda: self._store.put(name, content))
 
     def distrust(self, why: str) -> None:
@@ -187,15 +194,20 @@ class GuardedStore:
 
 def remote_store(address: str) -> RemoteStore:
     """The store at an address: `http://...` or `https://...`, `redis://...` or `rediss://...`,
-    `module:function` for one that a function returns, and otherwise a folder.
+    what fsspec knows with another scheme, `module:function` for one that a function returns, and otherwise a
+    folder.
 
     Raises:
-        InvalidOptionError: there is no such function, or what it returns is no store.
+        InvalidOptionError: there is no such function or scheme, or what the function returns is no store.
     """
     if address.startswith(("http://", "https://")):
         return HttpStore(address)
     if is_redis(address):
         return RedisStore(address, _PATIENCE, _LARGEST)
+    if address.startswith("file://"):
+        return FolderStore(Path(url2pathname(urlsplit(address).path)))
+    if is_filesystem(address):
+        return FilesystemStore(address, _LARGEST)
     module, colon, name = address.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), name)):
         return FolderStore(Path(address).expanduser().absolute())

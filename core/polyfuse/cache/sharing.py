@@ -36,12 +36,20 @@ _TOGETHER: Final = 8
 class Sharing:
     """A cache folder's exchange with a remote store. What is given goes there in the background; a process
     ends when it has arrived, or cannot.
+
+    Args:
+        root: of the cache folder.
+        address: of the store.
+        secret: with which what is exchanged is sealed.
+        lookup: nothing is given to the store.
     """
 
-    def __init__(self, root: Path, address: str, secret: bytes | None = None) -> None:
+    def __init__(
+        self, root: Path, address: str, secret: bytes | None = None, *, lookup: bool = False
+    ) -> None:
         self._root = root
         self._secret = secret
-        self._remote = GuardedStore(remote_store(address))
+        self._remote = GuardedStore(remote_store(address), lookup=lookup)
         self._lock = threading.Lock()
         self._sender: ThreadPoolExecutor | None = None
         self._process_id = 0

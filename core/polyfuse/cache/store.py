@@ -85,7 +85,8 @@ class KernelStore:
             from polyfuse.cache.sealing import read_secret
             from polyfuse.cache.sharing import Sharing  # few have a remote store
 
-            sharing = Sharing(root, settings.remote_cache, read_secret(settings.remote_key))
+            secret = read_secret(settings.remote_key)
+            sharing = Sharing(root, settings.remote_cache, secret, lookup=settings.remote_lookup)
         return KernelStore(
             root,
             also=readable_root(settings),

@@ -15,6 +15,7 @@ from polyfuse.cache import graph_key
 from polyfuse.compiler.graph_cache.lookup import GraphCache
 from polyfuse.compiler.once import taking_turns
 from polyfuse.compiler.ranks import agreement_of
+from polyfuse.compiler.repeated import compile_repeated
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
@@ -55,7 +56,11 @@ def compile_fx_graph(
         session = session_for(decided(Settings.resolve(mode, translated(options))))
     except (InvalidOptionError, BackendUnavailableError) as error:
         raise shown_as_it_is(error, inspect.currentframe()) from None
-    return compile_in_session(gm, example_inputs, session)
+
+    def whole(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_in_session(gm, example_inputs, session)
+
+    return compile_repeated(gm, example_inputs, session.settings, whole) or whole(gm, example_inputs)
 
 
 def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileSession) -> Callable[..., Any]:

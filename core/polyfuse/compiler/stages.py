@@ -38,8 +38,9 @@ from polyfuse.compiler.ranks import agreed, scheduled_rows
 from polyfuse.compiler.reports import progress
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.dump import Dump
+from polyfuse.compiler.reports.logs import publish
 from polyfuse.compiler.reports.rebuilt import TABLE, table_text
-from polyfuse.compiler.reports.report import GraphReport, record
+from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.compiler.reports.summary import count_operators, graph_report, schedule_text
 from polyfuse.compiler.reports.tables import append_tables
 from polyfuse.compiler.reports.watch import compiling, entries_for, note_built
@@ -96,7 +97,7 @@ def compile_aten(
             f"graph {aten.name} runs in eager mode: {reason}; set POLYFUSE_STRICT=1 for the traceback",
             key=reason,
         )
-        record(GraphReport(aten.name, aten.kind, count_operators(aten), eager=reason))
+        publish(GraphReport(aten.name, aten.kind, count_operators(aten), eager=reason))
         _log.debug("compilation of %s failed", aten.name, exc_info=True)
         return agreed(_eager(aten), aten, agreement)
 
@@ -112,7 +113,7 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     lowered = lower_and_claim(aten, session, subgraphs, clock)
     built = compile_graph(lowered.claims, session, dump, clock)
     report = graph_report(aten, lowered.report, built, clock)
-    record(report)
+    publish(report)
     if session.settings.metric_tables:
         append_tables(Path(session.settings.metric_tables).expanduser(), report)
     whole = BuiltGraph(**vars(built), report=report)

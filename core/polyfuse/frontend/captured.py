@@ -148,7 +148,8 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any], storages: set
 
 def _note_storage(example: torch.Tensor, storages: set[int]) -> None:
     """Refuse what shares memory with what was noted, and what is no plain tensor."""
-    if type(example) not in (torch.Tensor, torch.nn.Parameter) or example.layout != torch.strided:
+    plain = type(example) in (torch.Tensor, torch.nn.Parameter) or fake.is_fake(example)
+    if not plain or example.layout != torch.strided:
         raise CacheBypass(f"an input of it is a {type(example).__name__} of layout {example.layout}")
     storage = example.untyped_storage()._cdata
     if storage in storages:

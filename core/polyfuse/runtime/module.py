@@ -17,6 +17,7 @@ from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory, with_views
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
 from polyfuse.runtime.graphs.replay import GraphFacts, GraphStatus, recorded_program
+from polyfuse.runtime.marked import Marking
 from polyfuse.runtime.native import on_device
 from polyfuse.runtime.native_program import HostStatus, NativeCall
 from polyfuse.runtime.provisional import Provisional
@@ -100,9 +101,12 @@ class CompiledModule:
         self._provisional: dict[str, Provisional] = {}
         self._lock = threading.Lock()
         self._run: Callable[[list[Any]], tuple[Any, ...]] = self._first_run
+        on_host = not namespace["DEVICE"]  # launchers of other devices mark launches themselves
+        self._marking = Marking(namespace, namespace["KERNELS"] if on_host else ())
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
         try:
+            self._marking.follow()
             return self._run(args)
         except Exception as error:
             better = explain(error, self.text, self.filename)
@@ -145,6 +149,7 @@ class CompiledModule:
         self._check_inputs(args)
         with self._told():
             self.wait()
+        self._marking.follow()
         # a native program calls kernels by their addresses, past what checks their first launch
         checking = self.native is not None and any(k.pending for k in self._provisional.values())
         if not checking:

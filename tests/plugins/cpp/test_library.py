@@ -167,8 +167,8 @@ def test_convolutions_with_a_residual(run: Any) -> None:
 def test_not_a_number_stays_so_behind_a_convolution(run: Any, then: Callable[..., Any]) -> None:
     x = torch.randn(3, 4, 9, 11)
     x[0, 0, 0, 0] = float("nan")
-    settled = torch.compiler.disable(lambda y: y.nan_to_num(7.0))  # in eager mode, behind the graph
-    run(lambda x: settled(then(CONVOLUTION(x))), x)
+    in_eager_mode = torch.compiler.disable(lambda y: y.nan_to_num(7.0))  # behind the graph
+    run(lambda x: in_eager_mode(then(CONVOLUTION(x))), x)
     assert last_reports()[0].calls == ("mkldnn._convolution_pointwise.default",)
 
 
@@ -177,8 +177,8 @@ def test_not_a_number_stays_so_behind_a_convolution(run: Any, then: Callable[...
 def test_activations_that_make_numbers_of_nan_are_refused(run: Any, then: Callable[..., Any]) -> None:
     x = torch.randn(3, 4, 9, 11)
     x[0, 0, 0, 0] = float("nan")
-    settled = torch.compiler.disable(lambda y: y.nan_to_num(7.0))  # in eager mode, behind the graph
-    run(lambda x: settled(then(CONVOLUTION(x))), x)
+    in_eager_mode = torch.compiler.disable(lambda y: y.nan_to_num(7.0))  # behind the graph
+    run(lambda x: in_eager_mode(then(CONVOLUTION(x))), x)
     report = last_reports()[0]
     assert report.kernels == 1 and "nothing follows" in reasons(report)["cpp:onednn_fused_conv"]
 

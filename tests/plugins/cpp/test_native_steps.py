@@ -252,13 +252,13 @@ static void add_one(float* out, const float* x) {
 }
 int main() {
   void* kernels[] = {(void*)add, (void*)add_one};
-  pf_surroundings around = {PF_HOST_ABI, nullptr, kernels, nullptr, request, data, release, nullptr, nullptr};
+  pf_runtime runtime = {PF_HOST_ABI, nullptr, kernels, nullptr, request, data, release, nullptr, nullptr};
   pf_word in[2], out[1];
   for (pf_word& word : in) {
     word.ref = make();
     for (int i = 0; i < 4; ++i) ((value*)word.ref)->data[i] = i;
   }
-  const int status = POLYFUSE_KERNEL(&around, in, out);
+  const int status = POLYFUSE_KERNEL(&runtime, in, out);
   if (status == PF_OK) {
     for (int i = 0; i < 4; ++i) printf("%g ", ((value*)out[0].ref)->data[i]);
     release(nullptr, out[0].ref);

@@ -32,15 +32,15 @@ def linear(
     dtype: DType = DType.bf16,
     *,
     by_columns: bool = False,
-    turned: bool = False,
+    weight_first: bool = False,
 ) -> Reduction:
-    """The sums of a linear layer; `by_columns`: its weight is contiguous along the results; `turned`: the
-    weight is the left operand.
+    """The sums of a linear layer; `by_columns`: its weight is contiguous along the results; `weight_first`:
+    the weight is operand A.
     """
     row, column, inside = axis("i0", rows), axis("i1", columns), axis("k0", depth)
     x = load("x", row * depth + inside, dtype)
     w = load("w", inside * columns + column if by_columns else column * depth + inside, dtype)
-    values, axes = ((w, x), (column, row)) if turned else ((x, w), (row, column))
+    values, axes = ((w, x), (column, row)) if weight_first else ((x, w), (row, column))
     return Reduction("mm", axes, (inside,), ("sums",), row * columns + column, "dot", values)
 
 
@@ -57,9 +57,9 @@ def linear(
         (512, 512, 2),
     ],
 )
-@pytest.mark.parametrize("turned", [False, True])
-def test_every_multiprocessor_reads(columns: int, depth: int, parts: int, turned: bool) -> None:
-    assert streaming_parts(linear(8, columns, depth, turned=turned), HOPPER) == parts
+@pytest.mark.parametrize("weight_first", [False, True])
+def test_every_multiprocessor_reads(columns: int, depth: int, parts: int, weight_first: bool) -> None:
+    assert streaming_parts(linear(8, columns, depth, weight_first=weight_first), HOPPER) == parts
 
 
 def test_what_is_left_to_the_library() -> None:
@@ -98,7 +98,7 @@ def test_the_tile_of_many_columns() -> None:
     kernel = kernel_of(Case(16, 4096, 2048, right_by_rows=False, out="bf16"))
     config = configs(kernel, HOPPER)[0]
     assert [config.get(name) for name in ("m", "n", "k", "warps", "stages")] == [64, 16, 128, 4, 5]
-    # the weight is the left operand, whose rows fill the instruction
+    # the weight is operand A, whose rows fill the instruction
     assert "(kla + mla * 2048)" in emit(kernel, config, HOPPER).text
 
 

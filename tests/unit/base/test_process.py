@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 import pytest
 
 from polyfuse.base.errors import KernelBuildError
-from polyfuse.base.process import run_program
+from polyfuse.base.process import library_errors, run_program
 
 
 def test_output_and_input():
@@ -34,3 +35,11 @@ def test_time_limit_ends_children_too():
     with pytest.raises(KernelBuildError, match="longer than"):
         run_program([sys.executable, "-c", script], timeout=0.5)
     assert time.monotonic() - start < 20
+
+
+def test_what_libraries_print_becomes_part_of_the_error():
+    with pytest.raises(KernelBuildError) as caught, library_errors():
+        os.write(2, b"pass 7: no such layout\n")
+        raise KernelBuildError("a kernel does not build", "report it", command=["make"], output="the text")
+    assert caught.value.output == "the text\npass 7: no such layout\n"
+    assert (caught.value.cause, caught.value.command) == ("a kernel does not build", ("make",))

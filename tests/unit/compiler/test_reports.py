@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,52 @@ def test_structured_traces_hold_every_stage() -> None:
     assert all(metadata["frame_id"] == 0 and payload for metadata, payload in found.values())
     parse(found["polyfuse_graph.ir"][1])
     assert any(name.endswith("-remove-neutral-arithmetic.after.txt") for name in found)
+
+
+@pytest.fixture
+def torch_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[logging.LogRecord]]]:
+    """Sets artifacts of `TORCH_LOGS`, and returns the messages that follow, by artifact."""
+    found: list[logging.LogRecord] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record)
+
+    collect = Collect()
+
+    def asked(*artifacts: str) -> list[logging.LogRecord]:
+        torch._logging.set_logs(**dict.fromkeys(artifacts, True))  # which forgets handlers
+        logging.getLogger("torch").addHandler(collect)
+        return found
+
+    yield asked
+    torch._logging.set_logs()
+    logging.getLogger("torch").removeHandler(collect)
+
+
+def _not_lowered(x: torch.Tensor) -> torch.Tensor:
+    return torch.special.airy_ai(torch.softmax(x * 2, -1) + x.sum(-1, keepdim=True))
+
+
+def test_torchs_logs_show_code_schedule_fusion_and_hints(torch_logs) -> None:
+    found = torch_logs("output_code", "schedule", "fusion", "perf_hints")
+    x = torch.randn(4, 8)
+    compiled(_not_lowered, x, backends=["interpreter"])
+    messages: dict[str, str] = {}
+    for record in found:
+        if record.name.startswith("torch.polyfuse."):
+            artifact = record.name.rpartition(".__")[2]
+            messages[artifact] = messages.get(artifact, "") + record.getMessage()
+    assert "def call(" in messages["output_code"]
+    assert "launch " in messages["schedule"]
+    assert "fuse " in messages["fusion"]
+    assert "airy_ai" in messages["perf_hints"]
+
+
+def test_torchs_logs_are_quiet_unless_asked(torch_logs) -> None:
+    found = torch_logs()
+    compiled(lambda x: x.cos().sum(), torch.randn(4, 8), backends=["interpreter"])
+    assert not [record for record in found if record.name.startswith("torch.polyfuse.")]
 
 
 def test_a_text_that_cannot_be_made_costs_only_itself(tmp_path: Path, monkeypatch) -> None:

@@ -128,7 +128,7 @@ def test_what_cannot_be_compiled_runs_in_eager_mode(monkeypatch: pytest.MonkeyPa
     assert report.fallbacks == (("higher_order.cond", "a subgraph that it calls was not compiled"),)
 
 
-def test_sizes_that_only_the_surroundings_know() -> None:
+def test_sizes_that_only_the_outer_graph_knows() -> None:
     # the gradient of a loop reads what its forward stacked: as many as there were rounds
     x = torch.rand(6, 8, requires_grad=True)
     y = compiled(loop)(x)
@@ -150,7 +150,7 @@ def repeated_by_size(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("function", (scaled_by_size, repeated_by_size))
-def test_sizes_of_the_surroundings_in_bodies(function: Callable[..., Any]) -> None:
+def test_sizes_of_the_outer_graph_in_subgraphs(function: Callable[..., Any]) -> None:
     run = compiled(function, dynamic=True)
     for rows in (6, 3):
         for sign in (1, -1):

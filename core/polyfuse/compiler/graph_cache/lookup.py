@@ -22,7 +22,8 @@ from polyfuse.cache.graphs import count
 from polyfuse.cache.key_fields import KeyNotes
 from polyfuse.cache.limit import trim_if_due
 from polyfuse.compiler.graph_cache.record import GraphRecord, PortableGraph, revived
-from polyfuse.compiler.reports.report import GraphReport, record
+from polyfuse.compiler.reports.logs import publish, texts_are_logged
+from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.compiler.session import CompileSession
 from polyfuse.distributed.costs import costs_facts
 from polyfuse.frontend.captured import CacheBypass, captured_text
@@ -139,7 +140,7 @@ class GraphCache:
         if self._key and not self._compiled:
             count("hit")
             for report in self._revived:
-                record(report)
+                publish(report)
                 self._session.observe(report.decisions)
         elif self._key:
             count("miss")
@@ -240,4 +241,6 @@ def _bypassed_by(settings: Settings) -> str:
         "benchmark_fusion": settings.benchmark_fusion,
     }
     names = [name for name, on in asked.items() if on]
+    if not names and texts_are_logged():
+        return "TORCH_LOGS prints what only a compile makes"
     return f"the option {names[0]!r} is set" if names else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from types import FrameType
 from typing import Any, cast
@@ -161,6 +162,53 @@ def graph_ordinal() -> int:
     ordinal: int = getattr(context, "_polyfuse_graphs", 0)
     context._polyfuse_graphs = ordinal + 1
     return ordinal
+
+
+@contextmanager
+def context_of_its_own() -> Iterator[None]:
+    """A tracing context for one of several graphs that one of Dynamo's becomes: what AOTAutograd notes in it
+    of a graph is read when its backward is compiled, which may be after the others.
+    """
+    from torch._guards import tracing as torch_tracing
+
+    outer: Any = TracingContext.try_get()
+    if outer is None:
+        yield
+        return
+    mine: Any = copy(outer)
+    mine.fw_metadata = mine.params_flat = mine.output_strides = None
+    try:
+        with torch_tracing(mine):
+            yield
+    finally:
+        outer._polyfuse_graphs = getattr(mine, "_polyfuse_graphs", 0)
+
+
+def is_bucket() -> bool:
+    """Whether the graph being compiled is one of those into which DDPOptimizer cuts a graph."""
+    context = TracingContext.try_get()
+    return context is not None and context.ddp_optimizer_ctx is not None
+
+
+def example_like(node: torch.fx.Node) -> torch.Tensor:
+    """An input of the running compile that looks like the result of a node of Dynamo's graph: a tensor with
+    static sizes.
+    """
+    value = node.meta["example_value"]
+    with tracing_fake_mode() or value.fake_mode:
+        return torch.empty_strided(
+            tuple(value.shape),
+            tuple(value.stride()),
+            dtype=value.dtype,
+            device=value.device,
+            requires_grad=value.requires_grad,
+        )
+
+
+def written_inputs() -> bool:
+    """Whether the graph that was compiled last writes to its inputs."""
+    metadata = _forward_metadata()
+    return metadata is not None and any(x.mutates_data or x.mutates_metadata for x in metadata.input_info)
 
 
 def static_input_indices() -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ __all__ = [
     "get_constant",
     "mark_boxed",
     "original_operator",
+    "piece_module",
     "placeholder_values",
     "set_constant",
     "source_text",
@@ -70,6 +71,31 @@ def copy_module(module: GraphModule) -> GraphModule:
     for old, new in mapping.items():
         new.meta = dict(old.meta)
     return GraphModule(module, graph)
+
+
+def piece_module(
+    module: GraphModule, nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]
+) -> GraphModule:
+    """Neighbouring nodes of Dynamo's graph as a graph like Dynamo's: AOTAutograd asks where inputs come from.
+    No input is said to stay where it is, as the piece may be called with others.
+    """
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in inputs:
+        mine: Any = graph.placeholder(node.name)
+        of_graph = node.op == "placeholder"
+        mine.meta = {"example_value": node.meta["example_value"]}
+        mine._dynamo_source = getattr(node, "_dynamo_source", None) if of_graph else None
+        copies[node] = mine
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    piece = GraphModule(torch.nn.Module(), graph)
+    piece.meta = module.meta
+    for name in ("_param_name_to_source", "compile_subgraph_reason"):
+        if hasattr(module, name):
+            setattr(piece, name, getattr(module, name))
+    return piece
 
 
 def source_text(node: Node) -> str:

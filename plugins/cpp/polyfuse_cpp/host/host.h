@@ -1,6 +1,6 @@
-/* What a native host program and its surroundings know of each other: plain C, neither Python nor libtorch.
+/* What a native host program and its runtime know of each other: plain C, neither Python nor libtorch.
 
-   A program is one function, of the type pf_program. Whoever calls it answers its requests through pf_surroundings:
+   A program is one function, of the type pf_program. Whoever calls it answers its requests through pf_runtime:
    inside Python that is host_python.h beside this file; a package that runs without Python brings its own.
    docs/decisions/native-host-programs.md says why. */
 #ifndef POLYFUSE_HOST_H
@@ -12,7 +12,7 @@ extern "C" {
 
 #define PF_HOST_ABI 1
 
-/* A value of the surroundings: a tensor or whatever else goes into an operator and comes out. Whoever holds a
+/* A value of the runtime: a tensor or whatever else goes into an operator and comes out. Whoever holds a
    reference owns one share of the value, and releases it or passes it on. */
 typedef struct pf_value* pf_ref;
 
@@ -23,18 +23,18 @@ typedef union pf_word {
 
 enum {
   PF_OK = 0,
-  PF_FAILED = 1,    /* a request failed: the surroundings know why */
+  PF_FAILED = 1,    /* a request failed: the runtime knows why */
   PF_NO_MEMORY = 2, /* memory for intermediate values could not be had */
   PF_MISPLACED = 3, /* an input is not at the address that kernels need: nothing was done, the caller still
                        owns all inputs; call again with copies that are (HostInput.alignment) */
 };
 
-typedef struct pf_surroundings {
+typedef struct pf_runtime {
   int32_t abi;   /* PF_HOST_ABI */
   void* context; /* first argument of the functions below */
   /* Addresses of kernels, in the order of HostProgram.kernels: void f(void*..., int64_t...). */
   void* const* kernels;
-  /* References that stay the surroundings' own, in the order of HostProgram.constants. */
+  /* References that stay the runtime's own, in the order of HostProgram.constants. */
   const pf_ref* constants;
   /* Do what HostProgram.requests[which] says. Operands are lent; references among the results belong to the program.
      A result that nobody wants has no word. Not 0: it failed, and there are no results. */
@@ -45,12 +45,12 @@ typedef struct pf_surroundings {
   /* Around work that needs none of the above: what was locked for this thread may be unlocked meanwhile. */
   void* (*pause)(void* context);
   void (*resume)(void* context, void* paused);
-} pf_surroundings;
+} pf_runtime;
 
 /* `inputs`: a word for each of HostProgram.inputs; the program takes over the references, whatever it returns but
    PF_MISPLACED. `results`: room for a word for each of HostProgram.results, filled in where it returns PF_OK. May be called
    by several threads at once. */
-typedef int (*pf_program)(const pf_surroundings* surroundings, const pf_word* inputs, pf_word* results);
+typedef int (*pf_program)(const pf_runtime* runtime, const pf_word* inputs, pf_word* results);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-// The surroundings of a host program inside Python, above host.h: references are Python objects, requests are calls of
+// The runtime of a host program inside Python, above host.h: references are Python objects, requests are calls of
 // Python functions, of which the core's `polyfuse.runtime.native_program` has made tables. No Python.h, as in the bindings
 // of kernels: prototypes of the stable ABI, declared by hand.
 extern "C" {
@@ -73,7 +73,7 @@ struct opened {
   PyObject* realigned;
   PyObject* explain;
   void* (*tensor_data)(PyObject*);
-  pf_surroundings around;
+  pf_runtime runtime;
 };
 
 inline PyObject* object(pf_ref ref) { return (PyObject*)ref; }
@@ -269,13 +269,13 @@ PyObject* call_elsewhere(opened* self, PyObject* capsule, const pf_word* words) 
   return result;
 }
 
-extern "C" int POLYFUSE_KERNEL(const pf_surroundings*, const pf_word*, pf_word*);
+extern "C" int POLYFUSE_KERNEL(const pf_runtime*, const pf_word*, pf_word*);
 
 PyObject* call(PyObject* capsule, PyObject* args) {
   opened* self = (opened*)PyCapsule_GetPointer(capsule, "polyfuse.program");
   pf_word inputs[self->input_count + 1], results[self->result_count + 1];
   if (!take(self, args, inputs)) return nullptr;
-  const int status = POLYFUSE_KERNEL(&self->around, inputs, results);
+  const int status = POLYFUSE_KERNEL(&self->runtime, inputs, results);
   if (status == PF_MISPLACED) return call_elsewhere(self, capsule, inputs);
   if (status == PF_NO_MEMORY)
     return PyErr_Format(PyExc_RuntimeError, "%s: can't allocate memory for intermediate values; use smaller inputs",
@@ -292,7 +292,7 @@ PyObject* call(PyObject* capsule, PyObject* args) {
 
 // What host_program.py calls with the tables that it has made.
 extern "C" __attribute__((visibility("default"))) PyObject* pf_open(pf::opened* tables) {
-  tables->around = {PF_HOST_ABI, tables, tables->kernels, tables->constants, pf::answer, pf::address, pf::release, pf::pause,
+  tables->runtime = {PF_HOST_ABI, tables, tables->kernels, tables->constants, pf::answer, pf::address, pf::release, pf::pause,
                     pf::resume};
   PyObject* capsule = PyCapsule_New(tables, "polyfuse.program", pf::close);
   if (!capsule) return nullptr;

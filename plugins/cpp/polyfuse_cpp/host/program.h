@@ -18,14 +18,14 @@ inline i64 index_root(i64 n) {
 
 // A reference that the program owns.
 struct owner {
-  const pf_surroundings* around;
+  const pf_runtime* runtime;
   pf_ref ref;
-  explicit owner(const pf_surroundings* s, pf_ref r = nullptr) : around(s), ref(r) {}
+  explicit owner(const pf_runtime* s, pf_ref r = nullptr) : runtime(s), ref(r) {}
   owner(const owner&) = delete;
   owner& operator=(const owner&) = delete;
   ~owner() { drop(); }
   void drop() {
-    if (ref) around->release(around->context, ref);
+    if (ref) runtime->release(runtime->context, ref);
     ref = nullptr;
   }
   void take(pf_word word) { drop(); ref = word.ref; }
@@ -49,7 +49,7 @@ struct memory {
   void discard() { free(at); at = nullptr; }
 };
 
-inline bool fetch(const pf_surroundings* s, pf_ref tensor, char*& at) {
+inline bool fetch(const pf_runtime* s, pf_ref tensor, char*& at) {
   void* found = nullptr;
   if (s->data(s->context, tensor, &found)) return false;
   at = (char*)found;

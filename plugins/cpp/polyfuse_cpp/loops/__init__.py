@@ -1,1 +1,7 @@
-"""A kernel as C++ loops: stages, the loop nest, statements, reductions and scans."""
+"""A kernel as C++ loops: stages, the loop nest, statements, reductions and scans.
+
+`kernel` begins at a `Kernel`, `stage` and `nest` write its loops, `body` its statements, `scope` holds the
+values that are known at a level; `reductions`, `scans` and `split_reductions` have states that outlive a
+loop. How memory is read and written is in `memory`; what is chosen, rather than written, in `tiling` one
+folder up.
+"""

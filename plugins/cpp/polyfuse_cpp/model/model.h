@@ -2,7 +2,7 @@
 // them between tensors.h and this file, with the functions `find_sizes`, `find_strides`, `answer` and `lacking`.
 
 struct pf_model {
-  pf_surroundings around;
+  pf_runtime runtime;
   pf_ref weights[weight_count + 1];
   pf_ref constants[constant_count + 1];
   pthread_mutex_t turn;  // taken where the model writes to its own buffers
@@ -103,7 +103,7 @@ int build_model(const char* path, pf_model** made) {
     return 1;
   }
   pthread_mutex_init(&model->turn, nullptr);
-  model->around = {PF_HOST_ABI,   model,      kernel_rows, model->constants, answer, tensor_data,
+  model->runtime = {PF_HOST_ABI,   model,      kernel_rows, model->constants, answer, tensor_data,
                    release_value, no_pause, no_resume};
   *made = model;
   return 0;
@@ -302,7 +302,7 @@ int run_model(pf_model* model, const pf_tensor* in, pf_tensor* out) {
   if (takes_turns) pthread_mutex_lock(&model->turn);
   now.inputs(model, words);
   message[0] = 0;
-  const int status = program(&model->around, words, results);
+  const int status = program(&model->runtime, words, results);
   if (takes_turns) pthread_mutex_unlock(&model->turn);
   if (status == PF_NO_MEMORY)
     return fail("%s: memory for intermediate values could not be had; use smaller inputs", model_name);

@@ -97,7 +97,7 @@ class _Tables(ctypes.Structure):
         ("realigned", ctypes.c_void_p),
         ("explain", ctypes.c_void_p),
         ("tensor_data", ctypes.c_void_p),
-        ("around", ctypes.c_void_p * 16),  # filled in by the library; room to spare
+        ("runtime", ctypes.c_void_p * 16),  # filled in by the library; room to spare
     )
 
 

@@ -73,7 +73,7 @@ class _Printer:
                 self.lines.append(f"out[{position}] = word({self._index(result)});")
         self.lines.append("return PF_OK;")
         body = "".join(f"  {line}\n" for line in (*self._declarations(), *self.lines))
-        opening = "(const pf_surroundings* s, const pf_word* in, pf_word* out)"
+        opening = "(const pf_runtime* s, const pf_word* in, pf_word* out)"
         return f'extern "C" int {Source.SYMBOL}{opening} {{\n{body}}}\n'
 
     def _declarations(self) -> list[str]:

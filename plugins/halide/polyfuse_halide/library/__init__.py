@@ -1,6 +1,8 @@
 """What generated programs call: scalar operations, reductions and stages over Halide's own expressions.
 
-Only build workers import this; the process that compiles a graph writes text and needs no Halide.
+`stages` makes a pipeline, `schedules` orders it, `reduce`, `scans` and `combine` have states; `math` has
+scalar functions, `device` what runs on GPUs. It knows no kernel of the representation, only what generated
+text passes.
 """
 
 from polyfuse_halide.library.automatic import *  # noqa: F403

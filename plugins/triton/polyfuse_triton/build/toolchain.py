@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.process import library_errors
 from polyfuse.base.settings import environment
 from polyfuse.plugin import Source
 from polyfuse_cuda.gpu import known_gpu
@@ -37,17 +35,8 @@ def build_in_worker(sources: Sequence[Source], folder: Path, options: Mapping[st
     """`build` in a process of its own: the words of Triton's passes, which go to the process's error stream,
     become part of the error.
     """
-    with tempfile.TemporaryFile() as said:
-        try:
-            with _errors_to(said.fileno()):
-                build(sources, folder, options)
-        except KernelBuildError as error:
-            said.seek(0)
-            words = said.read().decode("utf-8", "replace")
-            output = "\n".join(part for part in (error.output, words) if part.strip())
-            raise KernelBuildError(
-                error.cause, error.fix, command=error.command, output=output, name=error.name
-            ) from error
+    with library_errors():
+        build(sources, folder, options)
 
 
 def build(sources: Sequence[Source], folder: Path, options: Mapping[str, Any]) -> None:
@@ -129,15 +118,3 @@ def _as_build_error(error: Exception, source: Source, arch: int) -> KernelBuildE
         output=f"{words}\n{source.text}",
         name=source.name,
     )
-
-
-@contextlib.contextmanager
-def _errors_to(target: int) -> Iterator[None]:
-    """Let file descriptor 2 be another one for a while."""
-    kept = os.dup(2)
-    os.dup2(target, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)

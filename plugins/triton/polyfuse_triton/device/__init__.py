@@ -1,1 +1,5 @@
-"""Device functions that generated kernels call, and what Triton's interpreter needs beside them."""
+"""Device functions that generated kernels call, and what Triton's interpreter needs beside them.
+
+`functions`, `atomics`, `combine`, `chains` and `philox` are Triton code; `libdevice` and `amd` choose what a
+maker's GPU has, `interpret` what Triton's interpreter lacks. Nothing here knows a kernel.
+"""

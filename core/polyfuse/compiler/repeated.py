@@ -1,0 +1,126 @@
+"""Repeated layers are compiled once: a graph that repeats itself is cut into pieces, and of those that are
+equal, one is traced, lowered, scheduled, tuned and built, and called for each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import GraphModule, Node
+
+from polyfuse.base.log import get_logger
+from polyfuse.base.settings import Settings
+from polyfuse.frontend.describe import output_args
+from polyfuse.frontend.repeated import Piece, pieces_of
+from polyfuse.runtime.pieces import PieceCall, Strides, in_order
+from polyfuse.torch_compat.tracing import aot, dynamo, fx
+
+__all__ = ["compile_repeated"]
+
+_log = get_logger("compiler")
+
+_LEAST_BYTES = 2 << 20
+"""Of a piece's tensors. A call costs some 60 microseconds, and its backward twice as many."""
+
+Compiler: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def compile_repeated(
+    gm: Any, example_inputs: Sequence[Any], settings: Settings, compiler: Compiler
+) -> Callable[..., Any] | None:
+    """Compile each distinct piece of what Dynamo captured; None where it is compiled whole.
+
+    Args:
+        compiler: compiles one graph.
+    """
+    if not _worthwhile(gm, example_inputs, settings):
+        return None
+    pieces = pieces_of(gm, example_inputs)
+    uses = Counter(piece.key for piece in pieces)
+    repeated = [piece for piece in pieces if uses[piece.key] > 1]
+    if settings.repeated_layers == "auto":
+        repeated = [piece for piece in repeated if _is_large(piece)]
+    if not repeated:
+        return None
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    examples = dict(zip(placeholders, example_inputs, strict=True))
+    compiled: dict[Hashable, Callable[..., Any]] = {}
+    for piece in pieces:
+        if piece.key not in compiled:
+            with dynamo.context_of_its_own():
+                inputs = [examples[n] if n in examples else dynamo.example_like(n) for n in piece.inputs]
+                module = fx.piece_module(gm, piece.nodes, piece.inputs, piece.outputs)
+                compiled[piece.key] = compiler(module, inputs)
+                if dynamo.written_inputs():  # what other pieces read then, nobody has compared
+                    return None
+    _log.info("a graph in %d pieces, of which %d are compiled", len(pieces), len(compiled))
+    return dynamo.disable(_called(gm, placeholders, pieces, compiled), reason="already compiled")
+
+
+def _worthwhile(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> bool:
+    """Whether a graph may be cut: parts of it are not recorded, packed or stored apart, and gradients are
+    wanted, as tracing these is what takes long.
+    """
+    if settings.repeated_layers == "off" or settings.device_graphs or settings.freezing:
+        return False
+    if not isinstance(gm, GraphModule) or not dynamo.returns_flat_tuple(gm):
+        return False
+    if settings.repeated_layers == "auto" and not _differentiated(example_inputs):
+        return False
+    if any(result is not None and not isinstance(result, Node) for result in output_args(gm)):
+        return False
+    return not (aot.stored_by_torch() or dynamo.is_bucket() or hasattr(gm, "saved_tensors_hooks_pack_0"))
+
+
+def _is_large(piece: Piece) -> bool:
+    """Whether calling a piece apart costs little beside what it does."""
+    values = [node.meta["example_value"] for node in (*piece.inputs, *piece.outputs, *piece.nodes)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    on_cpu = all(value.device.type == "cpu" for value in tensors)
+    return on_cpu and sum(value.nbytes for value in tensors) >= _LEAST_BYTES
+
+
+def _differentiated(example_inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(example, torch.Tensor) and example.requires_grad for example in example_inputs
+    )
+
+
+def _called(
+    gm: GraphModule,
+    placeholders: Sequence[Node],
+    pieces: Sequence[Piece],
+    compiled: dict[Hashable, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The compiled pieces, called in order."""
+    numbers = {node: number for number, node in enumerate(placeholders)}
+    for piece in pieces:
+        for node in piece.outputs:
+            numbers[node] = len(numbers)
+    results = output_args(gm)
+    last: dict[Node, int] = {}
+    for turn, piece in enumerate(pieces):
+        last.update((node, turn) for node in (*piece.inputs, *piece.outputs))
+    kept = {node for node in results if isinstance(node, Node)}
+
+    def calls() -> Iterator[PieceCall]:
+        for turn, piece in enumerate(pieces):
+            ended = [n for n in (*piece.inputs, *piece.outputs) if last[n] == turn and n not in kept]
+            yield PieceCall(
+                compiled[piece.key],
+                tuple(numbers[node] for node in piece.inputs),
+                tuple(numbers[node] for node in piece.outputs),
+                tuple(_strides(node) for node in piece.outputs),
+                tuple(numbers[node] for node in ended),
+            )
+
+    return in_order(
+        tuple(calls()), [numbers[n] if isinstance(n, Node) else None for n in results], len(numbers)
+    )
+
+
+def _strides(node: Node) -> Strides:
+    return tuple(node.meta["example_value"].stride())

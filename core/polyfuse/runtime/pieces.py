@@ -1,0 +1,59 @@
+"""A compiled graph that was cut into pieces: what calls them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+__all__ = ["PieceCall", "in_order"]
+
+Strides: TypeAlias = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class PieceCall:
+    """One call among those of a graph, whose values have numbers, the graph's inputs first.
+
+    Attributes:
+        run: takes the values `reads` and returns the values `writes`.
+        strides: of each result, as those who read it expect them; None: it is no tensor.
+        frees: values that nobody reads after it.
+    """
+
+    run: Callable[..., Sequence[Any]]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    strides: tuple[Strides, ...]
+    frees: tuple[int, ...]
+
+
+def in_order(calls: Sequence[PieceCall], results: Sequence[int | None], count: int) -> Callable[..., Any]:
+    """A function of a graph's inputs that makes the calls and returns the values `results` (None: None).
+
+    Args:
+        count: of values in all.
+    """
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        values: list[Any] = [*inputs, *[None] * (count - len(inputs))]
+        del inputs
+        for call in calls:
+            made = call.run(*[values[number] for number in call.reads])
+            for number, value, strides in zip(call.writes, made, call.strides, strict=True):
+                if strides is not None and value.stride() != strides:
+                    value = _laid_out(value, strides)
+                values[number] = value
+            for number in call.frees:
+                values[number] = None
+        return tuple(None if number is None else values[number] for number in results)
+
+    return run
+
+
+def _laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A copy with other strides, through which gradients pass."""
+    empty = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+    return empty.copy_(value)
