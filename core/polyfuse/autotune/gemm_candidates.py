@@ -17,10 +17,17 @@ from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm
 from polyfuse.lowering.reductions.gemm_narrow import matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.lowering.reductions.gemm_split import split_depth
-from polyfuse.plugin import Backend
+from polyfuse.plugin import Backend, CallSite
 from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
-from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, free_axes
+from polyfuse.symbolic import (
+    IndexLike,
+    axis_name,
+    axis_size,
+    coefficient,
+    contiguous_strides,
+    free_axes,
+)
 
 __all__ = [
     "MATVEC",
@@ -31,6 +38,7 @@ __all__ = [
     "GeneratedGemm",
     "TunableCall",
     "narrow_gemm",
+    "packed_gemm",
     "tunable_calls",
 ]
 
@@ -153,6 +161,31 @@ def tunable_calls(
     return found
 
 
+def packed_gemm(
+    graph: Graph,
+    call: TemplateCall,
+    form: GemmLoops,
+    backend: Backend,
+    static: frozenset[str],
+    freezing: bool = True,
+) -> GeneratedGemm:
+    """A GEMM by a backend whose right operand is a parameter that is packed once for it.
+
+    Args:
+        static: names of the parameters that may be packed.
+        freezing: whether the option is set; without it, each call looks at the parameter's numbers, too.
+
+    Raises:
+        Unavailable: it is none, or cannot be packed so.
+    """
+    width = backend.packed_width(form.gemm)
+    if not width:
+        raise Unavailable("the backend reads its right operand as it is")
+    site = site_of(graph, call, freezing, static, packing=not freezing)
+    loops, pack, buffer = _packed(site, form, width)
+    return GeneratedGemm(f"{backend.name}{PACKED}", backend, loops, (), (pack,), (buffer,))
+
+
 def narrow_gemm(
     graph: Graph, call: TemplateCall, backend: Backend | None, decisions: list[Decision]
 ) -> GeneratedGemm | None:
@@ -247,10 +280,7 @@ class _Candidates:
         """A GEMM whose right operand is packed once as the backend wants it, if it wants that."""
         name = f"{backend.name}{PACKED}"
         try:
-            width = backend.packed_width(self.loops.gemm)
-            if width:
-                loops, pack, buffer = _packed(self.graph, self.call, self.loops, width, static)
-                yield GeneratedGemm(name, backend, loops, (), (pack,), (buffer,))
+            yield packed_gemm(self.graph, self.call, self.loops, backend, static)
         except Unavailable as error:
             self.decisions.append(Decision("declined", self.call.name, name, str(error)))
         except Exception as error:
@@ -273,9 +303,7 @@ class _Candidates:
         )
 
 
-def _packed(
-    graph: Graph, call: TemplateCall, form: GemmLoops, width: int, static: frozenset[str]
-) -> tuple[GemmLoops, ExternCall, Buffer]:
+def _packed(site: CallSite, form: GemmLoops, width: int) -> tuple[GemmLoops, ExternCall, Buffer]:
     """`form` with its right operand packed: in blocks of so many columns, those of one step of the depth side
     by side. Also the call that packs it, and where to.
 
@@ -286,30 +314,37 @@ def _packed(
     if right.op != "load" or right.args:
         raise Unavailable("its right operand is computed")
     name, offset = right.buffer, right.index
-    if name not in static:
+    if name not in site.static:
         raise Unavailable("its right operand is no parameter")
     own = set(free_axes(offset))
     columns = [a for a in form.gemm.axes if axis_name(a) in own]
-    if len(columns) != 1 or len(form.gemm.raxes) != 1:
+    if len(columns) != 1:
         raise Unavailable("its right operand is no matrix")
-    column, depth = columns[0], form.gemm.raxes[0]
-    count, steps = axis_size(column), axis_size(depth)
-    across, down = (coefficient(offset, axis_name(a)) for a in (column, depth))
-    if not all(isinstance(n, int) for n in (count, steps, across, down)):
+    column = columns[0]
+    # steps that lie side by side in the left operand do so here
+    loaded = left.index if left.op == "load" else 0
+    depth = sorted(form.gemm.raxes, key=lambda a: coefficient(loaded, axis_name(a)) == 1)
+    count, across = axis_size(column), coefficient(offset, axis_name(column))
+    steps = [axis_size(a) for a in depth]
+    down = [coefficient(offset, axis_name(a)) or 0 for a in depth]
+    if not all(isinstance(n, int) for n in (count, across, *steps, *down)):
         raise Unavailable("the size of its right operand is known only at run time")
-    assert isinstance(count, int) and isinstance(steps, int)
-    assert isinstance(across, int) and isinstance(down, int)
-    if offset != column * across + depth * down:
+    assert isinstance(count, int) and isinstance(across, int)
+    plain: IndexLike = column * across
+    for a, n in zip(depth, down, strict=True):
+        plain = plain + a * n
+    if offset != plain:
         raise Unavailable("its right operand is a part of a parameter")
     if count % width:
         raise Unavailable(f"its {count} columns are no multiple of {width}")
-    size = (count // width, steps, width)
-    stride = (steps * width, width, 1)
-    source = graph.buffers[name]
-    packed = replace(source, name=f"{call.name}_packed", size=size, stride=stride, kind="temp")
-    arguments = (size, (width * across, down, across))
-    site = site_of(graph, call, True, static)
-    pack = site.once(f"{call.name}_pack", _PACK, source.view(), arguments, packed)
-    where: IndexLike = column // width * stride[0] + depth * width + column % width
-    gemm = replace(form.gemm, values=(left, load(packed.name, where, right.dtype)))
+    size = (count // width, *steps, width)
+    stride = contiguous_strides(size)
+    source = site.buffers[name]
+    packed = replace(source, name=f"{site.call.name}_packed", size=size, stride=stride, kind="temp")
+    arguments = (size, (width * across, *down, across))
+    pack = site.once(f"{site.call.name}_pack", _PACK, source.view(), arguments, packed)
+    where: IndexLike = column // width * stride[0] + column % width
+    for a, n in zip(depth, stride[1:-1], strict=True):
+        where = where + a * n
+    gemm = replace(form.gemm, raxes=tuple(depth), values=(left, load(packed.name, where, right.dtype)))
     return replace(form, gemm=gemm), pack, packed

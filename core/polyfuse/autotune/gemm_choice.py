@@ -7,8 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from polyfuse.autotune.alternatives import Alternative, Replacement, replace_calls
-from polyfuse.autotune.gemm_candidates import TunableCall, narrow_gemm, tunable_calls
+from polyfuse.autotune.alternatives import Alternative, Replacement, fixed_inputs, replace_calls
+from polyfuse.autotune.gemm_candidates import (
+    GeneratedGemm,
+    TunableCall,
+    narrow_gemm,
+    packed_gemm,
+    tunable_calls,
+)
 from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of
 from polyfuse.autotune.packing import within_room
 from polyfuse.autotune.report import trials_text
@@ -89,8 +95,8 @@ def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> 
         written_out = _selection(graph, claimed, _depthwise(tuner, graph, decisions))
         graph, claimed = written_out.graph, written_out.backends
     if wanted == "known" and graph.kind == "inference":
-        pointwise = _selection(graph, claimed, _pointwise(tuner, graph, decisions))
-        graph, claimed = pointwise.graph, pointwise.backends
+        generated = _selection(graph, claimed, _convolutions(tuner, graph, decisions))
+        graph, claimed = generated.graph, generated.backends
     if wanted == "known":
         return _selection(graph, claimed, _known(tuner, graph, decisions), decisions)
     if wanted == "generated":
@@ -174,43 +180,54 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
     return found
 
 
-def _pointwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
-    """The convolutions with windows of 1x1, of images with channels last, that the first backend prefers to
-    generate.
+def _convolutions(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
+    """The convolutions of images with channels last that the first backend prefers to generate: those with
+    windows of 1x1 as they are, others with their weights packed once, as far as there is room.
     """
     found: dict[str, Replacement] = {}
+    packed: dict[str, Sequence[Alternative]] = {}
+    static = fixed_inputs(graph)
     for node in graph.nodes:
-        if not isinstance(node, TemplateCall) or not _is_pointwise(node, graph):
+        if not isinstance(node, TemplateCall) or not _is_dense(node, graph):
             continue
         backend = _first(tuner, _device(graph, node).partition(":")[0])
         if backend is None or type(backend).preferred_gemm is Backend.preferred_gemm:
             continue
         try:
             loops = gemm_loops(node, graph.buffers)
+            if not backend.preferred_gemm(loops.gemm, graph.symbol_hints):
+                raise Unavailable("not known to be faster here")
+            item = GeneratedGemm(backend.name, backend, loops)
+            if not _is_pointwise(node):
+                item = packed_gemm(graph, node, loops, backend, static, tuner.settings.freezing)
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, backend.name, str(error)))
             continue
-        if not all(map(backend.claims, loops.nodes)):
+        if not all(map(backend.claims, item.form.nodes)):
             continue
-        if not backend.preferred_gemm(loops.gemm, graph.symbol_hints):
-            decisions.append(Decision("declined", node.name, backend.name, "not known to be faster here"))
+        if item.before:
+            packed[node.name] = [Alternative(item.name, item.replacement)]
             continue
-        found[node.name] = Replacement(loops.nodes, (loops.accumulator,), backend=backend)
+        found[node.name] = item.replacement
         why = "its kernel is known to be faster here"
         decisions.append(Decision("choice", node.name, backend.name, why))
-    return found
+    chosen = within_room(graph, packed, decisions)
+    return found | {call: item.replacement for call, item in chosen.items()}
 
 
-def _is_pointwise(call: TemplateCall, graph: Graph) -> bool:
-    """Whether a call convolves images with channels last, each pixel by itself."""
+def _is_dense(call: TemplateCall, graph: Graph) -> bool:
+    """Whether a call convolves images with channels last, all of them for each channel of the result."""
     if call.op != "aten.convolution.default" or len(call.outputs) != 1:
         return False
-    image, weight, _, _, padding, _, transposed, _, groups = call.args
+    image, weight, transposed, groups = call.args[0], call.args[1], call.args[6], call.args[8]
     if transposed or groups != 1 or not isinstance(image, View) or not isinstance(weight, View):
         return False
-    if any(n != 1 for n in weight.size[2:]) or any(padding):
-        return False
     return image.stride[1] == 1 and graph.buffers[call.outputs[0]].stride[1] == 1
+
+
+def _is_pointwise(call: TemplateCall) -> bool:
+    """Whether a convolution takes each pixel by itself."""
+    return all(n == 1 for n in call.args[1].size[2:]) and not any(call.args[4])
 
 
 def _device(graph: Graph, call: TemplateCall) -> str:

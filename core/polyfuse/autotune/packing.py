@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from polyfuse.autotune.alternatives import Alternative
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import ExternCall, View
+from polyfuse.ir.nodes import ExternCall, Node, View
 from polyfuse.runtime.frozen import CHECKED
 from polyfuse.schedule import Decision
 from polyfuse.symbolic import evaluate
@@ -29,12 +29,12 @@ def within_room(
     """The first offer for each call that packs no parameter, or for whose copy there is room. The smallest
     parameters come first: what a call of a library costs beside laying out a weight is saved more often then.
     """
-    costs = {call: _cost(graph, items[0]) for call, items in offers.items() if items}
-    most, taken = room(graph), 0
+    costs = {call: _cost(graph, items[0].replacement.nodes) for call, items in offers.items() if items}
+    most, taken = room(graph), _cost(graph, graph.nodes)
     chosen: dict[str, Alternative] = {}
     for call in sorted(costs, key=lambda name: costs[name]):
         for item in offers[call]:
-            cost = _cost(graph, item)
+            cost = _cost(graph, item.replacement.nodes)
             if taken + cost > most:
                 why = f"packed weights may take {most // _MEGABYTE} MB together"
                 decisions.append(Decision("declined", call, item.name, why))
@@ -50,9 +50,9 @@ def within_room(
     return {call: chosen[call] for call in offers if call in chosen}
 
 
-def _cost(graph: Graph, item: Alternative) -> int:
-    """Bytes of the parameters that are packed."""
-    calls = (node for node in item.replacement.nodes if isinstance(node, ExternCall))
+def _cost(graph: Graph, nodes: Iterable[Node]) -> int:
+    """Bytes of the parameters that some calls pack."""
+    calls = (node for node in nodes if isinstance(node, ExternCall))
     packed = [node.args[0] for node in calls if node.op.startswith(CHECKED)]
     return sum(_bytes(graph, view.buffer) for view in packed if isinstance(view, View))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -28,10 +29,13 @@ class InternTable(Generic[_T]):
 
     def __init__(self) -> None:
         self._held: dict[Hashable, _Held[_T]] = {}
+        self._dead: deque[_Held[_T]] = deque()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._held)
+        with self._lock:
+            self._forget()
+            return len(self._held)
 
     def find(self, key: Hashable) -> _T | None:
         """Return the object of a key, or None."""
@@ -43,6 +47,7 @@ class InternTable(Generic[_T]):
         made: _Held[_T] = _Held(value, self._drop)
         made.key = key
         with self._lock:
+            self._forget()
             found = self.find(key)
             if found is not None:
                 return found
@@ -50,7 +55,14 @@ class InternTable(Generic[_T]):
         return value
 
     def _drop(self, held: weakref.ref[_T]) -> None:
-        # a newer object may stand there already; no lock: this runs wherever memory is collected
+        # this runs wherever memory is collected, so it takes no lock: what it finds under the key may be
+        # another object by the time it removes that
         assert isinstance(held, _Held)
-        if self._held.get(held.key) is held:
-            del self._held[held.key]
+        self._dead.append(held)
+
+    def _forget(self) -> None:
+        """Remove what nobody holds any more; a newer object may stand there already."""
+        while self._dead:
+            held = self._dead.popleft()
+            if self._held.get(held.key) is held:
+                del self._held[held.key]

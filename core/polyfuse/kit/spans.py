@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias, assert_never
 
 from polyfuse.ir.statements import (
@@ -21,9 +21,16 @@ from polyfuse.ir.statements import (
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, bounds
 
-__all__ = ["Span", "fits_i32", "known_range", "span_of"]
+__all__ = ["Span", "fits_i32", "known_range", "span_of", "type_span"]
 
 Span: TypeAlias = tuple[float, float]
+
+_TYPES: Mapping[DType, Span] = {
+    DType.i8: (-(1 << 7), (1 << 7) - 1),
+    DType.u8: (0, (1 << 8) - 1),
+    DType.i16: (-(1 << 15), (1 << 15) - 1),
+    DType.i32: (-(1 << 31), (1 << 31) - 1),
+}
 
 
 def known_range(index: IndexLike) -> tuple[int, int] | None:
@@ -35,6 +42,11 @@ def known_range(index: IndexLike) -> tuple[int, int] | None:
 def fits_i32(span: Span | None) -> bool:
     """Whether every value of a range is a 32-bit integer."""
     return span is not None and span[0] >= -(1 << 31) and span[1] < 1 << 31
+
+
+def type_span(dtype: DType) -> Span | None:
+    """Inclusive bounds of all values of an integer type of at most 32 bits."""
+    return _TYPES.get(dtype)
 
 
 def span_of(stmt: Statement, operands: Sequence[Span | None]) -> Span | None:
@@ -58,7 +70,7 @@ def span_of(stmt: Statement, operands: Sequence[Span | None]) -> Span | None:
     if not known or len(known) != len(given) or len(known) > 2:
         return None
     found = _combined(stmt, *known[0], *known[-1])
-    if found is None or not max(map(abs, found)) < 1 << 31:
+    if found is None or not fits_i32(found):
         return None
     if stmt.dtype.is_float and stmt.op in ("add", "sub", "mul", "cast"):
         # room for rounding

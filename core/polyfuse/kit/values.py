@@ -12,7 +12,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Load, Reduce, Scan, Statement, indices
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import result_types
-from polyfuse.kit.spans import Span, fits_i32, span_of
+from polyfuse.kit.spans import Span, fits_i32, span_of, type_span
 from polyfuse.symbolic import IndexLike, axis_name, coefficient, evaluate, free_axes, free_symbols
 
 __all__ = ["Definition", "ValueFacts"]
@@ -119,7 +119,7 @@ class ValueFacts:
         found: dict[str, Span] = {}
         for stmt in self.statements:
             if len(stmt.targets) == 1:
-                span = span_of(stmt, [found.get(a) for a in stmt.args])
+                span = span_of(stmt, [found.get(a) or type_span(self.dtypes[a]) for a in stmt.args])
                 if span is not None:
                     found[stmt.targets[0]] = span
         return found

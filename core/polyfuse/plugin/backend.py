@@ -108,9 +108,10 @@ class Backend(ABC):
         return 0
 
     def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
-        """Say whether the kernel of a convolution with windows of 1x1, as the sum of products that it is, is
-        known to be faster on this machine than what torch calls: `gemm="known"` then takes it without timing.
-        `hints`: a likely value of each symbol in sizes.
+        """Say whether the kernel of a convolution, as the sum of products that it is, is known to be faster
+        on this machine than what torch calls: `gemm="known"` then takes it without timing, with a weight
+        that is packed once (`packed_width`) where windows are larger than 1x1. `hints`: a likely value of
+        each symbol in sizes.
         """
         return False
 

@@ -71,11 +71,11 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
 
 
 _FEWEST_PIXELS = 64
-"""Pixels from which on packing the weights of a convolution at each call is a small part of it."""
+"""Pixels from which on packing or checking the weights of a convolution is a small part of each call."""
 
 
 def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
-    """Whether a kernel for a convolution with windows of 1x1 is faster than a call of the library."""
+    """Whether a kernel for a convolution is faster than a call of the library with what follows it."""
     if isa.lanes == 1 or any(value.dtype is not DType.f32 for value in matmul.values):
         return False
     batch, _, *positions = map(axis_size, matmul.axes)

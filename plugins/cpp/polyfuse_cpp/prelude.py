@@ -39,7 +39,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "update": ("atomic", "kernel"),
     "block_reduce": ("reduce", "kernel", "math_f32"),
     "online": ("reduce", "math_f32"),
-    "matmul": ("tile", "kernel"),
+    "matmul": ("tile", "kernel", "reduce"),
     "pairs": ("matmul",),
 }
 """Optional headers in printing order, each with the headers it needs."""

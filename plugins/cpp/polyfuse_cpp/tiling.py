@@ -21,6 +21,12 @@ __all__ = ["Plan", "Split", "choose_plan", "choose_split", "is_apart", "lane_cho
 _FEW = 4
 """A loop shorter than this is not worth vectors."""
 
+_REPEATED = 16
+"""Price of what all points of an axis compute alike, in vector additions, from which it is computed once."""
+
+_ITEMS = 1024
+"""Points that are left for threads to share, where one axis is done by one of them."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -51,6 +57,8 @@ class Plan:
             for.
         tiled: those accesses; where there is no second axis, accesses that are contiguous along the innermost
             reduction axis, of which tiles are transposed in its loop.
+        repeated: a parallel axis, in none of `axes`, that each vector runs through by itself, after what does
+            not depend on it; empty: there is none worth it.
     """
 
     lane: str
@@ -65,6 +73,7 @@ class Plan:
     limits: tuple[tuple[str, str, str], ...] = ()
     tile: str = ""
     tiled: tuple[Access, ...] = ()
+    repeated: str = ""
 
 
 def choose_plan(
@@ -92,7 +101,9 @@ def choose_plan(
     apart = min((u for u, part in zip(unrolls, kernel.sections) if part.looped), default=1)
     plan = Plan(lane, across, axes, raxes, lanes if lane else 1, 1 if across else apart, unrolls)
     plan = _with_collisions(plan, facts, kernel.deterministic)
-    return _with_transposed_loops(plan, facts) if facts.raxes else _with_tiles(plan, facts)
+    if facts.raxes:
+        return _with_transposed_loops(plan, facts)
+    return _with_repeated(_with_tiles(plan, facts), facts)
 
 
 def lane_choices(facts: Facts) -> tuple[int, ...]:
@@ -262,6 +273,24 @@ def _with_tiles(plan: Plan, facts: Facts) -> Plan:
         return plan
     axes = (*(a for a in plan.axes if a not in (tile, plan.lane)), tile, plan.lane)
     return replace(plan, tile=tile, tiled=best, axes=axes)
+
+
+def _with_repeated(plan: Plan, facts: Facts) -> Plan:
+    """Where most of the work is the same along an axis, as the positions and weights of an interpolation are
+    for all channels, do it once for each vector.
+    """
+    if not plan.lane or plan.tile or plan.along or plan.serial or facts.kernel.row_buffers:
+        return plan
+    best, saved = "", 0.0
+    for name in plan.axes[:-1]:
+        extent = facts.hints[name]
+        if extent < 2 or facts.points([a for a in plan.axes if a != name]) < _ITEMS:
+            continue
+        pure = ((stmt, facts.depends_of(stmt)) for stmt in facts.statements if facts.is_pure(stmt))
+        price = facts.cost_of(stmt for stmt, axes in pure if plan.lane in axes and name not in axes)
+        if price >= _REPEATED and 2 * price >= facts.cost and price * (1 - 1 / extent) > saved:
+            best, saved = name, price * (1 - 1 / extent)
+    return replace(plan, axes=tuple(a for a in plan.axes if a != best), repeated=best)
 
 
 def _with_transposed_loops(plan: Plan, facts: Facts) -> Plan:

@@ -45,11 +45,11 @@ def compiled(model: Any, **options: Any) -> Any:
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(4, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
+        nn.Conv2d(4, 9, 3, padding=1),
+        nn.BatchNorm2d(9),
         nn.ReLU(),
-        nn.Conv2d(8, 8, 3, groups=8),
-        nn.Conv2d(8, 6, 1),
+        nn.Conv2d(9, 9, 3, groups=9),
+        nn.Conv2d(9, 6, 1),
         nn.ReLU6(),
         nn.Conv2d(6, 6, 3, dilation=2),
     ).eval()

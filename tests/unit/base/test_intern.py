@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
+
+import pytest
 
 from polyfuse.base.intern import InternTable
 from polyfuse.ir import expr
@@ -32,7 +35,7 @@ def test_a_late_drop_leaves_a_newer_object() -> None:
     del table._held["a"]
     new = table.add("a", Thing())
     table._drop(held)
-    assert table.find("a") is new and old is not new
+    assert len(table) == 1 and table.find("a") is new and old is not new
 
 
 def test_threads_agree() -> None:
@@ -48,6 +51,36 @@ def test_threads_agree() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 8 and len(set(map(id, found))) == 1
+
+
+class Key:
+    """A key that is equal to all of its kind; `hashed` runs at each look-up, as other threads may."""
+
+    hashed: Callable[[], None] = staticmethod(lambda: None)
+
+    def __hash__(self) -> int:
+        self.hashed()
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key)
+
+
+def test_an_object_that_dies_takes_no_newer_one_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, newer = InternTable[Thing](), list[Thing]()
+    held = table.add(Key(), Thing())
+    times = iter(range(100))
+
+    def hashed() -> None:
+        if next(times) == 1:  # while the entry of what died is looked up to be removed
+            newer.append(table.add(Key(), Thing()))
+
+    monkeypatch.setattr(Key, "hashed", staticmethod(hashed))
+    del held
+    monkeypatch.setattr(Key, "hashed", staticmethod(lambda: None))
+    if not newer:
+        newer.append(table.add(Key(), Thing()))
+    assert table.find(Key()) is newer[0] and len(table) == 1
 
 
 def test_expressions_and_indices_do_not_pile_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -65,11 +66,50 @@ def test_ranks_types_layouts() -> None:
     check(lambda x: F.interpolate(x, scale_factor=2), (x * 10).to(torch.uint8))
 
 
+SAMPLINGS = list(
+    itertools.product(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True))
+)
+
+
+FEW = [("bilinear", "zeros", False), ("bicubic", "reflection", True), ("nearest", "border", False)]
+
+
+def sampled(x: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+    return [F.grid_sample(x, grid, mode, padding, corners) for mode, padding, corners in SAMPLINGS]
+
+
+def sampled_in_few_ways(x: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+    return [F.grid_sample(x, grid, mode, padding, corners) for mode, padding, corners in FEW]
+
+
+def sampled_grid() -> torch.Tensor:
+    """Positions inside, outside, and on the border."""
+    grid = torch.rand(2, 4, 5, 2) * 3 - 1.5
+    grid[0, 0, :3] = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [0.0, 0.0]])
+    return grid
+
+
 def test_sampled_grid() -> None:
-    x, grid = torch.randn(2, 3, 5, 6), torch.rand(2, 4, 4, 2) * 3 - 1.5
-    for mode in ("bilinear", "nearest"):
-        for padding in ("zeros", "border", "reflection"):
-            check(lambda x, g, m=mode, p=padding: F.grid_sample(x, g, m, p, align_corners=False), x, grid)
+    check(sampled, torch.randn(2, 3, 5, 6), sampled_grid())
+
+
+def test_sampled_grid_of_any_size() -> None:
+    check(sampled_in_few_ways, torch.randn(2, 3, 5, 6), sampled_grid(), dynamic=True)
+
+
+def test_sampled_grid_in_other_types_and_layouts() -> None:
+    x, grid = torch.randn(2, 3, 5, 6), sampled_grid()
+    check(sampled_in_few_ways, x.to(memory_format=torch.channels_last), grid)
+    check(sampled_in_few_ways, torch.randn(2, 3, 10, 6)[:, :, ::2, :5].double(), grid.double())
+    check(sampled_in_few_ways, torch.randn(2, 3, 1, 1), grid)
+
+
+def test_pixels_outside_count_as_zero_whatever_lies_at_the_border() -> None:
+    x, grid = torch.randn(2, 3, 5, 6), sampled_grid()
+    x[0, :, 0, 0], x[1, :, -1, -1], x[1, :, 2, 3] = torch.inf, -torch.inf, torch.nan
+    grid[1, 0, 0, 0], grid[1, 1, 1, 1] = torch.nan, torch.nan
+    grid[1, 2] = torch.tensor([[1e9, 0.0], [-1e9, 0.0], [0.0, 3e38], [0.5, -3e38], [9.0, 9.0]])
+    check(sampled, x, grid)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])

@@ -15,7 +15,15 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from polyfuse.frontend.decompositions import foreach, indexing, layouts, losses, operators, optimizers
+from polyfuse.frontend.decompositions import (
+    foreach,
+    indexing,
+    layouts,
+    losses,
+    operators,
+    optimizers,
+    sampling,
+)
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
@@ -82,8 +90,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "indexing": _names(
         "index_copy index_fill isin take _unsafe_index _unsafe_index_put "
         "_unsafe_masked_index_put_accumulate embedding_dense_backward affine_grid_generator "
-        "max_unpool2d max_unpool3d "
-        "grid_sampler_2d"
+        "max_unpool2d max_unpool3d"
     ),
     "resampling": _names("upsample_bicubic2d"),
     "creation": _names(
@@ -107,6 +114,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "diagonal_scatter": operators.diagonal_scatter,
     "index_add": indexing.index_add,
     "index_reduce": indexing.index_reduce,
+    "grid_sampler_2d": operators.in_opmath(sampling.grid_sample_2d),
     "put": indexing.put,
     "take": indexing.take,
     "_unsafe_masked_index": indexing.unsafe_masked_index,

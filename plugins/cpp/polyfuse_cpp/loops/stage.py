@@ -201,7 +201,13 @@ class StageText:
         if self.tables is not None:
             frame.read_tables({name: _table(name) for name in self.tables.values})
             invariant |= self.tables.spared
-        emit_sections(self.plan, frame, invariant)
+        name = self.plan.repeated
+        if not name:
+            emit_sections(self.plan, frame, invariant)
+            return
+        invariant |= frame.emit_invariants(self.facts.statements, {name})
+        with self.out.block(f"for (i64 {name} = 0; {name} < {index_text(self.facts.sizes[name])}; ++{name})"):
+            emit_sections(self.plan, frame.child(), invariant)
 
     def _strips(self, outer: Sequence[str], size: IndexLike) -> None:
         """All rows of a share of the lane axis; where each lane stores to a row of its own, strip by strip,
@@ -235,7 +241,9 @@ class StageText:
         name, wide = plan.lane, plan.lanes * plan.unroll
         size = facts.sizes[plan.lane]
         outside = self._frame(plan.lane)
-        invariant = outside.emit_invariants(facts.statements, {plan.lane, plan.tile, *facts.raxes})
+        invariant = outside.emit_invariants(
+            facts.statements, {plan.lane, plan.tile, plan.repeated, *facts.raxes}
+        )
         out.line(f"i64 {name} = from;")
         with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
             frame = self._frame(plan.lane, plan.unroll)

@@ -246,7 +246,11 @@ class MatmulText:
             begin = f"matmul_tile<{plan.rows}, {plan.vectors}, {self.matmul.dtype}"
             end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
             packed = f"{begin}, {row}, {step}, {ahead}>({self.a.rows_at()}, {end}"
-            if not self.a.pitch:
+            if self.a.window is not None:
+                self.a.window.before_sums()
+                self.a.window.sums(packed, ahead, end)
+                self.a.window.after_sums(columns, following)
+            elif not self.a.pitch:
                 out.line(packed)
             else:
                 if not self.a.whole:

@@ -40,7 +40,9 @@ class OperandText:
         """Where an operand that is a plain load is, at some step of the depth (and column)."""
         operand = self.operand
         assert operand.index is not None
-        names = {a: depth if self.facts.sizes[a] != 1 else "0" for a in self.matmul.depth}
+        # where the depth has several axes, they lie one inside the other: the last one counts on
+        names = dict.fromkeys(self.matmul.depth, "0")
+        names |= dict.fromkeys(self.matmul.moving_depth[-1:], depth)
         if column:
             names[operand.axes[-1]] = column
         return f"{operand.buffer} + {index_text(operand.index, names)}"

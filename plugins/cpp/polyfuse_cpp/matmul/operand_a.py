@@ -10,6 +10,8 @@ from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.plans import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand
+from polyfuse_cpp.matmul.window import window_of
+from polyfuse_cpp.matmul.window_text import WindowText
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["OperandAText"]
@@ -39,8 +41,11 @@ class OperandAText(OperandText):
         self.in_place = self.dots and side.index is not None and side.step == 1
         self.pitch = self._pitch()
         self.at_once = not self.plan.path.blocked and not self.in_place and not self.pitch
+        self.window = self._window()
         if side.index is not None and side.step == 1:
             self.layout = "rows"
+        elif self.window is not None:
+            self.layout = "runs"
         else:
             self.layout = "steps" if self.matmul.rows_touch and not self.dots else "any"
 
@@ -69,6 +74,15 @@ class OperandAText(OperandText):
         # lines of rows that lie a page apart compete for one set of the L1 cache
         crowded = pitch * self.matmul.dtype.itemsize % _PAGE == 0 and self.plan.rows > _WAYS
         return 0 if crowded or pitch < 0 else pitch
+
+    def _window(self) -> WindowText | None:
+        """What is done where the operand is a window."""
+        found = None if self.dots or self.paired else window_of(self.matmul)
+        if found is None:
+            return None
+        return WindowText(
+            self.matmul, self.plan, self.lanes, self.out, self.features, found, not self.at_once
+        )
 
     @property
     def whole(self) -> bool:
@@ -150,6 +164,11 @@ class OperandAText(OperandText):
             if not self.whole:
                 with out.block(f"if (rows_here < {plan.rows})"):
                     self._tile()
+        elif self.window is not None:
+            self.window.before_tile()
+            if not self.at_once:
+                with out.block("if (!inside)" if self.window.slide is not None else ""):
+                    self._tile()
         elif not self.at_once:
             self._tile()
 
@@ -201,6 +220,8 @@ class OperandAText(OperandText):
             out.line(f"{self.matmul.dtype}* const to = {target};")
             if self.layout == "rows":
                 out.line(f"matmul_row(to, {self._address('depth_from')}, depth_here);")
+            elif self.window is not None:
+                self.window.row()
             else:
                 self._computed()
 

@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import prod
 
+from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.kit import Machine, Work, seconds, work_of
 from polyfuse.plugin import Config
-from polyfuse.symbolic import axis_size
+from polyfuse.symbolic import axis_name, axis_size, free_axes
 from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.matmul.problem import Matmul
+from polyfuse_cpp.matmul.window import window_of
 
 __all__ = [
     "MatmulPlan",
@@ -29,6 +31,9 @@ __all__ = [
 
 _PACKED_BYTES = 384 << 10
 """What is packed of operand B at once: it stays in the L2 cache."""
+
+_WINDOW = 640
+"""Steps of a pass over the depth of a convolution: the 576 of 64 channels under a window of 3x3 are one."""
 
 _FEW = 96
 """Rows beyond which an operand that is read once for each tile of rows is better packed first."""
@@ -180,11 +185,13 @@ def packed_width(node: Reduction, isa: Isa) -> int:
     """Columns of a block, if operand B were packed once: whole vectors of the numbers that are
     multiplied, which divide all columns if any do. 0: it is better read as it is.
     """
-    count, kind = axis_size(node.axes[-1]), node.values[1].dtype
-    if isa.lanes == 1 or accumulates(kind) is not kind:
+    kind, own = node.values[1].dtype, {name for e in loads(node.values[1]) for name in free_axes(e.index)}
+    # of a convolution's result, the channels are not the last axis
+    count = next((axis_size(a) for a in reversed(node.axes) if axis_name(a) in own), 0)
+    if isa.lanes == 1 or accumulates(kind) is not kind or not count:
         return 0
-    widths = [vectors * isa.lanes for vectors in (4, 3, 2)]
-    return next((width for width in widths if count % width == 0), widths[-1])
+    widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]
+    return next((width for width in widths if count % width == 0), 2 * isa.lanes)
 
 
 def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
@@ -332,7 +339,8 @@ class _Machine:
         """
         matmul = self.matmul
         alone = matmul.extent(matmul.a.axes) <= rows
-        far = 4096 if alone else 512 if path is OperandPath.PREPACKED else 1024
+        packed = _WINDOW if window_of(matmul) is not None else 512
+        far = 4096 if alone else packed if path is OperandPath.PREPACKED else 1024
         near = 1024 if path.paired or matmul.a.step == 1 else 512
         most = near if path.packed else far
         steps = matmul.extent(matmul.depth)

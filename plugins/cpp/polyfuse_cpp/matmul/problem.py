@@ -74,6 +74,11 @@ class Matmul:
         moving = [a for a in side.axes if self.facts.sizes[a] != 1]
         return side.step is not None and side.apart == 1 and moving == list(side.axes[-1:])
 
+    @property
+    def moving_depth(self) -> tuple[str, ...]:
+        """The axes of the depth that have more than one point."""
+        return tuple(name for name in self.depth if self.facts.sizes[name] != 1)
+
     def extent(self, axes: Iterable[str]) -> int:
         """How many points some axes span together, for the example sizes."""
         points = 1
@@ -154,10 +159,22 @@ def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts
     if plain is None:
         return MatrixOperand(operand, axes, None, "", operand.dtype, None, None)
     index = plain.index
-    moving = [name for name in depth if facts.sizes[name] != 1]
-    step = stride(index, moving[0]) if len(moving) == 1 else None
+    step = _step(index, tuple(name for name in depth if facts.sizes[name] != 1), facts)
     apart = stride(index, axes[-1]) if axes else None
     return MatrixOperand(operand, axes, index, plain.buffer, facts.memory[plain.buffer], step, apart)
+
+
+def _step(index: IndexLike, moving: Sequence[str], facts: Facts) -> IndexLike | None:
+    """Elements from one step of the depth to the next, if the axes of the depth lie one inside the other."""
+    step = stride(index, moving[-1]) if moving else None
+    if step is None:
+        return None
+    following = step
+    for name, inner in zip(moving[-2::-1], moving[:0:-1], strict=True):
+        following = following * facts.sizes[inner]
+        if stride(index, name) != following:
+            return None
+    return step
 
 
 def _prepacked(side: MatrixOperand, facts: Facts) -> MatrixOperand:

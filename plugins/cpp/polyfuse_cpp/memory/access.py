@@ -11,7 +11,7 @@ from polyfuse.kit import fits_i32_throughout
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.loops.scope import InterleavedStores, Scope
 from polyfuse_cpp.memory.address import index_text
-from polyfuse_cpp.memory.lanes import lane_index, lane_offsets, lane_rise
+from polyfuse_cpp.memory.lanes import lane_index, lane_offsets, lane_parts, lane_rise
 
 __all__ = ["MemoryScope"]
 
@@ -96,12 +96,11 @@ class MemoryScope(Scope):
                 return f"load_back<Vec>({address})"
             return f"load_strided<Vec>({address}, {step})"
         near = "" if mask_name else self._near(buffer, at, indirect)
-        lanes = self._gather_index(at, indirect, copy)
         if near:
             self.features.add("window")
-            return f"load_near<Vec>({pointer}, {near}, {lanes})"
+            return f"load_near<Vec>({pointer}, {near}, {self._gather_index(at, indirect, copy)})"
         self.features.add("gather")
-        return f"gather({pointer}, {lanes}{f', {mask}' if mask else ''})"
+        return f"gather({self._gathered(pointer, at, indirect, copy)}{f', {mask}' if mask else ''})"
 
     def _near(self, buffer: str, at: IndexLike, indirect: Sequence[str]) -> str:
         """Text of the first and the last index of all lanes, where these rise by less than two vectors."""
@@ -153,6 +152,14 @@ class MemoryScope(Scope):
         vectors = frozenset(f"@{k}" for k, name in enumerate(indirect) if self.env[name].vector)
         self.features.add("kernel")
         return lane_index(at, self.lane or "", kind, names, vectors)
+
+    def _gathered(self, pointer: str, at: IndexLike, indirect: Sequence[str], copy: int) -> str:
+        """Where lanes have addresses of their own: what these have in common, and how far each is from it."""
+        vectors = {f"@{k}" for k, name in enumerate(indirect) if self.env[name].vector}
+        common, apart = lane_parts(at, frozenset({self.lane or "", *vectors}))
+        base = self._plain(common, self._indirect_names(indirect, copy))
+        start = pointer if base == "0" else f"{pointer} + {base}"
+        return f"{start}, {self._gather_index(apart, indirect, copy)}"
 
     def _store(self, stmt: Store) -> None:
         if self.lane is not None and id(stmt) in self.interleaved:
@@ -254,13 +261,13 @@ class MemoryScope(Scope):
             self.features.add("kernel")
             return f"store_masked({address}, {text}, {mask});"
         lanes = (
-            self._gather_index(at, indirect, copy)
+            self._gathered(pointer, at, indirect, copy)
             if by_lane
-            else f"splat<Vec>(i64({self._plain(at, names)}))"
+            else f"{pointer}, splat<Vec>(i64({self._plain(at, names)}))"
         )
         mask = mask or "splat<Vec>(true)"
         if mode == "set":
             self.features.add("gather")
-            return f"scatter({pointer}, {lanes}, {text}, {mask});"
+            return f"scatter({lanes}, {text}, {mask});"
         self.features.add("update")
-        return f"update_at<mode_{mode}>({pointer}, {lanes}, {text}, {mask}, {self._alone(stmt)});"
+        return f"update_at<mode_{mode}>({lanes}, {text}, {mask}, {self._alone(stmt)});"

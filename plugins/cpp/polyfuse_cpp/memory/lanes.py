@@ -17,7 +17,7 @@ from polyfuse.symbolic import (
 from polyfuse.symbolic.index import Atom, make
 from polyfuse_cpp.memory.address import index_text, is_power_of_two
 
-__all__ = ["lane_index", "lane_offsets", "lane_rise"]
+__all__ = ["lane_index", "lane_offsets", "lane_parts", "lane_rise"]
 
 _WINDOW = 4
 """Vectors of memory from which the lanes of one may be put together."""
@@ -36,6 +36,21 @@ def lane_index(
         vectors: variables that are vectors already.
     """
     return _Lanes(lane, kind, names, vectors).vector(index)
+
+
+@lru_cache(maxsize=4096)
+def lane_parts(index: IndexLike, varying: frozenset[str]) -> tuple[IndexLike, IndexLike]:
+    """What all lanes have in common, and what is added in each: a sum whose first part names nothing that
+    varies.
+    """
+    if isinstance(index, int):
+        return index, 0
+    common: dict[tuple[Atom, ...], int] = {}
+    apart: dict[tuple[Atom, ...], int] = {}
+    for monomial, factor in index.terms:
+        varies = not varying.isdisjoint(free_axes(make({monomial: factor}, 0)))
+        (apart if varies else common)[monomial] = factor
+    return make(common, index.const), make(apart, 0)
 
 
 @lru_cache(maxsize=4096)

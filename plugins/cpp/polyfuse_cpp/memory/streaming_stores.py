@@ -30,7 +30,7 @@ _LARGE_IN_TILES = 4 << 20
 def streaming_stores(facts: Facts, plan: Plan, groups: Mapping[int, InterleavedStores]) -> frozenset[int]:
     """The stores (by identity) that bypass the caches; what was read from there is in them already."""
     # a register is as wide as the lanes of four bytes
-    if not plan.lane or plan.lanes * 4 != _LINE:
+    if not plan.lane or plan.lanes * 4 != _LINE or plan.repeated:
         return frozenset()
     read = facts.aliases_of({a.buffer for a in facts.all_accesses if not a.is_store})
     unread = (a for a in facts.all_accesses if a.buffer not in read)

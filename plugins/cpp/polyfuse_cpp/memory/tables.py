@@ -46,7 +46,7 @@ class Tables:
 
 def lane_tables(facts: Facts, plan: Plan) -> Tables | None:
     """The tables of a kernel; None where none is worth it."""
-    if not plan.lane or plan.across or plan.tile or facts.raxes:
+    if not plan.lane or plan.across or plan.tile or plan.repeated or facts.raxes:
         return None
     size, rows = facts.sizes[plan.lane], 1
     for name in plan.axes[:-1]:

@@ -90,11 +90,60 @@ template <int SLICES, class T> static __attribute__((unused)) void matmul_join(T
   }
 }
 
+// The same where the steps of a row are in chunks of `length`, `apart` from each other, and the rows ROW; the
+// first chunk, at a, is begun at step `at`.
+template <int R, int C, class T, int ROW, bool AHEAD>
+static __attribute__((noinline)) void matmul_window(const T* a, i64 at, i64 length, i64 apart, const T* b, i64 next,
+                                                    i64 depth, T* c, bool first) {
+  typedef typename shape<T>::vec V;
+  V sum[R * C];
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) sum[i] = first ? V{} : load<Vec>(c + i * int(Vec::lanes));
+  while (depth > 0) {
+    const i64 steps = index_min(length - at, depth);
+    const T* from = a + at;
+    for (const T* const end = from + steps; from < end; ++from) {
+      V right[C];
+#pragma GCC unroll 8
+      for (int j = 0; j < C; ++j) {
+        right[j] = load<Vec>(b + j * int(Vec::lanes));
+        if (AHEAD) __builtin_prefetch(b + 8 * next + j * int(Vec::lanes));
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        V left = fill<V>(from[i * ROW]);
+#pragma GCC unroll 8
+        for (int j = 0; j < C; ++j) sum[i * C + j] = add_product(left, right[j], sum[i * C + j]);
+      }
+      b += next;
+    }
+    depth -= steps;
+    a += apart;
+    at = 0;
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
+}
+
+// Sums of a tile as they are before a pass.
+template <int N, class T> PF_INLINE void matmul_keep(T* to, const T* from, bool zero) {
+  for (int k = 0; k < N; k += int(Vec::lanes)) store(to + k, zero ? typename shape<T>::vec{} : load<Vec>(from + k));
+}
+// Whether a tile holds something that is no number.
+template <int N, class T> PF_INLINE bool matmul_any_nan(const T* c) {
+  auto found = isnan(load<Vec>(c));
+  for (int k = int(Vec::lanes); k < N; k += int(Vec::lanes)) found = bitwise_or(found, isnan(load<Vec>(c + k)));
+  return __builtin_expect(any(found), 0);
+}
+
 // Layout of the left operand. A row whose steps are contiguous; up to a vector may be written past its end.
 template <class T, class S> PF_INLINE void matmul_row(T* to, const S* from, i64 depth) {
   i64 k = 0;
   for (; k + int(Vec::lanes) <= depth; k += int(Vec::lanes)) store(to + k, cast<T>(load<Vec>(from + k)));
   if (k < depth) store(to + k, cast<T>(load_n<Vec>(from + k, depth - k)));
+}
+template <class T> PF_INLINE void matmul_zeros(T* to, i64 count) {
+  for (i64 k = 0; k < count; k += int(Vec::lanes)) store(to + k, typename shape<T>::vec{});
 }
 // R rows that are contiguous at each step, packed step by step; up to a vector may be written past the end.
 template <int R, class T, class S>

@@ -1,0 +1,122 @@
+"""Operand A of a convolution: pixels under a window, whose channels lie side by side in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.statements import Compute, Constant, IndexValue, Load, Statement
+from polyfuse.kit import backward_slice, stride
+from polyfuse.symbolic import IndexLike
+from polyfuse_cpp.matmul.problem import Matmul
+from polyfuse_cpp.memory.address import index_text
+
+__all__ = ["Slide", "Window", "slide_of", "window_of"]
+
+_TESTS = ("ge", "lt", "le", "gt", "bitwise_and")
+_PAGE, _MOST_ROWS = 4096, 6
+"""Bytes after which addresses share a set of the L1 cache, and rows that find room there."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """An operand that is loaded in runs: a run is there as a whole, or as a whole it is zero.
+
+    Attributes:
+        load: of an element.
+        conditions: the statements that tell whether that is there.
+        run: the axis of the depth along which elements lie side by side, its last one.
+        taps: the other axes of the depth.
+    """
+
+    load: Load
+    conditions: tuple[Statement, ...]
+    run: str
+    taps: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        """Text of where an element is."""
+        return f"{self.load.buffer} + {index_text(self.load.index)}"
+
+    @property
+    def mask(self) -> str:
+        """The name of the condition; empty where all is there."""
+        return self.load.mask or ""
+
+
+@dataclass(frozen=True)
+class Slide:
+    """How neighbouring rows of a window lie in memory, where all of their elements are there: each row has
+    some chunks, and those of the next row are one distance further.
+
+    Attributes:
+        along: the axis of the rows.
+        pitch: elements from one row to the next.
+        outer: the axis of the depth that counts chunks; empty if there is one.
+        apart: elements from one chunk to the next.
+        length: steps of the depth in a chunk.
+    """
+
+    along: str
+    pitch: int
+    outer: str
+    apart: IndexLike
+    length: IndexLike
+
+
+def window_of(matmul: Matmul) -> Window | None:
+    """Operand A as a window; None where it is none."""
+    side, facts, moving = matmul.a, matmul.facts, matmul.moving_depth
+    load = side.operand.body[-1]
+    if not moving or not isinstance(load, Load) or load.indirect or load.target != side.operand.value:
+        return None
+    if load.mask is None and len(moving) == 1:  # a plain matrix
+        return None
+    run = moving[-1]
+    if facts.memory[load.buffer] is not matmul.dtype or stride(load.index, run) != 1:
+        return None
+    taps = matmul.depth[: matmul.depth.index(run)]
+    if load.mask is None:
+        return Window(load, (), run, taps)
+    conditions = backward_slice(side.operand.body[:-1], [load.mask])
+    other = facts.definition(load.other or "")
+    if not isinstance(other, Constant) or other.value != 0:
+        return None
+    if any(run in facts.depends_of(stmt) or isinstance(stmt, Load) for stmt in conditions):
+        return None
+    return Window(load, conditions, run, taps)
+
+
+def slide_of(matmul: Matmul, window: Window, rows: int) -> Slide | None:
+    """How `rows` neighbouring rows lie; None where that is not alike for all of them, or where not all is
+    there between a first and a last element that are.
+    """
+    sizes, index = matmul.facts.sizes, window.load.index
+    moving = [name for name in matmul.a.axes if sizes[name] != 1]
+    pitch = stride(index, moving[-1]) if moving else None
+    if not isinstance(pitch, int) or pitch <= 0 or not _grow(window.conditions, (*moving, *window.taps)):
+        return None
+    if pitch * matmul.dtype.itemsize % _PAGE == 0 and rows > _MOST_ROWS:
+        return None
+    length, outer = sizes[window.run], [name for name in window.taps if sizes[name] != 1]
+    while outer and stride(index, outer[-1]) == length:
+        length = length * sizes[outer.pop()]
+    if not outer:
+        return Slide(moving[-1], pitch, "", 0, length)
+    apart = stride(index, outer[0])
+    return None if len(outer) > 1 or apart is None else Slide(moving[-1], pitch, outer[0], apart, length)
+
+
+def _grow(conditions: Sequence[Statement], axes: Sequence[str]) -> bool:
+    """Whether conditions are tests of indices that grow with all axes: what holds at the first and at the
+    last point then holds in between.
+    """
+    for stmt in conditions:
+        if isinstance(stmt, IndexValue):
+            steps = [stride(stmt.index, name) for name in axes]
+            if not all(isinstance(step, int) and step >= 0 for step in steps):
+                return False
+        elif not isinstance(stmt, Constant) and not (isinstance(stmt, Compute) and stmt.op in _TESTS):
+            return False
+    return True

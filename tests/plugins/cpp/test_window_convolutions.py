@@ -1,0 +1,115 @@
+"""Convolutions with windows larger than 1x1 as generated kernels compute what eager mode does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+from polyfuse_cpp.isa import detect_isa
+
+pytestmark = pytest.mark.skipif(
+    detect_isa().lanes == 1, reason="without vectors, convolutions are the library's"
+)
+PACKS = "checked.aten.as_strided_copy.default"
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.fixture(autouse=True)
+def fresh_sessions(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    yield
+    forget_sessions()
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return torch.compile(model.eval(), backend="polyfuse", options={"strict": True}, **options)
+
+
+def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        found, expected = call(x), model(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert found.stride() == expected.stride()
+    assert set(last_reports()[-1].calls) == {PACKS}
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(
+    ("layer", "size", "last"),
+    [
+        (nn.Conv2d(17, 32, 3, padding=1), (2, 17, 9, 11), True),
+        (nn.Conv2d(5, 16, 3, stride=2, padding=1, bias=False), (3, 5, 13, 12), False),
+        (nn.Conv2d(3, 64, 7, stride=2, padding=3), (2, 3, 20, 21), False),
+        (nn.Conv2d(16, 48, 3, padding=2, dilation=2), (2, 16, 9, 18), True),
+        (nn.Conv2d(8, 16, (1, 3), padding=(0, 1)), (2, 8, 7, 8), True),
+        (nn.Conv2d(160, 16, 3, padding=1), (2, 160, 8, 9), True),
+        (nn.Conv2d(6, 40, 2), (2, 6, 9, 9), True),
+    ],
+    ids=["17 channels", "stride", "stem", "dilation", "1x3", "cut depth", "no border"],
+)
+def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -> None:
+    """Beyond the border of an image a weight does not count, whatever it is."""
+    model = nn.Sequential(layer, nn.BatchNorm2d(layer.out_channels), nn.ReLU6())
+    call, x = compiled(model), torch.randn(size)
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    agrees(call, model, x)
+    bad = x.clone(memory_format=torch.preserve_format)
+    bad[0, 0, 1, 1], bad[-1, 1, 0, 0], bad[-1, 2, -1, -1] = NAN, INF, -INF
+    agrees(call, model, bad)
+    with torch.no_grad():
+        layer.weight[0, 0, 0, 0], layer.weight[1, 1, -1, -1], layer.weight[2, 0, -1, 0] = INF, NAN, -INF
+    agrees(call, model, x)
+    agrees(call, model, bad)
+    layer.weight.data.normal_()  # packed anew, though no version counter tells
+    agrees(call, model, x)
+
+
+def test_windows_over_images_of_any_size() -> None:
+    model = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+    call = compiled(model, dynamic=True)
+    for size in ((2, 8, 17, 19), (3, 8, 12, 5), (1, 8, 33, 8), (5, 8, 9, 9)):
+        agrees(call, model, torch.randn(size).to(memory_format=torch.channels_last))
+
+
+def test_what_follows_is_done_in_the_same_kernel() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+            self.norm = nn.BatchNorm2d(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner = nn.functional.silu(self.first(x))
+            return nn.functional.hardswish(self.norm(self.second(inner)) + x)
+
+    block = Block()
+    call = compiled(block)
+    agrees(call, block, torch.randn(2, 16, 8, 10).to(memory_format=torch.channels_last))
+    assert last_reports()[-1].kernels == 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "reason"),
+    [
+        (nn.Conv2d(4, 6, 3), (1, 4, 20, 20), "its 6 columns are no multiple of"),
+        (nn.Conv2d(4, 16, 3), (1, 4, 6, 6), "not known to be faster here"),
+        (nn.Conv2d(4, 16, 3).double(), (1, 4, 20, 20), "not known to be faster here"),
+    ],
+    ids=["6 channels", "few pixels", "f64"],
+)
+def test_windows_that_are_the_librarys(layer: nn.Conv2d, size: tuple[int, ...], reason: str) -> None:
+    x = torch.randn(size, dtype=layer.weight.dtype).to(memory_format=torch.channels_last)
+    call = compiled(layer)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), layer(x), rtol=1e-4, atol=1e-4)
+    assert any(reason in d.reason for d in last_reports()[-1].decisions if d.second == "cpp")
