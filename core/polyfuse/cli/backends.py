@@ -82,7 +82,8 @@ def _print(console: Console, found: Sequence[Availability]) -> None:
             paragraph(console, why, width + 2, style)
         if manifest is not None:
             offers = ", ".join(offer.value for offer in manifest.offers)
-            paragraph(console, f"offers {offers}: {manifest.summary}", width + 2)
+            summary = f": {manifest.summary}" if manifest.summary else ""
+            paragraph(console, f"offers {offers}{summary}", width + 2)
         paragraph(console, f"{plugin.distribution} {plugin.version}", width + 2, "dim")
 
 

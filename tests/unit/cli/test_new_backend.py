@@ -87,9 +87,22 @@ def test_a_device_is_written_too(tmp_path, monkeypatch, capsys) -> None:
     run(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "polyfuse-mine" / "tests"))
 
 
+def test_the_next_command_names_the_folder_wherever_it_is(tmp_path, capsys) -> None:
+    folder = tmp_path / "elsewhere"
+    assert cli.main(["new-backend", "mine", "--folder", str(folder)]) == 0
+    assert f"next: pip install -e {folder} &&" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "cause"),
-    [(["Mine"], "no name"), (["mine", "--extension", "x"], "for a device"), (["mine"], "not empty")],
+    [
+        (["Mine"], "no name"),
+        (["mine", "--extension", "x"], "for a device"),
+        (["mine"], "not empty"),
+        (["cpp"], "has a plugin named 'cpp'"),
+        (["cuda"], "a module 'polyfuse_cuda'"),
+        (["mine", "--device", "cpu"], "torch itself"),
+    ],
 )
 def test_what_cannot_be_written_is_refused(words, cause, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.version import version
 from polyfuse.plugin import API_VERSION
+from polyfuse.plugin.session.discovery import find_candidates
 
 __all__ = ["EXAMPLE", "configure", "run"]
 
@@ -30,6 +32,8 @@ _FILES = {
 }
 _DEVICE_FILES = {"{module}/device.py": "device.py.jinja"}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TORCHS = ("cpu", "meta")
+"""Types of device for which no plugin answers."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     for text in (name, device or name):
         if not _NAME.fullmatch(text):
             raise InvalidOptionError(f"{text!r} is no name", "use a-z, 0-9 and _, and begin with a letter")
+    taken = _taken(name)
+    if taken:
+        raise InvalidOptionError(taken, "choose another name")
+    if device in _TORCHS:
+        raise InvalidOptionError(f"torch itself has the device type {device!r}", "leave out --device")
     if arguments.extension and device is None:
         raise InvalidOptionError("--extension is for a device", "add --device")
     folder: Path = arguments.folder or Path(f"polyfuse-{name.replace('_', '-')}")
@@ -73,8 +82,18 @@ def run(arguments: argparse.Namespace) -> int:
         target.write_text(_rendered(template, facts), encoding="utf-8")
         print(target)
     where = f" --device {facts['device']}" if facts["device"] else ""
-    print(f"next: pip install -e ./{folder} && polyfuse conformance {name}{where} --quick")
+    shown = folder if folder.is_absolute() else f"./{folder}"
+    print(f"next: pip install -e {shown} && polyfuse conformance {name}{where} --quick")
     return 0
+
+
+def _taken(name: str) -> str:
+    """What is installed under a name that the new distribution would have; empty: nothing."""
+    for candidate in find_candidates():
+        if candidate.name == name:
+            return f"distribution {candidate.distribution!r} has a plugin named {name!r}"
+    module = f"polyfuse_{name}"
+    return f"there is a module {module!r}" if find_spec(module) is not None else ""
 
 
 def _rendered(template: str, facts: dict[str, Any]) -> str:
