@@ -261,16 +261,15 @@ class _Lowerer:
         results: list[GraphOutput] = []
         for position, argument in enumerate(output_args(self.aten.module)):
             value = self.ctx.env[argument] if isinstance(argument, Node) else argument
-            keep = position >= len(described) or described[position].keep_strides
             saved = position < len(described) and described[position].saved
-            results.append(replace(self._result(value, keep), saved=saved))
+            results.append(replace(self._result(value), saved=saved))
         return tuple(results)
 
-    def _result(self, value: Any, keep_strides: bool) -> GraphOutput:
+    def _result(self, value: Any) -> GraphOutput:
         ctx = self.ctx
         if isinstance(value, TensorValue):
-            why = "a result of the graph"
-            return GraphOutput(ctx.realize_exact(value, why) if keep_strides else ctx.realize(value, why))
+            # what is saved for a backward too, which was traced with these strides
+            return GraphOutput(ctx.realize_exact(value, "a result of the graph"))
         if value is None:
             return GraphOutput(None, "none")
         if isinstance(value, (int, float, Index)):

@@ -122,3 +122,20 @@ def test_gradients_of_embeddings_may_be_sparse(scale: float) -> None:
     assert len(record.graphs) == 2
     assert mine.weight.grad is not None and mine.weight.grad.is_sparse
     torch.testing.assert_close(mine.weight.grad, theirs.weight.grad)
+
+
+def test_what_is_written_in_a_part_is_saved_for_the_backward_with_its_strides() -> None:
+    """The gates of a cell are parts of one matrix; sigmoid and tanh overwrite them."""
+    cell = torch.nn.LSTMCell(6, 4)
+    x = torch.randn(3, 6)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return cell(x, cell(x))
+
+    found = []
+    for run in (step, torch.compile(step, backend="polyfuse", options={"backends": ["interpreter"]})):
+        given = x.clone().requires_grad_()
+        h, c = run(given)
+        grads = torch.autograd.grad((h * c).sum(), [given, *cell.parameters()])
+        found.append([h.detach(), c.detach(), *grads])
+    torch.testing.assert_close(found[1], found[0])
