@@ -24,6 +24,8 @@ CALLED_BY_OTHERS = {
     "_print_And", "_print_Or", "_print_Not",
     # generated Halide programs
     "scheduled_by",
+    # what torch calls on process groups, and users on what a collective returns
+    "is_completed", "get_future", "getBackendName", "reduce_scatter", "alltoall",
     # public methods of loaded packages, and of an operator's choices
     "load_constants", "precompile",
 }  # fmt: skip

@@ -16,8 +16,8 @@ __all__ = ["AREAS", "configure", "get_logger", "reset_warned", "warn_once"]
 _ROOT = "polyfuse"
 
 AREAS: Final = (
-    *("aot", "autotune", "cache", "checking", "compiler", "frontend", "lowering", "plugin", "runtime"),
-    *("ranks", "schedule", "settings", "workers"),
+    *("aot", "autotune", "cache", "checking", "compiler", "distributed", "frontend", "lowering", "plugin"),
+    *("ranks", "runtime", "schedule", "settings", "workers"),
 )
 """The areas of the core that log. Plugins log under their own names."""
 

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import output_args
-from polyfuse.frontend.repeated import Piece, pieces_of
+from polyfuse.frontend.repeated import GraphRegion, pieces_of
 from polyfuse.runtime.pieces import PieceCall, Strides, in_order
 from polyfuse.torch_compat.tracing import aot, dynamo, fx
 
@@ -75,7 +75,7 @@ def _worthwhile(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> b
     return not (aot.stored_by_torch() or dynamo.is_bucket() or hasattr(gm, "saved_tensors_hooks_pack_0"))
 
 
-def _is_large(piece: Piece) -> bool:
+def _is_large(piece: GraphRegion) -> bool:
     """Whether calling a piece apart costs little beside what it does."""
     values = [node.meta["example_value"] for node in (*piece.inputs, *piece.outputs, *piece.nodes)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -92,7 +92,7 @@ def _differentiated(example_inputs: Sequence[Any]) -> bool:
 def _called(
     gm: GraphModule,
     placeholders: Sequence[Node],
-    pieces: Sequence[Piece],
+    pieces: Sequence[GraphRegion],
     compiled: dict[Hashable, Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The compiled pieces, called in order."""

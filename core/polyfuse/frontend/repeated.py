@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake
 
-__all__ = ["Piece", "pieces_of"]
+__all__ = ["GraphRegion", "pieces_of"]
 
 _LEAST_NODES = 8
 """Of a period: what is smaller costs less to compile than to call apart."""
@@ -42,7 +42,7 @@ _PLAIN = (int, float, complex, bool, str, type(None), type(Ellipsis), torch.dtyp
 
 
 @dataclass(frozen=True)
-class Piece:
+class GraphRegion:
     """Neighbouring nodes of a graph.
 
     Attributes:
@@ -62,7 +62,7 @@ class _NoRepeats(Exception):
     """Why a graph stays whole."""
 
 
-def pieces_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Sequence[Piece]:
+def pieces_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Sequence[GraphRegion]:
     """The pieces of a graph that repeats itself, in order, or nothing where it stays whole: it does not
     repeat itself often enough, has sizes that vary, writes to a tensor, or calls what cannot be compared.
     """
@@ -211,13 +211,15 @@ def _best_cuts(nodes: Sequence[Node], start: int, end: int, period: int) -> Sequ
     return tuple(range(start + best, end + 1, period))
 
 
-def _pieces(nodes: Sequence[Node], cuts: Sequence[int], looks: Mapping[Node, Hashable]) -> Iterator[Piece]:
+def _pieces(
+    nodes: Sequence[Node], cuts: Sequence[int], looks: Mapping[Node, Hashable]
+) -> Iterator[GraphRegion]:
     for first, behind in zip((0, *cuts), (*cuts, len(nodes)), strict=True):
         if first < behind:
             yield _piece(nodes[first:behind], looks)
 
 
-def _piece(nodes: Sequence[Node], looks: Mapping[Node, Hashable]) -> Piece:
+def _piece(nodes: Sequence[Node], looks: Mapping[Node, Hashable]) -> GraphRegion:
     mine = set(nodes)
     inputs = tuple(dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in mine))
     outputs = tuple(node for node in nodes if any(user not in mine for user in node.users))
@@ -227,4 +229,4 @@ def _piece(nodes: Sequence[Node], looks: Mapping[Node, Hashable]) -> Piece:
     numbers.update((node, number) for number, node in enumerate(nodes))
     body = tuple((n.op, n.target, _value(n.args, numbers), _value(n.kwargs, numbers)) for n in nodes)
     key = (body, tuple(looks[node] for node in inputs), tuple(numbers[node] for node in outputs))
-    return Piece(nodes, inputs, outputs, key)
+    return GraphRegion(nodes, inputs, outputs, key)

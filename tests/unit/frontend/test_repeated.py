@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from polyfuse.frontend.repeated import Piece, pieces_of
+from polyfuse.frontend.repeated import GraphRegion, pieces_of
 
 
-def captured_pieces(function: Callable[..., Any], *args: Any, dynamic: bool = False) -> Sequence[Piece]:
+def captured_pieces(function: Callable[..., Any], *args: Any, dynamic: bool = False) -> Sequence[GraphRegion]:
     """The pieces of what Dynamo captures of a function, which runs in eager mode."""
-    found: list[Sequence[Piece]] = []
+    found: list[Sequence[GraphRegion]] = []
 
     def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
         found.append(pieces_of(gm, example_inputs))

@@ -76,8 +76,9 @@ class OperandAText(OperandText):
         return 0 if crowded or pitch < 0 else pitch
 
     def _window(self) -> WindowText | None:
-        """What is done where the operand is a window."""
-        found = None if self.dots or self.paired else window_of(self.matmul)
+        """What is done where the operand is a window; rows that are contiguous as a whole need nothing."""
+        contiguous = self.operand.index is not None and self.operand.step == 1
+        found = None if self.dots or self.paired or contiguous else window_of(self.matmul)
         if found is None:
             return None
         return WindowText(
