@@ -24,6 +24,12 @@ _FEW = 4
 _REPEATED = 16
 """Price of what all points of an axis compute alike, in vector additions, from which it is computed once."""
 
+_REPEATED_CROWDED = 64
+"""The same where what the axis stores competes for room in the caches."""
+
+_PAGE, _LINES = 4096, 64
+"""Bytes after which addresses share a set of the L1 cache, and lines that find room in it or near it."""
+
 _ITEMS = 1024
 """Points that are left for threads to share, where one axis is done by one of them."""
 
@@ -288,9 +294,18 @@ def _with_repeated(plan: Plan, facts: Facts) -> Plan:
             continue
         pure = ((stmt, facts.depends_of(stmt)) for stmt in facts.statements if facts.is_pure(stmt))
         price = facts.cost_of(stmt for stmt, axes in pure if plan.lane in axes and name not in axes)
-        if price >= _REPEATED and 2 * price >= facts.cost and price * (1 - 1 / extent) > saved:
+        least = _REPEATED_CROWDED if _is_crowded(name, facts) else _REPEATED
+        if price >= least and 2 * price >= facts.cost and price * (1 - 1 / extent) > saved:
             best, saved = name, price * (1 - 1 / extent)
     return replace(plan, axes=tuple(a for a in plan.axes if a != best), repeated=best)
+
+
+def _is_crowded(name: str, facts: Facts) -> bool:
+    """Whether the points of an axis store to memory that competes for few sets of the L1 cache."""
+    if facts.hints[name] <= _LINES:
+        return False
+    steps = ((coefficient(a.index, name), facts.memory[a.buffer]) for a in facts.all_accesses if a.is_store)
+    return any(isinstance(step, int) and step and step * kind.itemsize % _PAGE == 0 for step, kind in steps)
 
 
 def _with_transposed_loops(plan: Plan, facts: Facts) -> Plan:
