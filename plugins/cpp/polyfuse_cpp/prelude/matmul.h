@@ -44,6 +44,23 @@ static __attribute__((unused)) i64 matmul_pass(i64 depth, i64 most) {
   return ((depth + count - 1) / count + 31) / 32 * 32;
 }
 
+// One step of a tile: R numbers, ROW apart at a, times C vectors at b, added to the sums.
+template <int R, int C, class T, int ROW, bool AHEAD, class V>
+PF_INLINE void tile_step(const T* a, const T* b, i64 next, V (&sum)[R * C]) {
+  V right[C];
+#pragma GCC unroll 8
+  for (int j = 0; j < C; ++j) {
+    right[j] = load<Vec>(b + j * int(Vec::lanes));
+    if (AHEAD) __builtin_prefetch(b + 8 * next + j * int(Vec::lanes));
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) {
+    V left = fill<V>(a[i * ROW]);
+#pragma GCC unroll 8
+    for (int j = 0; j < C; ++j) sum[i * C + j] = add_product(left, right[j], sum[i * C + j]);
+  }
+}
+
 // A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is
 // at a[row * ROW + step * STEP]; a step of operand B is C vectors at b, and the next step is `next` further.
 // Sums go to c, row after row; `first` tells that nothing was added up before.
@@ -59,18 +76,7 @@ static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 ne
     for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + i * int(Vec::lanes));
   }
   for (i64 k = 0; k < depth; ++k) {
-    V right[C];
-#pragma GCC unroll 8
-    for (int j = 0; j < C; ++j) {
-      right[j] = load<Vec>(b + j * int(Vec::lanes));
-      if (AHEAD) __builtin_prefetch(b + 8 * next + j * int(Vec::lanes));
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i) {
-      V left = fill<V>(a[i * ROW]);
-#pragma GCC unroll 8
-      for (int j = 0; j < C; ++j) sum[i * C + j] = add_product(left, right[j], sum[i * C + j]);
-    }
+    tile_step<R, C, T, ROW, AHEAD>(a, b, next, sum);
     a += STEP;
     b += next;
   }
@@ -103,18 +109,7 @@ static __attribute__((noinline)) void matmul_window(const T* a, i64 at, i64 leng
     const i64 steps = index_min(length - at, depth);
     const T* from = a + at;
     for (const T* const end = from + steps; from < end; ++from) {
-      V right[C];
-#pragma GCC unroll 8
-      for (int j = 0; j < C; ++j) {
-        right[j] = load<Vec>(b + j * int(Vec::lanes));
-        if (AHEAD) __builtin_prefetch(b + 8 * next + j * int(Vec::lanes));
-      }
-#pragma GCC unroll 16
-      for (int i = 0; i < R; ++i) {
-        V left = fill<V>(from[i * ROW]);
-#pragma GCC unroll 8
-        for (int j = 0; j < C; ++j) sum[i * C + j] = add_product(left, right[j], sum[i * C + j]);
-      }
+      tile_step<R, C, T, ROW, AHEAD>(from, b, next, sum);
       b += next;
     }
     depth -= steps;
