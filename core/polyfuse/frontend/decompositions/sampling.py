@@ -7,7 +7,8 @@ positions that are no numbers are treated as eager mode's kernels for the CPU tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -36,23 +37,17 @@ def grid_sample_2d(
     pixels = _Pixels(x)
     if interpolation_mode == _NEAREST:
         return pixels.at(down.nearest(), across.nearest())
-    rows, columns = (a.cubic() if interpolation_mode == _BICUBIC else a.linear() for a in (down, across))
-    result = None
-    for row, part in rows:
-        if interpolation_mode == _BICUBIC:
-            along = _sum(pixels.at(row, column) * weight.unsqueeze(1) for column, weight in columns)
-            value = along * part.unsqueeze(1)
-        else:
-            value = _sum(pixels.at(row, column) * (part * weight).unsqueeze(1) for column, weight in columns)
-        result = value if result is None else result + value
-    return result
+    cubic = interpolation_mode == _BICUBIC
+    rows, columns = (axis.cubic() if cubic else axis.linear() for axis in (down, across))
 
+    def line(row: _Tap, part: Tensor) -> Tensor:
+        """What one line of pixels adds: the products of the weights come first where these are linear."""
+        if cubic:
+            along = reduce(add, (pixels.at(row, column) * w.unsqueeze(1) for column, w in columns))
+            return along * part.unsqueeze(1)
+        return reduce(add, (pixels.at(row, column) * (part * w).unsqueeze(1) for column, w in columns))
 
-def _sum(parts: Iterable[Tensor]) -> Tensor:
-    first, *rest = parts
-    for part in rest:
-        first = first + part
-    return first
+    return reduce(add, (line(row, part) for row, part in rows))
 
 
 class _Tap:
