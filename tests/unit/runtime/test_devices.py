@@ -61,10 +61,10 @@ def test_another_process_finds_the_class_by_name(monkeypatch: pytest.MonkeyPatch
     module.Special = Special  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert class_name(Special("special")).endswith(":Special")
-    made = import_device("special", "a_plugin_of_tests:Special")
-    assert isinstance(made, Special) and import_device("special", "nowhere:Nothing") is made
+    made = import_device("special", "a_plugin_of_tests:Special", lambda device: device)
+    assert isinstance(made, Special) and import_device("special", "nowhere:Nothing", id) is made
     with pytest.raises(BackendUnavailableError, match="nowhere"):
-        import_device("strange", "nowhere:Nothing")
+        import_device("strange", "nowhere:Nothing", id)
 
 
 class Counting(ModuleType):
