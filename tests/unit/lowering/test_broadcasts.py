@@ -1,4 +1,4 @@
-"""Slow operations on values that are broadcast: where a loop would compute them again, they are stored first."""
+"""Slow operations on values that are broadcast: loops that would compute them again get them stored."""
 
 from __future__ import annotations
 
