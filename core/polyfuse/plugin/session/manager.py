@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module, metadata
 
@@ -20,7 +20,7 @@ from polyfuse.base.text import brief, join_words, nearest
 from polyfuse.plugin.api import check_api
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.codegen import Codegen
-from polyfuse.plugin.deprecation import warn_of_deprecated, warn_of_methods
+from polyfuse.plugin.deprecation import deprecated_hooks, warn_of_deprecated, warn_of_methods
 from polyfuse.plugin.hooks import specs
 from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.plugin.hooks.guarded import Answers, GuardedHooks
@@ -72,13 +72,10 @@ class PluginManager:
         self.hooks.register(_DefaultTimers(), _CORE)
         own = registered_candidates(registered())
         installed = [c for c in find_candidates(entry_points) if c.name not in {o.name for o in own}]
-        admitted = [(c, plugin) for c in installed if (plugin := self._read(c)) is not None]
-        for candidate, plugin in sorted(admitted, key=lambda pair: self._rank(pair[0].name)):
+        for candidate, plugin in sorted(self._read(installed), key=lambda pair: self._rank(pair[0].name)):
             self._register(candidate.name, plugin)
-        for candidate in own:
-            plugin = self._read(candidate)
-            if plugin is not None:
-                self._register(candidate.name, plugin)
+        for candidate, plugin in self._read(own):
+            self._register(candidate.name, plugin)
         self._take_manifests()
         self._check_names()
 
@@ -205,21 +202,26 @@ class PluginManager:
 
     # How it is done.
 
-    def _read(self, candidate: Candidate) -> object | None:
-        """Look at a plugin, note its state, and return it if it can be registered."""
-        state = PluginState(candidate.name, candidate.distribution, candidate.version, State.AVAILABLE)
-        self._states[candidate.name] = state
-        if candidate.name in self.settings.disable:
-            self._states[candidate.name] = state.changed(State.DISABLED, "listed in the option `disable`")
-            return None
-        read: Callable[[], tuple[object, Manifest]] = lambda: manifest_of(candidate)  # noqa: E731
-        try:
-            plugin, manifest = self.hooks.bounded(read, f"polyfuse-{candidate.name}")
-        except BaseException as error:
-            if not is_fault(error):
-                raise
-            self._fail(state, error, "reading its manifest")
-            return None
+    def _read(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, object]]:
+        """Look at plugins, note their states, and return those that can be registered."""
+        wanted: list[Candidate] = []
+        for candidate in candidates:
+            state = PluginState(candidate.name, candidate.distribution, candidate.version, State.AVAILABLE)
+            self._states[candidate.name] = state
+            if candidate.name in self.settings.disable:
+                self._states[candidate.name] = state.changed(State.DISABLED, "listed in the option `disable`")
+            else:
+                wanted.append(candidate)
+        found = self.hooks.bounded_each([partial(manifest_of, c) for c in wanted], "polyfuse-manifests")
+        admitted: list[tuple[Candidate, object]] = []
+        for candidate, outcome in zip(wanted, found, strict=True):
+            if isinstance(outcome, BaseException):
+                self._fail(self._states[candidate.name], outcome, "reading its manifest")
+            elif self._admits(candidate, outcome[1]):
+                admitted.append((candidate, outcome[0]))
+        return admitted
+
+    def _admits(self, candidate: Candidate, manifest: Manifest) -> bool:
         version = manifest.version or candidate.version
         state = PluginState(candidate.name, candidate.distribution, version, State.AVAILABLE, "", manifest)
         self._states[candidate.name] = state
@@ -228,12 +230,11 @@ class PluginManager:
         except IncompatibleBackendError as error:
             warn_once("plugin", str(error), key=f"refused {candidate.name}")
             self._states[candidate.name] = state.changed(State.REFUSED, str(error))
-            return None
+            return False
         missing = missing_requirement(manifest.requires)
         if missing:
             self._states[candidate.name] = state.changed(State.REFUSED, missing)
-            return None
-        return plugin
+        return not missing
 
     def _rank(self, name: str) -> tuple[int, int, tuple[int, ...]]:
         """Where a plugin is registered: pluggy calls the last one first."""
@@ -251,8 +252,9 @@ class PluginManager:
             if self.hooks.register(plugin, name) is None:
                 return
             self.hooks.check_pending()
-            for hook in self.hooks.get_hookcallers(plugin) or ():
-                warn_of_deprecated(hook.name, f"plugin {name!r}")
+            for hook in deprecated_hooks():
+                if self.hooks.implements(name, hook):
+                    warn_of_deprecated(hook, f"plugin {name!r}")
             declares = state.manifest is not None and bool(state.manifest.load)
             if (
                 declares
@@ -401,18 +403,18 @@ class _DefaultTimers:
 
 
 class _ManifestCodegen:
-    """The code generator that a manifest names, as an answer to the hook."""
+    """The code generator that a manifest names, as an answer to the hook. pluggy finds a function that is an
+    attribute of the object itself sooner than a method.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+        @hookimpl
+        def polyfuse_codegen(device_type: str) -> Codegen | None:
+            if not manifest.serves(device_type):
+                return None
+            return Codegen(manifest.load, manifest.rank(device_type), manifest.last_resort, manifest.name)
 
-    @hookimpl
-    def polyfuse_codegen(self, device_type: str) -> Codegen | None:
-        """Answer for the types of device that the manifest lists."""
-        manifest = self.manifest
-        if not manifest.serves(device_type):
-            return None
-        return Codegen(manifest.load, manifest.rank(device_type), manifest.last_resort, manifest.name)
+        self.polyfuse_codegen = polyfuse_codegen
 
 
 def _make(codegen: Codegen, settings: Settings) -> Backend:
