@@ -11,12 +11,11 @@ from importlib import import_module, metadata
 from polyfuse.base.errors import (
     BackendUnavailableError,
     IncompatibleBackendError,
-    InvalidOptionError,
     PolyfuseError,
 )
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings
-from polyfuse.base.text import brief, join_words, nearest
+from polyfuse.base.text import brief
 from polyfuse.plugin.api import check_api
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.codegen import Codegen
@@ -36,6 +35,7 @@ from polyfuse.plugin.session.discovery import (
 )
 from polyfuse.plugin.session.guarded_backend import guard
 from polyfuse.plugin.session.guarded_timer import GuardedTimer
+from polyfuse.plugin.session.names import check_names, no_generator, unknown_backend
 from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.session.states import PluginState, State
 from polyfuse.plugin.timing import Timer, default_timer
@@ -77,7 +77,7 @@ class PluginManager:
         for candidate, plugin in self._read(own):
             self._register(candidate.name, plugin)
         self._take_manifests()
-        self._check_names()
+        check_names(settings, self._states, self.generates)
 
     # Looking.
 
@@ -90,8 +90,18 @@ class PluginManager:
         """Return the state of one plugin; raises `BackendUnavailableError` if there is none of that name."""
         with self._lock:
             if name not in self._states:
-                raise self._unknown(name)
+                raise unknown_backend(name, self._states)
             return self._states[name]
+
+    def require(self, name: str) -> None:
+        """Raise `BackendUnavailableError` if a backend that a user named is not installed, is no backend, or
+        cannot be used as far as is known; it is not loaded.
+        """
+        state = self.state(name)
+        if not state.usable:
+            raise BackendUnavailableError(f"backend {name!r} is {state.state.value}: {state.reason}")
+        if not self.generates(name):
+            raise no_generator(name)
 
     def module(self, name: str) -> str:
         """Return the name of the module that declares a plugin; empty if it could not be read."""
@@ -139,6 +149,7 @@ class PluginManager:
         reason.
         """
         with self._lock:
+            self.require(name)
             state = self.state(name)
             loaded = next((b for (plugin, _), b in self._backends.items() if plugin == name), None)
             if loaded is not None:
@@ -151,10 +162,8 @@ class PluginManager:
                     backend = self._load(codegen) if codegen.plugin == name else None
                     if backend is not None:
                         return backend
-            state = self.state(name)
-            if state.usable and not self.generates(name):
-                raise BackendUnavailableError(f"plugin {name!r} brings no code generator")
-            raise BackendUnavailableError(f"backend {name!r} is {state.state.value}: {state.reason}")
+            self.require(name)
+            raise BackendUnavailableError(f"backend {name!r} serves no type of device here")
 
     def timer(self, backend: str, device_type: str) -> Timer:
         """Return what times launches where a backend is the first one for a type of device."""
@@ -356,41 +365,6 @@ class PluginManager:
             key=f"{name} {doing}",
         )
         _log.debug("%s", "".join(traceback.format_exception(error)))
-
-    def _check_names(self) -> None:
-        for name in self.settings.backends:
-            if name not in self._states:
-                raise self._unknown(name)
-        for name in self.settings.disable:
-            if name not in self._states:
-                close = nearest(name, self._states) or tuple(sorted(self._states))
-                warn_once(
-                    "plugin",
-                    f"the option `disable` (POLYFUSE_DISABLE) names {name!r}, which is not installed; did "
-                    f"you mean {join_words(close, 'or')}?",
-                )
-        for full, _ in self.settings.plugin_options:
-            plugin, _, option = full.partition(".")
-            state = self._states.get(plugin)
-            if state is None:
-                raise InvalidOptionError(
-                    f"option {full!r} is for a plugin that is not installed", "correct its name"
-                )
-            declared = state.manifest.options if state.manifest is not None else None
-            if declared is not None and option not in declared:
-                close = nearest(option, declared) or tuple(sorted(declared))
-                fix = f"did you mean {join_words([f'{plugin}.{name}' for name in close], 'or')}?"
-                raise InvalidOptionError(
-                    f"option {full!r} is unknown", fix if close else f"plugin {plugin!r} has no options"
-                )
-
-    def _unknown(self, name: str) -> BackendUnavailableError:
-        close = nearest(name, self._states)
-        if close:
-            fix = f"did you mean {join_words(close, 'or')}?"
-        else:
-            fix = f"installed are {join_words(sorted(self._states)) or 'none'}"
-        return BackendUnavailableError(f"backend {name!r} is not installed", fix)
 
 
 class _DefaultTimers:
