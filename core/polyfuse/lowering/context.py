@@ -37,11 +37,12 @@ terms everywhere.)"""
 
 @dataclass
 class Readers:
-    """Who reads a traced value, seen through views: how many passes over it, and why it has to be stored, if
-    so."""
+    """Who reads a traced value, seen through views: how many passes over it, why it has to be stored, if so,
+    and at how many points all of them compute it again where they broadcast it."""
 
     passes: int = 0
     stored: str = ""
+    recomputed: int = 0
 
 
 class LoweringContext:
@@ -298,9 +299,9 @@ class LoweringContext:
             found = self._costs[body] = (ops, reads, slow)
         return found
 
-    def reason_to_store(self, value: TensorValue, readers: int) -> str:
-        """Why a lazy value with so many readers is better stored; empty if it is better computed where it is
-        read."""
+    def reason_to_store(self, value: TensorValue, readers: int, recomputed: int = 0) -> str:
+        """Why a lazy value with so many readers, which compute it again at so many points, is better stored;
+        empty if it is better computed where it is read."""
         assert value.body is not None
         ops, reads, slow = self.cost(value.body)
         most_ops, most_reads = self.settings.max_inlined_ops, self.settings.max_inlined_reads
@@ -311,14 +312,16 @@ class LoweringContext:
                 return f"{ops} operations on {reads} reads, read {readers} times"
             if reads > _FULL_READS and _full_reads(value) > _FULL_READS:
                 return f"made of more than {_FULL_READS} tensors of its size, read {readers} times"
+        if slow and 0 < self.target_info(value.device).recomputed_points < recomputed:
+            return "costly and broadcast"
         if ops > _HARD_LIMIT * most_ops or reads > _HARD_LIMIT * most_reads:
             return f"{ops} operations on {reads} reads are enough for one expression"
         return ""
 
-    def store_if_better(self, value: TensorValue, readers: int) -> TensorValue:
-        """Store `value` if that is better for so many readers."""
+    def store_if_better(self, value: TensorValue, readers: int, recomputed: int = 0) -> TensorValue:
+        """Store `value` if that is better for so many readers, which compute it again at so many points."""
         if value.body is not None:
-            reason = self.reason_to_store(value, readers)
+            reason = self.reason_to_store(value, readers, recomputed)
             if reason:
                 self.realize(value, reason)
         return value

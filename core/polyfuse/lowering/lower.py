@@ -22,6 +22,7 @@ from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.nodes import Opaque, Origin, Pointwise
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
+from polyfuse.lowering.broadcasts import recomputed_points
 from polyfuse.lowering.calls.extern import host_object
 from polyfuse.lowering.calls.fallback import ACCEPT, is_eager_by_design, run_eagerly
 from polyfuse.lowering.calls.host import is_token
@@ -154,6 +155,7 @@ class _Lowerer:
         elif _is_getitem(user) or (row is not None and row.view and user.args and user.args[0] is node):
             through = self.ctx.readers[user]
             found.passes += through.passes
+            found.recomputed += through.recomputed
             found.stored = found.stored or through.stored
         elif row is None:
             if not _is_size_arithmetic(user):
@@ -161,6 +163,9 @@ class _Lowerer:
                 found.stored = found.stored or f"read by {ops.op_name(user.target)}"
         else:
             found.passes += row.passes
+            value = node.meta.get("val")
+            if node.op == "call_function" and isinstance(value, torch.Tensor) and not row.library:
+                found.recomputed += recomputed_points(value, user.meta.get("val"), self.aten.shape_env)
             many = any(p < len(user.args) and user.args[p] is node for p in row.stores)
             if row.library or many:
                 found.stored = found.stored or f"read by {ops.op_name(user.target)}"
@@ -342,7 +347,7 @@ class _Lowerer:
             if readers.stored:
                 self.ctx.realize(result, readers.stored)
             else:
-                self.ctx.store_if_better(result, readers.passes)
+                self.ctx.store_if_better(result, readers.passes, readers.recomputed)
         return result
 
     def _value(self, argument: Any) -> Any:

@@ -12,6 +12,8 @@ __all__ = ["TargetInfo", "is_near", "near_divisor"]
 
 _MIN_SPLITS = 4
 """A loop is split only where it has room for so many parts of `TargetInfo.split_chunk` elements."""
+_LAUNCH_POINTS = 8192
+"""Points at which one thread of a CPU computes a slow operation in the time of a few launches."""
 _NEAR = (0.7, 1.6)
 """How far a divisor may be from the number of splits that is wanted."""
 
@@ -36,6 +38,9 @@ class TargetInfo:
             takes more arithmetic.
         licm: whether the generated code computes what does not vary along its inner loop only once
             (loop-invariant code motion). Where not, costly values are stored before they are broadcast.
+        recomputed_points: how many times in all a kernel may compute a slow operation again for a value that
+            is broadcast along its outer axes; beyond that, the value is stored first. 0: any number of times,
+            where memory takes longer than arithmetic.
         launch_bytes: bytes that the device moves in the time that a launch takes. Horizontal fusion joins
             equal kernels of up to that, as with the option `horizontal_fusion`; kernels that compute each
             element by itself are joined whatever they compute, and of any size if few.
@@ -68,6 +73,7 @@ class TargetInfo:
     long_row: int = 8192
     two_pass_row: int = 16384
     licm: bool = True
+    recomputed_points: int = 0
     launch_bytes: int = 0
     column_reductions: bool = False
     alignment: int = 0
@@ -85,11 +91,11 @@ class TargetInfo:
         """What follows from the properties of a device; a device of many units is taken to be wide: thread
         blocks with small row buffers, and launches that cost what moving a megabyte does.
         """
-        slow = TargetInfo(bandwidth=properties.bandwidth, operations=properties.operations)
+        found = TargetInfo(bandwidth=properties.bandwidth, operations=properties.operations)
         if not properties.units:
-            return slow
+            return replace(found, recomputed_points=_LAUNCH_POINTS)
         return replace(
-            slow,
+            found,
             blocks=2 * properties.units,
             row_bytes=32 * 1024,
             few_rows=properties.units,

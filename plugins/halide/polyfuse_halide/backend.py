@@ -83,7 +83,7 @@ class HalideBackend(Backend):
         """A CPU with few threads; long reductions with few results are divided by the scheduler."""
         if device != "cpu" and self.gpu is not None:
             return device_target_info(self.gpu)
-        return TargetInfo(blocks=16, split_chunk=16384)
+        return replace(super().target_info(device), blocks=16, split_chunk=16384)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Other widths, numbers of vectors side by side, and points of a thread; Halide's own schedulers."""

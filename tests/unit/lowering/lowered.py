@@ -17,6 +17,7 @@ from polyfuse.ir.text.parse import parse_graph
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_graph
 from polyfuse.lowering import LoweringReport, lower_graph
+from polyfuse.plugin import TargetInfo
 
 
 @dataclass
@@ -39,15 +40,15 @@ class Lowered:
 
 
 def compiled(
-    fn: Callable[..., Any], *, dynamic: bool | None = False, **options: Any
+    fn: Callable[..., Any], *, dynamic: bool | None = False, target: TargetInfo | None = None, **options: Any
 ) -> tuple[Callable[..., Any], Lowered]:
-    """`fn` compiled down to the interpreter, and a record of its graphs."""
+    """`fn` compiled down to the interpreter for devices like `target`, and a record of its graphs."""
     torch._dynamo.reset()
     settings = Settings(**options)
     record = Lowered()
 
     def inner(graph: AtenGraph) -> Callable[[list[Any]], Sequence[Any]]:
-        lowered = lower_graph(graph, settings, record.report)
+        lowered = lower_graph(graph, settings, record.report, target_info=lambda _: target or TargetInfo())
         record.traced.append(graph)
         record.graphs.append(lowered)
         verify_graph(lowered)
@@ -72,6 +73,7 @@ def check(
     dynamic: bool | None = False,
     exact: bool = False,
     layout: bool = True,
+    target: TargetInfo | None = None,
     **options: Any,
 ) -> Lowered:
     """Compare `fn` with eager mode on copies of `args`: values, dtypes, strides, and what it does to its
@@ -79,7 +81,7 @@ def check(
     """
     mine = [a.clone() if isinstance(a, torch.Tensor) and not a.requires_grad else a for a in args]
     theirs = [a.clone() if isinstance(a, torch.Tensor) and not a.requires_grad else a for a in args]
-    run, record = compiled(fn, dynamic=dynamic, **options)
+    run, record = compiled(fn, dynamic=dynamic, target=target, **options)
     actual, expected = run(*mine), fn(*theirs)
     compare(actual, expected, exact=exact, layout=layout)
     compare(

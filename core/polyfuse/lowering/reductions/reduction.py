@@ -339,7 +339,9 @@ def softmax(
     if ops.base_name(node.target) == "_softmax":
         return ctx.lazy(node.meta["val"], make("div", make("exp", shifted(axes)), total))
     logarithm = make("log", total)
-    if value.rank and not ctx.target_info(value.device).licm:
+    info, order = ctx.target_info(value.device), memory_order(value.size, value.strides, ctx.sizes)
+    outer = info.recomputed_points and order and order[-1] not in dims
+    if value.rank and (outer or not info.licm):
         # one for each row, so that whoever reads the result computes none
         stored = ctx.temporary(logarithm.dtype, value.device, row)
         stored.body, stored.origins = logarithm, ctx.origins

@@ -1,0 +1,42 @@
+"""How often a loop computes a value again that it broadcasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from polyfuse.torch_compat.tracing import shapes
+
+__all__ = ["recomputed_points"]
+
+
+def recomputed_points(value: torch.Tensor, results: object, shape_env: Any) -> int:
+    """Points at which loops over `results`, traced tensors, compute `value` again, a traced tensor that they
+    broadcast. Innermost axes along which it is one number do not count: generated code computes it before the
+    loop over them.
+    """
+    every = results if isinstance(results, (tuple, list)) else (results,)
+    return max((_recomputed(value, r, shape_env) for r in every if isinstance(r, torch.Tensor)), default=0)
+
+
+def _recomputed(value: torch.Tensor, result: torch.Tensor, shape_env: Any) -> int:
+    lead = result.dim() - value.dim()
+    if lead < 0 or value.layout is not torch.strided or result.layout is not torch.strided:
+        return 0
+    sizes, strides = _hints(result.shape, shape_env), _hints(result.stride(), shape_env)
+    own, steps = _hints(value.shape, shape_env), _hints(value.stride(), shape_env)
+    if any(n not in (1, whole) for n, whole in zip(own, sizes[lead:], strict=True)):
+        return 0
+    # what `expand` repeats has a stride of zero
+    varies = [False] * lead + [n != 1 and step != 0 for n, step in zip(own, steps, strict=True)]
+    loops = sorted((d for d, n in enumerate(sizes) if n != 1), key=lambda d: -strides[d])
+    while loops and not varies[loops[-1]]:
+        loops.pop()
+    return prod(sizes[d] for d in loops) - prod(sizes[d] for d in loops if varies[d])
+
+
+def _hints(numbers: Sequence[Any], shape_env: Any) -> list[int]:
+    return [n if type(n) is int else int(shapes.hint(shape_env, n)) for n in numbers]
