@@ -27,7 +27,7 @@ from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText
 from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul
-from polyfuse_cpp.matmul.tables import column_tables
+from polyfuse_cpp.matmul.tables import ColumnTables, column_tables
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["MatmulText"]
@@ -54,9 +54,12 @@ class MatmulText:
             self.features.add("pairs")
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
-        self.tables = column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
+        self.tables = self._column_tables()
         self.a = OperandAText(self.matmul, self.plan, self.lanes, self.out, self.features)
         self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
+
+    def _column_tables(self) -> ColumnTables | None:
+        return column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
 
     def text(self) -> KernelText:
         """Both functions: the part of one thread, and the one that callers see."""
@@ -78,9 +81,17 @@ class MatmulText:
         out.line(f"const i64 tile_count = (row_count + {plan.rows - 1}) / {plan.rows};")
         wide = plan.vectors * self.lanes
         out.line(f"const i64 across_count = (column_count + {wide - 1}) / {wide};")
-        outer = self._size(right.axes[:-1])
+        outer = self._size(self._block_axes())
         out.line(f"const i64 block_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
-        out.line(f"const i64 batch_count = {self._size(self.matmul.batch)};")
+        out.line(f"const i64 batch_count = {self._size(self._batch_axes())};")
+
+    def _batch_axes(self) -> tuple[str, ...]:
+        """Axes whose points threads share one by one."""
+        return self.matmul.batch
+
+    def _block_axes(self) -> tuple[str, ...]:
+        """Axes of which each point has blocks of columns."""
+        return self.matmul.b.axes[:-1]
 
     # The function that callers see.
 
@@ -143,13 +154,20 @@ class MatmulText:
 
     def _fill_tables(self, room: str) -> None:
         """Compute what is the same in all rows."""
+        for position, name in enumerate(self._table_names()):
+            self.out.line(f"{self.matmul.dtype}* const {_table(name)} = {room} + {position} * table_length;")
+        self._fill_columns()
+
+    def _table_names(self) -> list[str]:
+        if self.tables is None:
+            return []
+        return [*self.tables.values, *(() if self.tables.affine is None else (_FACTOR, _SUMMAND))]
+
+    def _fill_columns(self) -> None:
         out, lane = self.out, self.matmul.b.axes[-1]
         if self.tables is None:
             return
         affine = self.tables.affine
-        names = [*self.tables.values, *(() if affine is None else (_FACTOR, _SUMMAND))]
-        for position, name in enumerate(names):
-            out.line(f"{self.matmul.dtype}* const {_table(name)} = {room} + {position} * table_length;")
         tail = None if is_multiple(self.facts.sizes[lane], self.lanes) else "n"
         with out.block(f"for (i64 {lane} = 0; {lane} < column_count; {lane} += {self.lanes})"):
             if tail:
