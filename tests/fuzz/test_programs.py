@@ -142,6 +142,23 @@ def test_rounding_inside_a_statement_and_in_its_backward_is_no_finding() -> None
     assert truth.differences([*results, grad + 1e-3])
 
 
+def test_the_rounding_of_a_mean_is_no_finding_where_a_layer_norm_magnifies_it() -> None:
+    inputs = (Input("a0", "normal('f32', 17, 1).expand(17, 17)"), Input("a1", "normal('f32', 17)"))
+    program = Program(
+        inputs, (Statement("v0 = F.layer_norm(a0, (17,), a1, a1)", ("v0",), ("a0", "a1")),), ("v0",)
+    )
+    truth, (a0, a1) = truth_of(program), program.arguments()
+
+    def normalised(mean: torch.Tensor) -> torch.Tensor:
+        centred = a0 - mean
+        scale = torch.rsqrt(centred.square().mean(1, keepdim=True) + 1e-5)
+        return centred * scale * a1 + a1
+
+    near = a0[:, :1] * (1 + 1.2e-7)
+    assert not truth.differences([normalised(near), a0, a1])
+    assert truth.differences([normalised(a0[:, :1] * 1.00001), a0, a1])
+
+
 def test_a_type_of_its_own_inside_a_statement_is_no_finding() -> None:
     """What a statement in float64 computes in float32 is as exact as float32."""
     joined = Statement("v0 = torch.cat((torch.tanh(a0), a1), 0)", ("v0",))

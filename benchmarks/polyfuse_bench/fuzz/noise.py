@@ -7,7 +7,7 @@ meet at a value, get theirs in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,8 +71,11 @@ class Inner(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
         name = func.__name__.partition(".")[0]
+        if name == "native_layer_norm":
+            with self:
+                return _layer_norm(*args)
+        found = func(*args, **(kwargs or {}))
         if any(r.alias_info is not None for r in func._schema.returns) or any(k in name for k in _KEEPS):
             return found
         size = self._size
@@ -88,6 +91,24 @@ class Inner(TorchDispatchMode):
         if not value.dtype.is_floating_point:
             return value
         return value * self._noise.factor(value, size)
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer norm in operators. Of a row of equal elements the rounding of its mean is all that is left, and
+    that times `1 / sqrt(eps)` is the result; eager's kernel as one operator would get no such error.
+    """
+    dims = tuple(range(x.ndim - len(shape), x.ndim))
+    mean = x.mean(dims, keepdim=True)
+    centred = x - mean
+    scale = torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
+    result = centred * scale
+    if weight is not None:
+        result = result * weight
+    if bias is not None:
+        result = result + bias
+    return result, mean, scale
 
 
 def coarsest(run: Callable[[], None]) -> torch.dtype:

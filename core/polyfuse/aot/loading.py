@@ -23,7 +23,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.text import brief, shorten
 from polyfuse.base.version import version
 from polyfuse.cache.store import KernelStore
-from polyfuse.runtime.devices.registry import device_of, import_device
+from polyfuse.runtime.devices.registry import device_of, known_devices
 from polyfuse.runtime.module import CompiledModule
 from polyfuse.runtime.module import load as load_program
 from polyfuse.torch_compat.ops import resolve
@@ -156,7 +156,12 @@ def _check_environment(path: Path, description: Description) -> None:
 
 def _is_available(device: str, name: str) -> bool:
     try:
-        return (import_device(device, name) if name else device_of(device)).count() > 0
+        if name and device not in known_devices():
+            # what guards a plugin's code is not loaded for the host's
+            from polyfuse.plugin.session.guarded_device import import_guarded
+
+            import_guarded(device, name)
+        return device_of(device).count() > 0
     except (RuntimeError, AttributeError):  # torch has no module for the type
         return False
 

@@ -34,8 +34,9 @@ from polyfuse.base.process import python_command, python_environment
 from polyfuse.base.text import shorten
 from polyfuse.plugin import Backend, PluginManager, Timer
 from polyfuse.plugin.hooks.registry import register_imported
+from polyfuse.plugin.session.guarded_device import import_guarded
 from polyfuse.plugin.timing import default_timer
-from polyfuse.runtime.devices.registry import device_of, import_device
+from polyfuse.runtime.devices.registry import device_of
 
 __all__ = ["InProcessRunner", "TrialRunner", "WorkerProcess", "WorkerRunner", "main"]
 
@@ -301,7 +302,7 @@ def main() -> int:
 def _started(setup: WorkerSetup) -> Benchmark:
     torch.set_num_threads(setup.threads)
     for device_type, (name, switches) in setup.devices.items():
-        import_device(device_type, name).set_switches(switches)
+        import_guarded(device_type, name, setup.settings.strict).set_switches(switches)
     torch.set_grad_enabled(False)
     return Benchmark(_loader(setup), _timers(setup))
 

@@ -63,6 +63,12 @@ class TargetInfo:
         double_sums: whether eager mode accumulates numbers in single precision in double precision there.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
+        size_classes: sizes, ascending, at which the backend's choices for a kernel change. A graph with
+            dynamic sizes gets a program for each range between them, when such sizes are first met; its
+            symbols have the bounds of the range. Empty: one program serves all sizes.
+        size_multiple: sizes that are multiples of this number get programs of their own, in which they are
+            written as such multiples: for devices that read memory in larger units where strides allow
+            it. 1: they do not.
     """
 
     blocks: int = 0
@@ -85,6 +91,8 @@ class TargetInfo:
     bandwidth: float = 20e9
     operations: float = 200e9
     double_sums: bool = True
+    size_classes: tuple[int, ...] = ()
+    size_multiple: int = 1
 
     @staticmethod
     def of(properties: DeviceProperties) -> TargetInfo:

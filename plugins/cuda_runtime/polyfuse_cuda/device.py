@@ -63,6 +63,8 @@ class CudaDevice(Device):
 
     def facts(self, index: int | None = None) -> str:
         """The model, its architecture and size, and the toolkit that torch is built with."""
+        if not (torch.cuda.is_initialized() or torch.cuda.is_available()):
+            return f"{self.type} no GPU"
         found = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
         kind = f"{found.name} {found.major}.{found.minor} {found.multi_processor_count}"
         return f"{self.type} {kind} {torch.version.cuda} {torch.version.hip}"

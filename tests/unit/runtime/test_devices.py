@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -61,10 +62,10 @@ def test_another_process_finds_the_class_by_name(monkeypatch: pytest.MonkeyPatch
     module.Special = Special  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert class_name(Special("special")).endswith(":Special")
-    made = import_device("special", "a_plugin_of_tests:Special")
-    assert isinstance(made, Special) and import_device("special", "nowhere:Nothing") is made
+    made = import_device("special", "a_plugin_of_tests:Special", lambda device: device)
+    assert isinstance(made, Special) and import_device("special", "nowhere:Nothing", id) is made
     with pytest.raises(BackendUnavailableError, match="nowhere"):
-        import_device("strange", "nowhere:Nothing")
+        import_device("strange", "nowhere:Nothing", id)
 
 
 class Counting(ModuleType):
@@ -135,7 +136,8 @@ def test_groups_of_one_host(ranks: tuple[int, ...], per_host: int, wanted: bool)
 
 def test_a_device_of_many_units_is_wide() -> None:
     narrow = TargetInfo.of(DeviceProperties("narrow", bandwidth=5.0, operations=7.0))
-    assert narrow == TargetInfo(bandwidth=5.0, operations=7.0)
+    assert narrow.recomputed_points and not TargetInfo().recomputed_points
+    assert replace(narrow, recomputed_points=0) == TargetInfo(bandwidth=5.0, operations=7.0)
     wide = TargetInfo.of(DeviceProperties("wide", units=10))
     assert wide.blocks == 20 and wide.few_rows == 10 and not wide.double_sums
 

@@ -115,8 +115,13 @@ class Extensions:
         """The first answer to `polyfuse_device`; None: no plugin knows the type. Of all plugins, be their
         backends used or not: a device is what it is.
         """
-        found = self.plugins.ask("polyfuse_device", device_type=device_type)
-        return next((answer.value for answer in found), None)
+        answer = next(iter(self.plugins.ask("polyfuse_device", device_type=device_type)), None)
+        if answer is None:
+            return None
+        from polyfuse.plugin.session.guarded_device import guard_device  # which imports torch
+
+        strict = self.plugins.settings.strict
+        return guard_device(answer.value, answer.plugin, device_type, self.plugins.note_trouble, strict)
 
     def key_facts(self) -> tuple[str, ...] | None:
         """What plugins add to the keys of what is stored. None: one of them failed to say, so nothing that

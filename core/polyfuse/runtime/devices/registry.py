@@ -67,17 +67,23 @@ def class_name(device: Device) -> str:
     return f"{type(device).__module__}:{type(device).__qualname__}"
 
 
-def import_device(device_type: str, name: str) -> Device:
+def import_device(device_type: str, name: str, guard: Callable[[Device], Device]) -> Device:
     """Let the class of that name answer for a type, unless another one does.
 
+    Args:
+        guard: returns a device that was made as it is to be used.
+
     Raises:
-        BackendUnavailableError: it cannot be imported or made.
+        BackendUnavailableError: it cannot be imported or made, or is no `Device`.
     """
     with _lock:
         if device_type not in _known:
             module, _, attribute = name.partition(":")
             try:
                 made: Any = getattr(import_module(module), attribute)(device_type)
+                if not isinstance(made, Device):
+                    raise TypeError(f"a {type(made).__name__} is no Device")
+                made = guard(made)
             except (Exception, SystemExit) as error:
                 raise BackendUnavailableError(
                     f"the device {device_type!r} is served by {name}, which cannot be imported ({error})",
