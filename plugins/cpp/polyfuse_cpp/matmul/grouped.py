@@ -19,7 +19,7 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.loops.entry import function
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.matmul.kernel import MatmulText
-from polyfuse_cpp.matmul.tables import ColumnTables, column_tables
+from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.window import Window, group_of
 from polyfuse_cpp.matmul.window_text import WindowText
 from polyfuse_cpp.memory.address import index_text
@@ -35,8 +35,11 @@ class GroupedText(MatmulText):
     """A convolution of groups, with packed weights."""
 
     def __post_init__(self) -> None:
-        self.group = group_of(self.matmul, self.isa.lanes)
         super().__post_init__()
+        self.group = group_of(self.matmul, self.isa.lanes)
+        self.tables = column_tables(self.matmul, self.isa, self.group)
+        self.shared_axes = tuple(name for name in self.matmul.batch if name != self.group)
+        self.block_axes = self.group, *self.matmul.b.axes[:-1]
         found = self.a.window
         assert found is not None
         self.border: WindowText = found
@@ -47,18 +50,9 @@ class GroupedText(MatmulText):
         assert isinstance(taps, int) and isinstance(length, int) and isinstance(apart, int)
         self.taps, self.length, self.apart = taps, length, apart
 
-    def _column_tables(self) -> ColumnTables | None:
-        return column_tables(self.matmul, self.isa, self.group)
-
     @property
     def _tile_words(self) -> int:
         return self.taps * self.plan.rows
-
-    def _batch_axes(self) -> tuple[str, ...]:
-        return tuple(name for name in self.matmul.batch if name != self.group)
-
-    def _block_axes(self) -> tuple[str, ...]:
-        return self.group, *self.matmul.b.axes[:-1]
 
     def _thread(self) -> None:
         out, plan, kind = self.out, self.plan, self.matmul.dtype
@@ -92,7 +86,7 @@ class GroupedText(MatmulText):
 
     def _tables_here(self) -> None:
         """Declare the tables of a group, and the batch axes that have one point."""
-        for name in self._batch_axes():
+        for name in self.shared_axes:
             self.out.line(f"const i64 {name} = 0;")
         for name in self._table_names():
             start = f"{name}_of_groups + {self.group} * table_length"
@@ -137,7 +131,7 @@ class GroupedText(MatmulText):
         with out.block(f"for (i64 row = 0; row < {self.plan.rows}; ++row)"):
             start_at(self.matmul.a.axes, sizes, "row_from + index_min(row, rows_here - 1)", out)
             start_at(window.taps, sizes, "0", out)
-            for name in self._batch_axes():
+            for name in self.shared_axes:
                 out.line(f"const i64 {name} = 0;")
             with out.block(f"for (i64 tap = 0; tap < {self.taps}; ++tap)"):
                 place = f"rows_at[(tile - tile_a) * {self._tile_words} + tap * {self.plan.rows} + row]"

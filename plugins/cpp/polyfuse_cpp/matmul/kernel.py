@@ -27,7 +27,7 @@ from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText
 from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul
-from polyfuse_cpp.matmul.tables import ColumnTables, column_tables
+from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["MatmulText"]
@@ -54,12 +54,11 @@ class MatmulText:
             self.features.add("pairs")
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
-        self.tables = self._column_tables()
+        self.tables = column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
+        # whose points threads share one by one, and of which each point has blocks of columns
+        self.shared_axes, self.block_axes = self.matmul.batch, self.matmul.b.axes[:-1]
         self.a = OperandAText(self.matmul, self.plan, self.lanes, self.out, self.features)
         self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
-
-    def _column_tables(self) -> ColumnTables | None:
-        return column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
 
     def text(self) -> KernelText:
         """Both functions: the part of one thread, and the one that callers see."""
@@ -81,17 +80,9 @@ class MatmulText:
         out.line(f"const i64 tile_count = (row_count + {plan.rows - 1}) / {plan.rows};")
         wide = plan.vectors * self.lanes
         out.line(f"const i64 across_count = (column_count + {wide - 1}) / {wide};")
-        outer = self._size(self._block_axes())
+        outer = self._size(self.block_axes)
         out.line(f"const i64 block_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
-        out.line(f"const i64 batch_count = {self._size(self._batch_axes())};")
-
-    def _batch_axes(self) -> tuple[str, ...]:
-        """Axes whose points threads share one by one."""
-        return self.matmul.batch
-
-    def _block_axes(self) -> tuple[str, ...]:
-        """Axes of which each point has blocks of columns."""
-        return self.matmul.b.axes[:-1]
+        out.line(f"const i64 batch_count = {self._size(self.shared_axes)};")
 
     # The function that callers see.
 
