@@ -54,7 +54,10 @@ class TargetInfo:
             that depends on ``row // count``) does so without atomic operations. Sums of columns are then
             fused with kernels that work along rows.
         separate_gemm_add: whether a library's GEMM and an addition in the kernels that read the sum are
-            faster than the library's sum of both. Where no kernel reads it, the library adds.
+            faster than the library's sum of both. Where no kernel reads it, the library adds; so it does with
+            a bias for numbers of 16 bits or fewer, which its kernels add in their epilogue.
+        separate_convolution_bias: whether the library's convolutions add a bias by a pass of their own. It is
+            added by the kernels that read the convolution's result instead.
         scans_look_back: whether the backend itself spreads long contiguous scans of few rows over the device
             (decoupled look-back). They are not split then, which would read them twice.
         bandwidth: bytes that memory moves in a second, roughly.
@@ -87,6 +90,7 @@ class TargetInfo:
     channels_last_f32: bool = False
     depthwise_loops: bool = False
     separate_gemm_add: bool = False
+    separate_convolution_bias: bool = False
     scans_look_back: bool = False
     bandwidth: float = 20e9
     operations: float = 200e9

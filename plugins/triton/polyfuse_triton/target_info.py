@@ -29,6 +29,7 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         alignment=16,
         channels_last=True,
         separate_gemm_add=True,
+        separate_convolution_bias=True,
         scans_look_back=True,
         bandwidth=target.bandwidth,
         operations=target.matmul_operations(2),
