@@ -61,6 +61,7 @@ from polyfuse.schedule.draw import dot
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.torch_compat.tracing.aot import stored_by_torch
+from polyfuse.torch_compat.tracing.dynamo import assumes_fractions
 
 __all__ = ["compile_aten", "compile_graph", "compile_whole"]
 
@@ -201,6 +202,8 @@ def _cacheable(aten: AtenGraph, built: BuiltGraph, session: CompileSession) -> C
             module.cache_record = (
                 "its autotuning ran out of time, or was only looked up, and goes on in a later process"
             )
+        elif assumes_fractions() and not stored_by_torch():
+            module.cache_record = "it holds for some values alone of a floating-point number that varies"
         else:
             objects = built.schedule.graph.objects
             module.cache_record = record_of(aten, module, built.kernels, objects, built.report, session)
