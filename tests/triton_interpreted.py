@@ -345,6 +345,39 @@ def gradient_faults(rows: int, columns: int) -> list[str]:
     return faults
 
 
+def size_faults(name: str) -> list[str]:
+    """What is wrong with a function that is compiled once and called with 14 sizes."""
+    import torch
+
+    import polyfuse
+
+    offer()
+    polyfuse.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.manual_seed(0)
+    functions = {
+        "softmax": (lambda x: torch.softmax(x, -1), lambda n: (3, n)),
+        "column sums": (lambda x: (x * 2).sum(0), lambda n: (n, 5)),
+        "transposed": (lambda x: (x.t() + 1).contiguous(), lambda n: (n, 20)),
+    }
+    function, shape = functions[name]
+    options = {"backends": "interpreted", "graph_cache": False}
+    compiled = torch.compile(function, backend="polyfuse", dynamic=True, options=options)
+    faults: list[str] = []
+    for n in (40, 2, 3, 5, 16, 17, 48, 64, 65, 100, 128, 144, 300, 1):
+        x = torch.randn(shape(n))
+        try:
+            torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-4)
+        except AssertionError as error:
+            faults.append(f"{n}: {error}")
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    programs = polyfuse.metrics().programs
+    # by ranges up to 16, 32, 64, 128, 256, 512, and multiples of 16 in six of them; and one of size 1
+    if graphs != 2 or programs != 10:
+        faults.append(f"{graphs} graphs and {programs} programs")
+    return faults
+
+
 @cache
 def offer() -> None:
     """Let new sessions find this backend under the name `interpreted`."""

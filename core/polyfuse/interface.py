@@ -19,6 +19,7 @@ class Metrics:
 
     Attributes:
         graphs: compiled, or read from the graph cache.
+        programs: of these graphs: one for each, and those for further classes of dynamic sizes.
         operators: in the traced graphs.
         kernels: launches of generated kernels, in one call of each graph.
         library_calls: operators called from a library, in one call of each graph; `fallbacks` are among them.
@@ -32,6 +33,7 @@ class Metrics:
     """
 
     graphs: int
+    programs: int
     operators: int
     kernels: int
     library_calls: int
@@ -83,6 +85,7 @@ def metrics() -> Metrics:
             fallbacks[reason] = fallbacks.get(reason, 0) + 1
     return Metrics(
         graphs=len(reports),
+        programs=len(reports) + sum(len(report.sizes.made) for report in reports if report.sizes is not None),
         operators=sum(report.aten_ops for report in reports),
         kernels=sum(report.kernels for report in reports),
         library_calls=sum(report.extern_calls for report in reports),

@@ -227,6 +227,29 @@ def test_dynamic_sizes_and_the_guards_under_which_a_graph_was_made():
         torch.testing.assert_close(function(x), f(x))
 
 
+def test_programs_for_classes_of_sizes_after_a_hit(monkeypatch):
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.square().sum(-1)
+
+    def fail(*args: Any, **named: Any) -> Any:
+        raise AssertionError("a graph is compiled")
+
+    options = {"strict": True, "sizes": [300]}
+    for hits in (0, 1):
+        as_in_a_new_process()
+        function = torch.compile(f, backend="polyfuse", options=options, dynamic=True)
+        with monkeypatch.context() as context:
+            if hits:  # neither the first program nor the one ahead is compiled again
+                context.setattr("polyfuse.compiler.stages.compile_graph", fail)
+            for columns in (5, 300):
+                torch.testing.assert_close(function(torch.ones(3, columns)), torch.full((3,), float(columns)))
+        assert graph_counts().hits == hits
+        # what comes later is compiled from the stored graph
+        torch.testing.assert_close(function(torch.ones(3, 5000)), torch.full((3,), 5000.0))
+        (report,) = last_reports()
+        assert report.sizes is not None and (3, 5000) in report.sizes.made
+
+
 def test_a_guard_made_by_the_compiler_holds_after_a_hit():
     def f(x: torch.Tensor) -> torch.Tensor:
         return x.view(2, -1).sum(0)

@@ -47,7 +47,7 @@ NAMES = [
 ]
 
 METRICS = """
-graphs operators kernels library_calls fallbacks bytes_before bytes_after compile_seconds cache_hits
+graphs programs operators kernels library_calls fallbacks bytes_before bytes_after compile_seconds cache_hits
 cache_misses cache_bypasses
 """
 

@@ -18,7 +18,7 @@ from polyfuse.aot.loaded import Package, Weights
 from polyfuse.aot.soundness import unsoundness
 from polyfuse.aot.weights import map_weights
 from polyfuse.base.digest import digest
-from polyfuse.base.errors import CacheError, KernelLoadError, PackageError
+from polyfuse.base.errors import BackendError, CacheError, KernelLoadError, PackageError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import brief, shorten
 from polyfuse.base.version import version
@@ -237,7 +237,11 @@ def _loader(backend: str, note: BackendNote) -> Callable[[Path], Kernels]:
     if not note.loader:
         from polyfuse.plugin import PluginManager
 
-        return PluginManager(Settings.resolve(None, None)).backend(backend).load
+        try:
+            return PluginManager(Settings.resolve(None, None)).backend(backend).load
+        except BackendError as error:
+            cause = f"its kernels are loaded by a backend that cannot be used ({error.cause})"
+            raise PackageError(cause, error.fix or f"install {note.distribution} {note.version}") from error
     module, _, attribute = note.loader.partition(":")
     cause = f"kernels of the backend {backend!r} are loaded by {module}"
     found = _import(module, cause, f"install {note.distribution} {note.version} or a later one")

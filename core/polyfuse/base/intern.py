@@ -56,9 +56,9 @@ class InternTable(Generic[_T]):
 
     def _drop(self, held: weakref.ref[_T]) -> None:
         # this runs wherever memory is collected, so it takes no lock: what it finds under the key may be
-        # another object by the time it removes that
-        assert isinstance(held, _Held)
-        self._dead.append(held)
+        # another object by the time it removes that; and it refers to no name of this module, which are gone
+        # when a process ends
+        self._dead.append(held)  # type: ignore[arg-type]
 
     def _forget(self) -> None:
         """Remove what nobody holds any more; a newer object may stand there already."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.text import join_words, nearest, printable
 
-__all__ = ["AREAS", "configure", "get_logger", "reset_warned", "warn_once"]
+__all__ = ["AREAS", "configure", "get_logger", "reset_warned", "unannounced", "warn_once"]
 
 _ROOT = "polyfuse"
 
@@ -23,6 +24,7 @@ AREAS: Final = (
 
 _HINT = "Polyfuse gives each warning once; POLYFUSE_LOG=error silences them."
 
+_unannounced: list[str] = []
 _warned: dict[tuple[str, str], None] = {}
 _lock = threading.Lock()
 
@@ -62,11 +64,23 @@ def configure(spec: str, plugins: Sequence[str] = ()) -> None:
         root.propagate = False
 
 
+@contextmanager
+def unannounced(beginning: str) -> Iterator[None]:
+    """Give no warnings that begin so: the caller shows what they say."""
+    _unannounced.append(beginning)
+    try:
+        yield
+    finally:
+        _unannounced.remove(beginning)
+
+
 def warn_once(area: str, message: str, *, key: str = "") -> bool:
     """Log a warning the first time its `key` (the message itself by default) is seen in this process.
 
     Returns whether it was logged.
     """
+    if any(message.startswith(beginning) for beginning in _unannounced):
+        return False
     mark = (area, key or message)
     with _lock:
         if mark in _warned:

@@ -73,8 +73,9 @@ def validate(info: OptionInfo, value: object, where: str) -> object:
     if info.choices and value not in info.choices:
         allowed = join_words([repr(choice) for choice in info.choices], "or")
         raise InvalidOptionError(f"{where} is {value!r}", f"use {allowed}")
-    if info.minimum is not None and isinstance(value, int) and value < info.minimum:
-        raise InvalidOptionError(f"{where} is {value}", f"use {info.minimum} or more")
+    for number in value if isinstance(value, tuple) else (value,):
+        if info.minimum is not None and isinstance(number, int) and number < info.minimum:
+            raise InvalidOptionError(f"{where} is {number}", f"use {info.minimum} or more")
     return value
 
 
@@ -89,6 +90,8 @@ def _coerced(info: OptionInfo, value: object, where: str) -> object:
         if isinstance(value, int):
             return int(value)
         raise _wrong(where, value, "an integer")
+    if info.kind == "tuple[int, ...]":
+        return _integers(value, where)
     if info.kind.startswith("tuple"):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -100,6 +103,16 @@ def _coerced(info: OptionInfo, value: object, where: str) -> object:
     if info.name in ("cache_dir", "dump") and hasattr(value, "__fspath__"):
         return str(value)
     raise _wrong(where, value, "text")
+
+
+def _integers(value: object, where: str) -> tuple[int, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+        if all(part.lstrip("-").isdigit() for part in value):
+            return tuple(int(part) for part in value)
+    elif isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
+        return tuple(value)
+    raise _wrong(where, value, "a list of integers")
 
 
 def _wrong(where: str, value: object, wanted: str) -> InvalidOptionError:

@@ -118,6 +118,18 @@ class Settings:
         choices=("auto", "on", "off"),
     )
 
+    size_classes: bool = option(
+        True,
+        "Generate a program for each class of dynamic sizes, when such sizes are first met: ranges at whose "
+        "borders the choices of code generators change. Off: one program, made for the sizes that are met "
+        "first, serves all.",
+    )
+    sizes: tuple[int, ...] = option(
+        (),
+        "Dynamic sizes for whose classes programs are generated at once, not when they are first met.",
+        minimum=0,
+    )
+
     # Fusion.
     fusion: bool = option(True, "Compute several operations in one kernel.")
     disable_fusion_rules: tuple[str, ...] = option(

@@ -10,7 +10,8 @@ import torch
 
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.settings import MODES
-from polyfuse.base.text import join_words, nearest
+from polyfuse.base.text import join_words
+from polyfuse.plugin.session.names import unknown_backend
 
 __all__ = ["EAGER", "TORCH", "Engine", "parse_engines"]
 
@@ -59,10 +60,11 @@ def parse_engines(text: str, backends: Sequence[str]) -> tuple[Engine, ...]:
     """Engines as the user writes them: `eager,polyfuse,NAME,NAME@max-autotune`.
 
     Args:
-        backends: names of Polyfuse's backends.
+        backends: names of the installed backends of Polyfuse.
 
     Raises:
-        InvalidOptionError: nothing is called so.
+        BackendUnavailableError: nothing is called so.
+        InvalidOptionError: a mode is unknown.
     """
     return tuple(_parse(word.strip(), backends) for word in text.split(",") if word.strip())
 
@@ -85,6 +87,4 @@ def _parse(word: str, backends: Sequence[str]) -> Engine:
     if name in known:
         return Engine(word, name, (), mode)
     every = list(dict.fromkeys((EAGER, TORCH, "polyfuse", *backends, *known)))
-    raise InvalidOptionError(
-        f"engine {word!r} is unknown", f"use {join_words(nearest(name, every) or every, 'or')}"
-    )
+    raise unknown_backend(name, every)

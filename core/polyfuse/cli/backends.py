@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
+from polyfuse.base.log import unannounced
 from polyfuse.base.settings import Settings
 from polyfuse.cli.availability import Availability, Standing, standing
 from polyfuse.cli.paragraphs import paragraph
@@ -38,8 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list; the status is 1 when a plugin failed."""
-    manager = PluginManager(Settings.resolve())
-    found = [standing(manager, state.name, arguments.load) for state in manager.states()]
+    with unannounced("plugin '"):  # the state of each is shown
+        manager = PluginManager(Settings.resolve())
+        found = [standing(manager, state.name, arguments.load) for state in manager.states()]
     if arguments.json:
         print(json.dumps([_row(item) for item in found], indent=2))
     else:

@@ -100,9 +100,12 @@ def _engines(
     arguments: argparse.Namespace, manager: PluginManager, found: list[Availability]
 ) -> tuple[Engine, ...]:
     """Those asked for, or eager mode, torch's default compiler, and each backend that is ready."""
-    names = [item.plugin.name for item in found if item.plugin.manifest and item.plugin.manifest.load]
+    names = [item.plugin.name for item in found]
     if arguments.engines is not None:
-        return parse_engines(arguments.engines, names)
+        engines = parse_engines(arguments.engines, names)
+        for name in dict.fromkeys(name for engine in engines for name in engine.backends):
+            manager.require(name)
+        return engines
     device = arguments.device.partition(":")[0]
     ready = in_order(found, manager, device or "cpu")
     if not device:

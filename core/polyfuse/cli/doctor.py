@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from rich.console import Console
-from rich.markup import escape
 
+from polyfuse.base.log import unannounced
 from polyfuse.base.settings import Settings
 from polyfuse.base.version import version
 from polyfuse.cache import cache_root, writable_root
 from polyfuse.cli.availability import Availability, Standing, in_order, standing
 from polyfuse.cli.cache import usage
+from polyfuse.cli.paragraphs import paragraph
 from polyfuse.plugin import Finding, PluginManager
 from polyfuse.torch_compat.devices.present import is_present
 
@@ -31,6 +32,10 @@ polyfuse doctor NAME               # one backend
 
 _LEVELS = ("error", "warning", "note")
 """From heaviest to lightest: it does not work, it works less well than it could, it is so."""
+
+
+_INDENT = 8
+"""Columns that the weight of a finding takes."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
     no backend compiles for the CPU.
     """
     settings = Settings.resolve()
-    manager = PluginManager(settings)
-    names = arguments.names or [state.name for state in manager.states()]
-    found = [standing(manager, name, load=True) for name in names]
-    items = [*_own(settings), *_of_plugins(found, manager, settings)]
-    every = found if not arguments.names else [standing(manager, s.name, True) for s in manager.states()]
+    with unannounced("plugin '"):  # the state of each is shown
+        manager = PluginManager(settings)
+        names = arguments.names or [state.name for state in manager.states()]
+        found = [standing(manager, name, load=True) for name in names]
+        items = [*_own(settings), *_of_plugins(found, manager, settings)]
+        every = found if not arguments.names else [standing(manager, s.name, True) for s in manager.states()]
     ready = {device: in_order(every, manager, device) for device in _devices(every)}
     if not ready.get("cpu"):
         items.append(
@@ -89,8 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
     else:
-        _print(Console(highlight=False), items, arguments.verbose or bool(arguments.names))
-        print(_conclusion(ready))
+        console = Console(highlight=False)
+        _print(console, items, arguments.verbose or bool(arguments.names))
+        paragraph(console, _conclusion(ready), 0)
     return 1 if any(item.level == "error" for item in items) else 0
 
 
@@ -158,13 +165,14 @@ def _of_plugins(found: Sequence[Availability], manager: PluginManager, settings:
 
 
 def _print(console: Console, items: Sequence[_Item], verbose: bool) -> None:
-    marks = {"error": "[red]error[/]  ", "warning": "[yellow]warning[/]", "note": "[green]ok[/]     "}
+    marks = {"error": ("error", "red"), "warning": ("warning", "yellow"), "note": ("ok", "green")}
     for item in items:
         if item.level == "note" and not verbose:
             continue
-        console.print(f"{marks[item.level]} {escape(item.subject)}: {escape(item.detail)}", soft_wrap=True)
+        label, style = marks[item.level]
+        paragraph(console, f"{item.subject}: {item.detail}", _INDENT, style, label)
         if item.fix and item.level != "note":
-            console.print(f"        fix: {escape(item.fix)}", soft_wrap=True)
+            paragraph(console, f"fix: {item.fix}", _INDENT)
     notes = sum(item.level == "note" for item in items)
     if not verbose:
         console.print(f"[dim]{notes} other checks passed; --verbose shows them[/]")

@@ -5,14 +5,30 @@ from __future__ import annotations
 import textwrap
 
 from rich.console import Console
+from rich.text import Text
 
 __all__ = ["paragraph"]
 
 
-def paragraph(console: Console, text: str, indent: int, style: str = "") -> None:
-    """Print plain text as an indented paragraph, broken between words at the width of the terminal."""
+def paragraph(console: Console, text: str, indent: int, style: str = "", label: str = "") -> None:
+    """Print plain text as an indented paragraph, broken between words at the width of the terminal. A longer
+    word, such as a path, stays whole.
+
+    Args:
+        indent: columns before each line.
+        style: of all of it, or of the label alone if there is one.
+        label: what the first line has in the place of its indentation, such as `error`.
+    """
     margin = " " * indent
     filled = textwrap.fill(
-        text, console.width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+        text,
+        console.width,
+        initial_indent=label.ljust(indent),
+        subsequent_indent=margin,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
-    console.print(filled, style=style or None, markup=False, highlight=False, soft_wrap=True)
+    shown = Text(filled, style="" if label else style)
+    if label:
+        shown.stylize(style, 0, len(label))
+    console.print(shown, soft_wrap=True)

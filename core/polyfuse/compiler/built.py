@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polyfuse.compiler.kernels import PendingKernel
 from polyfuse.compiler.reports.report import GraphReport, Provider
+from polyfuse.compiler.sizes.classes import ClassKey
+from polyfuse.compiler.sizes.graphs import SizedGraph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.program import Program
 from polyfuse.runtime.module import CompiledModule
@@ -31,6 +33,13 @@ class Built:
 
 @dataclass(frozen=True)
 class BuiltGraph(Built):
-    """What `compile_whole` made, with what it reports."""
+    """What `compile_whole` made, with what it reports.
+
+    Attributes:
+        sized: the graph of all sizes; None where there is one program.
+        ahead: what was built for further classes of sizes, with the sizes it was built for.
+    """
 
     report: GraphReport
+    sized: SizedGraph | None = None
+    ahead: Mapping[ClassKey, tuple[tuple[int, ...], Built]] = field(default_factory=dict)

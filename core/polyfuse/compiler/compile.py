@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,9 +89,11 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
 
     def inner(graph: AtenGraph) -> BoxedCallable:
         # a graph that is found needs none of it
+        from polyfuse.compiler.graph_cache.storing import record_or_reason
         from polyfuse.compiler.stages import compile_aten
 
-        compiled = compile_aten(graph, session, agreement)
+        record = partial(record_or_reason, graph, session=session)
+        compiled = compile_aten(graph, session, agreement, record)
         graph_cache.note(compiled)
         return compiled
 

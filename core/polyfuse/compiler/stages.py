@@ -18,7 +18,7 @@ Capture and rewriting run in `compile.py`, because AOTAutograd calls the compile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.text import PassTexts
 from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import lower_and_claim
-from polyfuse.compiler.graph_cache.storing import record_of
 from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit, tune_kernels
 from polyfuse.compiler.native import native_host
 from polyfuse.compiler.ranks import agreed, scheduled_rows
@@ -45,6 +44,9 @@ from polyfuse.compiler.reports.summary import count_operators, graph_report, sch
 from polyfuse.compiler.reports.tables import append_tables
 from polyfuse.compiler.reports.watch import compiling, entries_for, note_built
 from polyfuse.compiler.session import CompileSession
+from polyfuse.compiler.sizes.choosing import chosen_by_size
+from polyfuse.compiler.sizes.classes import ClassKey
+from polyfuse.compiler.sizes.graphs import SizedGraph
 from polyfuse.compiler.subgraphs import compile_subgraphs
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.printing import graph_text
@@ -56,20 +58,21 @@ from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.runtime.profile import meter_calls
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others, tell_failure
-from polyfuse.schedule import Claims, Decision, Launch, Schedule, is_unasked
+from polyfuse.schedule import Claims, Decision, Launch, Schedule
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
-from polyfuse.torch_compat.tracing.aot import stored_by_torch
-from polyfuse.torch_compat.tracing.dynamo import assumes_fractions
 
-__all__ = ["compile_aten", "compile_graph", "compile_whole"]
+__all__ = ["compile_aten", "compile_graph", "compile_sizes", "compile_whole"]
 
 _log = get_logger("compiler")
 
 
 def compile_aten(
-    aten: AtenGraph, session: CompileSession, agreement: Agreement | None = None
+    aten: AtenGraph,
+    session: CompileSession,
+    agreement: Agreement | None = None,
+    record: Callable[[BuiltGraph], object] | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Compile one ATen graph to a boxed callable.
 
@@ -77,6 +80,7 @@ def compile_aten(
 
     Args:
         agreement: what other processes are asked before it runs for the first time.
+        record: what the graph cache stores of it, or why it does not.
     """
     try:
         with (
@@ -84,10 +88,12 @@ def compile_aten(
             compiling(aten),
             progress.compiling(session.settings, lambda: f"graph {aten.name}"),
         ):
-            built = compile_whole(aten, session)
+            built = compile_whole(aten, session, True)
         built.module.collectives = scheduled_rows(built.schedule)
         built.module.agreement = agreement
-        return _cacheable(aten, built, session)
+        if record is not None:
+            built.module.cache_record = record(built)
+        return built.module
     except Exception as error:
         if session.settings.strict or isinstance(error, WrongCandidateError):
             tell_failure(error)
@@ -103,8 +109,12 @@ def compile_aten(
         return agreed(_eager(aten), aten, agreement)
 
 
-def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
-    """The stages of a captured and rewritten graph; raises what a stage raises."""
+def compile_whole(aten: AtenGraph, session: CompileSession, any_size: bool = False) -> BuiltGraph:
+    """The stages of a captured and rewritten graph; raises what a stage raises.
+
+    Args:
+        any_size: whether the module chooses among programs for classes of sizes (`compiler.sizes`).
+    """
     clock = Clock()
     dump = Dump.open(session.settings, aten.name)
     dump.write("aten", lambda: graph_text(aten))
@@ -112,12 +122,21 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
     subgraphs = compile_subgraphs(aten, session, lambda *graph: compile_whole(*graph).module)
     lowered = lower_and_claim(aten, session, subgraphs, clock)
-    built = compile_graph(lowered.claims, session, dump, clock)
+    sized = SizedGraph.of(lowered.claims, session) if any_size else None
+    built = compile_graph(lowered.claims if sized is None else sized.first(), session, dump, clock)
+    ahead = {} if sized is None else _ahead(sized, session)
+    if sized is not None:
+        compiled = partial(compile_sizes, sized, session=session)
+        eager = None if session.settings.strict else _eager(aten)
+        programs = chosen_by_size(sized.classes, built.module, compiled, eager, aten.name)
+        for key, (sizes, item) in ahead.items():
+            programs.add(key, sizes, item.module)
+        built.module.sized = programs
     report = graph_report(aten, lowered.report, built, clock)
     publish(report)
     if session.settings.metric_tables:
         append_tables(Path(session.settings.metric_tables).expanduser(), report)
-    whole = BuiltGraph(**vars(built), report=report)
+    whole = BuiltGraph(**vars(built), report=report, sized=sized, ahead=ahead)
     note_built(aten, whole)
     return whole
 
@@ -192,22 +211,24 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     return Built(module, planned, program, notes, kernels, status, providers)
 
 
-def _cacheable(aten: AtenGraph, built: BuiltGraph, session: CompileSession) -> CompiledModule:
-    """The module, with what the graph cache stores of it, or why it does not."""
-    module, settings = built.module, session.settings
-    if settings.graph_cache or stored_by_torch():
-        if any(is_unasked(item.emitted.backend, settings) for item in built.kernels.values()):
-            module.cache_record = "a kernel of it is interpreted, which each process is told"
-        elif settings.autotunes and (session.tuner.cut_short or session.tuner.exhausted):
-            module.cache_record = (
-                "its autotuning ran out of time, or was only looked up, and goes on in a later process"
-            )
-        elif assumes_fractions() and not stored_by_torch():
-            module.cache_record = "it holds for some values alone of a floating-point number that varies"
-        else:
-            objects = built.schedule.graph.objects
-            module.cache_record = record_of(aten, module, built.kernels, objects, built.report, session)
-    return module
+def compile_sizes(
+    sized: SizedGraph, key: ClassKey, sizes: Sequence[Any], session: CompileSession
+) -> CompiledModule:
+    """The program of a graph for another class of its sizes, made for some of them."""
+    return _built_for(sized, key, sizes, session).module
+
+
+def _built_for(sized: SizedGraph, key: ClassKey, sizes: Sequence[Any], session: CompileSession) -> Built:
+    _log.info("graph %s is compiled for sizes %s", sized.claims.graph.name, sizes)
+    claims = sized.of_class(key, sizes)
+    return compile_graph(claims, session, Dump.open(session.settings, claims.graph.name), Clock())
+
+
+def _ahead(sized: SizedGraph, session: CompileSession) -> dict[ClassKey, tuple[tuple[int, ...], Built]]:
+    """What is built for the classes of the option `sizes`, beside that of the sizes that were met."""
+    wanted = sized.classes.ahead(session.settings.sizes)
+    del wanted[sized.classes.key(sized.classes.met)]
+    return {key: (sizes, _built_for(sized, key, sizes, session)) for key, sizes in wanted.items()}
 
 
 def _eager(aten: AtenGraph) -> Callable[[list[Any]], Any]:

@@ -12,7 +12,14 @@ from typing import Final
 
 from polyfuse.base.log import warn_once
 
-__all__ = ["DEPRECATED", "Deprecation", "replacements", "warn_of_deprecated", "warn_of_methods"]
+__all__ = [
+    "DEPRECATED",
+    "Deprecation",
+    "deprecated_hooks",
+    "replacements",
+    "warn_of_deprecated",
+    "warn_of_methods",
+]
 
 _MINORS: Final = 2
 """Minor versions for which what is deprecated goes on working, at least."""
@@ -61,6 +68,11 @@ def warn_of_deprecated(name: str, user: str) -> None:
     found = DEPRECATED.get(name)
     if found is not None:
         warn_once("plugin", f"{user}: {found.says(f'`{name}`')}", key=f"deprecated {name} {user}")
+
+
+def deprecated_hooks() -> tuple[str, ...]:
+    """The names of hooks that are deprecated."""
+    return tuple(name for name in DEPRECATED if name.startswith("polyfuse_"))
 
 
 def warn_of_methods(kind: type, base: type, user: str) -> None:

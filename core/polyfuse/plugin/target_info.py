@@ -54,7 +54,10 @@ class TargetInfo:
             that depends on ``row // count``) does so without atomic operations. Sums of columns are then
             fused with kernels that work along rows.
         separate_gemm_add: whether a library's GEMM and an addition in the kernels that read the sum are
-            faster than the library's sum of both. Where no kernel reads it, the library adds.
+            faster than the library's sum of both. Where no kernel reads it, the library adds; so it does with
+            a bias for numbers of 16 bits or fewer, which its kernels add in their epilogue.
+        separate_convolution_bias: whether the library's convolutions add a bias by a pass of their own. It is
+            added by the kernels that read the convolution's result instead.
         scans_look_back: whether the backend itself spreads long contiguous scans of few rows over the device
             (decoupled look-back). They are not split then, which would read them twice.
         bandwidth: bytes that memory moves in a second, roughly.
@@ -63,6 +66,12 @@ class TargetInfo:
         double_sums: whether eager mode accumulates numbers in single precision in double precision there.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
+        size_classes: sizes, ascending, at which the backend's choices for a kernel change. A graph with
+            dynamic sizes gets a program for each range between them, when such sizes are first met; its
+            symbols have the bounds of the range. Empty: one program serves all sizes.
+        size_multiple: sizes that are multiples of this number get programs of their own, in which they are
+            written as such multiples: for devices that read memory in larger units where strides allow
+            it. 1: they do not.
     """
 
     blocks: int = 0
@@ -81,10 +90,13 @@ class TargetInfo:
     channels_last_f32: bool = False
     depthwise_loops: bool = False
     separate_gemm_add: bool = False
+    separate_convolution_bias: bool = False
     scans_look_back: bool = False
     bandwidth: float = 20e9
     operations: float = 200e9
     double_sums: bool = True
+    size_classes: tuple[int, ...] = ()
+    size_multiple: int = 1
 
     @staticmethod
     def of(properties: DeviceProperties) -> TargetInfo:

@@ -23,6 +23,7 @@ from polyfuse.runtime.native_program import HostStatus, NativeCall
 from polyfuse.runtime.provisional import Provisional
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
 from polyfuse.runtime.ranks.collectives import CollectiveRow
+from polyfuse.runtime.sized import SizedPrograms
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake
 
 __all__ = ["CompiledModule", "KernelEntry", "load"]
@@ -74,6 +75,7 @@ class CompiledModule:
         native: the same program in its native form, if that was asked for.
         collectives: that it starts, in their order.
         agreement: what other processes are asked before it runs for the first time; None: nothing.
+        sized: the programs of its graph for other sizes; None: this one serves all.
     """
 
     _boxed_call = True
@@ -97,6 +99,7 @@ class CompiledModule:
         self.native: Native | None = None
         self.collectives: tuple[CollectiveRow, ...] = ()
         self.agreement: Agreement | None = None
+        self.sized: SizedPrograms[Callable[[list[Any]], Any]] | None = None
         self._pending = dict(kernels)
         self._provisional: dict[str, Provisional] = {}
         self._lock = threading.Lock()
@@ -105,6 +108,11 @@ class CompiledModule:
         self._marking = Marking(namespace, namespace["KERNELS"] if on_host else ())
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
+        if self.sized is not None:
+            program = self.sized(args)
+            if program is not self:
+                found: tuple[Any, ...] = program(args)
+                return found
         try:
             self._marking.follow()
             return self._run(args)

@@ -27,6 +27,9 @@ _VERSION = "1"
 
 KERNEL_LANGUAGE = "c++"
 
+_SIZE_CLASSES = (16, 128, 1024)
+"""Below the first, a row fills few vectors; from the last on, it is longer than what a thread is given."""
+
 
 class CppBackend(Backend):
     """Kernels for the CPU in C++."""
@@ -49,7 +52,8 @@ class CppBackend(Backend):
         """
         from polyfuse_cpp.onednn import offered
 
-        return replace(super().target_info(device), channels_last_f32=offered(), depthwise_loops=True)
+        info = super().target_info(device)
+        return replace(info, channels_last_f32=offered(), depthwise_loops=True, size_classes=_SIZE_CLASSES)
 
     def claims(self, node: Node) -> Claim:
         """All loop nodes on values of the IR's types; anything else is another backend's."""

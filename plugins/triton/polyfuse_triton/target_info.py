@@ -9,6 +9,8 @@ __all__ = ["target_info_of"]
 
 _BLOCKS = 4
 """Programs on each multiprocessor that hide the latency of memory."""
+_SIZE_CLASSES = tuple((1 << power) + 1 for power in range(4, 15))
+"""Behind each power of two, a tile that holds a whole row is twice as large."""
 
 
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:
@@ -27,8 +29,11 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         alignment=16,
         channels_last=True,
         separate_gemm_add=True,
+        separate_convolution_bias=True,
         scans_look_back=True,
         bandwidth=target.bandwidth,
         operations=target.matmul_operations(2),
         double_sums=False,
+        size_classes=_SIZE_CLASSES,
+        size_multiple=16,
     )

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from polyfuse.base.errors import InvalidOptionError, PolyfuseError
+from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError, PolyfuseError
 from polyfuse.bench.child import Child
 from polyfuse.bench.engine import EAGER, TORCH, Engine, parse_engines
 from polyfuse.bench.statistics import latency, spark, speed_up
@@ -43,7 +43,7 @@ class TestEngines:
         assert found[0].name == EAGER
 
     def test_what_is_none(self):
-        with pytest.raises(InvalidOptionError, match="use toy"):
+        with pytest.raises(BackendUnavailableError, match="did you mean toy"):
             parse_engines("tooy", ["toy"])
         with pytest.raises(InvalidOptionError, match="max-autotune"):
             parse_engines("polyfuse@fast", [])

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from fake_plugins import install, plugin
 from polyfuse import cli
 from polyfuse.base.log import reset_warned
 from polyfuse.base.version import version
@@ -89,9 +90,10 @@ class TestDoctor:
         assert cli.main(["doctor"]) == 1
         out = capsys.readouterr().out
         assert out.index("error   cpp: compiler") < out.index("warning cache: off")
+        assert "\nReady: cpu: halide" in out or "\nNot ready" in out
+        out = " ".join(out.split())
         assert "'/nonexistent', named by CXX or the option cpp.compiler, does not exist" in out
         assert "fix: unset or correct it" in out
-        assert "\nReady: cpu: halide" in out or "\nNot ready" in out
 
     def test_without_a_code_generator_nothing_is_ready(self, capsys, monkeypatch):
         monkeypatch.setenv("POLYFUSE_DISABLE", "cpp,halide")
@@ -105,7 +107,7 @@ class TestDoctor:
         (tmp_path / "compiled" / "key").mkdir(parents=True)
         (tmp_path / "compiled" / "key" / "entry").write_bytes(bytes(3 << 20))
         cli.main(["doctor", "interpreter"])
-        out = capsys.readouterr().out
+        out = " ".join(capsys.readouterr().out.split())
         assert f"{tmp_path}, 3.0 MiB: 1 compiled graphs" in out
         for backend in ("cpp", "halide"):
             cli.main(["doctor", backend])
@@ -114,6 +116,35 @@ class TestDoctor:
     def test_of_an_unknown_backend(self, capsys):
         assert cli.main(["doctor", "no-such-backend"]) == 1
         assert "is not installed" in capsys.readouterr().err
+
+
+def test_backends_and_doctor_agree_on_an_old_plugin_and_fit_the_terminal(
+    capsys, monkeypatch, caplog, tmp_path
+):
+    """Neither prints a line of more than 80 columns, a key, or a warning of what it shows."""
+    reset_warned()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+    old = plugin(monkeypatch, "oldfashioned_accelerators", api=(1, 0), priority={"cpu": 1000})
+    raising = plugin(monkeypatch, "raising", load="nowhere:Nothing")
+    install(monkeypatch, old, raising)
+    assert cli.main(["doctor", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert cli.main(["backends", "--load", "--json"]) == 1
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["backends"] == {name: row["standing"] for name, row in rows.items()}
+    assert rows["oldfashioned_accelerators"]["standing"] == "unusable"
+    texts = []
+    for command in (["backends", "--load"], ["doctor", "--verbose"], ["doctor", "oldfashioned_accelerators"]):
+        cli.main(command)
+        texts.append(capsys.readouterr())
+    lines = [line for text in texts for line in (text.out + text.err).splitlines()]
+    assert max(len(line) for line in lines if " " in line.strip()) <= 80, "a path stays whole"
+    assert not re.search(r"\b[a-z2-7]{24,}\b", "\n".join(lines)) and not caplog.records
+    for text in texts:
+        words = " ".join(text.out.split())
+        assert "is built for plugin interface 1.0, and this Polyfuse supports 2.0" in words
+        assert "install a newer version of 'oldfashioned_accelerators'" in words
 
 
 class TestSettings:

@@ -12,7 +12,7 @@ from wide_device import WIDE, WideBackend, wide
 
 
 class Later(WideBackend):
-    chosen = replace(WIDE, separate_gemm_add=True)
+    chosen = replace(WIDE, separate_gemm_add=True, separate_convolution_bias=True)
 
 
 def _text(model: nn.Module, x: torch.Tensor, **options: object) -> str:
@@ -73,3 +73,32 @@ def test_half_precision(dtype: torch.dtype) -> None:
     run, _ = wide(layer, backend=Later)
     operands = [torch.randn(s, dtype=dtype) for s in ((3, 16), (8, 16), (8,))]
     torch.testing.assert_close(run(*operands), layer(*operands), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_bias_of_16_bits_is_the_librarys(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(7, 5), nn.GELU()).to(dtype)
+    with torch.no_grad():
+        x = torch.randn(3, 7, dtype=dtype)
+        run, planned = wide(model, backend=Later)
+        torch.testing.assert_close(run(x), model(x))
+    assert "aten_addmm_out(" in planned.texts[0] and "aten_mm_out(" not in planned.texts[0]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_the_bias_of_a_convolution_is_added_where_it_is_read(rank: int, transposed: bool) -> None:
+    kind = getattr(nn, f"Conv{'Transpose' if transposed else ''}{rank}d")
+    x = torch.randn(2, 3, *(5,) * rank)
+    text = _text(nn.Sequential(kind(3, 4, 2), nn.ReLU(), kind(4, 1, 1)), x)
+    assert text.count("None") >= 2, text
+
+
+def test_channels_last_convolutions_keep_their_layout() -> None:
+    x = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
+    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        run, planned = wide(model, backend=Later)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+        assert run(x).stride() == model(x).stride()
+    assert len(planned.kernels()) == 1

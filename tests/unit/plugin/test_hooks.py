@@ -30,7 +30,7 @@ from polyfuse.plugin import (
     unregister,
 )
 from polyfuse.plugin.hooks import specs
-from polyfuse.plugin.hooks.guarded import GuardedHooks
+from polyfuse.plugin.hooks.guarded import GuardedHooks, HookTimeoutError
 
 hookspec = pluggy.HookspecMarker(specs.PROJECT)
 FREE = {"load": "", "device_types": (), "priority": {}}
@@ -231,6 +231,24 @@ def test_one_that_hangs_is_left_out(hooks, told, hang):
     assert len(calls) == 1
     ((name, hook, error),) = told
     assert (name, hook) == ("hanging", "each") and "within 0.4 seconds" in str(error)
+
+
+def test_of_several_in_one_thread_those_that_hang_cost_only_themselves(hooks):
+    names: list[str] = []
+
+    def noting(value: int) -> int:
+        names.append(threading.current_thread().name)
+        return value
+
+    def failing() -> int:
+        raise SystemExit(3)
+
+    runs = [lambda: noting(1), lambda: time.sleep(60), failing, lambda: noting(2), lambda: time.sleep(60)]
+    first, hung, exited, second, last = hooks.bounded_each(runs, "several")
+    assert (first, second) == (1, 2) and set(names) == {"several"}
+    assert isinstance(exited, SystemExit)
+    assert isinstance(hung, HookTimeoutError) and isinstance(last, HookTimeoutError)
+    assert hooks.bounded_each([], "none") == []
 
 
 def wrapping(function: Callable[[], Any]) -> object:

@@ -5,8 +5,10 @@ call.
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -47,6 +49,44 @@ def test_nothing_of_them_is_imported_or_asked_before_it_is_needed(monkeypatch):
     once = dict.fromkeys(("polyfuse_codegen", "polyfuse_timer", "polyfuse_fusion_rules"), COUNT)
     assert calls == once, "each hook asks each plugin once for a type of device"
     assert not [name for name in set(sys.modules) - before if name.startswith("heavy_")]
+
+
+def test_what_thirty_installed_plugins_cost_is_counted(tmp_path, monkeypatch):
+    """Two files of each are read and one module is imported, by one thread, once in a process."""
+    for name in NAMES:
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[polyfuse.backends]\n{name} = fake_{name}_manifest\n")
+        plugin(monkeypatch, name, load=f"heavy_{name}:Backend", priority={"cpu": 1})
+    monkeypatch.syspath_prepend(tmp_path)
+    read: Counter[str] = Counter()
+    threads: list[str] = []
+    loads: list[str] = []
+    real, start, load = (
+        metadata.PathDistribution.read_text,
+        threading.Thread.start,
+        metadata.EntryPoint.load,
+    )
+
+    def reading(self: metadata.PathDistribution, filename: str) -> str | None:
+        if str(self.locate_file("")) == str(tmp_path):
+            read[filename] += 1
+        return real(self, filename)
+
+    monkeypatch.setattr(metadata.PathDistribution, "read_text", reading)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: [threads.append(self.name), start(self)])
+    monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: [loads.append(self.name), load(self)][1])
+    before = set(sys.modules)
+    manager = PluginManager(Settings())
+    assert {state.name for state in manager.states()} >= set(NAMES)
+    assert all(manager.state(name).usable for name in NAMES)
+    assert read == {"entry_points.txt": COUNT, "METADATA": COUNT}
+    assert threads.count("polyfuse-manifests") == 1 and len(threads) == 2, "and one for the hook itself"
+    assert sorted(name for name in loads if name in NAMES) == NAMES
+    assert not [name for name in set(sys.modules) - before if name.startswith("heavy_")]
+    PluginManager(Settings())
+    assert read == {"entry_points.txt": COUNT, "METADATA": COUNT}, "another session reads nothing"
 
 
 @pytest.mark.parametrize("hook", HOOKS)

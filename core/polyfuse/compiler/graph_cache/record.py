@@ -37,6 +37,7 @@ from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import GeneratedFrom, Unpacked
 from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.compiler.session import CompileSession, session_for
+from polyfuse.compiler.sizes.stored import SizedRecord
 from polyfuse.frontend.graph import BoxedCallable
 from polyfuse.plugin import Backend, HostProgram
 from polyfuse.runtime.checks import spared
@@ -88,6 +89,7 @@ class GraphRecord:
         sources: what kernels were generated from, packed: only one that fails or is checked needs it.
         settings: the options.
         collectives: that the program starts, in their order.
+        sized: the graph of all sizes, where it has programs for classes of them.
     """
 
     text: str
@@ -99,12 +101,17 @@ class GraphRecord:
     sources: bytes = b""
     settings: Settings = field(default_factory=Settings)
     collectives: tuple[CollectiveRow, ...] = ()
+    sized: SizedRecord | None = None
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where its kernels and its host program lie in a kernel store."""
+        """Where its kernels and its host program, and those of programs for other sizes, lie in a kernel
+        store.
+        """
         host = () if self.host is None else (self.host.place.key,)
-        return (*(place.key for place in self.kernels.values()), *host)
+        others = () if self.sized is None else self.sized.programs.values()
+        further = (key for item in others if isinstance(item, GraphRecord) for key in item.addresses)
+        return (*(place.key for place in self.kernels.values()), *host, *further)
 
     def portable(self) -> PortableGraph:
         """The record with what its kernels were built to, once that is done.
@@ -191,6 +198,9 @@ def revived(
         module.collectives, module.agreement = stored.collectives, agreement
         if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:
             module.native = reading.host(stored.host, stored.kernels)
+        if stored.sized is not None:
+            further = lambda record: revived(record, session, build=True)[0]  # noqa: E731
+            module.sized = stored.sized.chosen(module, stored.constants, session, further)
     except Exception as error:
         raise CacheEntryGone(str(error)) from error
     seconds = time.perf_counter() - start
@@ -199,6 +209,7 @@ def revived(
         compile_seconds=seconds,
         stage_seconds=(("read", seconds),),
         recording=module.graph_status,
+        sizes=None if module.sized is None else module.sized.status,
         host=stored.report.host if module.native is None else module.native.status,
         cached=True,
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,13 +12,17 @@ from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import packed
 from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.compiler.session import CompileSession
+from polyfuse.compiler.sizes.stored import sized_record
 from polyfuse.frontend.graph import AtenGraph
-from polyfuse.runtime.module import CompiledModule
+from polyfuse.schedule import is_unasked
+from polyfuse.torch_compat.tracing.aot import stored_by_torch
+from polyfuse.torch_compat.tracing.dynamo import assumes_fractions
 
 if TYPE_CHECKING:
-    from polyfuse.compiler.kernels import PendingKernel
+    from polyfuse.compiler.built import Built, BuiltGraph
+    from polyfuse.compiler.sizes.classes import ClassKey
 
-__all__ = ["record_of"]
+__all__ = ["record_or_reason"]
 
 # Among the kernels of a graph, its host program: no kernel has an empty name.
 _HOST = ""
@@ -28,15 +31,33 @@ _HOST = ""
 _CONSTANT_BYTES = 1 << 20
 
 
-def record_of(
-    aten: AtenGraph,
-    module: CompiledModule,
-    kernels: Mapping[str, PendingKernel],
-    objects: Mapping[str, Any],
-    report: GraphReport,
-    session: CompileSession,
-) -> GraphRecord | str:
-    """What is stored of a compiled graph, or why it cannot be."""
+def record_or_reason(aten: AtenGraph, built: BuiltGraph, session: CompileSession) -> GraphRecord | str:
+    """What is stored of a compiled graph, or why nothing is."""
+    settings = session.settings
+    if not (settings.graph_cache or stored_by_torch()):
+        return "it was not compiled for the graph cache"
+    parts = (built, *(part for _, part in built.ahead.values()))
+    if any(is_unasked(k.emitted.backend, settings) for part in parts for k in part.kernels.values()):
+        return "a kernel of it is interpreted, which each process is told"
+    if settings.autotunes and (session.tuner.cut_short or session.tuner.exhausted):
+        return "its autotuning ran out of time, or was only looked up, and goes on in a later process"
+    if assumes_fractions() and not stored_by_torch():
+        return "it holds for some values alone of a floating-point number that varies"
+    donated = tuple(item.index for item in aten.inputs if item.donated)
+    record = _record_of(built, built.report, session)
+    if isinstance(record, str) or built.sized is None:
+        return record if isinstance(record, str) else replace(record, donated=donated)
+    ahead: dict[ClassKey, GraphRecord] = {}
+    for key, (_, part) in built.ahead.items():
+        found = _record_of(part, built.report, session)
+        if isinstance(found, str):
+            return found
+        ahead[key] = found
+    return replace(record, donated=donated, sized=sized_record(built.sized, ahead))
+
+
+def _record_of(built: Built, report: GraphReport, session: CompileSession) -> GraphRecord | str:
+    module, kernels, objects = built.module, built.kernels, built.schedule.graph.objects
     constants = {key: objects[key] for key in module.namespace["OBJECTS"].values()}
     for value in constants.values():
         if type(value) is not torch.Tensor or value.layout != torch.strided or value.requires_grad:
@@ -58,11 +79,10 @@ def record_of(
         }
     except Exception as error:
         return f"a backend cannot describe itself ({type(error).__name__})"
-    donated = tuple(item.index for item in aten.inputs if item.donated)
     place = places.pop(_HOST, None)
     host = HostRecord(native.program, place) if native is not None and place is not None else None
     made = packed({name: kernel.built for name, kernel in kernels.items()})
-    report = replace(report, recording=None)
+    report = replace(report, recording=None, sizes=None)
     return GraphRecord(
-        module.text, places, constants, report, donated, host, made, session.settings, module.collectives
+        module.text, places, constants, report, (), host, made, session.settings, module.collectives
     )

@@ -50,6 +50,8 @@ def explain_graph(report: GraphReport, everything: bool = False) -> str:
         lines.append(f"  device graph: {report.recording.text()}")
     if report.host is not None:
         lines.append(f"  host program: {report.host.text()}")
+    if report.sizes is not None:
+        lines.append(f"  sizes: {report.sizes.text()}")
     if report.rewrites:
         lines.append(
             "  rewrites: " + ", ".join(f"{name} {count}" for name, count in report.rewrites if count)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from polyfuse.compiler.reports.watch import note_report
 from polyfuse.runtime.graphs.replay import GraphStatus
 from polyfuse.runtime.native_program import HostStatus
+from polyfuse.runtime.sized import SizeStatus
 from polyfuse.schedule import Decision
 
 __all__ = ["GraphReport", "LaunchReport", "Provider", "last_reports", "record", "reset_reports"]
@@ -82,6 +83,7 @@ class GraphReport:
         cached: whether the graph was read from the graph cache.
         recording: what becomes of recording its work, kept up to date; None where that was not asked for.
         host: what becomes of its native host program; None where that was not asked for.
+        sizes: programs for classes of its sizes, kept up to date; None where one program serves all.
     """
 
     name: str
@@ -103,6 +105,7 @@ class GraphReport:
     cached: bool = False
     recording: GraphStatus | None = None
     host: HostStatus | None = None
+    sizes: SizeStatus | None = None
 
     def note_provider(self, kernel: str, backend: str, reason: str) -> None:
         """Another backend provides a kernel from now on."""

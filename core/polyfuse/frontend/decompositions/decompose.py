@@ -24,6 +24,7 @@ from polyfuse.frontend.decompositions import (
     optimizers,
     sampling,
 )
+from polyfuse.frontend.decompositions.attention import scaled_dot_product_attention
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
@@ -166,9 +167,10 @@ gathers needs no atomic additions, and known sizes make addresses that need no a
 REPLACED: Final[Mapping[str, Callable[..., Any]]] = {
     "multilabel_margin_loss_forward": losses.multilabel_margin_loss_forward,
     "max_pool1d": operators.max_pool1d,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
 }
-"""Operators that torch breaks up before autograd sees them, and whose pieces are wrong, or computed for types
-that eager mode refuses."""
+"""Operators that torch breaks up before autograd sees them, and whose pieces are wrong, computed for types
+that eager mode refuses, or slower than they need to be."""
 
 
 BEFORE_AUTOGRAD: Final[tuple[str, ...]] = (*WHOLE, *REPLACED, *FLOATING_ONLY, *IN_OPMATH)

@@ -10,8 +10,8 @@ from polyfuse.lowering.calls.extern import call, call_out
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.pointwise import elementwise
 from polyfuse.lowering.registry import lowers
-from polyfuse.lowering.value import TensorValue
-from polyfuse.rewrite import make
+from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.rewrite import cast, make
 from polyfuse.torch_compat import ops
 
 
@@ -39,7 +39,7 @@ LINEAR_ALGEBRA = _named(
 MATMULS = _named("mm bmm addmm baddbmm _int_mm")
 
 TEMPLATES = _named(
-    "convolution convolution_backward _grouped_mm _scaled_mm _scaled_grouped_mm mkldnn_rnn_layer sort "
+    "convolution_backward _grouped_mm _scaled_mm _scaled_grouped_mm mkldnn_rnn_layer sort "
     "sort.stable topk _embedding_bag _embedding_bag_forward_only"
 )
 """Calls that plugins may take over."""
@@ -74,6 +74,17 @@ def library(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Any:
 @lowers(*TEMPLATES, library=True)
 def template(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Any:
     return call(ctx, node.meta["val"], ops.op_name(node.target), args, named, template=True)
+
+
+@lowers("aten.convolution.default", library=True)
+def convolution(ctx: LoweringContext, node: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    fake, name = node.meta["val"], ops.op_name(node.target)
+    if bias is None or not ctx.target_info(str(fake.device)).separate_convolution_bias:
+        return call(ctx, fake, name, (x, weight, bias, *rest), template=True)
+    alone = call(ctx, fake, name, (x, weight, None, *rest), template=True)
+    channel = 0 if bias.size[0] == 1 else axes_of(alone.size)[1]
+    term = bias.at((channel,))
+    return elementwise(ctx, node, (alone,), lambda product: make("add", product, cast(term, product.dtype)))
 
 
 @lowers(*RANDOM, library=True)
@@ -117,4 +128,7 @@ def _is_added_later(ctx: LoweringContext, node: Any) -> bool:
     readers = ctx.readers.get(node)
     if readers is None or readers.stored or not readers.passes:
         return False
-    return ctx.target_info(str(node.meta["val"].device)).separate_gemm_add
+    fake, term = node.meta["val"], node.args[0].meta["val"]
+    if fake.element_size() <= 2 and term.dim() == 1:
+        return False  # the library's kernels add a bias in their epilogue
+    return ctx.target_info(str(fake.device)).separate_gemm_add

@@ -12,7 +12,7 @@ import copy
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final, TypeVar, cast
 
@@ -97,6 +97,7 @@ class GuardedHooks(pluggy.PluginManager):
         self._seconds = seconds
         self._left_out: dict[tuple[str, str], BaseException] = {}
         self._latest = threading.local()
+        self._registering: tuple[object, frozenset[str]] = (None, frozenset())
         super().__init__(PROJECT)
 
     def ask(self, hook: str, without: Iterable[str] = (), **arguments: object) -> Answers:
@@ -125,28 +126,38 @@ class GuardedHooks(pluggy.PluginManager):
         Raises:
             HookTimeoutError: it did not return in time.
         """
+        (found,) = self.bounded_each((run,), name)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def bounded_each(self, runs: Sequence[Callable[[], T]], name: str) -> list[T | BaseException]:
+        """Return the result of each of several functions that may hang, or what it raised. One thread runs
+        all of them, since to start one takes longer than most of them, and another one goes on after one that
+        hangs.
+
+        Args:
+            name: of the threads.
+        """
+        done: list[T | BaseException] = []
         if not self._seconds:
-            return run()
-        done: list[T] = []
-        raised: list[BaseException] = []
-        context = contextvars.copy_context()
-
-        def work() -> None:
-            try:
-                done.append(context.run(run))
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        thread.start()
-        thread.join(self._seconds)
-        if raised and not isinstance(raised[0], (Exception, SystemExit)):
-            raise BackendError(f"it raised {brief(raised[0])} where no user interrupts") from raised[0]
-        if raised:
-            raise raised[0]
-        if not done:
-            raise HookTimeoutError(f"it did not return within {self._seconds:g} seconds")
-        return done[0]
+            _run_each(runs, done, threading.Event())
+        while len(done) < len(runs):
+            outcomes: list[T | BaseException] = []
+            abandoned = threading.Event()
+            arguments = (_run_each, runs[len(done) :], outcomes, abandoned)
+            context = contextvars.copy_context()
+            thread = threading.Thread(target=context.run, args=arguments, name=name, daemon=True)
+            thread.start()
+            before = -1
+            while thread.is_alive() and before < len(outcomes):
+                before = len(outcomes)
+                thread.join(self._seconds)
+            abandoned.set()
+            done += outcomes[: len(runs) - len(done)]
+            if thread.is_alive() and len(done) < len(runs):
+                done.append(HookTimeoutError(f"it did not return within {self._seconds:g} seconds"))
+        return done
 
     def implements(self, plugin: str, hook: str) -> bool:
         """Return whether a plugin has an implementation of a hook."""
@@ -154,7 +165,16 @@ class GuardedHooks(pluggy.PluginManager):
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         """As pluggy's, which takes long to find that most attributes of a module or object bear no mark."""
-        return super().parse_hookimpl_opts(plugin, name) if _may_be_marked(plugin, name) else None
+        if self._registering[0] is not plugin:
+            self._registering = (plugin, _marked(plugin))
+        return super().parse_hookimpl_opts(plugin, name) if name in self._registering[1] else None
+
+    def register(self, plugin: object, name: str | None = None) -> str | None:
+        """As pluggy's."""
+        try:
+            return super().register(plugin, name)
+        finally:
+            self._registering = (None, frozenset())
 
     def unregister(self, plugin: object | None = None, name: str | None = None) -> Any | None:
         """As pluggy's, with the code generator that the manifest names; a plugin that is registered again
@@ -329,16 +349,45 @@ class GuardedHooks(pluggy.PluginManager):
             self._report(plugin, call.hook, error)
 
 
-def _may_be_marked(plugin: object, name: str) -> bool:
-    """Whether an attribute is, or may hide, a function with pluggy's mark. None is computed for that."""
-    homes = (plugin, type(plugin)) if isinstance(plugin, ModuleType) else (plugin, *_bases(plugin))
-    for home in homes:
-        value = getattr(home, "__dict__", {}).get(name)
-        if isinstance(value, MemberDescriptorType):
-            return True
-        if isinstance(value, _FUNCTIONS) and _mark(value) is not None:
-            return True
-    return False
+def _run_each(
+    runs: Sequence[Callable[[], T]], outcomes: list[T | BaseException], abandoned: threading.Event
+) -> None:
+    """Note what each function returns or raises, until nobody waits for it any more."""
+    for run in runs:
+        try:
+            found: T | BaseException = run()
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            found = error
+            if not isinstance(error, (Exception, SystemExit)):
+                found = BackendError(f"it raised {brief(error)} where no user interrupts")
+                found.__cause__ = error
+        if abandoned.is_set():
+            return
+        outcomes.append(found)
+
+
+def _marked(plugin: object) -> frozenset[str]:
+    """The names of attributes of a plugin that are, or may hide, a function with pluggy's mark. None is
+    computed for that."""
+    found = _marked_in(getattr(plugin, "__dict__", {}))
+    classes = (type(plugin),) if isinstance(plugin, ModuleType) else _bases(plugin)
+    return found.union(*map(_marked_of_class, classes))
+
+
+@lru_cache(maxsize=256)
+def _marked_of_class(kind: type) -> frozenset[str]:
+    return _marked_in(vars(kind))
+
+
+def _marked_in(names: Mapping[str, object]) -> frozenset[str]:
+    return frozenset(
+        name
+        for name, value in names.items()
+        if (isinstance(value, MemberDescriptorType) and name != "__dict__")
+        or (isinstance(value, _FUNCTIONS) and _mark(value) is not None)
+    )
 
 
 def _bases(plugin: object) -> tuple[type, ...]:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -96,22 +96,14 @@ def manifest_of(candidate: Candidate) -> tuple[object, Manifest]:
 
 def _malformed(manifest: Manifest) -> str:
     """Return which field is not of the type that it is declared with; an empty text if none."""
-    texts = "name", "version", "distribution", "load", "loader", "summary"
-    wanted: dict[str, tuple[object, Callable[[object], bool]]] = {
-        **{name: (getattr(manifest, name), _is_text) for name in texts},
-        "api": (manifest.api, lambda v: _is_tuple(v, int) and len(cast(tuple[int, ...], v)) == 2),
-        "device_types": (manifest.device_types, lambda v: _is_tuple(v, str)),
-        "priority": (manifest.priority, lambda v: _is_mapping(v, int)),
-        "offers": (manifest.offers, lambda v: _is_tuple(v, str)),
-        "requires": (manifest.requires, lambda v: isinstance(v, Requires)),
-        "options": (manifest.options, lambda v: _is_mapping(v, str)),
-        "last_resort": (manifest.last_resort, lambda v: isinstance(v, bool)),
-    }
-    for name in ("packages", "programs", "hardware"):
-        wanted[f"requires.{name}"] = getattr(manifest.requires, name, ()), lambda v: _is_tuple(v, str)
-    for name, (value, fits) in wanted.items():
+    for name, fits in _FIELDS.items():
+        value = getattr(manifest, name)
         if not fits(value):
             return f"{name} is malformed: {value!r:.80}"
+    for name in ("packages", "programs", "hardware"):
+        value = getattr(manifest.requires, name)
+        if not _is_tuple(value, str):
+            return f"requires.{name} is malformed: {value!r:.80}"
     return ""
 
 
@@ -127,6 +119,18 @@ def _is_mapping(value: object, kind: type) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(key, str) and isinstance(each, kind) for key, each in value.items()
     )
+
+
+_FIELDS: Final[Mapping[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("name", "version", "distribution", "load", "loader", "summary"), _is_text),
+    "api": lambda v: _is_tuple(v, int) and len(cast(tuple[int, ...], v)) == 2,
+    "device_types": lambda v: _is_tuple(v, str),
+    "priority": lambda v: _is_mapping(v, int),
+    "offers": lambda v: _is_tuple(v, str),
+    "requires": lambda v: isinstance(v, Requires),
+    "options": lambda v: _is_mapping(v, str),
+    "last_resort": lambda v: isinstance(v, bool),
+}
 
 
 def missing_requirement(requires: Requires) -> str:
@@ -161,28 +165,37 @@ def _changed(path: str) -> int:
 def _installed(_: _ImportPath) -> tuple[Candidate, ...]:
     """Every plugin that a distribution declares. Each session asks, and reading what a hundred distributions
     declare takes longer than all else that a session does."""
-    return tuple(map(_candidate, _entry_points()))
-
-
-def _entry_points() -> list[metadata.EntryPoint]:
-    """What `metadata.entry_points` finds, without parsing what the other distributions declare."""
-    found: list[metadata.EntryPoint] = []
+    found: list[Candidate] = []
     seen: set[str] = set()
     for dist in metadata.distributions():
         name = "(unknown)"
         try:
-            if ENTRY_POINT_GROUP not in (dist.read_text("entry_points.txt") or ""):
+            declared = dist.read_text("entry_points.txt") or ""
+            if ENTRY_POINT_GROUP not in declared:
                 continue
-            name = _facts(dist)[0]
+            name, version = _facts(dist)
             # another one of its name that is earlier on the path is the one that is imported
             first = metadata.distribution(name)
             if name not in seen and first.locate_file("") == dist.locate_file(""):
                 seen.add(name)
-                found += dist.entry_points.select(group=ENTRY_POINT_GROUP)
+                found += (Candidate(p.name, name, version, p) for p in _entry_points(declared))
         except Exception as error:
             cause = f"what distribution {name!r} declares cannot be read: {brief(error)}"
             warn_once("plugin", f"{cause}; its plugins are left out until it is installed anew")
-    return found
+    return tuple(found)
+
+
+def _entry_points(text: str) -> Iterator[metadata.EntryPoint]:
+    """Those of plugins in a file of entry points, which is read already."""
+    group = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            group = line.strip("[] ")
+        elif group == ENTRY_POINT_GROUP and line and line[0] not in "#;":
+            name, equals, value = line.partition("=")
+            if not equals:
+                raise ValueError(f"{line!r} names nothing")
+            yield metadata.EntryPoint(name.strip(), value.strip(), group)
 
 
 @lru_cache(maxsize=64)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module, metadata
 
 from polyfuse.base.errors import (
     BackendUnavailableError,
     IncompatibleBackendError,
-    InvalidOptionError,
     PolyfuseError,
 )
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings
-from polyfuse.base.text import brief, join_words, nearest
+from polyfuse.base.text import brief
 from polyfuse.plugin.api import check_api
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.codegen import Codegen
-from polyfuse.plugin.deprecation import warn_of_deprecated, warn_of_methods
+from polyfuse.plugin.deprecation import deprecated_hooks, warn_of_deprecated, warn_of_methods
 from polyfuse.plugin.hooks import specs
 from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.plugin.hooks.guarded import Answers, GuardedHooks
@@ -36,6 +35,7 @@ from polyfuse.plugin.session.discovery import (
 )
 from polyfuse.plugin.session.guarded_backend import guard
 from polyfuse.plugin.session.guarded_timer import GuardedTimer
+from polyfuse.plugin.session.names import check_names, no_generator, unknown_backend
 from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.session.states import PluginState, State
 from polyfuse.plugin.timing import Timer, default_timer
@@ -72,15 +72,12 @@ class PluginManager:
         self.hooks.register(_DefaultTimers(), _CORE)
         own = registered_candidates(registered())
         installed = [c for c in find_candidates(entry_points) if c.name not in {o.name for o in own}]
-        admitted = [(c, plugin) for c in installed if (plugin := self._read(c)) is not None]
-        for candidate, plugin in sorted(admitted, key=lambda pair: self._rank(pair[0].name)):
+        for candidate, plugin in sorted(self._read(installed), key=lambda pair: self._rank(pair[0].name)):
             self._register(candidate.name, plugin)
-        for candidate in own:
-            plugin = self._read(candidate)
-            if plugin is not None:
-                self._register(candidate.name, plugin)
+        for candidate, plugin in self._read(own):
+            self._register(candidate.name, plugin)
         self._take_manifests()
-        self._check_names()
+        check_names(settings, self._states, self.generates)
 
     # Looking.
 
@@ -93,8 +90,18 @@ class PluginManager:
         """Return the state of one plugin; raises `BackendUnavailableError` if there is none of that name."""
         with self._lock:
             if name not in self._states:
-                raise self._unknown(name)
+                raise unknown_backend(name, self._states)
             return self._states[name]
+
+    def require(self, name: str) -> None:
+        """Raise `BackendUnavailableError` if a backend that a user named is not installed, is no backend, or
+        cannot be used as far as is known; it is not loaded.
+        """
+        state = self.state(name)
+        if not state.usable:
+            raise BackendUnavailableError(f"backend {name!r} is {state.state.value}: {state.reason}")
+        if not self.generates(name):
+            raise no_generator(name)
 
     def module(self, name: str) -> str:
         """Return the name of the module that declares a plugin; empty if it could not be read."""
@@ -142,6 +149,7 @@ class PluginManager:
         reason.
         """
         with self._lock:
+            self.require(name)
             state = self.state(name)
             loaded = next((b for (plugin, _), b in self._backends.items() if plugin == name), None)
             if loaded is not None:
@@ -154,10 +162,8 @@ class PluginManager:
                     backend = self._load(codegen) if codegen.plugin == name else None
                     if backend is not None:
                         return backend
-            state = self.state(name)
-            if state.usable and not self.generates(name):
-                raise BackendUnavailableError(f"plugin {name!r} brings no code generator")
-            raise BackendUnavailableError(f"backend {name!r} is {state.state.value}: {state.reason}")
+            self.require(name)
+            raise BackendUnavailableError(f"backend {name!r} serves no type of device here")
 
     def timer(self, backend: str, device_type: str) -> Timer:
         """Return what times launches where a backend is the first one for a type of device."""
@@ -205,21 +211,26 @@ class PluginManager:
 
     # How it is done.
 
-    def _read(self, candidate: Candidate) -> object | None:
-        """Look at a plugin, note its state, and return it if it can be registered."""
-        state = PluginState(candidate.name, candidate.distribution, candidate.version, State.AVAILABLE)
-        self._states[candidate.name] = state
-        if candidate.name in self.settings.disable:
-            self._states[candidate.name] = state.changed(State.DISABLED, "listed in the option `disable`")
-            return None
-        read: Callable[[], tuple[object, Manifest]] = lambda: manifest_of(candidate)  # noqa: E731
-        try:
-            plugin, manifest = self.hooks.bounded(read, f"polyfuse-{candidate.name}")
-        except BaseException as error:
-            if not is_fault(error):
-                raise
-            self._fail(state, error, "reading its manifest")
-            return None
+    def _read(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, object]]:
+        """Look at plugins, note their states, and return those that can be registered."""
+        wanted: list[Candidate] = []
+        for candidate in candidates:
+            state = PluginState(candidate.name, candidate.distribution, candidate.version, State.AVAILABLE)
+            self._states[candidate.name] = state
+            if candidate.name in self.settings.disable:
+                self._states[candidate.name] = state.changed(State.DISABLED, "listed in the option `disable`")
+            else:
+                wanted.append(candidate)
+        found = self.hooks.bounded_each([partial(manifest_of, c) for c in wanted], "polyfuse-manifests")
+        admitted: list[tuple[Candidate, object]] = []
+        for candidate, outcome in zip(wanted, found, strict=True):
+            if isinstance(outcome, BaseException):
+                self._fail(self._states[candidate.name], outcome, "reading its manifest")
+            elif self._admits(candidate, outcome[1]):
+                admitted.append((candidate, outcome[0]))
+        return admitted
+
+    def _admits(self, candidate: Candidate, manifest: Manifest) -> bool:
         version = manifest.version or candidate.version
         state = PluginState(candidate.name, candidate.distribution, version, State.AVAILABLE, "", manifest)
         self._states[candidate.name] = state
@@ -228,12 +239,11 @@ class PluginManager:
         except IncompatibleBackendError as error:
             warn_once("plugin", str(error), key=f"refused {candidate.name}")
             self._states[candidate.name] = state.changed(State.REFUSED, str(error))
-            return None
+            return False
         missing = missing_requirement(manifest.requires)
         if missing:
             self._states[candidate.name] = state.changed(State.REFUSED, missing)
-            return None
-        return plugin
+        return not missing
 
     def _rank(self, name: str) -> tuple[int, int, tuple[int, ...]]:
         """Where a plugin is registered: pluggy calls the last one first."""
@@ -251,8 +261,9 @@ class PluginManager:
             if self.hooks.register(plugin, name) is None:
                 return
             self.hooks.check_pending()
-            for hook in self.hooks.get_hookcallers(plugin) or ():
-                warn_of_deprecated(hook.name, f"plugin {name!r}")
+            for hook in deprecated_hooks():
+                if self.hooks.implements(name, hook):
+                    warn_of_deprecated(hook, f"plugin {name!r}")
             declares = state.manifest is not None and bool(state.manifest.load)
             if (
                 declares
@@ -355,41 +366,6 @@ class PluginManager:
         )
         _log.debug("%s", "".join(traceback.format_exception(error)))
 
-    def _check_names(self) -> None:
-        for name in self.settings.backends:
-            if name not in self._states:
-                raise self._unknown(name)
-        for name in self.settings.disable:
-            if name not in self._states:
-                close = nearest(name, self._states) or tuple(sorted(self._states))
-                warn_once(
-                    "plugin",
-                    f"the option `disable` (POLYFUSE_DISABLE) names {name!r}, which is not installed; did "
-                    f"you mean {join_words(close, 'or')}?",
-                )
-        for full, _ in self.settings.plugin_options:
-            plugin, _, option = full.partition(".")
-            state = self._states.get(plugin)
-            if state is None:
-                raise InvalidOptionError(
-                    f"option {full!r} is for a plugin that is not installed", "correct its name"
-                )
-            declared = state.manifest.options if state.manifest is not None else None
-            if declared is not None and option not in declared:
-                close = nearest(option, declared) or tuple(sorted(declared))
-                fix = f"did you mean {join_words([f'{plugin}.{name}' for name in close], 'or')}?"
-                raise InvalidOptionError(
-                    f"option {full!r} is unknown", fix if close else f"plugin {plugin!r} has no options"
-                )
-
-    def _unknown(self, name: str) -> BackendUnavailableError:
-        close = nearest(name, self._states)
-        if close:
-            fix = f"did you mean {join_words(close, 'or')}?"
-        else:
-            fix = f"installed are {join_words(sorted(self._states)) or 'none'}"
-        return BackendUnavailableError(f"backend {name!r} is not installed", fix)
-
 
 class _DefaultTimers:
     """The core's own answer, after those of plugins, so that a wrapper always has a timer to wrap."""
@@ -401,18 +377,18 @@ class _DefaultTimers:
 
 
 class _ManifestCodegen:
-    """The code generator that a manifest names, as an answer to the hook."""
+    """The code generator that a manifest names, as an answer to the hook. pluggy finds a function that is an
+    attribute of the object itself sooner than a method.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+        @hookimpl
+        def polyfuse_codegen(device_type: str) -> Codegen | None:
+            if not manifest.serves(device_type):
+                return None
+            return Codegen(manifest.load, manifest.rank(device_type), manifest.last_resort, manifest.name)
 
-    @hookimpl
-    def polyfuse_codegen(self, device_type: str) -> Codegen | None:
-        """Answer for the types of device that the manifest lists."""
-        manifest = self.manifest
-        if not manifest.serves(device_type):
-            return None
-        return Codegen(manifest.load, manifest.rank(device_type), manifest.last_resort, manifest.name)
+        self.polyfuse_codegen = polyfuse_codegen
 
 
 def _make(codegen: Codegen, settings: Settings) -> Backend:

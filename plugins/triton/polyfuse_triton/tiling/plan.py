@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.symbolic import IndexLike
+from polyfuse.symbolic import IndexLike, bounds
 from polyfuse_triton.reductions.row_groups import Groups
 
-__all__ = ["Dim", "Plan", "power_of_two"]
+__all__ = ["Dim", "Plan", "most_of", "power_of_two"]
 
 
 def power_of_two(value: int) -> int:
     """The least power of two that is no smaller."""
     return 1 << max(0, value - 1).bit_length()
+
+
+def most_of(size: IndexLike) -> int | None:
+    """The largest value that a size may have; None: it has no bound."""
+    return bounds(size)[1]
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class Dim:
     @property
     def is_one(self) -> bool:
         """Whether one tile surely holds all points."""
-        return isinstance(self.extent, int) and self.extent <= self.block
+        most = most_of(self.extent)
+        return most is not None and most <= self.block
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Reduce
 from polyfuse.kit import Access
-from polyfuse.symbolic import product
+from polyfuse.symbolic import IndexLike, product
 from polyfuse_triton.reductions.row_buffers import Rows
 from polyfuse_triton.reductions.row_groups import Groups, row_groups
 from polyfuse_triton.reductions.row_splits import can_join, can_look_back
 from polyfuse_triton.target import Target
 from polyfuse_triton.target_info import target_info_of
-from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
+from polyfuse_triton.tiling.plan import Dim, Plan, most_of, power_of_two
 from polyfuse_triton.tiling.pointwise import REGISTERS, contiguous_weights, grown, per_thread
 from polyfuse_triton.tiling.register_pressure import Facts
 
@@ -126,10 +126,11 @@ class _Shape:
         facts = self.facts
         length = product(facts.sizes[r] for r in facts.raxes)
         unsaid = persistent is None
+        most = most_of(length)
         if persistent is None:
-            persistent = isinstance(length, int) and power_of_two(length) <= self._longest_row()
-        if persistent and isinstance(length, int):
-            return self._whole_rows(length)
+            persistent = most is not None and power_of_two(most) <= self._longest_row()
+        if persistent and most is not None:
+            return self._whole_rows(length, most)
         count, points = facts.points(facts.axes), facts.points(facts.raxes)
         if self.looks_back and target_info_of(self.target).splits(count, points):
             return self._chunks(count * points)
@@ -186,9 +187,10 @@ class _Shape:
             limit //= 2
         return limit
 
-    def _whole_rows(self, length: int) -> Plan:
+    def _whole_rows(self, length: IndexLike, most: int) -> Plan:
+        """Rows that fit in registers: of a length that is at most so many points."""
         facts = self.facts
-        block = power_of_two(max(1, length))
+        block = power_of_two(max(1, most))
         count = facts.points(facts.axes)
         side = 1 if self.groups is not None else max(1, _TILE // block)
         while side > 1 and count < 2 * self.target.multiprocessors * side:
@@ -295,7 +297,8 @@ class _Shape:
         while side > least and facts.points(facts.axes) < 2 * self.target.multiprocessors * side:
             side //= 2
         length = product(facts.sizes[r] for r in facts.raxes)
-        whole = power_of_two(length) if isinstance(length, int) else 0
+        most = most_of(length)
+        whole = 0 if most is None else power_of_two(most)
         if persistent is None:
             limit = _ROW_FORCED // side if self.rows.must_stay else _CACHED_COLUMNS
             persistent = 0 < whole <= limit
