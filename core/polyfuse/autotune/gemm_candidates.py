@@ -316,13 +316,14 @@ def _packed(site: CallSite, form: GemmLoops, width: int) -> tuple[GemmLoops, Ext
     name, offset = right.buffer, right.index
     if name not in site.static:
         raise Unavailable("its right operand is no parameter")
-    own = set(free_axes(offset))
-    columns = [a for a in form.gemm.axes if axis_name(a) in own]
-    if len(columns) != 1:
-        raise Unavailable("its right operand is no matrix")
-    column = columns[0]
     # steps that lie side by side in the left operand do so here
     loaded = left.index if left.op == "load" else 0
+    own, shared = set(free_axes(offset)), set(free_axes(loaded))
+    columns = [a for a in form.gemm.axes if axis_name(a) in own]
+    groups = [a for a in columns[:-1] if axis_name(a) in shared]
+    if len(columns) - len(groups) != 1:
+        raise Unavailable("its right operand is no matrix")
+    column = columns[-1]
     depth = sorted(form.gemm.raxes, key=lambda a: coefficient(loaded, axis_name(a)) == 1)
     count, across = axis_size(column), coefficient(offset, axis_name(column))
     steps = [axis_size(a) for a in depth]
@@ -330,20 +331,25 @@ def _packed(site: CallSite, form: GemmLoops, width: int) -> tuple[GemmLoops, Ext
     if not all(isinstance(n, int) for n in (count, across, *steps, *down)):
         raise Unavailable("the size of its right operand is known only at run time")
     assert isinstance(count, int) and isinstance(across, int)
-    plain: IndexLike = column * across
+    # groups follow each other, whose columns then are as good as those of one matrix
+    outer: IndexLike = 0
+    total: IndexLike = count
+    for a in reversed(groups):
+        outer, total = outer + a * total, total * axis_size(a)
+    plain: IndexLike = (outer + column) * across
     for a, n in zip(depth, down, strict=True):
         plain = plain + a * n
     if offset != plain:
         raise Unavailable("its right operand is a part of a parameter")
     if count % width:
         raise Unavailable(f"its {count} columns are no multiple of {width}")
-    size = (count // width, *steps, width)
+    size = (total // width, *steps, width)
     stride = contiguous_strides(size)
     source = site.buffers[name]
     packed = replace(source, name=f"{site.call.name}_packed", size=size, stride=stride, kind="temp")
     arguments = (size, (width * across, *down, across))
     pack = site.once(f"{site.call.name}_pack", _PACK, source.view(), arguments, packed)
-    where: IndexLike = column // width * stride[0] + column % width
+    where: IndexLike = (outer // width + column // width) * stride[0] + column % width
     for a, n in zip(depth, stride[1:-1], strict=True):
         where = where + a * n
     gemm = replace(form.gemm, raxes=tuple(depth), values=(left, load(packed.name, where, right.dtype)))

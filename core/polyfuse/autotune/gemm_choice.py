@@ -216,11 +216,13 @@ def _convolutions(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapp
 
 
 def _is_dense(call: TemplateCall, graph: Graph) -> bool:
-    """Whether a call convolves images with channels last, all of them for each channel of the result."""
+    """Whether a call convolves images with channels last, several of them for each channel of the result."""
     if call.op != "aten.convolution.default" or len(call.outputs) != 1:
         return False
     image, weight, transposed, groups = call.args[0], call.args[1], call.args[6], call.args[8]
-    if transposed or groups != 1 or not isinstance(image, View) or not isinstance(weight, View):
+    if transposed or not isinstance(image, View) or not isinstance(weight, View):
+        return False
+    if groups == weight.size[0] != 1:
         return False
     return image.stride[1] == 1 and graph.buffers[call.outputs[0]].stride[1] == 1
 

@@ -248,7 +248,7 @@ def test_weights_of_depthwise_convolutions_that_are_infinite() -> None:
 def test_depthwise_convolutions_that_are_the_librarys(layer: nn.Module, reason: str) -> None:
     x = torch.randn(1, layer.in_channels, 9, 9, dtype=layer.weight.dtype)
     report = agrees(compiled(layer.eval()), layer, x.to(memory_format=torch.channels_last))
-    assert {d.reason for d in report.decisions if d.second == "cpp"} == {reason}
+    assert reason in {d.reason for d in report.decisions if d.second == "cpp"}
 
 
 def test_packages_convolve_as_compiled_models_do(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ FLOAT_EDGES = [
     NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -7.0, 1e-40, -1e-40, 1e-45, 1e10,
     -1e10, 3.4e38, -3.4e38, 8388607.5, 0.49999997, 2147483648.0, 1.17549435e-38, 3.14159, 100.25,
 ]  # fmt: skip
+WIDE_EDGES = [2**51 - 1, 1 - 2**51, 3 * 2**40 + 1, 7, -5, 6, 4, 12, 2**51, -(2**51) - 1]
+"""Integers about which divisions in double arithmetic end."""
 INT_EDGES = [0, 1, -1, 2, -2, 3, -3, 5, 7, -7, 11, 31, 33, 63, 100, -100, 127, -128]
 
 
@@ -30,6 +32,7 @@ def edges(dtype: str) -> torch.Tensor:
         return torch.tensor([abs(v) for v in INT_EDGES] + [2**63 - 1]).to(torch.uint64)
     info = torch.iinfo(DTYPES[dtype])
     values = [*INT_EDGES, info.min, info.max, info.min + 1, info.max - 1]
+    values += WIDE_EDGES if dtype == "i64" else []
     if dtype in UNSIGNED:
         return torch.tensor([v % (info.max + 1) for v in values]).to(DTYPES[dtype])
     return torch.tensor([max(info.min, min(v, info.max)) for v in values]).to(DTYPES[dtype])

@@ -53,8 +53,15 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(8, 16, (1, 3), padding=(0, 1)), (2, 8, 7, 8), True),
         (nn.Conv2d(160, 16, 3, padding=1), (2, 160, 8, 9), True),
         (nn.Conv2d(6, 40, 2), (2, 6, 9, 9), True),
+        (nn.Conv2d(24, 24, 3, padding=1, groups=3), (2, 24, 9, 7), True),
+        (nn.Conv2d(20, 48, 3, stride=2, padding=1, groups=2, bias=False), (3, 20, 13, 12), True),
+        (nn.Conv2d(15, 120, (3, 2), padding=(1, 2), groups=3), (2, 15, 9, 7), True),
+        (nn.Conv2d(32, 64, 3, dilation=2, groups=2), (2, 32, 12, 12), True),
     ],
-    ids=["17 channels", "stride", "stem", "dilation", "1x3", "cut depth", "no border"],
+    ids=[
+        *("17 channels", "stride", "stem", "dilation", "1x3", "cut depth", "no border"),
+        *("groups", "groups and stride", "groups of five blocks", "groups and no border"),
+    ],
 )
 def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -> None:
     """Beyond the border of an image a weight does not count, whatever it is."""
@@ -74,8 +81,9 @@ def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -
     agrees(call, model, x)
 
 
-def test_windows_over_images_of_any_size() -> None:
-    model = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_windows_over_images_of_any_size(groups: int) -> None:
+    model = nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=groups)
     call = compiled(model, dynamic=True)
     for size in ((2, 8, 17, 19), (3, 8, 12, 5), (1, 8, 33, 8), (5, 8, 9, 9)):
         agrees(call, model, torch.randn(size).to(memory_format=torch.channels_last))
@@ -103,9 +111,10 @@ def test_what_follows_is_done_in_the_same_kernel() -> None:
     [
         (nn.Conv2d(4, 6, 3), (1, 4, 20, 20), "its 6 columns are no multiple of"),
         (nn.Conv2d(4, 16, 3), (1, 4, 6, 6), "not known to be faster here"),
+        (nn.Conv2d(16, 16, 3, groups=4), (1, 16, 20, 20), "its 4 columns are no multiple of"),
         (nn.Conv2d(4, 16, 3).double(), (1, 4, 20, 20), "not known to be faster here"),
     ],
-    ids=["6 channels", "few pixels", "f64"],
+    ids=["6 channels", "few pixels", "groups of 4", "f64"],
 )
 def test_windows_that_are_the_librarys(layer: nn.Conv2d, size: tuple[int, ...], reason: str) -> None:
     x = torch.randn(size, dtype=layer.weight.dtype).to(memory_format=torch.channels_last)

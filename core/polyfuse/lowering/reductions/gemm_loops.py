@@ -66,8 +66,22 @@ class _Form:
         self.buffers = buffers
         self.output = output
         self.dtype: DType = output.dtype
-        self.axes = tuple(axis(f"i{d}", n) for d, n in enumerate(output.size))
+        self.axes: tuple[IndexLike, ...] = tuple(axis(f"i{d}", n) for d, n in enumerate(output.size))
         self.named = dict(call.kwargs)
+        self._loops = self.axes
+
+    def split(self, position: int, parts: int) -> tuple[Index, Index]:
+        """Run through an axis of the result in so many parts: the axis of the parts, and that in each."""
+        name, each = f"i{position}", self.output.size[position] // parts
+        outer, inner = axis(f"{name}_part", parts), axis(name, each)
+        self.axes = (*self.axes[:position], outer * each + inner, *self.axes[position + 1 :])
+        self._loops = (*self._loops[:position], outer, inner, *self._loops[position + 1 :])
+        return outer, inner
+
+    @property
+    def loops(self) -> tuple[Index, ...]:
+        """The axes that loops run along."""
+        return tuple(a for a in self._loops if isinstance(a, Index))
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument, given by position or by name."""
@@ -137,7 +151,7 @@ class _Form:
             kind = "dot_fast"
         node = Reduction(
             f"{self.call.name}_dot",
-            self.axes,
+            self.loops,
             depth,
             (name,),
             offset,
@@ -152,7 +166,7 @@ class _Form:
         offset = _offset(self.axes, self.output.stride)
         node = Pointwise(
             f"{self.call.name}_finish",
-            self.axes,
+            self.loops,
             (),
             self.output.name,
             offset,
@@ -162,7 +176,7 @@ class _Form:
         return GemmLoops(gemm, node, accumulator)
 
 
-def _offset(axes: Sequence[Index], strides: Sequence[IndexLike]) -> IndexLike:
+def _offset(axes: Sequence[IndexLike], strides: Sequence[IndexLike]) -> IndexLike:
     offset: IndexLike = 0
     for position, step in zip(axes, strides, strict=True):
         offset = offset + position * step
@@ -241,14 +255,13 @@ def _convolution(form: _Form) -> GemmLoops:
     if len(image.size) != spatial + 2 or not isinstance(groups, int):
         raise Unavailable("its input has no batch axis")
     numbers = [for_each_axis(value, spatial) for value in (strides, padding, dilation)]
-    batch, channel, *positions = form.axes
     inside = axis("k0", weight.size[1])
     taps = tuple(axis(f"k{d + 1}", n) for d, n in enumerate(weight.size[2:]))
-    if groups == 1:
-        source: IndexLike = inside
-    else:
-        per_group = axis_size(channel) // groups
-        source = (channel // per_group) * weight.size[1] + inside
+    source: IndexLike = inside
+    if groups != 1:
+        group, _ = form.split(1, groups)
+        source = group * weight.size[1] + inside
+    batch, channel, *positions = form.axes
     index: list[IndexLike] = [batch, source]
     mask: Expr | None = None
     sides = zip(positions, taps, image.size[2:], *numbers, strict=True)

@@ -55,6 +55,8 @@ class MatmulText:
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
         self.tables = column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
+        # whose points threads share one by one, and of which each point has blocks of columns
+        self.shared_axes, self.block_axes = self.matmul.batch, self.matmul.b.axes[:-1]
         self.a = OperandAText(self.matmul, self.plan, self.lanes, self.out, self.features)
         self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
 
@@ -78,9 +80,9 @@ class MatmulText:
         out.line(f"const i64 tile_count = (row_count + {plan.rows - 1}) / {plan.rows};")
         wide = plan.vectors * self.lanes
         out.line(f"const i64 across_count = (column_count + {wide - 1}) / {wide};")
-        outer = self._size(right.axes[:-1])
+        outer = self._size(self.block_axes)
         out.line(f"const i64 block_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
-        out.line(f"const i64 batch_count = {self._size(self.matmul.batch)};")
+        out.line(f"const i64 batch_count = {self._size(self.shared_axes)};")
 
     # The function that callers see.
 
@@ -143,13 +145,20 @@ class MatmulText:
 
     def _fill_tables(self, room: str) -> None:
         """Compute what is the same in all rows."""
+        for position, name in enumerate(self._table_names()):
+            self.out.line(f"{self.matmul.dtype}* const {_table(name)} = {room} + {position} * table_length;")
+        self._fill_columns()
+
+    def _table_names(self) -> list[str]:
+        if self.tables is None:
+            return []
+        return [*self.tables.values, *(() if self.tables.affine is None else (_FACTOR, _SUMMAND))]
+
+    def _fill_columns(self) -> None:
         out, lane = self.out, self.matmul.b.axes[-1]
         if self.tables is None:
             return
         affine = self.tables.affine
-        names = [*self.tables.values, *(() if affine is None else (_FACTOR, _SUMMAND))]
-        for position, name in enumerate(names):
-            out.line(f"{self.matmul.dtype}* const {_table(name)} = {room} + {position} * table_length;")
         tail = None if is_multiple(self.facts.sizes[lane], self.lanes) else "n"
         with out.block(f"for (i64 {lane} = 0; {lane} < column_count; {lane} += {self.lanes})"):
             if tail:

@@ -16,7 +16,7 @@ from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_name, axis_size, free_axes
 from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.matmul.problem import Matmul
-from polyfuse_cpp.matmul.window import window_of
+from polyfuse_cpp.matmul.window import block_width, group_of, window_of
 
 __all__ = [
     "MatmulPlan",
@@ -38,6 +38,9 @@ _WINDOW = 640
 _FEW = 96
 """Rows beyond which an operand that is read once for each tile of rows is better packed first."""
 
+
+_POINTERS = 6
+"""Rows of a tile that each have an address in a register."""
 
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
@@ -202,7 +205,7 @@ def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
 def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     """The paths that the memory of operand B allows."""
     right, left = matmul.b, matmul.a
-    if right.packed_width:
+    if right.packed_width or group_of(matmul, isa.lanes):
         yield OperandPath.PREPACKED if right.memory is matmul.dtype else OperandPath.PACKED
         return
     if right.index is not None and right.step == 1:
@@ -253,6 +256,9 @@ class _Machine:
         if path is OperandPath.TILES:
             yield self.plan(path, 32 if rows > 16 else 16, 2 if across > 16 else 1, 0)
             return
+        if path is OperandPath.PREPACKED and group_of(self.matmul, self.isa.lanes):
+            yield self._grouped()
+            return
         ranked: list[tuple[float, int, MatmulPlan]] = []
         for width in self._widths(path):
             held = self.registers // self.each - 1
@@ -273,13 +279,24 @@ class _Machine:
             ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path is OperandPath.DOTS else 0)))
         yield from dict.fromkeys(plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
 
+    def _grouped(self) -> MatmulPlan:
+        """Groups of a convolution: each row of a tile takes a register for its address, so there are few, and
+        sums of several blocks side by side. All of the depth is added up at once.
+        """
+        sums = 24 if self.registers == 32 else 12
+        vectors = block_width(self.matmul) // self.isa.lanes
+        rows = max(1, min(_POINTERS, sums // (vectors * self.each)))
+        blocks = max(1, sums // (rows * vectors * self.each))
+        depth = self.matmul.extent(self.matmul.depth)
+        return MatmulPlan(OperandPath.PREPACKED, rows, vectors, 0, depth, blocks)
+
     def sliced(self, plan: MatmulPlan) -> MatmulPlan:
         """The same with its depth cut into slices, where many machines have more threads than tiles."""
         matmul = self.matmul
         across = -(-matmul.extent(matmul.b.axes) // (plan.vectors * self.isa.lanes))
         tiles = -(-matmul.extent(matmul.a.axes) // plan.rows) * across * matmul.extent(matmul.batch)
         slices = min(-(-_UNITS // max(1, tiles)), matmul.extent(matmul.depth) // _SLICE)
-        if tiles >= _UNITS or slices < 2:
+        if tiles >= _UNITS or slices < 2 or group_of(matmul, self.isa.lanes):
             return plan
         return replace(plan, slices=slices, depth=min(plan.depth, _SLICE), blocks=1)
 

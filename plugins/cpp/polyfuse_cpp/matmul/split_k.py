@@ -11,9 +11,11 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parallel
 from polyfuse_cpp.loops.odometer import start_at
+from polyfuse_cpp.matmul.grouped import GroupedText
 from polyfuse_cpp.matmul.kernel import MatmulText
-from polyfuse_cpp.matmul.plans import MatmulPlan
+from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul
+from polyfuse_cpp.matmul.window import group_of
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["matmul_text"]
@@ -21,6 +23,8 @@ __all__ = ["matmul_text"]
 
 def matmul_text(matmul: Matmul, plan: MatmulPlan, isa: Isa) -> KernelText:
     """The C++ function of a kernel that is a matmul, named `Source.SYMBOL`."""
+    if plan.path is OperandPath.PREPACKED and group_of(matmul, isa.lanes):
+        return GroupedText(matmul, plan, isa).text()
     return (SplitKText if plan.slices > 1 else MatmulText)(matmul, plan, isa).text()
 
 

@@ -58,13 +58,15 @@ class ColumnTables:
         return len(self.values) + (0 if self.affine is None else 2)
 
 
-def column_tables(matmul: Matmul, isa: Isa) -> ColumnTables | None:
-    """The tables of a matmul; None where none is worth it."""
+def column_tables(matmul: Matmul, isa: Isa, group: str = "") -> ColumnTables | None:
+    """The tables of a matmul; None where none is worth it. `group`: a batch axis for each point of which
+    there are tables.
+    """
     if isa.lanes == 1 or matmul.extent(matmul.a.axes) < _ROWS:
         return None
     own: dict[str, Statement] = {}
     for stmt in matmul.epilogue:
-        if _is_own(stmt, matmul) and all(a in own for a in stmt.args):
+        if _is_own(stmt, matmul, group) and all(a in own for a in stmt.args):
             own[stmt.targets[0]] = stmt
     inside = set(map(id, own.values()))
     outside = [s for s in matmul.epilogue if id(s) not in inside]
@@ -131,11 +133,11 @@ def _step(stmt: Statement, at: str, matmul: Matmul, own: Mapping[str, Statement]
     return stmt.op, other
 
 
-def _is_own(stmt: Statement, matmul: Matmul) -> bool:
+def _is_own(stmt: Statement, matmul: Matmul, group: str) -> bool:
     """Whether a statement gives a value, and the same one in all rows."""
     facts, lane = matmul.facts, matmul.b.axes[-1]
     if len(stmt.targets) != 1 or not facts.is_pure(stmt) or stmt.op == "rand":
         return False
     if isinstance(stmt, Load) and (stmt.args or stmt.buffer in facts.may_change):
         return False
-    return facts.depends_of(stmt) <= {lane}
+    return facts.depends_of(stmt) <= {lane, group}

@@ -11,7 +11,7 @@ from polyfuse.symbolic import IndexLike
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["Slide", "Window", "slide_of", "window_of"]
+__all__ = ["Slide", "Window", "block_width", "group_of", "slide_of", "window_of"]
 
 _TESTS = ("ge", "lt", "le", "gt", "bitwise_and")
 _PAGE, _MOST_ROWS = 4096, 6
@@ -86,6 +86,32 @@ def window_of(matmul: Matmul) -> Window | None:
     if any(run in facts.depends_of(stmt) or isinstance(stmt, Load) for stmt in conditions):
         return None
     return Window(load, conditions, run, taps)
+
+
+def group_of(matmul: Matmul, lanes: int) -> str:
+    """The axis that counts groups of channels, each of them convolved with weights of its own that lie in
+    blocks of whole vectors; empty where there is none.
+    """
+    sizes, window = matmul.facts.sizes, window_of(matmul)
+    width = block_width(matmul)
+    if width == 0 or width % lanes:
+        return ""
+    moving = [name for name in matmul.batch if sizes[name] != 1]
+    if window is None or len(moving) != 1 or any(sizes[name] != 1 for name in matmul.b.axes[:-1]):
+        return ""
+    (group,), needed = moving, (*moving, window.run, *window.taps)
+    if any(group in matmul.facts.depends_of(stmt) for stmt in window.conditions):
+        return ""
+    fixed = isinstance(stride(window.load.index, group), int)
+    return group if fixed and all(isinstance(sizes[name], int) for name in needed) else ""
+
+
+def block_width(matmul: Matmul) -> int:
+    """Columns of a block of operand B, if it lies in blocks; all of a group's may be one."""
+    side = matmul.b
+    size = matmul.facts.sizes[side.axes[-1]]
+    whole = isinstance(size, int) and side.apart == 1 and side.step == size
+    return side.packed_width or (size if whole and isinstance(size, int) else 0)
 
 
 def slide_of(matmul: Matmul, window: Window, rows: int) -> Slide | None:

@@ -69,9 +69,10 @@ class WindowText(OperandText):
         with self.out.block():
             for name, text in taps.items():
                 self.out.line(f"const i64 {name} = {text};")
-            self.out.line(f"inside = inside && {self._there()};")
+            self.out.line(f"inside = inside && {self.there()};")
 
-    def _there(self) -> str:
+    def there(self) -> str:
+        """Text of whether an element is there."""
         frame = self.frame(None)
         for stmt in self.window.conditions:
             frame.emit(stmt)
@@ -91,7 +92,7 @@ class WindowText(OperandText):
         out.line(f"i64 {run} = depth_from % ({length});")
         with out.block("for (i64 k = 0; k < depth_here;)"):
             out.line(f"const i64 count = index_min({length} - {run}, depth_here - k);")
-            test = f"if ({self._there()}) " if window.mask else ""
+            test = f"if ({self.there()}) " if window.mask else ""
             out.line(f"{test}{present}")
             if test and absent:
                 out.line(f"else {absent}")

@@ -28,10 +28,36 @@ PF_HEAVY vf64 fmod(vf64 a, vf64 b) { return each_lane<vf64>([](f64 x, f64 y) { r
 PF_INLINE f32 fmod(f32 a, f32 b) { return __builtin_fmodf(a, b); }
 PF_INLINE f64 fmod(f64 a, f64 b) { return __builtin_fmod(a, b); }
 
-// Integers lane by lane: no instruction divides vectors of them; 32 bits and below divide exactly as doubles.
+#if PF_W > 1
+// Integers of 64 bits that lie below 2^51 divide exactly as doubles: their quotient is further from an integer that it
+// does not reach than a double is rounded.  Adding 1.5 * 2^52 turns one into the other.
+struct small_ints {
+  static constexpr i64 bits = 0x4338000000000000LL;
+  PF_INLINE vf64 from(vi64 a) { return sub(bits_as<vf64>(add(a, fill<vi64>(bits))), fill<vf64>(0x1.8p52)); }
+  PF_INLINE vi64 to(vf64 a) { return sub(bits_as<vi64>(add(a, fill<vf64>(0x1.8p52))), fill<vi64>(bits)); }
+  PF_INLINE vi64 divisor(vi64 b) { return where(eq(b, fill<vi64>(0)), fill<vi64>(1), b); }
+  PF_INLINE bool has(vi64 a, vi64 b) {
+    const vi64 half = fill<vi64>(i64(1) << 51), high = fill<vi64>(-(i64(1) << 52));
+    return !any(ne(bitwise_and(bitwise_or(add(a, half), add(b, half)), high), fill<vi64>(0)));
+  }
+};
+#endif
+template <class V> struct divides_small {
+#if PF_W > 1
+  enum { value = tr<V>::is_vec && same<V, vi64>::value };
+#else
+  enum { value = 0 };
+#endif
+};
+// Other integers lane by lane: no instruction divides vectors of them; 32 bits and below divide exactly as doubles.
 template <class V> PF_INLINE V trunc_div_int(V a, V b) {
   typedef typename tr<V>::elem E;
 #if PF_W > 1
+  if constexpr (divides_small<V>::value) {
+    typedef small_ints S;
+    if (__builtin_expect(S::has(a, b), 1)) return S::to(trunc(div(S::from(a), S::from(S::divisor(b)))));
+    return each_lane<V>(trunc_div_one<E>, a, b);
+  } else
   if constexpr (tr<V>::is_vec && sizeof(E) <= 4) {
     V zero = fill<V>(E(0));
     V d = where(eq(b, zero), fill<V>(E(1)), b);
@@ -44,7 +70,18 @@ template <class V> PF_INLINE V trunc_div_int(V a, V b) {
 }
 template <class V> PF_INLINE V fmod_any(V a, V b) {
   if constexpr (tr<V>::is_float) return fmod(a, b);
-  else return sub(a, mul(trunc_div_int(a, b), b));
+  else {
+#if PF_W > 1
+    if constexpr (divides_small<V>::value) {
+      typedef small_ints S;
+      if (__builtin_expect(S::has(a, b), 1)) {
+        const vf64 x = S::from(a), y = S::from(S::divisor(b));
+        return where(eq(b, fill<V>(0)), a, S::to(sub(x, mul(trunc(div(x, y)), y))));
+      }
+    }
+#endif
+    return sub(a, mul(trunc_div_int(a, b), b));
+  }
 }
 template <class V> PF_INLINE V trunc_div(V a, V b) {
   if constexpr (tr<V>::is_float) return trunc(div(a, b));
@@ -71,6 +108,12 @@ template <class V> PF_INLINE V floor_div(V a, V b) {
     f = where(eq(q, zero), copysign(zero, quotient), f);
     return where(eq(b, zero), quotient, f);
   } else {
+#if PF_W > 1
+    if constexpr (divides_small<V>::value) {
+      typedef small_ints S;
+      if (__builtin_expect(S::has(a, b), 1)) return S::to(floor(div(S::from(a), S::from(S::divisor(b)))));
+    }
+#endif
     V q = trunc_div_int(a, b);
     if constexpr (E(-1) < E(0)) {
       V r = sub(a, mul(q, b));

@@ -120,6 +120,64 @@ static __attribute__((noinline)) void matmul_window(const T* a, i64 at, i64 leng
   for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
 }
 
+// G tiles of R rows and C vectors of columns, added up over some taps of LENGTH steps each: rows[tap * R + row] is where
+// the first step of a row is, for the tile k `offset[k]` elements further; with ALIKE, all of them are equal. Columns of a
+// tile are `block` elements behind those of the one before, all their steps side by side.
+template <int R, int C, int G, class T, int LENGTH, bool ALIKE>
+static __attribute__((noinline)) void matmul_taps(const T* const* rows, i64 taps, const i64* offset, const T* b,
+                                                  i64 block, T* c) {
+  typedef typename shape<T>::vec V;
+  const int lanes = int(Vec::lanes);
+  V sum[G][R * C];
+  i64 from[G];
+#pragma GCC unroll 4
+  for (int g = 0; g < G; ++g) {
+    from[g] = offset[ALIKE ? 0 : g];
+#pragma GCC unroll 32
+    for (int i = 0; i < R * C; ++i) sum[g][i] = V{};
+  }
+  for (i64 tap = 0; tap < taps; ++tap) {
+    const T* a[R];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) a[i] = rows[i];
+    rows += R;
+    for (i64 k = 0; k < LENGTH; ++k) {
+      if constexpr (ALIKE) {
+        V right[G * C];
+#pragma GCC unroll 16
+        for (int j = 0; j < G * C; ++j) right[j] = load<Vec>(b + j / C * block + j % C * lanes);
+#pragma GCC unroll 16
+        for (int i = 0; i < R; ++i) {
+          V left = fill<V>(a[i][from[0] + k]);
+#pragma GCC unroll 16
+          for (int j = 0; j < G * C; ++j) {
+            V& s = sum[j / C][i * C + j % C];
+            s = add_product(left, right[j], s);
+          }
+        }
+      } else {
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) {
+          V right[C];
+#pragma GCC unroll 8
+          for (int j = 0; j < C; ++j) right[j] = load<Vec>(b + g * block + j * lanes);
+#pragma GCC unroll 16
+          for (int i = 0; i < R; ++i) {
+            V left = fill<V>(a[i][from[g] + k]);
+#pragma GCC unroll 8
+            for (int j = 0; j < C; ++j) sum[g][i * C + j] = add_product(left, right[j], sum[g][i * C + j]);
+          }
+        }
+      }
+      b += C * lanes;
+    }
+  }
+#pragma GCC unroll 4
+  for (int g = 0; g < G; ++g)
+#pragma GCC unroll 32
+    for (int i = 0; i < R * C; ++i) store(c + (g * R * C + i) * lanes, sum[g][i]);
+}
+
 // Sums of a tile as they are before a pass.
 template <int N, class T> PF_INLINE void matmul_keep(T* to, const T* from, bool zero) {
   for (int k = 0; k < N; k += int(Vec::lanes)) store(to + k, zero ? typename shape<T>::vec{} : load<Vec>(from + k));

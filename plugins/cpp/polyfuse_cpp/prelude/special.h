@@ -83,7 +83,18 @@ PF_HEAVY vf64 lgamma(vf64 x) { return each_lane<vf64>([](f64 a) { return lgamma_
 PF_HEAVY vf32 digamma(vf32 x) { return each_lane<vf32>([](f32 a) { return digamma_one(a); }, x); }
 PF_HEAVY vf64 digamma(vf64 x) { return each_lane<vf64>([](f64 a) { return digamma_one(a); }, x); }
 PF_HEAVY vf64 erfinv(vf64 x) { return each_lane<vf64>([](f64 a) { return erfinv_one(a); }, x); }
-PF_HEAVY vf32 nextafter(vf32 a, vf32 b) { return each_lane<vf32>([](f32 x, f32 y) { return nextafter(x, y); }, a, b); }
-PF_HEAVY vf64 nextafter(vf64 a, vf64 b) { return each_lane<vf64>([](f64 x, f64 y) { return nextafter(x, y); }, a, b); }
+// The bits of a number are those of its neighbour away from zero less one.
+template <class V> PF_INLINE V next_after(V a, V b) {
+  typedef typename tr<V>::ivec I;
+  typedef typename tr<I>::elem E;
+  const V zero = fill<V>(0);
+  const auto away = eq(lt(a, b), gt(a, zero));
+  const I bits = add(bits_as<I>(a), where(away, fill<I>(E(1)), fill<I>(E(-1))));
+  V next = where(eq(a, zero), copysign(bits_as<V>(fill<I>(E(1))), b), bits_as<V>(bits));
+  next = where(eq(a, b), b, next);
+  return where(bitwise_or(isnan(a), isnan(b)), add(a, b), next);
+}
+PF_HEAVY vf32 nextafter(vf32 a, vf32 b) { return next_after(a, b); }
+PF_HEAVY vf64 nextafter(vf64 a, vf64 b) { return next_after(a, b); }
 #endif
 }  // namespace pf

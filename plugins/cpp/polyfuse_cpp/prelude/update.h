@@ -30,7 +30,24 @@ template <class M, class T, class V> PF_INLINE void update_n(T* p, V v, i64 n, b
     if (n > 0) update_one<M>(p, v, alone);
 }
 template <class M, class T, class I, class V, class K> PF_INLINE void update_at(T* p, I at, V v, K mask, bool alone) {
-  for (int i = 0; i < int(tr<I>::lanes); ++i)
+  const int n = int(tr<I>::lanes);
+#if PF_W > 1
+  if constexpr (tr<I>::is_vec) {
+    // from memory: taking lanes out of registers needs more instructions
+    typename tr<I>::elem where_to[n];
+    typename tr<V>::elem what[n];
+    __builtin_memcpy(where_to, &at, sizeof at);
+    if constexpr (sizeof what == sizeof v) {
+      __builtin_memcpy(what, &v, sizeof v);
+      if (alone && all(mask)) {
+#pragma GCC unroll 16
+        for (int i = 0; i < n; ++i) update_one<M>(p + where_to[i], what[i], true);
+        return;
+      }
+    }
+  }
+#endif
+  for (int i = 0; i < n; ++i)
     if (lane(mask, i)) update_one<M>(p + lane(at, i), lane(v, i), alone);
 }
 }  // namespace pf

@@ -1,0 +1,179 @@
+"""Convolutions of groups of channels as C++ text.
+
+A tile of rows has a table of addresses: for each tap and row, where its channels are, or zeros where they are
+beyond the border. It serves all groups, which lie a distance further each, so that nothing is packed.
+
+    for every part of the results that a thread has
+      for some tiles of rows
+        find the addresses of their rows
+        for every few blocks of columns, for every one of the tiles: add up, and finish
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfuse.kit import stride
+from polyfuse.plugin import Source
+from polyfuse.symbolic import product
+from polyfuse_cpp.loops.entry import function
+from polyfuse_cpp.loops.odometer import advance, start_at
+from polyfuse_cpp.matmul.kernel import MatmulText
+from polyfuse_cpp.matmul.tables import column_tables
+from polyfuse_cpp.matmul.window import Window, group_of
+from polyfuse_cpp.matmul.window_text import WindowText
+from polyfuse_cpp.memory.address import index_text
+
+__all__ = ["GroupedText"]
+
+_TILES = 4
+"""Tiles whose addresses are found at once, so that weights that were read serve all of them."""
+
+
+@dataclass
+class GroupedText(MatmulText):
+    """A convolution of groups, with packed weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.group = group_of(self.matmul, self.isa.lanes)
+        self.tables = column_tables(self.matmul, self.isa, self.group)
+        self.shared_axes = tuple(name for name in self.matmul.batch if name != self.group)
+        self.block_axes = self.group, *self.matmul.b.axes[:-1]
+        found = self.a.window
+        assert found is not None
+        self.border: WindowText = found
+        self.window: Window = found.window
+        sizes = self.facts.sizes
+        taps = product(sizes[name] for name in self.window.taps)
+        length, apart = sizes[self.window.run], stride(self.window.load.index, self.group)
+        assert isinstance(taps, int) and isinstance(length, int) and isinstance(apart, int)
+        self.taps, self.length, self.apart = taps, length, apart
+
+    @property
+    def _tile_words(self) -> int:
+        return self.taps * self.plan.rows
+
+    def _thread(self) -> None:
+        out, plan, kind = self.out, self.plan, self.matmul.dtype
+        with function(self.matmul.kernel, f"{Source.SYMBOL}_run", self._shares(), out):
+            self._extents()
+            out.line(f"const i64 group_count = {self._size((self.group,))};")
+            out.line(f"const i64 table_length = across_count * {plan.vectors * self.lanes};")
+            zeros = f"((group_count - 1) * {self.apart} + {self.length + self.lanes})"
+            sums = plan.blocks * self._tile_size()
+            tables = f"{len(self._table_names())} * group_count * table_length"
+            room = f"({zeros} + {sums} + {tables}) * {kind.itemsize}"
+            out.line(f"{kind}* const sums = ({kind}*)matmul_scratch({room});")
+            out.line(f"{kind}* const zeros = sums + {sums};")
+            out.line(f"for (i64 k = 0; k < {zeros}; ++k) zeros[k] = {kind}(0);")
+            self._fill_tables(f"zeros + {zeros}")
+            with out.block("for (i64 item = first_item; item < end_item; ++item)"):
+                self._item()
+
+    # Tables of all groups.
+
+    def _fill_tables(self, room: str) -> None:
+        out = self.out
+        for position, name in enumerate(self._table_names()):
+            start = f"{room} + {position} * group_count * table_length"
+            out.line(f"{self.matmul.dtype}* const {name}_of_groups = {start};")
+        if self.tables is None:
+            return
+        with out.block(f"for (i64 {self.group} = 0; {self.group} < group_count; ++{self.group})"):
+            self._tables_here()
+            self._fill_columns()
+
+    def _tables_here(self) -> None:
+        """Declare the tables of a group, and the batch axes that have one point."""
+        for name in self.shared_axes:
+            self.out.line(f"const i64 {name} = 0;")
+        for name in self._table_names():
+            start = f"{name}_of_groups + {self.group} * table_length"
+            self.out.line(f"{self.matmul.dtype}* const table_{name} = {start};")
+
+    # Loops.
+
+    def _place(self) -> None:
+        out = self.out
+        out.line("const i64 down_at = item / over % down, over_at = item % over;")
+        out.line("const i64 tile_from = tile_count * down_at / down;")
+        out.line("const i64 tile_to = tile_count * (down_at + 1) / down;")
+        out.line("const i64 block_from = block_count * over_at / over;")
+        out.line("const i64 block_to = block_count * (over_at + 1) / over;")
+
+    def _item(self) -> None:
+        out, plan, kind = self.out, self.plan, self.matmul.dtype
+        self._place()
+        with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
+            out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
+            out.line(f"const {kind}* rows_at[{_TILES * self._tile_words}];")
+            out.line(f"bool borders[{_TILES}] = {{}};")
+            with out.block("for (i64 tile = tile_a; tile < tile_e; ++tile)"):
+                self._tile_rows()
+                self._addresses()
+            with out.block(f"for (i64 block_a = block_from; block_a < block_to; block_a += {plan.blocks})"):
+                out.line(f"const i64 blocks_here = index_min({plan.blocks}, block_to - block_a);")
+                out.line(f"i64 offsets[{plan.blocks}];")
+                each = f"offsets[k] = (block_a + k) / across_count * {self.apart};"
+                out.line(f"for (i64 k = 0; k < blocks_here; ++k) {each}")
+                with out.block("for (i64 tile = tile_a; tile < tile_e; ++tile)"):
+                    self._tile_rows()
+                    self._blocks()
+
+    def _tile_rows(self) -> None:
+        self.out.line(f"const i64 row_from = tile * {self.plan.rows};")
+        self.out.line(f"const i64 rows_here = index_min({self.plan.rows}, row_count - row_from);")
+
+    def _addresses(self) -> None:
+        """Find where the channels of each row and tap are."""
+        out, window, sizes = self.out, self.window, self.facts.sizes
+        with out.block(f"for (i64 row = 0; row < {self.plan.rows}; ++row)"):
+            start_at(self.matmul.a.axes, sizes, "row_from + index_min(row, rows_here - 1)", out)
+            start_at(window.taps, sizes, "0", out)
+            for name in self.shared_axes:
+                out.line(f"const i64 {name} = 0;")
+            with out.block(f"for (i64 tap = 0; tap < {self.taps}; ++tap)"):
+                place = f"rows_at[(tile - tile_a) * {self._tile_words} + tap * {self.plan.rows} + row]"
+                first = {window.run: "0", self.group: "0"}
+                address = f"{window.load.buffer} + {index_text(window.load.index, first)}"
+                if window.mask:
+                    out.line(f"const bool there = {self.border.there()};")
+                    out.line("borders[tile - tile_a] |= !there;")
+                    out.line(f"{place} = there ? {address} : zeros;")
+                else:
+                    out.line(f"{place} = {address};")
+                advance(window.taps, sizes, out)
+
+    def _blocks(self) -> None:
+        """Add up and finish the blocks of a tile."""
+        out, plan = self.out, self.plan
+        wide = plan.vectors * self.lanes
+        size = self.length * self.taps * wide
+        out.line(f"const {self.matmul.dtype}* const columns_at = {self.matmul.b.buffer} + block_a * {size};")
+        out.line(f"const auto rows = rows_at + (tile - tile_a) * {self._tile_words};")
+        begin = f"matmul_taps<{plan.rows}, {plan.vectors}"
+        kind, rest = f"{self.matmul.dtype}, {self.length}", f"(rows, {self.taps}, offsets"
+        whole = f"{rest}, columns_at, {size}, sums);"
+        if plan.blocks == 1:
+            out.line(f"{begin}, 1, {kind}, true>{whole}")
+        else:
+            out.line(f"if (blocks_here == {plan.blocks} && offsets[0] == offsets[{plan.blocks - 1}])")
+            out.line(f"  {begin}, {plan.blocks}, {kind}, true>{whole}")
+            out.line(f"else if (blocks_here == {plan.blocks}) {begin}, {plan.blocks}, {kind}, false>{whole}")
+            one = f"columns_at + part * {size}, {size}, sums + part * {self._tile_size()});"
+            parts = "for (i64 part = 0; part < blocks_here; ++part)"
+            out.line(f"else {parts} {begin}, 1, {kind}, true>{rest} + part, {one}")
+        with out.block("for (i64 part = 0; part < blocks_here; ++part)"):
+            out.line(f"{self.matmul.dtype}* const sum = sums + part * {self._tile_size()};")
+            out.line(f"const i64 {self.group} = (block_a + part) / across_count;")
+            out.line(f"const i64 column_from = (block_a + part) % across_count * {wide};")
+            for name in self.matmul.b.axes[:-1]:
+                out.line(f"const i64 {name} = 0;")
+            self._tables_here()
+            if self.border.has_border:
+                out.line("const bool border = borders[tile - tile_a];")
+                out.line("const i64 depth_from = 0, depth_here = depth_count;")
+                out.line(f"static const {self.matmul.dtype} before[{self._tile_size()}] = {{}};")
+                self.border.after_sums(f"columns_at + part * {size}", str(wide))
+            self._finish()
