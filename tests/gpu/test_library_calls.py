@@ -92,6 +92,29 @@ def test_attention_with_a_relative_bias_and_a_repeated_mask() -> None:
         assert "bmm" not in _calls()
 
 
+@pytest.mark.parametrize("width", [36, 64])
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_that_a_model_spells_out(width: int, masked: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 49, width, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    mask = (
+        torch.randn(4, 49, 49, device="cuda", dtype=torch.bfloat16)
+        if masked
+        else torch.zeros((), device="cuda")
+    )
+
+    def spelled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        scores = q @ k.mT / 8
+        return torch.softmax(scores + mask if masked else scores, -1) @ v
+
+    with torch.no_grad():
+        found, expected = _compiled(spelled)(q, k, v, mask), spelled(q, k, v, mask)
+        exact = spelled(q.double(), k.double(), v.double(), mask.double())
+    assert dict(last_reports()[0].rewrites).get("fuse-attention", 0) == (not masked)
+    assert found.stride() == expected.stride()
+    assert (found.double() - exact).norm() <= 1.1 * (expected.double() - exact).norm()
+
+
 def test_gradients_through_a_relative_bias() -> None:
     torch.manual_seed(0)
     shapes = ((2, 4, 40, 64),) * 3 + ((40, 40, 4),)

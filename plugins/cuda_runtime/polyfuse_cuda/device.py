@@ -32,7 +32,7 @@ class CudaDevice(Device):
 
     network = 50e9
     link = 200e9
-    attention_wants_rows = True
+    fused_attention = True
     # measurements name the model that they were made on
     timeless_switches = frozenset({"current"})
     # kernels on streams like any other

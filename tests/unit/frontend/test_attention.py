@@ -27,7 +27,7 @@ def _planned(function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> 
 
 @pytest.fixture
 def by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostDevice, "attention_wants_rows", True)
+    monkeypatch.setattr(HostDevice, "fused_attention", True)
 
 
 def _transposed_query(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

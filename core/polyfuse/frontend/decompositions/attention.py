@@ -23,7 +23,7 @@ def scaled_dot_product_attention(
     **named: Any,
 ) -> Tensor:
     """Copy what is not contiguous along its last axis where the library would compute attention by matmuls
-    for that reason alone (`Device.attention_wants_rows`): a relative position's bias is such a mask.
+    for that reason alone (`Device.fused_attention`): a relative position's bias is such a mask.
 
     Args:
         query: (..., heads, queries, size)
@@ -39,7 +39,7 @@ def scaled_dot_product_attention(
     operands = (query, key, value, attn_mask)
     given = [t for t in operands if t is not None]
     plain = all(t.layout is torch.strided and not shapes.is_unbacked(t) for t in given)
-    copied = plain and not dropout_p and device_of(query.device.type).attention_wants_rows
+    copied = plain and not dropout_p and device_of(query.device.type).fused_attention
     if not copied or all(_has_rows(t) for t in given):
         result: Tensor = decomp.composed(op, *operands, dropout_p, is_causal, **named)
         return result

@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import NO_TEXTS, PassTexts
+from polyfuse.frontend.rewrites.attention import fuse_attention
 from polyfuse.frontend.rewrites.casts import merge_casts
 from polyfuse.frontend.rewrites.collectives import bucket_collectives
 from polyfuse.frontend.rewrites.constant_folding import (
@@ -60,6 +61,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("remove-identity-views", remove_identity_views),
     ("remove-neutral-arithmetic", remove_neutral_arithmetic),
     ("remove-copies", remove_copies),
+    ("fuse-attention", fuse_attention),
     ("scatter-into-sums", scatter_into_sums),
     ("merge-duplicates", merge_duplicates),
     ("remove-dead-again", remove_dead),

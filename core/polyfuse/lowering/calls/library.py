@@ -54,6 +54,7 @@ ATTENTION = _named(
             *("cudnn_attention", "cudnn_attention_backward", "attention_math_for_mps"),
         )
     )
+    + " scaled_dot_product_attention"
 )
 
 RANDOM = _named(

@@ -107,9 +107,10 @@ class Device:
     """Whether eager mode draws the mask of dropout with `aten.bernoulli`. If so, the rest of dropout is
     compiled; if not, eager mode's own dropout stays whole, which keeps its random numbers."""
 
-    attention_wants_rows: ClassVar[bool] = False
-    """Whether the library's fused attention takes only operands and masks that are contiguous along their
-    last axis. Others are copied for it then, where eager mode computes with matmuls."""
+    fused_attention: ClassVar[bool] = False
+    """Whether the library has fused attention that is faster than matmuls and a softmax, for operands that
+    are contiguous along their last axis. Others are copied for it, and attention in 16 bits that a model
+    spells out is replaced by it in inference."""
 
     recorded_collectives: ClassVar[frozenset[str]] = frozenset()
     """What carries out collectives that take part in recordings, as torch names backends of groups: ``nccl``.

@@ -1,0 +1,171 @@
+"""Attention that a model spells out as two matmuls around a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.fx import Node
+
+from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, same_sizes, tensor_value
+from polyfuse.runtime.devices.registry import device_of
+
+__all__ = ["fuse_attention"]
+
+_HALF: Final = (torch.bfloat16, torch.float16)
+_WIDEST: Final = 256
+"""Numbers of a head that the library's kernels take."""
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What a softmax is taken of: queries times keys, times `scale`."""
+
+    matmul: Node
+    size: tuple[Any, ...]
+    scale: float
+
+
+def fuse_attention(state: Rewriting) -> int:
+    """The library's attention instead of two matmuls and the softmax between them.
+
+    In inference, in 16 bits, on devices that say so (`Device.fused_attention`), where nothing else reads what
+    lies between: (batch, heads, queries, keys), with a factor. Numbers between are not rounded to 16 bits
+    then. Not with an added mask: where all of a row is masked by minus infinity, a softmax gives NaN and the
+    library zeros.
+    """
+    if state.stage != "inference" or state.settings.numerics == "eager":
+        return 0
+    return state.replace_each(lambda node: _instead(state, node))
+
+
+def _instead(state: Rewriting, node: Node) -> Callable[[], Node] | None:
+    """What makes the node that takes a matmul's place, or that of a copy with the tokens before the heads."""
+    if node.target is aten.bmm.default and _copy_of(node) is None:
+        return _fused(state, node, node)
+    if node.target is aten.clone.default:
+        matmul = _through(_through(node.args[0], aten.permute.default), aten.view.default)
+        if isinstance(matmul, Node) and matmul.target is aten.bmm.default and _copy_of(matmul) is node:
+            return _fused(state, matmul, node)
+    return None
+
+
+def _copy_of(matmul: Node) -> Node | None:
+    """The contiguous copy with tokens before heads, where that is all that becomes of a matmul's result:
+    fused attention lays out its own so.
+    """
+    node = matmul
+    for target in (aten.view.default, aten.permute.default, aten.clone.default):
+        if len(node.users) != 1:
+            return None
+        node = next(iter(node.users))
+        if node.target is not target:
+            return None
+        if target is aten.permute.default and list(node.args[1]) != [0, 2, 1, 3]:
+            return None
+    return node if node.kwargs.get("memory_format") is torch.contiguous_format else None
+
+
+def _fused(state: Rewriting, node: Node, end: Node) -> Callable[[], Node] | None:
+    """What computes attention in the place of `end`, if a matmul is the second one of it."""
+    result = tensor_value(node)
+    if result is None or result.dtype not in _HALF or not device_of(result.device.type).fused_attention:
+        return None
+    scores = _scores_of(node.args[0])
+    if scores is None or state.settings.gemm not in ("library", "known"):
+        return None
+    batch, heads, queries, _ = scores.size
+    left, right = scores.matmul.args
+    query, key = _heads(left, batch, heads), _heads(right, batch, heads)
+    value = _heads(node.args[1], batch, heads)
+    if query is None or key is None or value is None:
+        return None
+    width, values = query.meta["val"].shape[-1], value.meta["val"].shape[-1]
+    if not isinstance(width, int) or not same_number(width, values) or width > _WIDEST:
+        return None
+    if not same_sizes(query.meta["val"].shape, (batch, heads, queries, width)):
+        return None
+
+    def fused() -> Node:
+        return _call(state, end, (query, key, value), scores)
+
+    return fused
+
+
+def _call(state: Rewriting, end: Node, operands: tuple[Node, Node, Node], scores: _Scores) -> Node:
+    def call(target: Any, *args: Any, **kwargs: Any) -> Node:
+        return state.call_before(end, target, args, kwargs)
+
+    def by_rows(operand: Node) -> Node:
+        found = operand.meta["val"]
+        if same_number(found.shape[-1], 1) or same_number(found.stride(-1), 1):
+            return operand
+        return call(aten.clone.default, operand, memory_format=torch.contiguous_format)
+
+    query, transposed, value = operands
+    key = by_rows(call(aten.permute.default, transposed, [0, 1, 3, 2]))
+    attention = aten.scaled_dot_product_attention.default
+    found = call(attention, by_rows(query), key, by_rows(value), scale=scores.scale)
+    tokens_first = end.target is aten.clone.default
+    if tokens_first:
+        found = call(aten.permute.default, found, [0, 2, 1, 3])
+        if same_sizes(found.meta["val"].stride(), end.meta["val"].stride()):
+            return found
+    # as the matmul, or the copy, lays it out; views that follow count on it
+    rows = call(aten.clone.default, found, memory_format=torch.contiguous_format)
+    return rows if tokens_first else call(aten.view.default, rows, list(end.meta["val"].shape))
+
+
+def _alone(node: Any, *targets: Any) -> bool:
+    """Whether an argument is a call of one of these operators that one call reads."""
+    return isinstance(node, Node) and node.target in targets and len(node.users) == 1
+
+
+def _through(node: Any, *targets: Any) -> Any:
+    """What lies behind one call of these operators, if that is what a node is."""
+    return node.args[0] if _alone(node, *targets) else node
+
+
+def _scores_of(weights: Any) -> _Scores | None:
+    """The scores whose softmax along the last axis a matmul's left operand is."""
+    node = _through(_through(weights, aten.view.default, aten.expand.default), aten._to_copy.default)
+    if not _alone(node, aten._softmax.default):
+        return None
+    dim, size = node.args[1], tuple(node.meta["val"].shape)
+    if len(size) != 4 or dim not in (-1, 3):
+        return None
+    found = _scaled(_through(node.args[0], aten._to_copy.default))
+    return None if found is None else _Scores(found[0], size, found[1])
+
+
+def _scaled(node: Any) -> tuple[Node, float] | None:
+    """The matmul that scores are made by, and their factor."""
+    scale = 1.0
+    while _alone(node, aten.mul.Tensor, aten.div.Tensor):
+        factor = node.args[1]
+        if not isinstance(factor, int | float) or factor == 0:
+            return None
+        scale = scale / factor if node.target is aten.div.Tensor else scale * factor
+        node = node.args[0]
+    node = _through(node, aten.view.default)
+    return (node, scale) if _alone(node, aten.bmm.default) else None
+
+
+def _heads(operand: Any, batch: Any, heads: Any) -> Node | None:
+    """What a matmul's operand (batch * heads, rows, columns) is a view or copy of: (batch, heads, rows,
+    columns).
+    """
+    source = operand.args[0] if isinstance(operand, Node) and operand.target is aten.view.default else None
+    value = tensor_value(source)
+    if source is None or value is None or value.dim() != 4:
+        return None
+    if not same_sizes(value.shape, (batch, heads, *operand.meta["val"].shape[1:])):
+        return None
+    while source.target in (aten.clone.default, aten.expand.default):
+        behind = tensor_value(source.args[0])
+        if behind is None or not same_sizes(behind.shape, value.shape):
+            break
+        source = source.args[0]
+    return source

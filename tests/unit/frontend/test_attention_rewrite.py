@@ -1,0 +1,121 @@
+"""Attention that a model spells out becomes the library's where that is as it should be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.runtime.devices.host import HostDevice
+
+BATCH, HEADS, TOKENS, WIDTH = 2, 3, 10, 16
+
+
+@pytest.fixture(autouse=True)
+def _fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostDevice, "fused_attention", True)
+
+
+def _count(function: Callable[..., object], *operands: Tensor, **options: object) -> int:
+    """How often attention became the library's; results and layouts are eager mode's."""
+    torch.compiler.reset()
+    reset_reports()
+    compiled = torch.compile(function, backend="polyfuse", options={"backends": ["interpreter"], **options})
+    with torch.no_grad():
+        found, expected = compiled(*operands), function(*operands)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.stride() == theirs.stride()
+    (report,) = last_reports()
+    return dict(report.rewrites).get("fuse-attention", 0)
+
+
+def _heads(seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(BATCH, HEADS, TOKENS, WIDTH, dtype=dtype) for _ in range(3)]
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    return [torch.softmax(q @ k.mT / math.sqrt(WIDTH), -1) @ v]
+
+
+def _in_f32(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    return [torch.softmax(q @ k.mT * 0.25, -1, dtype=torch.float32).to(q.dtype) @ v]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_spellings(dtype: torch.dtype) -> None:
+    def both(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        return _plain(q, k, v) + _in_f32(q, v, k)
+
+    assert _count(both, *_heads(dtype=dtype)) == 2
+
+
+def test_a_layer_needs_no_copies() -> None:
+    torch.manual_seed(0)
+    weights = [torch.randn(48, 48, dtype=torch.bfloat16) / 7 for _ in range(4)]
+
+    def layer(x: Tensor) -> list[Tensor]:
+        q, k, v = ((x @ w).view(BATCH, TOKENS, HEADS, WIDTH).transpose(1, 2) for w in weights[:3])
+        mixed = torch.softmax(q @ k.mT * 0.25, -1) @ v
+        return [mixed.transpose(1, 2).reshape(BATCH, TOKENS, 48) @ weights[3]]
+
+    assert _count(layer, torch.randn(BATCH, TOKENS, 48, dtype=torch.bfloat16)) == 1
+    (report,) = last_reports()
+    assert not report.kernels
+
+
+def test_shared_keys_and_other_lengths() -> None:
+    q = _heads()[0][:, :, :4]
+    k, v = (t[:, :1].expand(-1, HEADS, -1, -1) for t in _heads(1)[1:])
+    assert _count(_plain, q, k, v) == 1
+
+
+def test_dynamic_sizes() -> None:
+    compiled = torch.compile(_plain, backend="polyfuse", dynamic=True, options={"backends": ["interpreter"]})
+    for tokens in (10, 7):
+        operands = [t[:, :, :tokens] for t in _heads()]
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*operands), _plain(*operands), rtol=2e-2, atol=2e-2)
+
+
+def test_not_what_is_read_besides_nor_other_arithmetic() -> None:
+    def others(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        q = q / 4  # scores whose rounding to 16 bits changes little
+        weights, scores = torch.softmax(q @ k.mT, -1), q @ v.mT
+        return [
+            *(weights @ v, weights),
+            *(torch.softmax(scores, -1) @ v, scores),
+            torch.softmax(q @ k.mT * 0.5, -2) @ v,
+            torch.softmax(torch.tanh(q @ k.mT), -1) @ v,
+            # a row that is masked throughout is NaN
+            torch.softmax(q @ k.mT + q[..., :TOKENS], -1) @ v,
+        ]
+
+    assert _count(others, *_heads()) == 0
+
+
+def test_not_values_of_another_width() -> None:
+    assert _count(lambda q, k, v: _plain(q, k, v[..., :8]), *_heads()) == 0
+
+
+def test_not_in_f32_nor_rounded_as_eager_mode_does() -> None:
+    assert _count(_plain, *_heads(dtype=torch.float32)) == 0
+    assert _count(_plain, *_heads(), numerics="eager") == 0
+
+
+def test_not_where_the_device_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostDevice, "fused_attention", False)
+    assert _count(lambda q, k, v: _plain(q * 2, k, v), *_heads()) == 0
+
+
+def test_training_is_left_alone() -> None:
+    leaves = [t.requires_grad_() for t in _heads()]
+    reset_reports()
+    compiled = torch.compile(_plain, backend="polyfuse", options={"backends": ["interpreter"]})
+    compiled(*leaves)[0].float().sum().backward()
+    assert all("fuse-attention" not in dict(report.rewrites) for report in last_reports())
