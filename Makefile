@@ -17,7 +17,7 @@ install: $(STAMP) ## Make the virtual environment and install the project, with 
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo,docs,stores]'
 	# headers alone: what the wheel depends on is for its generators
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps nvidia-cutlass
 	@touch $@

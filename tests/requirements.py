@@ -21,6 +21,7 @@ NVRTC = "the library NVRTC is not installed, and the test compiles kernels with 
 GCC = "the C compiler gcc is not installed, and the test compiles with it"
 GXX = "the C++ compiler g++ is not installed, and the test compiles with it"
 NVCC = "the CUDA compiler nvcc is not installed, and the test compiles kernels with it"
+REDIS = "the program redis-server is not installed, and the test starts one"
 DISTRIBUTED = "this torch is built without torch.distributed, and the test talks to other processes with it"
 GLOO = "this torch is built without Gloo, and the test starts processes that talk over it"
 

@@ -13,7 +13,7 @@ from polyfuse.cache.clients.filesystems import FilesystemStore
 from polyfuse.cache.remote import FolderStore, GuardedStore, RemoteStore, remote_store
 from polyfuse.cache.sharing import Sharing
 
-SERVER = "the packages moto[server] and s3fs are not installed"
+SERVER = "the packages of the extra `stores` (moto, flask, s3fs) are not installed"
 
 
 def check_store(store: RemoteStore) -> None:
@@ -90,6 +90,5 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-@pytest.mark.slow
 def test_a_server_that_speaks_s3(bucket: str) -> None:
     check_store(remote_store(bucket))

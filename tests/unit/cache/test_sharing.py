@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import socket
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +27,7 @@ from polyfuse.cache.clients.redis import RedisStore
 from polyfuse.cache.remote import FolderStore, GuardedStore, HttpStore, RemoteStore, remote_store
 from polyfuse.cache.sharing import Sharing
 from polyfuse.cache.timings import Record, TimingStore
+from requirements import REDIS
 from toy_backend import source
 
 SECRET = b"a secret of these machines"
@@ -32,6 +36,12 @@ ONE, TWO, THREE = (kernel_key(source(name).key, "toy", {}) for name in "abc")
 
 def build(folder: Path) -> None:
     (folder / "code").write_bytes(b"code")
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture
@@ -288,6 +298,45 @@ def test_redis(tmp_path, redis):
     redis.password = b"another"
     with pytest.raises(ConnectionError, match="WRONGPASS"):
         remote_store(address).get("large")
+
+
+@pytest.fixture
+def redis_server(tmp_path) -> Iterator[str]:
+    """The address of a `redis-server` of this test's own."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip(REDIS)
+    port = free_port()
+    options = {"port": port, "bind": "127.0.0.1", "dir": tmp_path, "requirepass": "geheim", "save": ""}
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    server = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        yield f"redis://:geheim@127.0.0.1:{port}/2"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def test_a_real_redis_server(tmp_path, redis_server):
+    given(tmp_path, redis_server)
+    store, _ = store_of(tmp_path, "second", redis_server)
+    store.fetch([ONE, THREE])
+    assert store.find(TWO) is not None and store.find(THREE) is not None
+    large = bytes(range(256)) * 4096
+    remote_store(redis_server).put("large", large)
+    assert remote_store(redis_server).get("large") == large
+    assert remote_store(redis_server).get("none") is None
+    remote_store(f"{redis_server}?ttl=1").put("short", b"x")
+    remote_store(redis_server.replace("/2", "/3")).put("apart", b"x")
+    assert remote_store(redis_server).get("apart") is None
+    with pytest.raises(ConnectionError, match=r"WRONGPASS|NOAUTH"):
+        remote_store(redis_server.replace("geheim", "another")).get("large")
+    time.sleep(1.2)
+    assert remote_store(redis_server).get("short") is None
 
 
 def test_an_answer_of_redis_that_is_too_large_is_not_read(redis):
