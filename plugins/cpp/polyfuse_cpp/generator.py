@@ -71,7 +71,7 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
 
 
 _FEWEST_PIXELS = 64
-"""Pixels from which on a kernel for a convolution of all channels under a window is as fast as the library's."""
+"""Pixels from which on a kernel for a convolution of all channels under a window is as fast as a library."""
 _SEVERAL = 2
 """The same of a window of 1x1, and of groups of channels."""
 
