@@ -519,6 +519,28 @@ def test_sizes_and_numbers_that_depend_on_data(function):
         assert counts.hits == 1, counts
 
 
+FRACTIONS = [
+    (False, lambda x, factor: x * factor),
+    (True, lambda x, factor: (x * factor, factor * 2)),
+    (True, lambda x, factor: torch.where(x > factor, factor, x)),
+]
+
+
+@pytest.mark.parametrize(("assumed", "function"), FRACTIONS)
+def test_floating_point_arguments_that_vary(assumed, function):
+    """torch compiles some in, under a guard that is Dynamo's: such a graph served other values."""
+    for turn in range(2):
+        as_in_a_new_process()
+        run = torch.compile(function, backend="polyfuse", options={"strict": True})
+        x = torch.tensor([0.5, 1.0, 2.0])
+        for factor in (0.3, 0.5, 0.7):
+            torch.testing.assert_close(run(x, factor), function(x, factor))
+        if turn:
+            assert (graph_counts().hits, bool(graph_counts().bypasses)) == (
+                (1, True) if assumed else (2, False)
+            )
+
+
 def test_off_means_off(monkeypatch, tmp_path):
     monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
     for _ in range(2):

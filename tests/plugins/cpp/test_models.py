@@ -182,6 +182,19 @@ def test_wrong_arguments_are_refused(attention, x, reason):
     assert reason in result.error
 
 
+def test_an_example_with_expanded_dimensions_takes_no_other_layout(folder):
+    """A copy of the elements into one that they share would keep the last."""
+    x, model = torch.randn(5, 1).expand(5, 4), torch.nn.Softmax(0)
+    path = made(folder, model, x, name="expanded", dynamic_shapes=({0: Dim("rows", min=0, max=9)},))
+    inputs = [torch.randn(3, 1).expand(3, 4), torch.randn(0, 4)]
+    with pytest.raises(PackageError, match="elements would share memory"):
+        load(path)(torch.randn(3, 4))
+    *fitting, other = call(path, [*([x] for x in inputs), [torch.randn(3, 4)]])
+    for x, result in zip(inputs, fitting, strict=True):
+        check(result, model(x))
+    assert "was compiled with elements that share memory" in other.error
+
+
 def test_convolutions(folder):
     torch.manual_seed(0)
     model, x = Pixels(), torch.randn(4, 3, 11, 9)

@@ -16,6 +16,7 @@ from polyfuse.compiler.sizes.stored import sized_record
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.schedule import is_unasked
 from polyfuse.torch_compat.tracing.aot import stored_by_torch
+from polyfuse.torch_compat.tracing.dynamo import assumes_fractions
 
 if TYPE_CHECKING:
     from polyfuse.compiler.built import Built, BuiltGraph
@@ -40,6 +41,8 @@ def record_or_reason(aten: AtenGraph, built: BuiltGraph, session: CompileSession
         return "a kernel of it is interpreted, which each process is told"
     if settings.autotunes and (session.tuner.cut_short or session.tuner.exhausted):
         return "its autotuning ran out of time, or was only looked up, and goes on in a later process"
+    if assumes_fractions() and not stored_by_torch():
+        return "it holds for some values alone of a floating-point number that varies"
     donated = tuple(item.index for item in aten.inputs if item.donated)
     record = _record_of(built, built.report, session)
     if isinstance(record, str) or built.sized is None:

@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 from torch._guards import CompileContext, TracingContext
 
+from polyfuse.torch_compat.tracing import shapes
+
 
 def disable(fn: Callable[..., Any], reason: str) -> Callable[..., Any]:
     """Keep Dynamo from tracing `fn`."""
@@ -238,6 +240,16 @@ def tracing_fake_mode() -> Any:
     """The fake mode of the running compile, or None."""
     context = TracingContext.try_get()
     return context.fake_mode if context is not None else None
+
+
+def assumes_fractions() -> bool:
+    """Whether the graph being compiled holds for some values alone of a floating-point argument that varies.
+
+    torch hands such a number (a symbol, from the second value on) to the graph as a tensor; where that
+    fails, it takes the value of the example, with a guard that Dynamo alone evaluates.
+    """
+    env = getattr(tracing_fake_mode(), "shape_env", None)
+    return env is not None and shapes.compares_fractions(env)
 
 
 def report_output_strides(strides: Sequence[tuple[int, ...] | None]) -> None:

@@ -119,6 +119,14 @@ def named_fraction(name: str) -> bool:
     return symbol_is_type(sympy.Symbol(name), (SymT.FLOAT, SymT.UNBACKED_FLOAT))
 
 
+def compares_fractions(shape_env: ShapeEnv) -> bool:
+    """Whether a guard holds for some values of a floating-point number alone that does not come from data."""
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    found = {symbol for guard in shape_env.guards for symbol in guard.expr.free_symbols}
+    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in found)
+
+
 def _is_unbacked_symbol(symbol: sympy.Symbol) -> bool:
     from torch.utils._sympy.symbol import SymT, symbol_is_type
 

@@ -166,13 +166,21 @@ int check_apart(const pf_tensor* in) {
 }
 
 // An argument as the program reads it: where it is, or a copy with the layout and at an address as compiled.
-pf_ref placed(const pf_tensor& in, const int64_t* strides, int64_t alignment) {
+pf_ref placed(const pf_tensor& in, const int64_t* strides, int64_t alignment, const char* name) {
   pf_ref seen = describe(nullptr, (char*)in.data, in.dtype, in.rank, in.sizes, in.strides);
   if (!seen) return nullptr;
   const bool there = alignment < 2 || (uintptr_t)in.data % alignment == 0;
-  if (there && same_layout(seen, in.rank, in.sizes, strides)) {
+  const bool same = same_layout(seen, in.rank, in.sizes, strides);
+  if (there && same) {
     for (int d = 0; d < in.rank; ++d) seen->strides[d] = strides[d];
     return seen;
+  }
+  if (!same && overlapping(in.rank, in.sizes, strides)) {
+    release_value(nullptr, seen);
+    fail("%s: %s was compiled with elements that share memory, and cannot be laid out so; make the package again, with "
+         "an example of this layout",
+         model_name, name);
+    return nullptr;
   }
   pf_ref copy = copied(seen, in.rank, in.sizes, strides);
   release_value(nullptr, seen);
@@ -192,7 +200,8 @@ struct call {
     for (int k = 0; k < input_count; ++k) {
       const input_row& row = input_rows[k];
       if (row.origin != 't') continue;
-      values[row.position] = placed(in[row.position], strides[row.position], row.alignment);
+      values[row.position] = placed(in[row.position], strides[row.position], row.alignment,
+                                    input_descriptions[row.position].name);
       if (!values[row.position]) return 1;
     }
     return 0;

@@ -162,6 +162,22 @@ void copy_tensor(pf_ref to, pf_ref from) {
   copy_elements(to->data, to->strides, from->data, from->strides, to->rank, to->sizes, item_bytes[to->dtype]);
 }
 
+// Whether a dimension begins again before those with smaller strides have ended.
+bool overlapping(int32_t rank, const int64_t* sizes, const int64_t* strides) {
+  for (int32_t d = 0; d < rank; ++d)
+    if (!sizes[d]) return false;
+  for (int32_t d = 0; d < rank; ++d) {
+    if (sizes[d] < 2) continue;
+    int64_t last = 0;
+    for (int32_t k = 0; k < rank; ++k) {
+      const bool smaller = strides[k] < strides[d] || (strides[k] == strides[d] && k < d);
+      if (sizes[k] > 1 && smaller) last += (sizes[k] - 1) * strides[k];
+    }
+    if (strides[d] <= last) return true;
+  }
+  return false;
+}
+
 pf_ref copied(pf_ref tensor, int32_t rank, const int64_t* sizes, const int64_t* strides) {
   pf_ref made = make_tensor(tensor->dtype, rank, sizes, strides);
   if (made) copy_tensor(made, tensor);
