@@ -411,20 +411,23 @@ class _Printer:
             self._line(line)
 
     def _bind(self, step: BindSymbol) -> None:
-        text = _read_text(self, step.read)
+        text = _bound_text(self, step)
         if text != step.symbol:
-            self._assign(step, text)
+            self._line(f"{step.symbol} = {text}")
         if step.symbol in self.program.noted:
             self._line(f"SEEN[{step.symbol!r}] = {step.symbol}")
 
-    def _assign(self, step: BindSymbol, text: str) -> None:
-        if step.offset != 0:
-            text = f"({text} - ({self.index(step.offset)}))"
-        if step.factor != 1:
-            text = f"{text} // ({self.index(step.factor)})"
-        if step.power == 2:
-            text = f"math.isqrt({text})"
-        self._line(f"{step.symbol} = {text}")
+
+def _bound_text(printer: _Printer, step: BindSymbol) -> str:
+    """The value of a symbol, solved for in what is read; the symbol itself where that is it."""
+    text = _read_text(printer, step.read)
+    if text == step.symbol:
+        return text
+    if step.offset != 0:
+        text = f"({text} - ({printer.index(step.offset)}))"
+    if step.factor != 1:
+        text = f"{text} // ({printer.index(step.factor)})"
+    return f"math.isqrt({text})" if step.power == 2 else text
 
 
 def is_plain_layout(step: AssertLayout) -> bool:
