@@ -107,7 +107,7 @@ def depthwise_loops(
     window = [n for n in weight.size[2:] if isinstance(n, int)]
     if len(window) != 2 or not 1 < prod(window) <= _MOST_TAPS:
         raise Unavailable("its window is too large")
-    if few and inside * prod(window) > _MOST_PRODUCTS:
+    if few and isinstance(inside, int) and inside * prod(window) > _MOST_PRODUCTS:
         raise Unavailable("its window is too large for a group of channels")
     if not isinstance(channels, int) or channels < _FEWEST_CHANNELS:
         raise Unavailable("its channels are few")
