@@ -29,8 +29,10 @@ from polyfuse.testing.cases.case import EXACT, Tolerance
 from polyfuse.testing.cases.memory import memory_cases
 from polyfuse.testing.cases.scalar import scalar_cases
 from polyfuse.testing.conformance import Run
+from polyfuse.testing.device_checks import DEVICE_CHECKS
 from polyfuse.testing.matrix import Cell, Matrix, Status
 from polyfuse.testing.pass_list import update_pass_list
+from polyfuse.testing.pytest_plugin import conformance_tests
 
 
 class Wrong(InterpreterBackend):
@@ -264,6 +266,28 @@ def test_a_process_that_dies_takes_its_own_cells_with_it(monkeypatch):
 def test_a_backend_that_is_not_there_is_an_error_in_any_number_of_processes():
     with pytest.raises(PolyfuseError, match="nobody"):
         conformance.run("nobody", quick=True, jobs=2)
+
+
+@pytest.mark.parametrize("device", ["npu", "cpu:7x", "sim:1"])
+def test_a_device_that_is_not_there_is_an_error(device, capsys):
+    assert cli.main(["conformance", "interpreter", "--quick", "--device", device]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"polyfuse: there is no device '{device}' here (") and "polyfuse backends" in line
+
+
+def test_as_tests_what_the_matrix_lacks_is_skipped_and_a_device_has_tests_too(monkeypatch):
+    """A backend that claims nothing yet has no cells of the contract."""
+    names = conformance_tests("mine", quick=True, device="sim").pytestmark[0].args[1]
+    assert {f"device: {name}" for name in DEVICE_CHECKS} < set(names)
+    test = conformance_tests(lambda: Idle(Settings()), quick=True)
+    monkeypatch.setattr("polyfuse.testing.conformance.all_cases", lambda quick: scalar_cases(quick=True))
+    with pytest.raises(pytest.skip.Exception, match="claims nothing"):
+        test("contract: several kernels in one build")
+
+
+class Idle(InterpreterBackend):
+    def claims(self, node: Node) -> Claim:
+        return No("not yet")
 
 
 def test_markdown_and_table_show_every_status(capsys):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import polyfuse
+from new_process import as_in_a_new_process
 from requirements import needs_gcc
 
 pytestmark = needs_gcc
@@ -93,6 +94,24 @@ def test_training_and_sizes_ahead():
         torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
         # forward and backward, each with the sizes ahead, and from 5000 on with one more
         assert polyfuse.metrics().programs == (6 if n in (64, 3, 500) else 8)
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_data_decide_choose_the_program_of_the_next_call(tmp_path, monkeypatch):
+    def f(x: Tensor) -> Tensor:
+        rows = x[x[:, 0] > 0]
+        return (rows * 2).sum(0) + rows.shape[0]
+
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+    for made in ([1, 2, 2, 2, 3], [1, 2, 2, 2, 3]):  # the second time, from the graph cache
+        as_in_a_new_process()
+        compiled = torch.compile(f, backend="polyfuse", fullgraph=True, options={"graph_cache": True})
+        for rows, programs in zip((3000, 3000, 2000, 5, 5), made):
+            x = torch.randn(4000, 3).index_fill(1, torch.tensor(0), -1.0)
+            x[:rows, 0] = 1
+            torch.testing.assert_close(compiled(x), f(x), rtol=1e-3, atol=1e-2)
+            assert polyfuse.metrics().programs == programs
+    assert polyfuse.metrics().cache_hits == 1
 
 
 def test_without_classes_there_is_one_program():

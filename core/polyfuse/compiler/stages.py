@@ -123,12 +123,15 @@ def compile_whole(aten: AtenGraph, session: CompileSession, any_size: bool = Fal
     subgraphs = compile_subgraphs(aten, session, lambda *graph: compile_whole(*graph).module)
     lowered = lower_and_claim(aten, session, subgraphs, clock)
     sized = SizedGraph.of(lowered.claims, session) if any_size else None
-    built = compile_graph(lowered.claims if sized is None else sized.first(), session, dump, clock)
-    ahead = {} if sized is None else _ahead(sized, session)
-    if sized is not None:
-        compiled = partial(compile_sizes, sized, session=session)
+    if sized is None:
+        built, ahead = compile_graph(lowered.claims, session, dump, clock), {}
+    else:
+        seen = sized.classes.noted
+        built = compile_graph(sized.first(), session, dump, clock, seen)
+        ahead = _ahead(sized, session, seen)
+        compiled = partial(compile_sizes, sized, session=session, seen=seen)
         eager = None if session.settings.strict else _eager(aten)
-        programs = chosen_by_size(sized.classes, built.module, compiled, eager, aten.name)
+        programs = chosen_by_size(sized.classes, built.module, compiled, eager, aten.name, seen)
         for key, (sizes, item) in ahead.items():
             programs.add(key, sizes, item.module)
         built.module.sized = programs
@@ -141,8 +144,14 @@ def compile_whole(aten: AtenGraph, session: CompileSession, any_size: bool = Fal
     return whole
 
 
-def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Clock) -> Built:
-    """The stages after claims: loops that backends generate, and calls, become a module."""
+def compile_graph(
+    claims: Claims, session: CompileSession, dump: Dump, clock: Clock, seen: dict[str, int] | None = None
+) -> Built:
+    """The stages after claims: loops that backends generate, and calls, become a module.
+
+    Args:
+        seen: where the module leaves the values of those symbols that data decide.
+    """
     settings = session.settings
     dump.write("graph.ir", lambda: text(claims.graph))
     _verify_graph(claims.graph, settings.verify)
@@ -191,6 +200,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
         planned = replace(planned, decisions=(*decisions, *separate))
         scratch = {key: Scratch(item.source.scratch, item.source.zeroed) for key, item in emitted.items()}
         program = plan(with_scratch(planned, scratch), settings, observe=settings.observe)
+        program = replace(program, noted=tuple(seen or ()))
         host = python_text(program, harness=settings.benchmark_harness)
     dump.write("program.py", lambda: host)
     if settings.benchmark_harness:
@@ -204,6 +214,8 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     with clock.stage("load"):
         module = load(host, entries_for(kernels), planned.graph.objects, filename=dump.path("program.py"))
         module.native = native
+        if seen:
+            module.namespace["SEEN"] = seen
         if settings.profile:
             meter_calls(module, (program.device or "").partition(":")[0])
     notes = {key: item.source.note for key, item in emitted.items()}
@@ -212,23 +224,28 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
 
 
 def compile_sizes(
-    sized: SizedGraph, key: ClassKey, sizes: Sequence[Any], session: CompileSession
+    sized: SizedGraph, key: ClassKey, sizes: Sequence[Any], session: CompileSession, seen: dict[str, int]
 ) -> CompiledModule:
     """The program of a graph for another class of its sizes, made for some of them."""
-    return _built_for(sized, key, sizes, session).module
+    return _built_for(sized, key, sizes, session, seen).module
 
 
-def _built_for(sized: SizedGraph, key: ClassKey, sizes: Sequence[Any], session: CompileSession) -> Built:
-    _log.info("graph %s is compiled for sizes %s", sized.claims.graph.name, sizes)
+def _built_for(
+    sized: SizedGraph, key: ClassKey, sizes: Sequence[Any], session: CompileSession, seen: dict[str, int]
+) -> Built:
     claims = sized.of_class(key, sizes)
-    return compile_graph(claims, session, Dump.open(session.settings, claims.graph.name), Clock())
+    _log.info("graph %s is compiled for sizes %s", claims.graph.name, sizes)
+    dump = Dump.open(session.settings, f"{claims.graph.name}_sizes_{'_'.join(map(str, sizes))}")
+    return compile_graph(claims, session, dump, Clock(), seen)
 
 
-def _ahead(sized: SizedGraph, session: CompileSession) -> dict[ClassKey, tuple[tuple[int, ...], Built]]:
+def _ahead(
+    sized: SizedGraph, session: CompileSession, seen: dict[str, int]
+) -> dict[ClassKey, tuple[tuple[int, ...], Built]]:
     """What is built for the classes of the option `sizes`, beside that of the sizes that were met."""
     wanted = sized.classes.ahead(session.settings.sizes)
     del wanted[sized.classes.key(sized.classes.met)]
-    return {key: (sizes, _built_for(sized, key, sizes, session)) for key, sizes in wanted.items()}
+    return {key: (sizes, _built_for(sized, key, sizes, session, seen)) for key, sizes in wanted.items()}
 
 
 def _eager(aten: AtenGraph) -> Callable[[list[Any]], Any]:

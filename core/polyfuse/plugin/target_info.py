@@ -48,8 +48,8 @@ class TargetInfo:
             operands torch lets them round to TF32, faster on tensors in the channels-last layout. They get
             such tensors then, unless gradients are needed.
         channels_last_f32: the same of convolutions in f32.
-        depthwise_loops: whether the backend's loops over depthwise convolutions of f32 with channels last and
-            small windows are faster than libraries.
+        depthwise_loops: whether the backend's loops over convolutions of f32 with channels last, small
+            windows and one, two or four channels for each result are faster than libraries.
         column_reductions: whether a kernel in which groups of rows add to one row each (a scatter to an index
             that depends on ``row // count``) does so without atomic operations. Sums of columns are then
             fused with kernels that work along rows.

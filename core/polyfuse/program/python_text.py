@@ -46,7 +46,9 @@ from polyfuse.symbolic import text as symbolic_text
 
 __all__ = ["OBJECT_CALL", "is_plain_layout", "origin_text", "python_text"]
 
-_MODULE = "NAME KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED DEVICE GRAPH PARTITIONS VIEWS math torch main"
+_MODULE = (
+    "NAME KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED DEVICE GRAPH PARTITIONS VIEWS SEEN math torch main"
+)
 _FUNCTIONS = "call call_partitioned call_python args _"
 _RESERVED = (*keyword.kwlist, *dir(builtins), *runtime.__all__, *_MODULE.split(), *_FUNCTIONS.split())
 _PLAIN_HOST_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -149,6 +151,8 @@ class _Printer:
             rows.append(f"PARTITIONS = {table!r}")
         if self.program.views:
             rows.append(f"VIEWS = {self.program.views!r}")
+        if self.program.noted:
+            rows.append("SEEN = {}")
         return [*rows, f"CHECKS = {checks!r}", f"ALIGNED = {aligned!r}", f"DEVICE = {self.program.device!r}"]
 
     # Names.
@@ -407,16 +411,23 @@ class _Printer:
             self._line(line)
 
     def _bind(self, step: BindSymbol) -> None:
-        text = _read_text(self, step.read)
-        if text == step.symbol:
-            return
-        if step.offset != 0:
-            text = f"({text} - ({self.index(step.offset)}))"
-        if step.factor != 1:
-            text = f"{text} // ({self.index(step.factor)})"
-        if step.power == 2:
-            text = f"math.isqrt({text})"
-        self._line(f"{step.symbol} = {text}")
+        text = _bound_text(self, step)
+        if text != step.symbol:
+            self._line(f"{step.symbol} = {text}")
+        if step.symbol in self.program.noted:
+            self._line(f"SEEN[{step.symbol!r}] = {step.symbol}")
+
+
+def _bound_text(printer: _Printer, step: BindSymbol) -> str:
+    """The value of a symbol, solved for in what is read; the symbol itself where that is it."""
+    text = _read_text(printer, step.read)
+    if text == step.symbol:
+        return text
+    if step.offset != 0:
+        text = f"({text} - ({printer.index(step.offset)}))"
+    if step.factor != 1:
+        text = f"{text} // ({printer.index(step.factor)})"
+    return f"math.isqrt({text})" if step.power == 2 else text
 
 
 def is_plain_layout(step: AssertLayout) -> bool:

@@ -291,6 +291,7 @@ class Program:
         recording: what a recording of its work has to know; None if it is not to be recorded.
         partitions: what is recorded instead of the whole where that cannot be, or fails, in order.
         views: (result, input) for each result of a forward that is part of an input, as autograd must know.
+        noted: symbols whose values, which data decide, each call leaves in the table `SEEN`.
     """
 
     name: str
@@ -306,6 +307,7 @@ class Program:
     recording: GraphFacts | None = None
     partitions: tuple[Partition, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
+    noted: tuple[str, ...] = ()
 
     @property
     def has_partitioned_form(self) -> bool:

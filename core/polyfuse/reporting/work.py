@@ -56,7 +56,7 @@ def _call_operations(
         return often * 2.0 * first * math.prod(weight[1:])
     if any(word in name for word in _PRODUCTS):
         matrices = [s for s in shapes if len(s) >= 2]
-        if name in ("addmm", "baddbmm") and len(matrices) > 2:
+        if name in ("addmm", "baddbmm", "_addmm_activation") and len(matrices) > 2:
             matrices = matrices[1:]
         return 2.0 * out * matrices[0][-1] if matrices else None
     return None

@@ -41,6 +41,7 @@ class SizedPrograms(Generic[Program]):
         positions: of the inputs that are sizes.
         class_of: the class of some sizes, in the order of `positions`.
         make: the program of a class; also given the sizes for which it is made.
+        seen: further sizes, which programs write there; a call's program is chosen by those of the last call.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class SizedPrograms(Generic[Program]):
         positions: Sequence[int],
         class_of: Callable[[tuple[Any, ...]], tuple[Any, ...]],
         make: Callable[[Any, tuple[Any, ...]], Program],
+        seen: dict[str, int] | None = None,
     ) -> None:
         self._positions = tuple(positions)
         self._class_of = class_of
         self._make = make
+        self._seen = seen or {}
         self._lock = threading.RLock()
         self._known: dict[tuple[Any, ...], Program] = {}
         self.programs: dict[tuple[Any, ...], Program] = {}
@@ -64,7 +67,7 @@ class SizedPrograms(Generic[Program]):
 
     def __call__(self, args: Sequence[Any]) -> Program:
         """The program for a call with these inputs."""
-        sizes = tuple([args[i] for i in self._positions])
+        sizes = (*[args[i] for i in self._positions], *self._seen.values())
         try:
             return self._known[sizes]
         except (KeyError, TypeError):  # the length of ragged tensors has no hash

@@ -12,7 +12,9 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
-from polyfuse.base.errors import KernelBuildError, UnsupportedError
+import torch
+
+from polyfuse.base.errors import BackendUnavailableError, KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
 from polyfuse.ir.text.print import text
@@ -70,7 +72,20 @@ def _share(backend: str, quick: bool, device: str, number: int = 0, jobs: int = 
     plugins = PluginManager(Settings.resolve())
     find_devices_with(Extensions(plugins).device)
     made = plugins.backend(backend)
+    _require_device(device)
     return Run(made, device, quick).matrix(tuple(all_cases(quick))[number::jobs], contract=number == 0)
+
+
+def _require_device(device: str) -> None:
+    """Raise `BackendUnavailableError` where a device, such as `cuda:1`, is not there."""
+    device_of(device)  # a plugin that brings the type registers it with torch
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        # torch lists all that it knows
+        cause = f"there is no device {device!r} here ({shorten(str(error), 120)})"
+        fix = "`polyfuse backends` shows which types of device the backends serve"
+        raise BackendUnavailableError(cause, fix) from error
 
 
 def _in_processes(backend: str, quick: bool, device: str, jobs: int) -> Matrix:

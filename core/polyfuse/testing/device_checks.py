@@ -9,7 +9,7 @@ import torch
 from polyfuse.runtime.devices.device import Device
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["device_checks"]
+__all__ = ["DEVICE_CHECKS", "device_checks"]
 
 _COUNT = 4096
 
@@ -158,3 +158,6 @@ _CHECKS: dict[str, Callable[[Device, torch.device], str]] = {
     "a recording that fails leaves nothing": _failed_recording,
     "facts stay the same": _facts,
 }
+
+DEVICE_CHECKS = tuple(_CHECKS)
+"""The name of each check."""

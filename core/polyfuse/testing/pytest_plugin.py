@@ -21,6 +21,7 @@ import pytest
 from polyfuse.plugin import Backend
 from polyfuse.testing.conformance import all_cases, run
 from polyfuse.testing.contract import contract_checks
+from polyfuse.testing.device_checks import DEVICE_CHECKS
 from polyfuse.testing.matrix import Cell, Matrix, Status
 
 __all__ = ["conformance_tests"]
@@ -29,7 +30,8 @@ __all__ = ["conformance_tests"]
 def conformance_tests(
     backend: str | Callable[[], Backend], quick: bool = False, device: str = "cpu", jobs: int = 1
 ) -> Callable[..., None]:
-    """Return a parametrised test function with one test for each cell of the matrix.
+    """Return a parametrised test function with one test for each cell of the matrix: every case, the
+    contract, and, on a device other than the host, what the device promises.
 
     `backend` is a name, or a function that makes a backend; nothing of it is touched before tests run. A name
     can be run in several processes (`jobs`).
@@ -49,10 +51,14 @@ def conformance_tests(
 
     labels = [part.label for case in all_cases(quick) for part in case.parts]
     labels += [f"contract: {name}" for name, _ in contract_checks()]
+    if device.partition(":")[0] != "cpu":
+        labels += [f"device: {name}" for name in DEVICE_CHECKS]
     labels = list(dict.fromkeys(labels))
 
     @pytest.mark.parametrize("label", labels)
     def test_conformance(label: str) -> None:
+        if label not in by_label():
+            pytest.skip("the backend claims nothing that this could be tried with")
         _report(by_label()[label])
 
     return test_conformance

@@ -71,19 +71,23 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
 
 
 _FEWEST_PIXELS = 64
-"""Pixels from which on packing or checking the weights of a convolution is a small part of each call."""
+"""Pixels from which on a kernel for a convolution of all channels under a window is as fast as a library."""
+_SEVERAL = 2
+"""The same of a window of 1x1, and of groups of channels."""
 
 
 def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     """Whether a kernel for a convolution is faster than a call of the library with what follows it."""
     if isa.lanes == 1 or any(value.dtype is not DType.f32 for value in matmul.values):
         return False
-    batch, _, *positions = map(axis_size, matmul.axes)
+    taps = matmul.raxes[1:]
+    rows = matmul.axes[:1] + matmul.axes[len(matmul.axes) - len(taps) :]
+    grouped = len(matmul.axes) > len(rows) + 1
     try:
-        pixels = prod(evaluate(n, hints) for n in (batch, *positions))
+        pixels = prod(evaluate(axis_size(a), hints) for a in rows)
     except KeyError:  # a size that nobody can guess
         return False
-    return pixels >= _FEWEST_PIXELS
+    return pixels >= (_SEVERAL if grouped or all(axis_size(a) == 1 for a in taps) else _FEWEST_PIXELS)
 
 
 def neighbours(kernel: Kernel, config: Config, isa: Isa) -> Sequence[Config]:

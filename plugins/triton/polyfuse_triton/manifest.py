@@ -12,6 +12,7 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.fusion import FusionRule
+    from polyfuse.plugin.rewriting import Rewrite
     from polyfuse.plugin.timing import Timer
     from polyfuse.runtime.devices.device import Device
 
@@ -21,6 +22,7 @@ __all__ = [
     "polyfuse_fusion_rules",
     "polyfuse_lowerings",
     "polyfuse_manifest",
+    "polyfuse_rewrites",
     "polyfuse_timer",
 ]
 
@@ -62,6 +64,16 @@ def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:
     from polyfuse_triton.fusion_rules import RULES
 
     return RULES
+
+
+@hookimpl
+def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:
+    """Let the library compute activations in its matmuls' epilogues."""
+    if device_type != "cuda":
+        return ()
+    from polyfuse_triton.activations import REWRITES
+
+    return REWRITES
 
 
 @hookimpl

@@ -110,8 +110,8 @@ def test_weights_are_packed_again_after_every_kind_of_change() -> None:
 
 @pytest.mark.parametrize(
     ("inside", "outside", "extent"),
-    [(16, 24, 11), (24, 33, 9), (1040, 8, 9), (64, 16, 16)],
-    ids=["tail of rows", "tail of columns", "cut depth", "whole tiles"],
+    [(16, 24, 11), (24, 33, 9), (1040, 8, 9), (64, 16, 5)],
+    ids=["tail of rows", "tail of columns", "cut depth", "small images"],
 )
 def test_pointwise_convolutions_are_generated_with_what_follows(
     inside: int, outside: int, extent: int
@@ -208,8 +208,10 @@ def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
         (nn.Conv2d(8, 8, (5, 3), padding=(4, 0), dilation=(2, 1), groups=8), (2, 8, 9, 5)),
         (nn.Conv2d(8, 8, 3, groups=8), (1, 8, 3, 3)),
         (nn.Conv2d(8, 8, 2, padding=5, groups=8), (1, 8, 1, 1)),
+        (nn.Conv2d(24, 24, 3, padding=1, groups=6), (2, 24, 7, 9)),
+        (nn.Conv2d(14, 14, (3, 2), stride=2, padding=1, groups=7, bias=False), (2, 14, 8, 9)),
     ],
-    ids=["17 channels", "stride", "dilation", "one place", "wide border"],
+    ids=["17 channels", "stride", "dilation", "one place", "wide border", "groups of 4", "groups of 2"],
 )
 def test_depthwise_convolutions_are_generated(layer: nn.Module, size: tuple[int, ...]) -> None:
     model = nn.Sequential(layer, nn.BatchNorm2d(size[1]), nn.ReLU6()).eval()
@@ -225,8 +227,9 @@ def test_depthwise_convolutions_of_sizes_that_vary() -> None:
         assert not agrees(call, model, x).calls
 
 
-def test_weights_of_depthwise_convolutions_that_are_infinite() -> None:
-    model = nn.Conv2d(8, 8, 3, padding=1, groups=8).eval()
+@pytest.mark.parametrize("groups", [2, 8])
+def test_weights_of_depthwise_convolutions_that_are_infinite(groups: int) -> None:
+    model = nn.Conv2d(8, 8, 3, padding=1, groups=groups).eval()
     with torch.no_grad():
         model.weight[0, 0, 0, 0], model.weight[1, 0, 2, 1] = float("inf"), float("nan")
     x = torch.rand(1, 8, 5, 5).to(memory_format=torch.channels_last) + 1

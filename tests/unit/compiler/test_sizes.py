@@ -116,14 +116,14 @@ def test_programs_are_made_once_and_one_that_fails_is_replaced_by_one_for_all():
 
     classes = SizeClasses((ROWS,), (40,), (16, 128), 1)
     first = lambda args: "first"  # noqa: E731
-    programs = chosen_by_size(classes, first, compiled, None, "g")
+    programs = chosen_by_size(classes, first, compiled, None, "g", {})
     assert programs([50]) is first and not made
     assert programs([3]) is programs([4]) and programs([3]) is not first
     assert made == [(((0, False),), (3,))]
     with pytest.raises(RuntimeError, match="planted"):
         programs([2000])
     eager = lambda args: "eager"  # noqa: E731
-    programs = chosen_by_size(classes, first, compiled, eager, "g")
+    programs = chosen_by_size(classes, first, compiled, eager, "g", {})
     assert programs([2000]) is eager and programs([50]) is first
     assert programs.status.text().startswith("3 programs")
 
@@ -134,3 +134,18 @@ def test_the_option_takes_integers():
     for wrong in ([1.5], "a", 3, [-1]):
         with pytest.raises(InvalidOptionError, match="sizes"):
             Settings.resolve(None, {"sizes": wrong})
+
+
+def test_a_size_that_data_decide_counts_as_in_the_last_call():
+    computed = SizeSymbol("u0", None, 0, None, False)
+    classes = SizeClasses((ROWS, computed), (40, 64), (16, 128), 8)
+    assert classes.positions == (0,) and classes.noted == {"u0": 64}
+    seen = classes.noted
+    programs = chosen_by_size(
+        classes, list, lambda key, sizes: dict if sizes[1] > 64 else set, None, "g", seen
+    )
+    assert programs([40]) is list
+    seen["u0"] = 500
+    assert programs([40]) is dict
+    seen["u0"] = 100
+    assert programs([40]) is list

@@ -48,9 +48,9 @@ def convolutions(graph: AtenGraph) -> list[tuple[bool, ...]]:
     for node in graph.module.graph.nodes:
         count = {aten.convolution.default: 1, aten.convolution_backward.default: 2}.get(node.target, 0)
         values = [node.args[i].meta["val"] for i in range(count)]
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}
         if values:
-            found.append(tuple(v.is_contiguous(memory_format=last[v.dim()]) for v in values))
+            # of sizes that are not known, torch 2.11 cannot say `is_contiguous(memory_format=...)`
+            found.append(tuple(bool(v.stride(1) == 1) for v in values))
     return found
 
 

@@ -94,9 +94,14 @@ def test_the_bias_of_a_convolution_is_added_where_it_is_read(rank: int, transpos
     assert text.count("None") >= 2, text
 
 
+def test_the_bias_of_a_convolution_that_is_kept_is_the_librarys() -> None:
+    text = _text(nn.Sequential(nn.Conv2d(3, 4, 2), nn.Conv2d(4, 4, 1)), torch.randn(2, 3, 5, 5))
+    assert "None" not in text, text
+
+
 def test_channels_last_convolutions_keep_their_layout() -> None:
     x = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
-    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU()).to(memory_format=torch.channels_last)
     with torch.no_grad():
         run, planned = wide(model, backend=Later)
         torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)

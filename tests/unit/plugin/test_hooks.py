@@ -439,6 +439,11 @@ def test_a_program_registers_plugins_of_its_own(monkeypatch):
     assert PluginManager(Settings(), [plugin(monkeypatch)]).order("cpu") == ("toy",)
 
 
+def test_what_has_no_hash_is_no_plugin():
+    with pytest.raises(TypeError, match="a list has no hash"):
+        register([])
+
+
 def test_what_a_program_registers_takes_the_place_of_an_installed_plugin(monkeypatch):
     @hookimpl
     def polyfuse_manifest():

@@ -41,7 +41,7 @@ from polyfuse.compiler.sizes.stored import SizedRecord
 from polyfuse.frontend.graph import BoxedCallable
 from polyfuse.plugin import Backend, HostProgram
 from polyfuse.runtime.checks import spared
-from polyfuse.runtime.module import KernelEntry, load
+from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.runtime.ranks.agreement import Agreement
 from polyfuse.runtime.ranks.collectives import CollectiveRow
@@ -199,7 +199,10 @@ def revived(
         if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:
             module.native = reading.host(stored.host, stored.kernels)
         if stored.sized is not None:
-            further = lambda record: revived(record, session, build=True)[0]  # noqa: E731
+
+            def further(record: GraphRecord) -> CompiledModule:
+                return cast(CompiledModule, revived(record, session, build=True)[0])
+
             module.sized = stored.sized.chosen(module, stored.constants, session, further)
     except Exception as error:
         raise CacheEntryGone(str(error)) from error

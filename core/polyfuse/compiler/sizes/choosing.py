@@ -23,6 +23,7 @@ def chosen_by_size(
     compiled: Callable[[ClassKey, tuple[Any, ...]], Program],
     eager: Program | None,
     name: str,
+    seen: dict[str, int],
 ) -> SizedPrograms[Program]:
     """Chooses among the programs of a graph.
 
@@ -32,6 +33,7 @@ def chosen_by_size(
             serves all sizes.
         eager: runs the graph where no program can be compiled; None: what compiling raised is raised.
         name: of the graph, for messages.
+        seen: values that data decided in the last call (`SizeClasses.noted`); programs write them there.
     """
 
     def make(key: ClassKey, sizes: tuple[Any, ...]) -> Program:
@@ -52,6 +54,6 @@ def chosen_by_size(
             )
             return found.of_class((), sizes) if key else eager
 
-    found = SizedPrograms(classes.positions, classes.key, make)
+    found = SizedPrograms(classes.positions, classes.key, make, seen)
     found.programs[classes.key(classes.met)] = first
     return found

@@ -26,13 +26,13 @@ class SizeSymbol:
 
     Attributes:
         name: in the graph.
-        position: of the input.
+        position: of the input; None: data decide it within a call, and the last call's value counts.
         lo, hi: its bounds; None: none.
         multiples: whether it may be written as a multiple of another symbol.
     """
 
     name: str
-    position: int
+    position: int | None
     lo: int
     hi: int | None
     multiples: bool
@@ -57,7 +57,12 @@ class SizeClasses:
     @property
     def positions(self) -> tuple[int, ...]:
         """Of the inputs that are values of the symbols."""
-        return tuple(item.position for item in self.symbols)
+        return tuple(item.position for item in self.symbols if item.position is not None)
+
+    @property
+    def noted(self) -> dict[str, int]:
+        """The symbols that data decide, with values to begin with. They come after all others."""
+        return {item.name: n for item, n in zip(self.symbols, self.met) if item.position is None}
 
     def key(self, sizes: Sequence[Any]) -> ClassKey:
         """The class of some values of the symbols."""
@@ -96,4 +101,10 @@ class SizeClasses:
         return lo, last if item.hi is None else min(last, item.hi)
 
     def _is_multiple(self, item: SizeSymbol, size: int) -> bool:
-        return self.multiple > 1 and item.multiples and size > 0 and size % self.multiple == 0
+        return (
+            self.multiple > 1
+            and item.multiples
+            and item.position is not None
+            and size > 0
+            and size % self.multiple == 0
+        )

@@ -13,7 +13,7 @@ from typing import Any
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.sizes.classes import ClassKey, SizeClasses, SizeSymbol
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Collective
+from polyfuse.ir.nodes import Collective, ExternCall
 from polyfuse.ir.resized import host_symbols, resized, storage_symbols
 from polyfuse.plugin import TargetInfo
 from polyfuse.schedule import Claims
@@ -51,6 +51,9 @@ class SizedGraph:
         hints = dict(graph.symbol_hints)
         new: dict[str, IndexLike] = {}
         for item, (number, is_multiple), size in zip(classes.symbols, key, sizes):
+            if item.position is None:  # the next call may have any value
+                hints[item.name] = size
+                continue
             lo, hi = classes.bounds(item, number)
             if is_multiple:
                 step = classes.multiple
@@ -84,5 +87,10 @@ def classes_of(graph: Graph, infos: Iterable[TargetInfo]) -> SizeClasses | None:
             continue
         if atom.name in graph.symbol_hints:
             found[atom.name] = SizeSymbol(atom.name, position, atom.lo, atom.hi, atom.name not in by_host)
+    if first:
+        computed = [name for node in graph.nodes if isinstance(node, ExternCall) for name, _ in node.symbols]
+        for name in computed:
+            if name in stored and name in graph.symbol_hints and name not in found:
+                found[name] = SizeSymbol(name, None, 0, None, False)
     met = tuple(graph.symbol_hints[name] for name in found)
     return SizeClasses(tuple(found.values()), met, first, multiple) if found else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfuse.compiler.sizes.choosing import Program, chosen_by_size
 from polyfuse.compiler.sizes.classes import ClassKey, SizeClasses
+from polyfuse.runtime.module import CompiledModule
 from polyfuse.runtime.sized import SizedPrograms
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ class SizedRecord:
 
     def chosen(
         self,
-        first: Program,
+        first: CompiledModule,
         objects: Mapping[str, Any],
         session: CompileSession,
-        revive: Callable[[Any], Program],
+        revive: Callable[[Any], CompiledModule],
     ) -> SizedPrograms[Program]:
         """Chooses among its programs.
 
@@ -52,14 +53,20 @@ class SizedRecord:
             revive: makes a stored program callable.
         """
 
+        seen = self.classes.noted
+
+        def noting(program: CompiledModule) -> CompiledModule:
+            program.namespace["SEEN"] = seen
+            return program
+
         def compiled(key: ClassKey, sizes: tuple[Any, ...]) -> Program:
             if key in self.programs:
-                return revive(self.programs[key])
+                return noting(revive(self.programs[key]))
             from polyfuse.compiler.stages import compile_sizes
 
-            return compile_sizes(self._unpacked(objects, session), key, sizes, session)
+            return noting(compile_sizes(self._unpacked(objects, session), key, sizes, session, seen))
 
-        return chosen_by_size(self.classes, first, compiled, None, self.name)
+        return chosen_by_size(self.classes, noting(first), compiled, None, self.name, seen)
 
     def _unpacked(self, objects: Mapping[str, Any], session: CompileSession) -> SizedGraph:
         from polyfuse.compiler.sizes.graphs import SizedGraph

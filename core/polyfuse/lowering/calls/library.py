@@ -36,7 +36,7 @@ LINEAR_ALGEBRA = _named(
     "linalg_pinv.atol_rtol_tensor linalg_qr linalg_solve_triangular"
 )
 
-MATMULS = _named("mm bmm addmm baddbmm _int_mm")
+MATMULS = _named("mm bmm addmm baddbmm _int_mm _addmm_activation")
 
 TEMPLATES = _named(
     "convolution_backward _grouped_mm _scaled_mm _scaled_grouped_mm mkldnn_rnn_layer sort "
@@ -79,7 +79,9 @@ def template(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Any:
 @lowers("aten.convolution.default", library=True)
 def convolution(ctx: LoweringContext, node: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     fake, name = node.meta["val"], ops.op_name(node.target)
-    if bias is None or not ctx.target_info(str(fake.device)).separate_convolution_bias:
+    # what is kept anyway takes less memory if the library adds in place
+    stored = bias is None or ctx.readers[node].stored
+    if stored or not ctx.target_info(str(fake.device)).separate_convolution_bias:
         return call(ctx, fake, name, (x, weight, bias, *rest), template=True)
     alone = call(ctx, fake, name, (x, weight, None, *rest), template=True)
     channel = 0 if bias.size[0] == 1 else axes_of(alone.size)[1]

@@ -1,5 +1,5 @@
-"""Depthwise convolutions as loops: each result is a sum of a few products, written out, with lanes along the
-channels. What follows fuses with it as with any loop.
+"""Convolutions of few channels for each result, depthwise ones first, as loops: each result is a sum of a few
+products, written out, with lanes along the channels. What follows fuses with it as with any loop.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from polyfuse.symbolic import IndexLike, axis, contiguous_strides
 __all__ = ["DepthwiseLoops", "Margin", "depthwise_loops", "margin_of"]
 
 _MOST_TAPS = 25
+_INSIDE, _MOST_PRODUCTS = (2, 4), 36
+"""Channels of groups that are no vector wide, but divide one, and most products for each of their results."""
 _WIDEST = 8
 """Rows or columns of the widest margin."""
 _FEWEST_CHANNELS = 8
@@ -85,8 +87,8 @@ def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
 def depthwise_loops(
     call: TemplateCall, buffers: Mapping[str, Buffer], margin: Margin | None = None
 ) -> DepthwiseLoops:
-    """The loops of a depthwise f32 convolution of images with channels last and a small window, and of the
-    margin of its image, which these read without it.
+    """The loops of an f32 convolution of images with channels last, a small window and one, two or four
+    channels for each result, and of the margin of its image, which these read without it.
 
     Raises:
         Unavailable: it is none.
@@ -96,13 +98,17 @@ def depthwise_loops(
     if transposed or not isinstance(image, View) or not isinstance(weight, View) or len(image.size) != 4:
         raise Unavailable("it is no convolution of images")
     channels, views = image.size[1], [image, weight, *([bias] if isinstance(bias, View) else [])]
-    if weight.size[:2] != (groups, 1) or channels != groups:
+    inside = weight.size[1]
+    few = inside in _INSIDE and weight.size[0] == channels
+    if not few and (weight.size[:2] != (groups, 1) or channels != groups):
         raise Unavailable("it is not depthwise")
     if any(v.dtype is not None or buffers[v.buffer].dtype is not DType.f32 for v in views):
         raise Unavailable("it is not of f32")
     window = [n for n in weight.size[2:] if isinstance(n, int)]
     if len(window) != 2 or not 1 < prod(window) <= _MOST_TAPS:
         raise Unavailable("its window is too large")
+    if few and isinstance(inside, int) and inside * prod(window) > _MOST_PRODUCTS:
+        raise Unavailable("its window is too large for a group of channels")
     if not isinstance(channels, int) or channels < _FEWEST_CHANNELS:
         raise Unavailable("its channels are few")
     if image.stride[1] != 1 or output.stride[1] != 1:
@@ -132,10 +138,13 @@ def _loops(
     laid_out, first = _laid_out(call, weight, window, output)
     axes = tuple(axis(f"i{d}", n) for d, n in enumerate(output.size))
     batch, channel, *positions = axes
-    per = contiguous_strides(laid_out.size)
+    per, width = contiguous_strides(laid_out.size), laid_out.size[-2]
+    assert isinstance(width, int)
+    # a group has as many results as channels
+    first_of_group = channel if width == 1 else channel // width * width
     total: Expr | None = None
-    for taps in product(*(range(n) for n in window)):
-        at: IndexLike = image.offset + batch * image.stride[0] + channel
+    for *taps, member in product(*(range(n) for n in window), range(width)):
+        at: IndexLike = image.offset + batch * image.stride[0] + first_of_group + member
         inside: Expr | None = None
         for d, (tap, position) in enumerate(zip(taps, positions, strict=True)):
             shift = tap * gaps[d] - before[d]
@@ -145,7 +154,7 @@ def _loops(
             for test in _tests(place, shift, last, image.size[2 + d]):
                 inside = test if inside is None else apply("bitwise_and", inside, test)
         # beyond a border of the convolution's own, the weight counts as zero, too: it may be infinite
-        place_of_tap = channel + sum(t * s for t, s in zip(taps, per[:-1], strict=True))
+        place_of_tap = channel + sum(t * s for t, s in zip((*taps, member), per[:-1], strict=True))
         held = load(laid_out.name, place_of_tap, DType.f32, mask=inside if own else None)
         term = apply("mul", load(image.buffer, at, DType.f32, mask=inside), held)
         total = term if total is None else apply("add", total, term)
@@ -175,12 +184,11 @@ def _laid_out(
     call: TemplateCall, weight: View, window: Sequence[int], output: Buffer
 ) -> tuple[Buffer, Pointwise]:
     """The weight with its channels last."""
-    channels = weight.size[0]
-    size = (*window, channels)
+    size = (*window, weight.size[1], weight.size[0])
     stride = contiguous_strides(size)
     buffer = Buffer(f"{call.name}_taps", DType.f32, output.device, size, stride, "float32")
     axes = tuple(axis(f"i{d}", n) for d, n in enumerate(size))
-    source: IndexLike = weight.offset + axes[-1] * weight.stride[0]
+    source: IndexLike = weight.offset + axes[-1] * weight.stride[0] + axes[-2] * weight.stride[1]
     target: IndexLike = 0
     for d, a in enumerate(axes):
         target = target + a * stride[d]

@@ -48,7 +48,14 @@ def register(plugin: object, name: str = "") -> str:
 
     Raises:
         ValueError: a plugin of that name, or this one, is registered already.
+        TypeError: the plugin has no hash.
     """
+    try:
+        hash(plugin)
+    except TypeError:
+        raise TypeError(
+            f"a {type(plugin).__name__} has no hash and cannot be a plugin; give a module or class"
+        ) from None
     declare = getattr(plugin, "polyfuse_manifest", None)
     name = name or str(getattr(declare() if callable(declare) else None, "name", ""))
     name = name or str(getattr(plugin, "__name__", "") or type(plugin).__name__)

@@ -21,7 +21,7 @@ __all__ = ["communication_seconds", "computing_seconds"]
 _START: Final = 5e-6
 """Seconds in which a kernel or call begins and ends."""
 
-_GEMMS: Final = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "convolution": 1}
+_GEMMS: Final = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1, "convolution": 1}
 """Calls that compute more than they move, and the argument whose sizes say how much: the last one, or those
 of a filter.
 """
