@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from torch.export import export
 from hostile_packages import mutated, rewritten
 from native_runner import build
 from polyfuse.aot import load, package
+from polyfuse.aot.container import Archive
+from polyfuse.aot.loading import _check_environment, describe
 from polyfuse.aot.sizes import size_problem
 from polyfuse.base.errors import CacheError, PackageError, PolyfuseError
 from polyfuse.cache.archive import unpack
@@ -70,6 +73,22 @@ def hostile_packages(whole: Path, model: torch.nn.Module, folder: Path, first: i
 
 def test_hostile_packages_are_refused(whole, model, tmp_path):
     assert hostile_packages(whole, model, tmp_path, 0, 150) > 100
+
+
+def test_a_device_that_does_not_exist_is_refused_wherever_it_stands(whole):
+    """Seed 501061: of a weight, it reached torch, which raised RuntimeError."""
+    with Archive(whole) as archive:
+        sound = describe(archive)
+    _check_environment(whole, sound)
+    name, entry = next(iter(sound.entries.items()))
+    argument = replace(entry.arguments[0], device="forward")
+    for wrong in (
+        replace(sound, weights=(replace(sound.weights[0], device="forward:1"), *sound.weights[1:])),
+        replace(sound, entries={name: replace(entry, arguments=(argument, *entry.arguments[1:]))}),
+        replace(sound, devices=("forward",)),
+    ):
+        with pytest.raises(PackageError, match="a device of type forward, and there is none"):
+            _check_environment(whole, wrong)
 
 
 @pytest.mark.slow

@@ -146,12 +146,20 @@ def _check_environment(path: Path, description: Description) -> None:
             f"the package {path} was made with torch {torch_made}, and this is {torch_here}",
             f"install torch {'.'.join(map(str, _release(torch_made)))} or a later one of that major version",
         )
-    for device in description.devices:
+    for device in _device_types(description):
         if not _is_available(device, description.device_classes.get(device, "")):
             raise PackageError(
                 f"the package {path} computes on a device of type {device}, and there is none",
                 "load it on a machine that has one",
             )
+
+
+def _device_types(description: Description) -> tuple[str, ...]:
+    """The types of device that a package says it needs, and those of its weights and arguments."""
+    places = [row.device for row in description.weights]
+    for entry in description.entries.values():
+        places += [argument.device for argument in entry.arguments if argument.device]
+    return tuple(dict.fromkeys((*description.devices, *(place.partition(":")[0] for place in places))))
 
 
 def _is_available(device: str, name: str) -> bool:

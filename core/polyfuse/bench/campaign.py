@@ -24,7 +24,9 @@ _TURN = 0.05
 _FEWEST_TURNS, _MOST_TURNS = 5, 40
 _MOST_CALLS = 1000
 _LEAST_WAIT = 30.0
-"""Seconds that starting a process may take, however little of the budget is left."""
+"""Seconds that eager mode's process may take for a step, however little of the budget is left."""
+_LEAST_STEP = 5.0
+"""The same of any other process: what began is not ended for a moment's sake."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class _PointRunner:
         self._until, self._told = until, tell
         self._children: dict[str, ChildProcess] = {}
         self._turns: dict[str, list[list[float]]] = {}
+        self._longest = 0.0
 
     def run(self) -> Point:
         """Measure."""
@@ -159,15 +162,20 @@ class _PointRunner:
             for engine in self._plan.engines:
                 measured = Measured(engine.name)
                 self._point.engines.append(measured)
-                if engine.name != EAGER and self._left() < 0.3 * self._share():
+                if engine.name != EAGER and self._left() < max(0.3 * self._share(), 2 * self._longest):
                     measured.failed = "the budget was used up before its turn"
                     continue
+                began = time.monotonic()
                 try:
                     self._prepare(engine, measured, Path(folder) / str(len(self._point.engines)), stack)
                 except ChildError as error:
                     measured.failed = str(error)
                     if engine.name == EAGER:
                         raise PolyfuseError(f"it does not run in eager mode: {error}") from error
+                # another engine takes as long, and has two processes where eager mode has one; its turns, and
+                # those of the others, take about as long again
+                taken = (time.monotonic() - began) * (2 if engine.name == EAGER else 1)
+                self._longest = max(self._longest, taken)
             self._take_turns()
             self._finish()
         for item in self._point.engines:
@@ -184,35 +192,36 @@ class _PointRunner:
     def _left(self) -> float:
         return self._until - time.monotonic()
 
-    def _timeout(self) -> float:
-        return max(_LEAST_WAIT, min(self._left(), 3600.0))
+    def _timeout(self, name: str) -> float:
+        """How long a step of an engine may take. Eager mode's must end: all else is compared with it."""
+        return max(_LEAST_WAIT if name == EAGER else _LEAST_STEP, min(self._left(), 3600.0))
 
     def _prepare(self, engine: Engine, measured: Measured, folder: Path, stack: ExitStack) -> None:
         """Compile cold in one process and warm in another, which is checked and stays."""
         if engine.name != EAGER:
             self._tell(f"{engine.name}: compiling with empty caches")
             with ChildProcess(engine, folder) as child:
-                self._load(child)
-                measured.cold = child.ask("compile", self._timeout())["seconds"]
+                self._load(engine.name, child)
+                measured.cold = child.ask("compile", self._timeout(engine.name))["seconds"]
             self._tell(f"{engine.name}: compiling with warm caches")
         child = stack.enter_context(ChildProcess(engine, folder))
-        loaded = self._load(child)
+        loaded = self._load(engine.name, child)
         self._point.about, self._point.device = loaded["about"], loaded["device"]
         for text in loaded["left_out"]:
             note = NotRun(*text.split(": ", 1))
             if note not in self._results.not_run:
                 self._results.not_run.append(note)
-        warm = child.ask("compile", self._timeout())["seconds"]
+        warm = child.ask("compile", self._timeout(engine.name))["seconds"]
         if engine.name != EAGER:
             measured.warm = warm
-            measured.check = child.ask("check", self._timeout())
+            measured.check = child.ask("check", self._timeout(engine.name))
         self._children[engine.name] = child
 
-    def _load(self, child: ChildProcess) -> dict[str, Any]:
+    def _load(self, name: str, child: ChildProcess) -> dict[str, Any]:
         plan = self._plan
         return child.ask(
             "load",
-            self._timeout(),
+            self._timeout(name),
             subject=plan.subject,
             arguments=list(plan.arguments),
             sizes=dict(self._point.sizes),
@@ -231,7 +240,8 @@ class _PointRunner:
                 self._ask(name, child, calls[name])
         self._turns = {name: [] for name in calls}
         for turn in range(_MOST_TURNS):
-            if turn >= _FEWEST_TURNS and self._left() < 0:
+            # on a busy machine five turns may take as long as all before them
+            if self._left() < (0 if turn >= _FEWEST_TURNS else -0.2 * self._share()) and turn:
                 break
             self._tell(f"timing, turn {turn + 1} of at most {_MOST_TURNS}")
             # each engine follows each other one equally often
@@ -243,7 +253,7 @@ class _PointRunner:
 
     def _ask(self, name: str, child: ChildProcess, calls: int) -> list[float]:
         try:
-            taken: list[float] = child.ask("run", self._timeout(), calls=calls)["seconds"]
+            taken: list[float] = child.ask("run", self._timeout(name), calls=calls)["seconds"]
         except ChildError as error:
             self._of(name).failed = str(error)
             del self._children[name]
@@ -261,7 +271,7 @@ class _PointRunner:
                 continue
             measured.latency = latency(turns)
             try:
-                found = self._children[name].ask("memory", self._timeout())
+                found = self._children[name].ask("memory", self._timeout(name))
                 measured.memory, measured.memory_of = found["bytes"], found["what"]
             except ChildError as error:
                 measured.failed = str(error)

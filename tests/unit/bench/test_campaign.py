@@ -108,6 +108,29 @@ def test_a_budget_is_kept_and_what_it_cost_is_told(pretending, capsys, monkeypat
     assert "the budget was used up" in found
 
 
+@pytest.mark.parametrize("load", [1.0, 4.0, 20.0])
+def test_a_budget_is_kept_on_a_busy_machine(pretending, capsys, monkeypatch, load):
+    """Where every step takes so many seconds, an engine that would not be ready in time is left out, and the
+    campaign ends soon after its minute: what eager mode needs is all that it may take more.
+    """
+    now, waits = [0.0], []
+    monkeypatch.setattr(campaign.time, "monotonic", lambda: now[0])
+    ask = Pretending.ask
+
+    def slow(self, do, timeout, **more):
+        waits.append((self.name, timeout))
+        now[0] += min(load, timeout)
+        return ask(self, do, timeout, **more)
+
+    monkeypatch.setattr(Pretending, "ask", slow)
+    _, out = bench(capsys, "--engines", "torch.compile,polyfuse", "--budget", "60", "--json", "-")
+    found = json.loads(out)
+    left_out = [item["what"] for item in found["not_run"] if "budget" in item["why"]]
+    assert left_out == {1.0: [], 4.0: ["polyfuse"], 20.0: ["torch.compile", "polyfuse"]}[load]
+    assert now[0] <= 60 + 6 * load
+    assert all(timeout <= 60 for _, timeout in waits)
+
+
 def test_what_does_not_run_in_eager_mode(pretending, capsys, monkeypatch):
     monkeypatch.setattr(Pretending, "MILLISECONDS", {})
     assert cli.main(["bench", "p.py", "--engines", "polyfuse"]) == 1
