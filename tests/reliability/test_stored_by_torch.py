@@ -221,3 +221,15 @@ def test_what_dynamo_stores_too(backends, monkeypatch, tmp_path):
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "second"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch_of_the_second"))
     assert run(tmp_path, *backends) == 0, "nothing is captured, looked up or compiled"
+
+
+def test_floating_point_arguments_that_vary() -> None:
+    """Of what Dynamo keeps, the guard on a number that was compiled in is not asked when it is found."""
+
+    def scaled(x: torch.Tensor, factor: float) -> tuple[torch.Tensor, float]:
+        return x * factor, factor * 2
+
+    with torch._dynamo.config.patch(caching_precompile=True):
+        run, x = torch.compile(scaled, backend="polyfuse"), torch.tensor([0.5, 1.0, 2.0])
+        for factor in (0.3, 0.5, 0.7):
+            torch.testing.assert_close(run(x, factor), scaled(x, factor))

@@ -15,7 +15,7 @@ from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.sizes.stored import sized_record
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.schedule import is_unasked
-from polyfuse.torch_compat.tracing.aot import stored_by_torch
+from polyfuse.torch_compat.tracing.aot import compiled_ahead, stored_by_torch
 from polyfuse.torch_compat.tracing.dynamo import assumes_fractions
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def record_or_reason(aten: AtenGraph, built: BuiltGraph, session: CompileSession
         return "a kernel of it is interpreted, which each process is told"
     if settings.autotunes and (session.tuner.cut_short or session.tuner.exhausted):
         return "its autotuning ran out of time, or was only looked up, and goes on in a later process"
-    if assumes_fractions() and not stored_by_torch():
+    if assumes_fractions() and not compiled_ahead():
         return "it holds for some values alone of a floating-point number that varies"
     donated = tuple(item.index for item in aten.inputs if item.donated)
     record = _record_of(built, built.report, session)

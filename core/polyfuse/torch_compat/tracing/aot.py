@@ -108,10 +108,15 @@ def partition_options(*, own_cse: bool) -> Iterator[None]:
 def stored_by_torch() -> bool:
     """Whether torch itself stores what is compiled now: `aot_compile` does, and `caching_precompile`."""
     import torch._dynamo.config as dynamo_config
+
+    return compiled_ahead() or bool(getattr(dynamo_config, "caching_precompile", False))
+
+
+def compiled_ahead() -> bool:
+    """Whether `aot_compile` stores what is compiled now, with all guards: it is never looked up by a key."""
     from torch._functorch import config
 
-    ahead = getattr(config, "bypass_autograd_cache_key", False)
-    return bool(ahead or getattr(dynamo_config, "caching_precompile", False))
+    return bool(getattr(config, "bypass_autograd_cache_key", False))
 
 
 def cache_record(compiled: Any) -> Any:
