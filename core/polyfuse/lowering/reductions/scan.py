@@ -63,6 +63,15 @@ def _is_too_long(ctx: LoweringContext, value: TensorValue, dim: int, result: Any
     return wanted > 1 and not (isinstance(length, int) and near_divisor(length, wanted))
 
 
+def _is_of_few_rows(ctx: LoweringContext, value: TensorValue, dim: int) -> bool:
+    """Whether there are too few long rows for one loop to convert what another one made of each: totals in
+    double precision would be stored.
+    """
+    target_info = ctx.target_info(value.device)
+    rows = ctx.sizes.hint(product(n for d, n in enumerate(value.size) if d != dim))
+    return rows < target_info.few_rows and ctx.sizes.hint(value.size[dim]) > target_info.long_row
+
+
 @lowers("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
 def running(ctx: LoweringContext, node: Any, value: TensorValue, dim: int, dtype: Any = None) -> TensorValue:
     result = ctx.template(node.meta["val"])
@@ -72,7 +81,12 @@ def running(ctx: LoweringContext, node: Any, value: TensorValue, dim: int, dtype
     dim = wrap(dim, value.rank)
     if value.rank == 0 or value.size[dim] == 1:
         return ctx.lazy(result, cast(value.at(axes_of(value.size)), compute))
-    if kind != "logsumexp" and _is_too_long(ctx, value, dim, node.meta["val"]):
+    doubled = result.dtype is DType.f32 and kind != "logsumexp" and ctx.target_info(result.device).double_sums
+    few = doubled and _is_of_few_rows(ctx, value, dim)
+    if doubled and not few:
+        # as eager mode; products of a few numbers can leave the range of f32 and come back
+        compute = DType.f64
+    if (few and kind == "prod") or (kind != "logsumexp" and _is_too_long(ctx, value, dim, node.meta["val"])):
         named = {} if dtype is None else {"dtype": dtype}
         library: TensorValue = call(ctx, node.meta["val"], ops.op_name(node.target), (value, dim), named)
         return library
