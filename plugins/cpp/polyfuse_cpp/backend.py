@@ -27,6 +27,9 @@ _VERSION = "1"
 
 KERNEL_LANGUAGE = "c++"
 
+_TWO_PASS_ROW = 64 << 10
+"""Numbers of a row that a core's second cache holds, where two passes are faster than one that divides."""
+
 _SIZE_CLASSES = (16, 128, 1024)
 """Below the first, a row fills few vectors; from the last on, it is longer than what a thread is given."""
 
@@ -53,7 +56,13 @@ class CppBackend(Backend):
         from polyfuse_cpp.onednn import offered
 
         info = super().target_info(device)
-        return replace(info, channels_last_f32=offered(), depthwise_loops=True, size_classes=_SIZE_CLASSES)
+        return replace(
+            info,
+            channels_last_f32=offered(),
+            depthwise_loops=True,
+            two_pass_row=_TWO_PASS_ROW,
+            size_classes=_SIZE_CLASSES,
+        )
 
     def claims(self, node: Node) -> Claim:
         """All loop nodes on values of the IR's types; anything else is another backend's."""
