@@ -36,7 +36,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "interleave": ("shuffle", "stream"),
     "window": ("shuffle", "kernel"),
     "scan": (),
-    "update": ("atomic", "kernel"),
+    "update": ("atomic", "kernel", "reduce"),
     "block_reduce": ("reduce", "kernel", "math_f32"),
     "online": ("reduce", "math_f32"),
     "matmul": ("tile", "kernel", "reduce"),
