@@ -31,6 +31,7 @@ WIDE = TargetInfo(
     two_pass_row=64,
     licm=False,
     launch_bytes=1 << 12,
+    double_sums=False,
     alignment=16,
 )
 """Like a graphics processor in proportion, but small, so that small tensors show what large ones would."""

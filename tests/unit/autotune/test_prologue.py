@@ -84,7 +84,7 @@ LEFT: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
         (A, B),
     ),
     "of another product": (lambda a, b, c: torch.relu(a @ b) @ c, (A, B, R(9, 4))),
-    "a sum": (lambda a, b: a.cumsum(0) @ b, (A, B)),
+    "a running maximum": (lambda a, b: a.cummax(0).values @ b, (A, B)),
 }
 
 
