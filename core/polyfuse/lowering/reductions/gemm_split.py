@@ -35,12 +35,12 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     """
     gemm, total = form.gemm, form.accumulator
     depth = gemm.raxes[0]
-    steps, count, dtype = axis_size(depth), total.numel, total.dtype
+    steps, dtype = axis_size(depth), total.dtype
     if len(gemm.raxes) != 1 or not isinstance(steps, int) or steps % parts:
         raise Unavailable(f"its depth is not divided into {parts} parts")
     # parts of a size that is known only at run time lie as far apart as they may be long, so that no size is
     # a factor of a stride
-    count = bounds(count)[1]
+    count = bounds(total.numel)[1]
     if dtype is None or count is None:
         raise Unavailable("the size of its result has no bound")
     part, inside = axis("s0", parts), axis("k0", steps // parts)
