@@ -77,6 +77,9 @@ def test_ten_thousand_recompilations(monkeypatch, count, tmp_path):
         if number == count // 10:
             gc.collect()
             early = mapped(), resident(), open_files(), threading.active_count()
+        if number % max(count // 20, 1) == 0:
+            held = f"{mapped()} regions, {resident() >> 20} MiB, {open_files()} files, {len(libraries())} libraries"
+            print(f"after {number}: {held}", flush=True)
     gc.collect()
     assert early is not None
     print(f"{count} recompilations: {early[0]} regions, {early[1] >> 20} MiB, {early[2]} files after a tenth,")
