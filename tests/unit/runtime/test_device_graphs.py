@@ -234,6 +234,33 @@ def test_parameters_that_move_now_and_then_are_followed_for_good(
     assert not warnings_seen()
 
 
+@torch.no_grad()
+def test_large_inputs_are_read_where_they_are(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyfuse.runtime.graphs import inputs as graph_inputs
+
+    monkeypatch.setattr(graph_inputs, "IN_PLACE", 8 * 64 * 4)
+    monkeypatch.setattr(graph_inputs, "COPY_LIMIT", 8 * 64 * 4 - 1)
+    cache = torch.randn(8, 64)
+    run = compiled(lambda cache, x: torch.relu(cache).sum(0) * x)
+    for _ in range(4):
+        x = torch.randn(64)
+        same(run(cache, x), torch.relu(cache).sum(0) * x)
+        cache.mul_(-1)
+    assert device.recorded == 1 and status().replays == 3
+
+
+@torch.no_grad()
+def test_large_inputs_that_move_are_copied(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyfuse.runtime.graphs import inputs as graph_inputs
+
+    monkeypatch.setattr(graph_inputs, "IN_PLACE", 8 * 64 * 4)
+    run = compiled(lambda cache: torch.relu(cache).sum(0))
+    caches = [torch.randn(8, 64) for _ in range(3)]
+    for cache in caches * 2:
+        same(run(cache), torch.relu(cache).sum(0))
+    assert device.recorded == 2 and status().replays == 5
+
+
 def test_an_input_that_is_written_to(device: FakeDevice) -> None:
     def fn(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         state.mul_(2).add_(x)
