@@ -439,6 +439,22 @@ def test_a_recording_that_fails_leaves_the_program_as_it_was(device: FakeDevice,
     assert sum("not permitted" in w for w in warnings_seen()) == 1
 
 
+def test_without_memory_the_call_runs_and_a_later_one_is_recorded(device: FakeDevice) -> None:
+    run = compiled(affine)
+    for number in range(4):
+        device.fail = torch.OutOfMemoryError("no memory left") if number == 1 else None
+        args = fresh()
+        same(run(*args), affine(*args))
+    assert device.recorded == 1 and status().plain == 2, status().text()
+    never = compiled(lambda x, w: x @ w - 1)
+    for _ in range(6):
+        device.fail = torch.OutOfMemoryError("no memory left")
+        x, w = fresh()
+        same(never(x, w), x @ w - 1)
+    assert "OutOfMemoryError: no memory left" in status().text()
+    device.fail = None
+
+
 def test_after_a_failure_earlier_recordings_go_on_and_later_ones_are_elsewhere(device: FakeDevice) -> None:
     functions = affine, lambda x, w: x @ w, lambda x, w: (x @ w).sin()
     good, bad, late = (compiled(fn) for fn in functions)
