@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor do the collections that tests cause or ask for look at them
-    gc.set_threshold(10_000, 20, 20)  # syntax trees and graphs are many objects that live
+    torch_costs.collect_seldom()
     gc.enable()
 
 
