@@ -18,6 +18,7 @@ SETTINGS = CheckSettings(checks.BACKEND, samples=1, kernels=KERNELS)
 GATE = {item.op: item for item in items(("float32",)) if item.op in GATE_OPERATORS}
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize("item", GATE.values(), ids=GATE)
 def test_operator(item: Item) -> None:
     outcome = check(item, SETTINGS)
