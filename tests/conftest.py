@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+try:
+    from _pytest.unraisableexception import gc_collect_iterations_key
+except ImportError:  # before pytest 8.4
+    gc_collect_iterations_key = None
+
 import built_libraries
 import sampling
 import torch_costs
@@ -28,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if gc_collect_iterations_key is not None:
+        config.stash[gc_collect_iterations_key] = 1  # at the end; five times by default, of seconds each
     gc.disable()  # modules and items stay until the end: looking for garbage among them is in vain
     # workers of one run and later runs share it; `--cache-clear` empties it
     if hasattr(config, "cache") and not hasattr(config, "workerinput"):
