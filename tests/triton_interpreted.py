@@ -326,11 +326,11 @@ def gradient_faults(rows: int, columns: int) -> list[str]:
     weight = torch.randn(rows, columns)
     for name, function in (
         ("layer norm", lambda x, w, b: F.layer_norm(x, (columns,), w, b)),
-        ("bias", lambda x, w, b: F.gelu(x + b) * w),
+        ("rms norm", lambda x, w, b: F.rms_norm(x, (columns,), w) + b),
     ):
         torch._dynamo.reset()
         reset_reports()
-        options = {"backends": "interpreted", "triton.column_reductions": "1"}
+        options = {"backends": "interpreted"}
         compiled = torch.compile(function, backend="polyfuse", options=options)
         results = []
         for call in (compiled, function):

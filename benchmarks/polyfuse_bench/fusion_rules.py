@@ -59,6 +59,12 @@ def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return w * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
 
 
+def _norm_of_heads(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    rows, columns = x.shape
+    heads = x.view(rows // 8, 8, 8, columns // 8).transpose(1, 2)
+    return _rms_norm(heads.reshape(x.shape), w)
+
+
 def _layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, (x.shape[-1],), w, b)
 
@@ -102,7 +108,6 @@ def _linear_chain(x: torch.Tensor, w: torch.Tensor, *others: torch.Tensor) -> to
     return found
 
 
-_COLUMNS = {"triton.column_reductions": "1"}
 _MATRIX: Shape = (4096, 4096)
 _VECTOR: Shape = (4096,)
 _LARGE: Shape = (1 << 20,)
@@ -158,14 +163,13 @@ CASES: Mapping[str, Case] = {
             function,
             [_MATRIX] + [_VECTOR] * vectors,
             f"training step of {words}",
-            _COLUMNS,
-            "cuda",
+            device="cuda",
             trains=True,
         )
         for name, function, vectors, words in (
             ("rms-norm", _rms_norm, 1, "RMS norm"),
             ("layer-norm", _layer_norm, 2, "layer_norm"),
-            ("bias", _bias, 1, "`gelu(x + b) * 2`"),
+            ("heads", _norm_of_heads, 1, "RMS norm of transposed heads"),
         )
     },
 }

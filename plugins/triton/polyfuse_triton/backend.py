@@ -63,7 +63,7 @@ class TritonBackend(Backend):
 
     def target_info(self, device: str) -> TargetInfo:
         """The shape of the GPU that tilings are chosen for."""
-        wanted = str(self.settings.plugin_option("triton", "column_reductions", "") or "0")
+        wanted = str(self.settings.plugin_option("triton", "column_reductions", "") or "1")
         return target_info_of(self.target, column_reductions=wanted not in ("0", "False", "false"))
 
     def streaming_parts(self, matmul: Reduction) -> int:

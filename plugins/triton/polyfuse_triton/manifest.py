@@ -47,8 +47,8 @@ def polyfuse_manifest() -> Manifest:
             "target": "Architectures to compile for, such as `sm_90` or `sm_80,sm_90`; empty: those of the "
             "GPUs of this machine.",
             "debug": "Keep PTX beside each kernel and line numbers in it: 1 or 0.",
-            "column_reductions": "Add up columns in the kernels that work along the same rows: 1 or 0, the "
-            "default, because it has not been timed on its own yet.",
+            "column_reductions": "Add up columns in the kernels that reduce the same rows: 1, the default, "
+            "or 0.",
             "sorted_row": "Longest row that is sorted in registers, at most 1024; the default is 64, how far "
             "that is quick to compile.",
         },

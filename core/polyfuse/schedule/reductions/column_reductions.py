@@ -62,7 +62,9 @@ def _matrices(node: Reduction) -> set[str]:
 
 
 def _is_read_by_rows(graph: Graph, position: int, name: str, rows: int, columns: int) -> bool:
-    """Whether another node works through the rows of a matrix, and needs no column's sum for it."""
+    """Whether another node reduces the rows of a matrix, and needs no column's sum for it. One that merely
+    passes through them gains less from it than the sum loses by its groups.
+    """
     behind = set(graph.nodes[position].writes())
     for at, node in enumerate(graph.nodes):
         if not isinstance(node, LoopNode):
@@ -75,10 +77,7 @@ def _is_read_by_rows(graph: Graph, position: int, name: str, rows: int, columns:
             continue
         if at == position or name not in read | set(node.writes()):
             continue
-        shape = product(node.sizes), product(node.rsizes)
-        if isinstance(node, Reduction) and shape == (rows, columns):
-            return True
-        if isinstance(node, Pointwise) and shape[0] == rows * columns:
+        if isinstance(node, Reduction) and (product(node.sizes), product(node.rsizes)) == (rows, columns):
             return True
     return False
 
