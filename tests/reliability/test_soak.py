@@ -1,5 +1,5 @@
 """A process that lives for long, beside another one on the same folder: its results stay right, and what it
-holds stays as it is. `pytest -m slow tests/reliability/test_soak.py` takes an hour; SOAK_SECONDS says how long.
+holds stays as it is. `pytest -m slow tests/reliability/test_soak.py` takes an hour, or SOAK_SECONDS seconds.
 """
 
 from __future__ import annotations
