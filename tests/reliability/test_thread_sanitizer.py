@@ -32,12 +32,12 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = """
 #include <cstdlib>
 int main(int, char** given) {
-  const bool raced = atoi(given[1]);
+  const bool overlapping = atoi(given[1]);
   static long out[64], total;
 #pragma omp parallel num_threads(4)
   {
     const int at = omp_get_thread_num(), of = omp_get_num_threads();
-    for (int i = 64 * at / of; i < 64 * (at + 1) / of + (raced && at == 0); ++i) out[i] = i;
+    for (int i = 64 * at / of; i < 64 * (at + 1) / of + (overlapping && at == 0); ++i) out[i] = i;
 #pragma omp barrier
     if (at == 1)
       for (int i = 0; i < 64; ++i) total += out[i];
@@ -51,8 +51,8 @@ def test_a_race_is_found_and_a_barrier_is_understood(tmp_path):
     (tmp_path / "p.cpp").write_text(PROGRAM)
     made = [*COMPILER, "-fopenmp", "-O1", "-g0", str(tmp_path / "p.cpp"), "-o", str(tmp_path / "p")]
     subprocess.run(made, check=True)
-    for raced, status in (("0", 0), ("1", 66)):
-        done = subprocess.run([tmp_path / "p", raced], capture_output=True, text=True, timeout=60)
+    for overlapping, status in (("0", 0), ("1", 66)):
+        done = subprocess.run([tmp_path / "p", overlapping], capture_output=True, text=True, timeout=60)
         assert done.returncode == status, done.stderr
         assert ("data race" in done.stderr) == bool(status)
 
