@@ -20,7 +20,7 @@ struct record {
   int attributes[8], count;
 };
 static struct record records[256];
-static int launches, loads, unloads, params, fail, shared_set[64];
+static int launches, loads, unloads, params, fail, full, shared_set[64];
 static char symbols[64][128];
 static int functions;
 static __thread H current;
@@ -38,6 +38,7 @@ int cuDeviceGetAttribute(int* v, int a, int d) { *v = a == 75 ? (d ? 8 : 9) : (d
 int cuDevicePrimaryCtxRetain(H* c, int d) { *c = (H)(long)(0x1000 + d); return 0; }
 int cuModuleLoadData(H* m, const void* code) {
   if (!memcmp(code, "bad", 3)) return 200;
+  if (full > 0 && full--) return 2;
   *m = (H)(long)++loads;
   return 0;
 }
@@ -50,6 +51,7 @@ int cuModuleGetFunction(H* f, H m, const char* name) {
 }
 int cuFuncSetAttribute(H f, int a, int v) { if (a == 8) shared_set[(long)f] = v; return v > 300000 ? 1 : 0; }
 static int keep(H f, const unsigned* grid, const unsigned* block, unsigned shared, H stream, void** p) {
+  if (full > 0 && full--) return 2;
   if (fail) return fail;
   struct record* r = &records[launches++ % 256];
   memset(r, 0, sizeof *r);
@@ -88,8 +90,9 @@ int fake_loads(void) { return loads; }
 int fake_unloads(void) { return unloads; }
 void fake_params(int n) { params = n; }
 void fake_fail(int status) { fail = status; }
+void fake_full(int times) { full = times; }
 void fake_version(int of) { version = of; }
-void fake_reset(void) { launches = fail = params = 0; current = 0; }
+void fake_reset(void) { launches = fail = full = params = 0; current = 0; }
 int fake_stream(int device, void** stream) { *stream = (H)(long)(0x5000 + device); return 0; }
 """
 
@@ -148,6 +151,10 @@ class FakeDriver:
 
     def fail(self, status: int) -> None:
         self.library.fake_fail(status)
+
+    def has_no_memory(self, times: int) -> None:
+        """Refuse so many loads and launches."""
+        self.library.fake_full(times)
 
     @property
     def loads(self) -> int:

@@ -25,6 +25,7 @@ class Case:
         prologue: `""`, `"relu"`, `"log"` (not finite at zero) or `"dequantise"`.
         kind: `dot` or `dot_tf32`.
         aligned: whether arguments are known to be.
+        most: of the symbols.
     """
 
     m: int | str = 64
@@ -40,6 +41,7 @@ class Case:
     prologue: str = ""
     kind: str = "dot"
     aligned: bool = True
+    most: int = 100000
 
     def sizes(self) -> dict[str, int]:
         """Example sizes of the symbols."""
@@ -80,7 +82,7 @@ class _Text:
         lines = ["kernel product on cuda {"]
         sizes = case.sizes()
         if sizes:
-            lines.append("symbols " + ", ".join(f"{name}{{1..100000}}" for name in sizes))
+            lines.append("symbols " + ", ".join(f"{name}{{1..{case.most}}}" for name in sizes))
         lines.append("numerics fast")
         parts = zip(("p0", "p1", "p2"), (case.batch, case.m, case.n), strict=True)
         axes = [

@@ -21,6 +21,7 @@ CASES = [
     ["random_numbers", "cuda:0"],
     ["optimizer", "cuda:0"],
     ["side_stream", "cuda:0"],
+    ["without_memory", "cuda:1"],
     ["operators", "cuda:0", OPERATORS],
 ]
 pytestmark = pytest.mark.skipif(bool(fake_device.unavailable()), reason=fake_device.unavailable())
@@ -97,6 +98,12 @@ def test_optimizer_steps(answer: dict[str, Any]) -> None:
 @case("side_stream cuda:0")
 def test_the_stream_of_the_caller_is_used(answer: dict[str, Any]) -> None:
     assert answer["streams"] == [0, 1, 0]
+
+
+@case("without_memory cuda:1")
+def test_without_memory_it_ends_in_torchs_error_and_works_again(answer: dict[str, Any]) -> None:
+    assert answer["ended"] >= 3
+    assert not answer["eager"] and answer["launches"] == ["interpreter"]
 
 
 @case("operators cuda:0")

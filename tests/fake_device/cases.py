@@ -258,3 +258,40 @@ def operators(device: str, names: list[str]) -> dict[str, Any]:
     settings = CheckSettings("polyfuse", samples=1, gradients=True, device=device)
     with patch.dict("os.environ", {"POLYFUSE_BACKENDS": "interpreter"}):
         return {item.op: check(item, settings).status for item in items(["float32"], names, device)}
+
+
+def without_memory(device: str) -> dict[str, Any]:
+    """A training step, compiled anew, with no memory from the n-th allocation on, for each n: it ends in
+    torch's own error, and the same function works when there is memory again.
+    """
+    from ctypes import c_int64
+
+    from fake_device.start import FAKE
+
+    x, w = torch.randn(4, 6, device=device), torch.randn(6, 6, device=device, requires_grad=True)
+    scale = torch.tensor([2.0, 3.0] * 3, device=device)
+
+    def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (torch.softmax(x @ w, -1) * (scale + 1)).cumsum(0).sum()
+
+    (expected,) = torch.autograd.grad(model(x, w), w)
+    ended, number = 0, 0
+    while True:
+        run = _compile(model)
+        FAKE.fake_allocations_left(c_int64(number))
+        try:
+            torch.autograd.grad(run(x, w), w)
+            break
+        except torch.OutOfMemoryError:
+            ended += 1
+        finally:
+            FAKE.fake_allocations_left(c_int64(-1))
+        for _ in range(2):
+            (actual,) = torch.autograd.grad(run(x, w), w)
+            _check(actual, expected)
+        number += 1
+    return {
+        "ended": ended,
+        "eager": [r.eager for r in last_reports() if r.eager],
+        "launches": sorted({one.backend for r in last_reports() for one in r.launches}),
+    }

@@ -23,6 +23,7 @@ thread_local c10::DeviceIndex now_device = 0;
 thread_local c10::StreamId now_stream[kDevices] = {0, 0};
 std::atomic<int64_t> allocations[kDevices];
 std::atomic<int64_t> calls{0};
+std::atomic<int64_t> left{-1};  // allocations until there is no memory; negative: there always is
 std::atomic<int64_t> synchronizations{0};
 
 // --- devices and streams ---------------------------------------------------------------------------------------
@@ -69,6 +70,8 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
 struct Memory : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* data = nullptr;
+    if (left == 0) C10_THROW_ERROR(OutOfMemoryError, "the fake device has no memory left");
+    if (left > 0) --left;
     if (bytes && posix_memalign(&data, kAlignment, bytes)) throw std::bad_alloc();
     ++allocations[now_device];
     return {data, data, &std::free, {c10::DeviceType::CUDA, now_device}};
@@ -290,6 +293,7 @@ int64_t fake_exchange_device(int64_t to) { return to < 0 ? now_device : std::exc
 int64_t fake_current_stream(int64_t device) { return now_stream[device]; }
 void fake_set_stream(int64_t device, int64_t stream) { now_stream[device] = stream; }
 int64_t fake_allocations(int64_t device) { return allocations[device]; }
+void fake_allocations_left(int64_t count) { left = count; }
 int64_t fake_calls() { return calls; }
 int64_t fake_synchronizations() { return synchronizations; }
 }

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ def resident() -> int:
     """Bytes of memory in use."""
     with open("/proc/self/statm") as line:
         return int(line.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def open_files() -> int:
+    """Descriptors of this process, the one that lists them included."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def collected_as_usual() -> Iterator[None]:
+    """Garbage is looked for as often as in a program: what compiled functions leave refers to itself."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
 
 
 def compile_again(number: int, **options: object) -> None:
@@ -62,22 +77,29 @@ def test_libraries_are_unloaded(monkeypatch, options):
 @LINUX
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [10_000])
-def test_ten_thousand_recompilations(monkeypatch, count, tmp_path):
-    """Mapped regions and memory after the first thousand are those after the last."""
+@pytest.mark.usefixtures("collected_as_usual")
+def test_ten_thousand_recompilations(monkeypatch, count):
+    """Mapped regions, memory, open files and threads after the first thousand are those after the last."""
     count = int(os.environ.get("RECOMPILATIONS", count))
     monkeypatch.setattr(pool, "_REMEMBERED", 16)
-    early: tuple[int, int] | None = None
+    early: tuple[int, int, int, int] | None = None
     for number in range(count):
         compile_again(number)
         if number == count // 10:
             gc.collect()
-            early = mapped(), resident()
+            early = mapped(), resident(), open_files(), threading.active_count()
+        if number % max(count // 20, 1) == 0:
+            held = f"{mapped()} regions, {resident() >> 20} MiB, {open_files()} files"
+            print(f"after {number}: {held}, {len(libraries())} libraries", flush=True)
     gc.collect()
     assert early is not None
-    print(f"{count} recompilations: {early[0]} regions and {early[1] >> 20} MiB after a tenth of them,")
-    print(f"{mapped()} and {resident() >> 20} MiB at the end, {len(libraries())} libraries")
+    print(
+        f"{count} recompilations: {early[0]} regions, {early[1] >> 20} MiB, {early[2]} files after a tenth,"
+    )
+    print(f"{mapped()}, {resident() >> 20} MiB, {open_files()} at the end, {len(libraries())} libraries")
     assert mapped() < early[0] + 100 and len(libraries()) < 60
     assert resident() < early[1] + (64 << 20)
+    assert open_files() <= early[2] + 2 and threading.active_count() <= early[3]
 
 
 def test_a_kernel_outlives_everything_else(monkeypatch, tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from polyfuse.base.errors import KernelLoadError
 
@@ -13,15 +15,20 @@ __all__ = [
     "EARLIER_ERROR",
     "MAX_DYNAMIC_SHARED",
     "NON_PORTABLE_CLUSTER",
+    "OUT_OF_MEMORY",
     "USUAL_SHARED",
     "Driver",
     "driver_version",
+    "free_cached_memory",
     "has_dependent_launch",
 ]
 
 DRIVER = "libcuda.so.1"
 EARLIER_ERROR = "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause"
 """The advice where a launch fails."""
+
+OUT_OF_MEMORY = 2
+"""The status where a device has no memory left."""
 
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 8, 14
 """Of functions: bytes of shared memory that a launch may ask for; clusters of more than 8 blocks."""
@@ -92,7 +99,8 @@ class Driver:
 
     def enter_context(self, index: int) -> int:
         """Make a device's primary context that of this thread: `cuInit`, `cuDeviceGet`,
-        `cuDevicePrimaryCtxRetain`, `cuCtxSetCurrent`. Raises `KernelLoadError`.
+        `cuDevicePrimaryCtxRetain`, `cuCtxSetCurrent`. Raises `KernelLoadError`, or torch's own error where
+        there is no memory for one.
         """
         context, device, library = ctypes.c_void_p(), ctypes.c_int(), self.library
         status = (
@@ -102,7 +110,10 @@ class Driver:
             or library.cuCtxSetCurrent(context)
         )
         if status:
-            raise KernelLoadError(f"no context of the GPU: {self.words(status)}", "check `nvidia-smi`")
+            words = f"no context of the GPU: {self.words(status)}"
+            if status == OUT_OF_MEMORY:
+                raise torch.OutOfMemoryError(words)
+            raise KernelLoadError(words, "check `nvidia-smi`")
         return context.value or 0
 
     def device(self) -> int:
@@ -142,11 +153,25 @@ class Driver:
         return int(self.library.cuFuncSetAttribute(function, attribute, value))
 
     def load_function(
-        self, code: bytes, symbol: str, attributes: Sequence[tuple[int, int]] = ()
+        self,
+        code: bytes,
+        symbol: str,
+        attributes: Sequence[tuple[int, int]] = (),
+        free_memory: Callable[[], None] | None = None,
     ) -> tuple[int, ctypes.c_void_p]:
         """The status, and a kernel of a module with attributes set; where one of these fails, the module is
-        unloaded again (`cuModuleUnload`).
+        unloaded again (`cuModuleUnload`). Without memory for it, it is tried once more after
+        `free_memory`, which is `free_cached_memory` unless another is given.
         """
+        status, function = self._loaded(code, symbol, attributes)
+        if status == OUT_OF_MEMORY:
+            (free_memory or free_cached_memory)()
+            status, function = self._loaded(code, symbol, attributes)
+        return status, function
+
+    def _loaded(
+        self, code: bytes, symbol: str, attributes: Sequence[tuple[int, int]]
+    ) -> tuple[int, ctypes.c_void_p]:
         status, module = self.load_module(code)
         if status:
             return status, module
@@ -156,6 +181,12 @@ class Driver:
         if status:
             self.library.cuModuleUnload(module)
         return status, function
+
+
+def free_cached_memory() -> None:
+    """Give the device what torch's allocator keeps for later, unless what is launched is being recorded."""
+    if not torch.cuda.is_current_stream_capturing():
+        torch.cuda.empty_cache()
 
 
 def driver_version(library: str = DRIVER) -> int:

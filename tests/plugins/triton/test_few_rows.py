@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason=TRITON)
 from polyfuse.ir.expr import load
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import axis
+from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse_triton.codegen import configs, emit
 from polyfuse_triton.matmul.few_rows import streaming_parts
 from polyfuse_triton.matmul.plan import matmul_of
@@ -26,7 +26,7 @@ HOPPER = known_target("sm_90")
 
 
 def linear(
-    rows: int,
+    rows: IndexLike,
     columns: int,
     depth: int,
     dtype: DType = DType.bf16,
@@ -75,10 +75,21 @@ def test_what_is_left_to_the_library() -> None:
     assert streaming_parts(linear(8, 2048, 2048), known_target("sm_80")) == 0, "measured on Hopper alone"
 
 
+@pytest.mark.parametrize("weight_first", [False, True])
+def test_rows_of_an_unknown_number_count_as_the_most_there_can_be(weight_first: bool) -> None:
+    def parts(*limits: int) -> int:
+        return streaming_parts(linear(symbol("s0", *limits), 2048, 2048, weight_first=weight_first), HOPPER)
+
+    assert parts(2, 16) == parts(33, 64) == 4
+    assert parts(2, 65) == parts(2) == 0
+
+
 CASES = (
     Case(8, 256, 256, batch=2, right_by_rows=False, out="f32"),
     Case(17, 300, 256, right_by_rows=False, epilogue="bias_gelu", out="bf16"),
     Case(64, 256, 384, right_by_rows=False, dtype="f16", out="f16", epilogue="residual"),
+    Case("s0~9", 300, 256, right_by_rows=False, epilogue="bias_gelu", out="bf16", most=16),
+    Case("s0~33", 256, 256, batch=2, right_by_rows=False, out="f32", most=64),
 )
 
 
@@ -105,9 +116,12 @@ def test_the_tile_of_many_columns() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 2, 5, 16, 33, 64])
-def test_layers_on_a_device(rows: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_layers_on_a_device(rows: int, dtype: torch.dtype, dynamic: bool) -> None:
     torch.compiler.reset()
     x = torch.randn(rows, 1024, device="cuda").to(dtype)
+    if dynamic and rows > 1:
+        torch._dynamo.mark_dynamic(x, 0)
     shapes = ((1536, 1024), (1536, 1024), (1024, 1536))
     gate, up, down = ((torch.randn(*sizes, device="cuda") / 32).to(dtype) for sizes in shapes)
 

@@ -271,6 +271,23 @@ def test_a_failed_launch_names_the_kernel(make, driver, tmp_path):
     assert len(driver.launches()) == 2
 
 
+def test_without_memory_it_is_asked_for_once_more(make, driver, tmp_path):
+    """Loading or launching: with what torch keeps for later, or it ends in torch's own error."""
+    freed: list[int] = []
+    for before in ([], [0]):
+        kernel = make(free_memory=lambda: freed.append(1)).kernel(artifact(tmp_path), tmp_path)
+        for _ in before:
+            kernel(*tensors(), 1, 1)
+        driver.has_no_memory(2)
+        with pytest.raises(torch.OutOfMemoryError, match=r"kernel fused_add could not be .*fake words"):
+            kernel(*tensors(), 1, 1)
+        assert freed == [1]
+        driver.has_no_memory(1)
+        kernel(*tensors(), 1, 1)
+        assert len(freed) == 2
+        freed.clear()
+
+
 def test_clusters_and_cooperative_grids(make, driver, tmp_path):
     meta = replace(META, num_ctas=4, cooperative=True)
     make().kernel(artifact(tmp_path, meta), tmp_path)(*tensors(), 3, 5000)

@@ -89,6 +89,19 @@ def test_parts_of_the_depth(run: Any, rows: int, dtype: torch.dtype) -> None:
     assert report.kernels == 2, "the sums of the parts are added where they are used"
 
 
+def test_parts_for_a_class_of_sizes(run: Any) -> None:
+    """Rows from 2 to 15 are one program, further ones others, all with bounds for their number."""
+    x, w, b = of(3, 72), of(48, 72), of(48)
+    torch._dynamo.mark_dynamic(x, 0)
+    report = run(layer, x, w, b, parts=4, dynamic=None)
+    assert streamed(report) == ["cpp+split"]
+    function = torch.compile(layer, backend="polyfuse", options={"backends": ["cpp"]}, dynamic=None)
+    for rows in (3, 2, 15, 100, 7):
+        x = of(rows, 72)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(function(x, w, b), layer(x, w, b))
+
+
 def test_factors_and_several_readers(run: Any) -> None:
     def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         y = torch.addmm(b, x, w.t(), beta=0.5, alpha=2)

@@ -13,7 +13,17 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from polyfuse.autotune import worker as worker
-from polyfuse.autotune.candidate import BuiltProgram, CallStep, Fault, Problem, Storage, Window, WorkerSetup
+from polyfuse.autotune.candidate import (
+    BuiltProgram,
+    CallStep,
+    Fault,
+    KernelStep,
+    Problem,
+    Slot,
+    Storage,
+    Window,
+    WorkerSetup,
+)
 from polyfuse.autotune.worker import WorkerProcess, WorkerRunner
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import forget_sessions, session_for
@@ -72,6 +82,51 @@ def test_time_in_which_nobody_ran_does_not_count(monkeypatch):
     assert child._waited(10.0)
     polls.clear()
     assert not child._waited(2.0)
+
+
+STUCK = """
+import ctypes
+
+state = []
+
+
+class Stuck:
+    def __init__(self, settings):
+        pass
+
+    def load(self, folder):
+        return {"hangs": lambda *_: ctypes.PyDLL(None).pause(), "breaks": breaks}
+
+
+def breaks(*operands):
+    import torch
+
+    def lost(*_, **__):
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    torch.mm = lost
+    lost()
+"""
+
+
+def test_kernels_that_never_end_or_break_the_device_cost_only_themselves(monkeypatch, tmp_path):
+    """The worker is killed, though it would not hear a signal, and nobody else sees the device's state."""
+    (tmp_path / "stuck_of_a_test.py").write_text(STUCK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(worker, "device_of", lambda name: SimpleNamespace(is_host=False))
+    backends = {**setup().backends, "stuck": "stuck_of_a_test:Stuck"}
+    runner = WorkerRunner(lambda: WorkerSetup(Settings(), backends), 4)
+    try:
+        runner.prepare(PROBLEM)
+        for key, words in (("hangs", "did not end within 4 seconds"), ("breaks", "illegal memory access")):
+            first = runner._ready()
+            step = KernelStep("stuck", str(tmp_path), key, (Slot(0),))
+            with pytest.raises(Fault, match=words):
+                runner.first(BuiltProgram(key, (step,)))
+            assert not first.alive
+            assert runner.sample(GOOD) > 0
+    finally:
+        runner.close()
 
 
 PLUGIN = """

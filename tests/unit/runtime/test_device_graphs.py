@@ -234,6 +234,33 @@ def test_parameters_that_move_now_and_then_are_followed_for_good(
     assert not warnings_seen()
 
 
+@torch.no_grad()
+def test_large_inputs_are_read_where_they_are(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyfuse.runtime.graphs import inputs as graph_inputs
+
+    monkeypatch.setattr(graph_inputs, "IN_PLACE", 8 * 64 * 4)
+    monkeypatch.setattr(graph_inputs, "COPY_LIMIT", 8 * 64 * 4 - 1)
+    cache = torch.randn(8, 64)
+    run = compiled(lambda cache, x: torch.relu(cache).sum(0) * x)
+    for _ in range(4):
+        x = torch.randn(64)
+        same(run(cache, x), torch.relu(cache).sum(0) * x)
+        cache.mul_(-1)
+    assert device.recorded == 1 and status().replays == 3
+
+
+@torch.no_grad()
+def test_large_inputs_that_move_are_copied(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyfuse.runtime.graphs import inputs as graph_inputs
+
+    monkeypatch.setattr(graph_inputs, "IN_PLACE", 8 * 64 * 4)
+    run = compiled(lambda cache: torch.relu(cache).sum(0))
+    caches = [torch.randn(8, 64) for _ in range(3)]
+    for cache in caches * 2:
+        same(run(cache), torch.relu(cache).sum(0))
+    assert device.recorded == 2 and status().replays == 5
+
+
 def test_an_input_that_is_written_to(device: FakeDevice) -> None:
     def fn(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         state.mul_(2).add_(x)
@@ -410,6 +437,22 @@ def test_a_recording_that_fails_leaves_the_program_as_it_was(device: FakeDevice,
     assert "operation not permitted while recording" in status().text()
     assert "more words" not in status().text()
     assert sum("not permitted" in w for w in warnings_seen()) == 1
+
+
+def test_without_memory_the_call_runs_and_a_later_one_is_recorded(device: FakeDevice) -> None:
+    run = compiled(affine)
+    for number in range(4):
+        device.fail = torch.OutOfMemoryError("no memory left") if number == 1 else None
+        args = fresh()
+        same(run(*args), affine(*args))
+    assert device.recorded == 1 and status().plain == 2, status().text()
+    never = compiled(lambda x, w: x @ w - 1)
+    for _ in range(6):
+        device.fail = torch.OutOfMemoryError("no memory left")
+        x, w = fresh()
+        same(never(x, w), x @ w - 1)
+    assert "OutOfMemoryError: no memory left" in status().text()
+    device.fail = None
 
 
 def test_after_a_failure_earlier_recordings_go_on_and_later_ones_are_elsewhere(device: FakeDevice) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from fake_graphs import FakeDevice
 from obstacle import around
+from polyfuse.runtime.graphs import inputs as graph_inputs
 
 
 class Middle(nn.Module):
@@ -119,8 +120,10 @@ class Session:
 @pytest.mark.each_value
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_use(device: FakeDevice, seed: int, parts: bool) -> None:
-    """Of whole programs, and of such as are recorded in partitions."""
+def test_random_use(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, seed: int, parts: bool) -> None:
+    """Of whole programs, and of such as are recorded in partitions; of large inputs with odd seeds."""
+    if seed % 2:
+        monkeypatch.setattr(graph_inputs, "IN_PLACE", 1)
     session = Session(seed, parts)
     actions = [session.infer] * 4 + [session.forward] * 3 + [session.backward] * 3
     actions += [session.forget] * 2 + [session.step]

@@ -11,7 +11,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
-from polyfuse.symbolic import axis_name, axis_size, coefficient, product
+from polyfuse.symbolic import axis_name, axis_size, bounds, coefficient, product
 
 __all__ = ["NarrowGemm", "matvec", "reading_less"]
 
@@ -23,7 +23,7 @@ class NarrowGemm:
     Attributes:
         loops: with the conversion; those of one row are a sum of products, which needs no tiles.
         removed: names of the nodes whose work they do too.
-        rows: products that each converted element is used for.
+        rows: products that each converted element is used for, at most.
     """
 
     loops: GemmLoops
@@ -45,10 +45,11 @@ def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops) -> NarrowGem
     products = product(axis_size(axis) for axis in (*form.gemm.axes, *form.gemm.raxes))
     counts = {name: graph.buffers[name].numel for name in (*gone, *read)}
     elements = {name: count for name, count in counts.items() if isinstance(count, int)}
-    if not isinstance(products, int) or len(elements) != len(counts):
+    most = bounds(products)[1]
+    if most is None or len(elements) != len(counts):
         return None
     wide, narrow = (sum(elements[name] * size for name, size in own.items()) for own in (gone, read))
-    rows = products // min(elements[name] for name in gone)
+    rows = most // min(elements[name] for name in gone)
     if 4 * narrow > 3 * wide:
         return None
     return NarrowGemm(_as_sum(larger) if rows == 1 else larger, removed, rows)

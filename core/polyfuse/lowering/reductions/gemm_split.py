@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from polyfuse.ir.expr import Expr, apply, load, reindex, rewrite
 from polyfuse.ir.nodes import Buffer, LoopNode
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable
-from polyfuse.symbolic import axis, axis_name, axis_size
+from polyfuse.symbolic import axis, axis_name, axis_size, bounds
 
 __all__ = ["SplitGemm", "split_depth"]
 
@@ -31,15 +31,18 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     """A GEMM with its depth in so many equal parts, which are added in their order.
 
     Raises:
-        Unavailable: the depth has no such parts, or a size is known only at run time.
+        Unavailable: the depth has no such parts, or a size has no bound.
     """
     gemm, total = form.gemm, form.accumulator
     depth = gemm.raxes[0]
-    steps, count, dtype = axis_size(depth), total.numel, total.dtype
+    steps, dtype = axis_size(depth), total.dtype
     if len(gemm.raxes) != 1 or not isinstance(steps, int) or steps % parts:
         raise Unavailable(f"its depth is not divided into {parts} parts")
-    if dtype is None or not isinstance(count, int):
-        raise Unavailable("the size of its result is known only at run time")
+    # parts of a size that is known only at run time lie as far apart as they may be long, so that no size is
+    # a factor of a stride
+    count = bounds(total.numel)[1]
+    if dtype is None or count is None:
+        raise Unavailable("the size of its result has no bound")
     part, inside = axis("s0", parts), axis("k0", steps // parts)
     moved = {axis_name(depth): part * (steps // parts) + inside}
     name = f"{total.name}_parts"

@@ -21,6 +21,10 @@ __all__ = ["GraphFacts", "InputPlan", "plan_inputs"]
 COPY_LIMIT = 256 << 20
 """Bytes of inputs beyond which copying them costs more than launching kernel by kernel."""
 
+IN_PLACE = 64 << 20
+"""Bytes from which an input is read where it is until it is somewhere else: a cache of keys and values stays,
+and copying it takes as long as computing with it."""
+
 MOVING_LIMIT = 32 << 20
 """Bytes of parameters and buffers that are copied at every call because they do not stay where they are."""
 
@@ -105,6 +109,7 @@ def plan_inputs(
     where = {i: args[i].data_ptr() for i in (*facts.fixed, *facts.varying)}
     moved = {i for t in earlier for i, a in zip(t.fixed, t.addresses, strict=True) if where[i] != a}
     slots: dict[int, Slot] = {}
+    large = not facts.saved and not facts.carried
     moving = _moving(facts, args, where, brief)
     fixed = [i for i in facts.fixed if i not in moving]
     for i in facts.varying:
@@ -112,7 +117,11 @@ def plan_inputs(
         if slot is not None:
             slots[i] = slot
             fixed.append(i)
-        elif i not in moved and (memory.is_static(args[i]) or i in facts.mutated):
+        elif i not in moved and (
+            memory.is_static(args[i])
+            or i in facts.mutated
+            or (large and args[i].nbytes >= IN_PLACE and not memory.is_recorded(where[i]))
+        ):
             # a seed that a recorded forward left on the CPU is among these
             fixed.append(i)
     for i in facts.fixed:

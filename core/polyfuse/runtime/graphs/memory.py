@@ -281,6 +281,11 @@ class GraphMemory:
                     return slot
         return None
 
+    def is_recorded(self, address: int) -> bool:
+        """Whether recordings write, or wrote, results at an address."""
+        every = (slot for pool in self._pools for recorded in pool.recordings for slot in recorded.slots)
+        return any(slot.contains(address) for slot in every)
+
     def stays(self, tensor: torch.Tensor) -> None:
         """A tensor is a parameter, a buffer or a constant: as long as it lives, it is where it is."""
         if len(self._static) > self._many_static:

@@ -25,6 +25,7 @@ from polyfuse.runtime.devices.graphs import Program
 from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory, Recorded, Slot, graph_memory
 from polyfuse.runtime.graphs.recording import Recording, make_recording
+from polyfuse.runtime.provisional import is_out_of_memory
 
 __all__ = ["GraphFacts", "GraphStatus", "recorded_program"]
 
@@ -36,6 +37,9 @@ WORTH = 16
 
 PATIENCE = 3
 """Calls that run as they are, in the hope that a caller lets go of what it got before it gets copies."""
+
+TRIES = 3
+"""Recordings that may end for want of memory before no further one is tried."""
 
 _MOMENTS, _MOMENT = 10, 5e-5
 """How often it is looked again whether something is still held, and after how many seconds each time."""
@@ -121,6 +125,7 @@ class _Runner:
     variants: dict[tuple[int, ...], list[Recording]] = field(default_factory=dict)
     copied: set[int] = field(default_factory=set)
     patience: int = PATIENCE
+    tries: int = TRIES
     made: list[Recorded] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -227,6 +232,10 @@ class _Runner:
                 self.program, self.facts, memory, args, plan, self.generators, _Owner(self.copied)
             )
         except Exception as error:
+            self.tries -= is_out_of_memory(error)
+            if is_out_of_memory(error) and self.tries > 0:
+                # the program needs less: what it used is there for it again, and a recording has its own
+                return self._plain(args, "there was no memory for a recording")
             return self._give_up(args, error)
         recordings.append(recording)
         self.made.append(recording)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
+import torch
+
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError, PolyfuseError
-from polyfuse_cuda.driver import EARLIER_ERROR, Driver
+from polyfuse_cuda.driver import EARLIER_ERROR, OUT_OF_MEMORY, Driver
 
 __all__ = ["check", "driver"]
 
@@ -30,9 +32,12 @@ def driver() -> Driver:
 
 
 def check(status: int, what: str, loading: bool = False) -> None:
-    """Raise an error with the driver's words unless `status` is success."""
+    """Raise an error with the driver's words unless `status` is success; torch's own without memory."""
     if not status:
         return
+    text = f"{what} failed: {driver().words(status)}"
+    if status == OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(text)
     kind: type[PolyfuseError] = KernelLoadError if loading else KernelLaunchError
     advice = "delete the cache and compile again" if loading else EARLIER_ERROR
-    raise kind(f"{what} failed: {driver().words(status)}", advice)
+    raise kind(text, advice)

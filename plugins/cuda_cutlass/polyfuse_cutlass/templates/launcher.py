@@ -13,7 +13,7 @@ from typing import Any
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
 from polyfuse.runtime import record_function
 from polyfuse.runtime.launching import current_stream, profiler_flag
-from polyfuse_cuda.driver import EARLIER_ERROR
+from polyfuse_cuda.driver import EARLIER_ERROR, OUT_OF_MEMORY
 from polyfuse_cutlass.build.artifact import Artifact
 from polyfuse_cutlass.templates.meta import LinkedMeta
 
@@ -149,7 +149,9 @@ class Linked:
         words = f"CUTLASS reports status {status}"
         if status >= _CUDA_ERRORS:
             words = f"CUDA reports error {status - _CUDA_ERRORS}"
-        raise KernelLaunchError(
-            f"{what} kernel {self.artifact.name} failed: {words}",
-            EARLIER_ERROR,
-        )
+        text = f"{what} kernel {self.artifact.name} failed: {words}"
+        if status == _CUDA_ERRORS + OUT_OF_MEMORY:
+            import torch
+
+            raise torch.OutOfMemoryError(text)
+        raise KernelLaunchError(text, EARLIER_ERROR)

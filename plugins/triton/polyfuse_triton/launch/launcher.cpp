@@ -83,7 +83,16 @@ void raise_driver(PyObject* type, const Kernel* k, const char* doing, int status
   char cause[768];
   snprintf(cause, sizeof cause, "kernel %s could not be %s: %s (%s)", k->name, doing, words ? words : "no reason",
            name ? name : "unknown error");
-  raise(type, cause, fix);
+  if (status == OUT_OF_MEMORY) PyErr_SetString(services.memory_error, cause);
+  else raise(type, cause, fix);
+}
+
+// Whether the device was given memory that this process kept for later, so that it may be asked once more.
+bool gave_memory() {
+  PyObject* done = PyObject_CallFunction(services.free_memory, nullptr);
+  if (!done) return PyErr_Clear(), false;
+  Py_DecRef(done);
+  return true;
 }
 
 // The name of argument `i`, for messages.
@@ -208,13 +217,16 @@ bool enter_context(Handle* context) {
   if (status) {
     const char* words = nullptr;
     cu.cuGetErrorString(status, &words);
-    raise(services.load_error, words ? words : "the driver fails", "check `nvidia-smi`");
+    if (status == OUT_OF_MEMORY) PyErr_SetString(services.memory_error, words ? words : "no memory for a context");
+    else raise(services.load_error, words ? words : "the driver fails", "check `nvidia-smi`");
   }
   return !status;
 }
 
-// Loads the code into the current context.
-Slot* load(Kernel* k, Handle context) {
+Slot* slot_here(Kernel* k, bool again = false);
+
+// Loads the code into the current context. `again`: not for the first time.
+Slot* load(Kernel* k, Handle context, bool again) {
   int device = 0, major = 0, minor = 0;
   int status = cu.cuCtxGetDevice(&device);
   if (!status) status = cu.cuDeviceGetAttribute(&major, MAJOR, device);
@@ -242,6 +254,8 @@ Slot* load(Kernel* k, Handle context) {
     if (status) cu.cuModuleUnload(slot->module);
   }
   if (status) {
+    // another thread may load it meanwhile
+    if (status == OUT_OF_MEMORY && !again && gave_memory()) return slot_here(k, true);
     raise_driver(services.load_error, k, "loaded", status, "delete it from the cache and compile again");
     return nullptr;
   }
@@ -249,14 +263,14 @@ Slot* load(Kernel* k, Handle context) {
   return slot;
 }
 
-Slot* slot_here(Kernel* k) {
+Slot* slot_here(Kernel* k, bool again) {
   Handle context = nullptr;
   if (cu.cuCtxGetCurrent(&context) || !context) {
     if (!enter_context(&context)) return nullptr;
   }
   for (int i = 0; i < k->slots; ++i)
     if (k->slot[i].context == context) return &k->slot[i];
-  return load(k, context);
+  return load(k, context, again);
 }
 
 bool stream_of(int device, Handle* stream) {
@@ -364,10 +378,15 @@ bool launch(Kernel* k, PyObject* const* args) {
     const int64_t bytes = grid[0] * grid[1] * grid[2] * k->ctas * v->scratch;
     if (!(scratch.tensor = memory_for_launch(bytes, v->scratch_align, &values[count]))) return false;
   }
-  // The driver waits when its queue is full, and what it waits for may need Python.
-  void* thread = PyEval_SaveThread();
-  if (!status) status = start(k, slot, grid, stream, parameters);
-  PyEval_RestoreThread(thread);
+  bool asked = status != NO_ERROR;
+  while (!status) {
+    // The driver waits when its queue is full, and what it waits for may need Python.
+    void* thread = PyEval_SaveThread();
+    status = start(k, slot, grid, stream, parameters);
+    PyEval_RestoreThread(thread);
+    if (status != OUT_OF_MEMORY || asked || !gave_memory()) break;
+    asked = true, status = NO_ERROR;
+  }
   if (status) {
     raise_driver(services.launch_error, k, "launched", status,
                  "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause");
@@ -428,7 +447,8 @@ void destroy(PyObject* capsule) {
 
 void hold(const pf_services& s, void (*change)(PyObject*)) {
   PyObject* const all[] = {s.python_stream, s.current_device, s.allocate,     s.load_error,
-                           s.launch_error,  s.profiler,       s.profiler_key, s.annotate};
+                           s.launch_error,  s.memory_error,   s.free_memory,  s.profiler,
+                           s.profiler_key,  s.annotate};
   for (PyObject* item : all) change(item);
 }
 

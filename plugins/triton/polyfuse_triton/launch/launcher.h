@@ -24,6 +24,7 @@ PyObject* PyObject_CallFunction(PyObject*, const char*, ...);
 PyObject* PyObject_CallMethod(PyObject*, const char*, const char*, ...);
 PyObject* PyErr_Occurred(void);
 PyObject* PyErr_Format(PyObject*, const char*, ...);
+void PyErr_SetString(PyObject*, const char*);
 void PyErr_SetObject(PyObject*, PyObject*);
 void PyErr_Fetch(PyObject**, PyObject**, PyObject**);
 void PyErr_Restore(PyObject*, PyObject*, PyObject*);
@@ -49,7 +50,7 @@ struct LaunchConfig {
 }
 
 enum { METH_FASTCALL = 0x80 };
-enum { NO_ERROR = 0, NOT_SUPPORTED = 801, WORDS_ALIGN = 16 };
+enum { NO_ERROR = 0, OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801, WORDS_ALIGN = 16 };
 enum { MAJOR = 75, MINOR = 76 };                                            // CUdevice_attribute
 enum { MAX_DYNAMIC_SHARED = 8, NON_PORTABLE_CLUSTER = 14 };                 // CUfunction_attribute
 enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5,      // CUlaunchAttributeID
@@ -70,6 +71,8 @@ struct pf_services {
   PyObject* allocate;                      // bytes -> tensor on the current device
   PyObject* load_error;                    // classes of errors, called with cause and fix
   PyObject* launch_error;
+  PyObject* memory_error;                  // class of errors, called with a text
+  PyObject* free_memory;                   // gives the device what is kept for later
   PyObject* profiler;                      // dictionary
   PyObject* profiler_key;                  // whose value there says whether torch's profiler records
   PyObject* annotate;                      // name -> context manager

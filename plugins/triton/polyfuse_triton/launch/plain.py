@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from polyfuse.plugin import Launchable
-from polyfuse_cuda.driver import EARLIER_ERROR, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER, USUAL_SHARED, Driver
+from polyfuse_cuda.driver import (
+    EARLIER_ERROR,
+    MAX_DYNAMIC_SHARED,
+    NON_PORTABLE_CLUSTER,
+    OUT_OF_MEMORY,
+    USUAL_SHARED,
+    Driver,
+)
 from polyfuse_cuda.launch import (
     CLUSTER_DIMENSION,
     CLUSTER_SCHEDULING,
@@ -130,12 +137,11 @@ class _Kernel:
             attributes.append((MAX_DYNAMIC_SHARED, variant.shared_bytes))
         if artifact.meta.blocks > 8:
             attributes.append((NON_PORTABLE_CLUSTER, 1))
-        status, function = driver.load_function(self._code[variant.file], artifact.symbol, attributes)
+        free_memory = self._launcher.services.free_memory
+        code = self._code[variant.file]
+        status, function = driver.load_function(code, artifact.symbol, attributes, free_memory)
         if status:
-            raise error(
-                f"kernel {artifact.name} could not be loaded: {driver.words(status)}",
-                "delete it from the cache and compile again",
-            )
+            raise self._failure(error, "loaded", status, "delete it from the cache and compile again")
         return _Loaded(function, device, variant)
 
     def _start(self, loaded: _Loaded, grid: Sequence[int], values: list[Any], words: int) -> None:
@@ -159,12 +165,19 @@ class _Kernel:
             held.append(memory)
         values = [*values, scratch, ctypes.c_void_p(0)]
         packed = parameters(ctypes.addressof(value) for value in values)
-        status = status or self._launch(loaded, grid, stream, packed)
+        if not status:
+            status = self._launch(loaded, grid, stream, packed)
+            if status == OUT_OF_MEMORY:
+                services.free_memory()
+                status = self._launch(loaded, grid, stream, packed)
         if status:
-            raise services.launch_error(
-                f"kernel {self._artifact.name} could not be launched: {self._launcher.driver.words(status)}",
-                EARLIER_ERROR,
-            )
+            raise self._failure(services.launch_error, "launched", status, EARLIER_ERROR)
+
+    def _failure(self, kind: type[Exception], what: str, status: int, fix: str) -> Exception:
+        """The error for a status of the driver's."""
+        words = self._launcher.driver.words(status)
+        text = f"kernel {self._artifact.name} could not be {what}: {words}"
+        return self._launcher.services.memory_error(text) if status == OUT_OF_MEMORY else kind(text, fix)
 
     def _memory(self, size: int, align: int) -> tuple[Any, ctypes.c_void_p]:
         """Memory for one launch, and where it begins."""

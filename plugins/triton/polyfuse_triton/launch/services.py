@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
-from polyfuse_cuda.driver import DRIVER
+from polyfuse_cuda.driver import DRIVER, free_cached_memory
 
 __all__ = ["Services", "torch_services"]
 
@@ -27,7 +27,10 @@ class Services:
         allocate: bytes of memory on the current device, as a tensor.
         profiler: a dictionary and the key whose value there says whether a profiler records; or None.
         annotate: makes a context that shows under a name in the profiler.
+        free_memory: gives the device what this process keeps for later; called where the driver has none,
+            which is then asked once more.
         load_error, launch_error: classes of errors, called with a cause and a fix.
+        memory_error: the class of errors of a device without memory, called with a text.
     """
 
     driver: str
@@ -38,6 +41,8 @@ class Services:
     allocate: Callable[[int], Any]
     profiler: tuple[dict[str, Any], str] | None
     annotate: Callable[[str], AbstractContextManager[Any]]
+    free_memory: Callable[[], None]
+    memory_error: type[Exception]
     load_error: type[Exception] = KernelLoadError
     launch_error: type[Exception] = KernelLaunchError
 
@@ -62,4 +67,6 @@ def torch_services() -> Services:
         allocate=allocate,
         profiler=profiler_flag(),
         annotate=record_function,
+        free_memory=free_cached_memory,
+        memory_error=torch.OutOfMemoryError,
     )

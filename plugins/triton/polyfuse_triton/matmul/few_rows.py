@@ -1,6 +1,6 @@
 """Matmuls with few rows: the time is that of reading the weight, so that every multiprocessor must be
 reading, with much on the way. The weight's columns take the longer side of the instruction, where it has no
-padding.
+padding. Of rows whose number is known only at run time, the most that there can be count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from polyfuse.ir.expr import Expr
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand
-from polyfuse.symbolic import axis_name, axis_size, coefficient, free_axes
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, coefficient, free_axes, product
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
 
@@ -30,21 +30,21 @@ _SHORTEST: Final = 2 * _DEPTH
 _MOST_PARTS: Final = 8
 """Parts that whoever reads a result adds up."""
 _TYPES: Final = (DType.bf16, DType.f16)
+_UNBOUNDED: Final = 1 << 62
 
 
 def streaming_parts(matmul: Reduction, target: Target) -> int:
     """Into how many parts the depth is split; 0 where the library is as fast."""
     if target.arch < _OLDEST or matmul.kind != "dot" or len(matmul.axes) != 2 or len(matmul.raxes) != 1:
         return 0
-    sizes = [axis_size(a) for a in (*matmul.axes, *matmul.raxes)]
-    known = [n for n in sizes if isinstance(n, int)]
-    if len(known) != len(sizes) or not all(map(_is_plain, matmul.values)):
+    sizes = [axis_size(a) for a in matmul.axes]
+    (rows, columns), depth = sorted(map(_most, sizes)), axis_size(matmul.raxes[0])
+    if columns not in sizes or not isinstance(depth, int) or not all(map(_is_plain, matmul.values)):
         return 0
     outer = {axis_name(a) for a in matmul.axes}
     along = [outer.intersection(free_axes(value.index)) for value in matmul.values]
     if any(len(names) != 1 for names in along) or along[0] == along[1]:
         return 0
-    (rows, columns), depth = sorted(known[:2]), known[2]
     inside = axis_name(matmul.raxes[0])
     if any(coefficient(value.index, inside) != 1 for value in matmul.values):
         return 0
@@ -56,6 +56,12 @@ def streaming_parts(matmul: Reduction, target: Target) -> int:
             break
         parts *= 2
     return parts
+
+
+def _most(size: IndexLike) -> int:
+    """The most that a size can be."""
+    most = bounds(size)[1]
+    return _UNBOUNDED if most is None else most
 
 
 def _side(columns: int) -> int:
@@ -72,21 +78,30 @@ def _is_plain(value: Expr) -> bool:
 
 def long_side_first(found: Contraction) -> Contraction:
     """A matmul with its operands exchanged, where few rows of one meet many columns of the other."""
-    _, rows, columns, _ = found.shape
-    if rows >= columns or not streams(found):
+    if _extent(found.rows) >= _extent(found.columns) or not streams(found):
         return found
     return replace(found, rows=found.columns, columns=found.rows, left=found.right, right=found.left)
 
 
 def streams(found: Contraction) -> bool:
-    """Whether a matmul is one of those here: of known sizes, each operand contiguous along the depth."""
-    axes = (*found.rows, *found.columns, *found.depth)
-    if len(found.depth) != 1 or any(not isinstance(axis_size(a), int) for a in axes):
+    """Whether a matmul is one of those here: each operand contiguous along the depth, and of a known size but
+    for the few rows.
+    """
+    if len(found.depth) != 1 or not isinstance(axis_size(found.depth[0]), int):
         return False
     if not all(_is_streamed(o, axis_name(found.depth[0])) for o in (found.left, found.right)):
         return False
-    _, rows, columns, depth = found.shape
-    return _is_worth_it(min(rows, columns), max(rows, columns), depth)
+    (few, _), (many, longer) = sorted(
+        ((_extent(axes), n) for n, axes in enumerate((found.rows, found.columns)))
+    )
+    if any(not isinstance(axis_size(a), int) for a in (found.rows, found.columns)[longer]):
+        return False
+    return _is_worth_it(few, many, found.shape[-1])
+
+
+def _extent(axes: tuple[Index, ...]) -> int:
+    """The most points that some axes span together."""
+    return _most(product(axis_size(a) for a in axes))
 
 
 def _is_streamed(operand: Operand, depth: str) -> bool:
@@ -96,6 +111,6 @@ def _is_streamed(operand: Operand, depth: str) -> bool:
 
 def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
     """Rows, columns and depth of a tile, warps and stages that stream a matmul with its long side first."""
-    _, rows, columns, depth = found.shape
-    stages = min(_STAGES, max(2, depth // _DEPTH))
-    return _side(rows), max(16, power_of_two(columns)), _DEPTH, _WARPS, stages
+    stages = min(_STAGES, max(2, found.shape[-1] // _DEPTH))
+    side = max(16, power_of_two(_extent(found.columns)))
+    return _side(_extent(found.rows)), side, _DEPTH, _WARPS, stages
