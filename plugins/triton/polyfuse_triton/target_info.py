@@ -12,6 +12,9 @@ _BLOCKS = 4
 _SIZE_CLASSES = tuple((1 << power) + 1 for power in range(4, 15))
 """Behind each power of two, a tile that holds a whole row is twice as large."""
 
+_SIZE_MULTIPLE = 8
+"""Rows of so many elements of 16 bits begin at multiples of 16 bytes, the most that a thread loads."""
+
 
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:
     """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
@@ -35,5 +38,5 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         operations=target.matmul_operations(2),
         double_sums=False,
         size_classes=_SIZE_CLASSES,
-        size_multiple=16,
+        size_multiple=_SIZE_MULTIPLE,
     )

@@ -14,10 +14,12 @@ pytest.importorskip("triton", reason=TRITON)
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
 from polyfuse_triton.build.toolchain import build
-from polyfuse_triton.codegen import emit
+from polyfuse_triton.codegen import configs, emit
+from polyfuse_triton.matmul.kernel import sizes_in_strides
 from polyfuse_triton.target import known_target
 from polyfuse_triton.target_info import target_info_of
 from polyfuse_triton.tiling.choice import choose_plan
+from triton_gemms import Case, kernel_of
 from triton_interpreted import in_interpreter, size_faults
 
 TARGET = known_target("sm_90")
@@ -25,8 +27,8 @@ TARGET = known_target("sm_90")
 
 def softmax(declared: str, length: str, hint: int) -> Kernel:
     """Softmax over rows of a length that is an expression of the symbol `s0`."""
-    row = length.replace("16*", "16*p0*") if "*" in length else f"p0*{length}"
-    size = length.replace("16*", "65536*") if "*" in length else f"4096*{length}"
+    row = length.replace("8*", "8*p0*") if "*" in length else f"p0*{length}"
+    size = length.replace("8*", "32768*") if "*" in length else f"4096*{length}"
     found = parse(f"""kernel k on cuda {{
   symbols {declared}
   numerics fast
@@ -70,13 +72,13 @@ def test_rows_of_any_length_are_walked() -> None:
 
 def test_classes_end_where_tiles_do() -> None:
     info = target_info_of(TARGET)
-    assert info.size_multiple == 16
+    assert info.size_multiple == 8
     assert all((first - 1).bit_count() == 1 for first in info.size_classes)
 
 
 def test_rows_that_are_multiples_are_read_in_wide_loads(tmp_path: Path) -> None:
     found: list[int] = []
-    for declared, length, hint in (("s0{33..64}", "16*s0", 48), ("s0{513..1024}", "s0", 700)):
+    for declared, length, hint in (("s0{65..128}", "8*s0", 91), ("s0{513..1024}", "s0", 700)):
         source = emit(softmax(declared, length, hint), None, TARGET)
         folder = tmp_path / str(hint)
         folder.mkdir()
@@ -84,6 +86,17 @@ def test_rows_that_are_multiples_are_read_in_wide_loads(tmp_path: Path) -> None:
         (assembly,) = (path.read_text() for path in folder.glob("*.ptx"))
         found.append(len(re.findall(r"ld\.global[.\w:]*\.v4", assembly)))
     assert found[0] > 0 == found[1]
+
+
+@pytest.mark.parametrize(("size", "multiple"), (("s0", 16), ("8*s0", 2), ("16*s0", 1), ("48*s0", 1)))
+def test_matmuls_ask_of_a_size_what_its_factor_leaves_open(size: str, multiple: int) -> None:
+    text = Case(64, 64, "s0~128", left_by_rows=True, right_by_rows=False).text()
+    kernel = kernel_of(text.replace("s0*p", f"{size}*p"))
+    assert {name: use.multiple for name, use in sizes_in_strides(kernel).items()} == {"s0": multiple}
+    config = configs(kernel, TARGET)[0]
+    written = emit(kernel, config, TARGET).text
+    assert (f"s0 % {multiple} == 0" in written) == (multiple > 1)
+    assert (f"s0, tl.int32) // {multiple} * {multiple}" in written) == (multiple > 1)
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import gcd
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Cast, Constant, Load, Statement, Store, indices
@@ -22,13 +23,15 @@ from polyfuse_triton.matmul.coordinates import MatmulCoordinates, TileCoordinate
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Plan
 
-__all__ = ["matmul_text"]
+__all__ = ["SizeInStrides", "matmul_text", "sizes_in_strides"]
 
 _ACCURATE = 128
 """Matmuls of 8-bit numbers that Hopper may add up with few bits, as libraries have it."""
 
 
 _ALIGNED, _UNALIGNED = f"aligned_{Source.SYMBOL}", f"unaligned_{Source.SYMBOL}"
+_WIDE = 16
+"""Elements of which strides are multiples where rows are copied in wide chunks."""
 _LONGEST = 1 << 20
 """Longest rows whose steps, as many as a tile has, surely fit in 32 bits."""
 
@@ -46,21 +49,25 @@ def matmul_text(kernel: Kernel, found: Matmul, plan: MatmulPlan) -> KernelText:
     return KernelText(text, names, writing.constants, writing.coordinates.grid())
 
 
-def _two_ways(writing: _Writing, strides: Mapping[str, bool], slow: MatmulPlan) -> str:
+def _two_ways(writing: _Writing, strides: Mapping[str, SizeInStrides], slow: MatmulPlan) -> str:
     """The function that looks at its sizes: rows that begin at multiples of 16 elements are copied in wide
     chunks. Others take little at a time, because every element has an address of its own.
     """
     out, given = Writer(), writing.arguments
-    names = [given[name] for name in strides]
-    conditions = [f"({name} % 16 == 0) & ({name} < {_LONGEST})" for name in names]
+    conditions = [
+        f"({given[name]} % {use.multiple} == 0) & ({given[name]} < {_LONGEST})"
+        if use.multiple > 1
+        else f"({given[name]} < {_LONGEST})"
+        for name, use in strides.items()
+    ]
     out.line("@triton.jit")
     out.line(writing.head(Source.SYMBOL))
     with out.indented():
         constants = [name for name, _ in writing.constants]
         aligned = dict(given)
-        for name, alone in strides.items():
-            size = f"tl.cast({given[name]}, tl.int32)" if alone else given[name]
-            aligned[name] = f"{size} // 16 * 16"
+        for name, use in strides.items():
+            size = f"tl.cast({given[name]}, tl.int32)" if use.alone else given[name]
+            aligned[name] = f"{size} // {use.multiple} * {use.multiple}" if use.multiple > 1 else size
         out.line(f"if {' & '.join(conditions)}:")
         with out.indented():
             out.line(f"{_ALIGNED}({', '.join([*aligned.values(), *constants])})")
@@ -71,20 +78,35 @@ def _two_ways(writing: _Writing, strides: Mapping[str, bool], slow: MatmulPlan) 
     return out.text()
 
 
-def sizes_in_strides(kernel: Kernel) -> dict[str, bool]:
-    """Size arguments that multiply an axis in some address, and whether each does so without another: then
-    steps inside a tile fit in 32 bits if the sizes do with room.
+@dataclass(frozen=True)
+class SizeInStrides:
+    """What a size argument that multiplies an axis in some address must be for wide copies.
+
+    Attributes:
+        multiple: of what, so that each such stride is a multiple of 16 elements.
+        alone: whether it is in strides without other sizes: then steps inside a tile fit in 32 bits if the
+            size does with room.
     """
-    found: dict[str, bool] = {}
+
+    multiple: int
+    alone: bool
+
+
+def sizes_in_strides(kernel: Kernel) -> dict[str, SizeInStrides]:
+    """The size arguments that multiply an axis in some address."""
+    found: dict[str, SizeInStrides] = {}
     for section in kernel.sections:
         for stmt in section.body:
             if not isinstance(stmt, (Load, Store)) or not isinstance(stmt.index, Index):
                 continue
-            for monomial, _ in stmt.index.terms:
+            for monomial, factor in stmt.index.terms:
                 sizes = [atom.name for atom in monomial if atom.kind == "sym"]
-                if len(sizes) < len(monomial):
-                    for name in sizes:
-                        found[name] = found.get(name, True) and len(sizes) == 1
+                if len(sizes) == len(monomial):
+                    continue
+                for name in sizes:
+                    use = found.get(name, SizeInStrides(1, True))
+                    multiple = max(use.multiple, _WIDE // gcd(factor, _WIDE))
+                    found[name] = SizeInStrides(multiple, use.alone and len(sizes) == 1)
     return found
 
 
