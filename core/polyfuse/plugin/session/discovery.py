@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -167,6 +168,7 @@ def _installed(_: _ImportPath) -> tuple[Candidate, ...]:
     declare takes longer than all else that a session does."""
     found: list[Candidate] = []
     seen: set[str] = set()
+    hidden = _several_times()
     for dist in metadata.distributions():
         name = "(unknown)"
         try:
@@ -175,14 +177,36 @@ def _installed(_: _ImportPath) -> tuple[Candidate, ...]:
                 continue
             name, version = _facts(dist)
             # another one of its name that is earlier on the path is the one that is imported
-            first = metadata.distribution(name)
-            if name not in seen and first.locate_file("") == dist.locate_file(""):
+            if name not in seen and (_plain(name) not in hidden or _is_first(name, dist)):
                 seen.add(name)
                 found += (Candidate(p.name, name, version, p) for p in _entry_points(declared))
         except Exception as error:
             cause = f"what distribution {name!r} declares cannot be read: {brief(error)}"
             warn_once("plugin", f"{cause}; its plugins are left out until it is installed anew")
     return tuple(found)
+
+
+def _several_times() -> frozenset[str]:
+    """Distributions that lie in more than one folder of the path, by their plain names. Asking for the first
+    one of each name takes longer than reading what it declares.
+    """
+    found: Counter[str] = Counter()
+    for path in dict.fromkeys(map(str, sys.path)):
+        try:
+            names = os.listdir(path or ".")
+        except OSError:
+            continue
+        here = (name.partition("-")[0] for name in names if name.endswith((".dist-info", ".egg-info")))
+        found.update({_plain(name.removesuffix(".egg-info")) for name in here})
+    return frozenset(name for name, count in found.items() if count > 1)
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_").replace(".", "_").lower()
+
+
+def _is_first(name: str, dist: metadata.Distribution) -> bool:
+    return metadata.distribution(name).locate_file("") == dist.locate_file("")
 
 
 def _entry_points(text: str) -> Iterator[metadata.EntryPoint]:
