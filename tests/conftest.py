@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+try:
+    from _pytest.unraisableexception import gc_collect_iterations_key
+except ImportError:  # before pytest 8.4
+    gc_collect_iterations_key = None
+
 import built_libraries
 import sampling
 import torch_costs
@@ -28,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if gc_collect_iterations_key is not None:
+        config.stash[gc_collect_iterations_key] = 1  # at the end; five times by default, of seconds each
     gc.disable()  # modules and items stay until the end: looking for garbage among them is in vain
     # workers of one run and later runs share it; `--cache-clear` empties it
     if hasattr(config, "cache") and not hasattr(config, "workerinput"):
@@ -49,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor do the collections that tests cause or ask for look at them
-    gc.set_threshold(10_000, 20, 20)  # syntax trees and graphs are many objects that live
+    torch_costs.collect_seldom()
     gc.enable()
 
 

@@ -207,6 +207,7 @@ if __name__ == "__main__":
     torch_costs.spare()
     if "LIBRARIES_OF_TESTS" in os.environ:
         built_libraries.keep(Path(os.environ["LIBRARIES_OF_TESTS"]))
+    torch_costs.collect_seldom()
     gc.freeze()  # children share these pages with it, and no collection of theirs looks at them
     script = _serve(socket.socket(fileno=int(sys.argv[1])))
     main = types.ModuleType("__main__")

@@ -66,11 +66,12 @@ def interpreted_faults(paths: list[Path]) -> list[str]:
     return faults("interpreted", paths)
 
 
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", ["interpreter", "cpp", "halide"])
-def test_kernels_of_programs(backend: str) -> None:
+def test_kernels_of_programs(backend: str, every: int) -> None:
     if backend == "halide":
         pytest.importorskip("halide", reason=HALIDE)
-    assert not faults(backend, KERNELS)
+    assert not faults(backend, KERNELS[::every])
 
 
 # A few by default: Triton's interpreter takes a second for a kernel.

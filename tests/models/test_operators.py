@@ -5,8 +5,10 @@ Results are compared with those of eager mode, kernels with the interpreter.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import pytest
-from polyfuse_bench.opdb.check import CheckSettings, Item, check, items
 from polyfuse_bench.opdb.gate import GATE_OPERATORS
 from polyfuse_bench.opdb.status import GOOD, SKIP
 
@@ -14,33 +16,49 @@ from models import checks
 
 # Each kernel runs beside the interpreter, too: none may be reported.
 KERNELS = checks.BACKEND == "polyfuse"
-SETTINGS = CheckSettings(checks.BACKEND, samples=1, kernels=KERNELS)
-GATE = {item.op: item for item in items(("float32",)) if item.op in GATE_OPERATORS}
 
 
-@pytest.mark.parametrize("item", GATE.values(), ids=GATE)
-def test_operator(item: Item) -> None:
-    outcome = check(item, SETTINGS)
+@cache
+def gate() -> dict[str, Any]:
+    """The database's items by operator. Importing that takes seconds, which only the process that runs these
+    tests spends."""
+    from polyfuse_bench.opdb.check import items
+
+    return {item.op: item for item in items(("float32",)) if item.op in GATE_OPERATORS}
+
+
+def outcome_of(item: Any, **options: Any) -> Any:
+    from polyfuse_bench.opdb.check import CheckSettings, check
+
+    return check(item, CheckSettings(checks.BACKEND, samples=1, kernels=KERNELS, **options))
+
+
+@pytest.mark.quick(100)
+@pytest.mark.parametrize("name", GATE_OPERATORS)
+def test_operator(name: str) -> None:
+    outcome = outcome_of(gate()[name])
     assert outcome.status in GOOD, outcome.detail
 
 
 def test_gate_names_are_known() -> None:
     """A name that the database lacks would silently test nothing."""
-    assert [name for name in GATE_OPERATORS if name not in GATE] == []
+    assert [name for name in GATE_OPERATORS if name not in gate()] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("item", GATE.values(), ids=GATE)
-def test_operator_gradient(item: Item) -> None:
-    outcome = check(item, CheckSettings(checks.BACKEND, samples=1, gradients=True, kernels=KERNELS))
+@pytest.mark.parametrize("name", GATE_OPERATORS)
+def test_operator_gradient(name: str) -> None:
+    outcome = outcome_of(gate()[name], gradients=True)
     assert outcome.status in GOOD, outcome.detail
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int64", "bfloat16"])
-@pytest.mark.parametrize("name", GATE)
+@pytest.mark.parametrize("name", GATE_OPERATORS)
 def test_operator_dtype(name: str, dtype: str) -> None:
+    from polyfuse_bench.opdb.check import items
+
     for item in items((dtype,), (name,)):
-        outcome = check(item, SETTINGS)
+        outcome = outcome_of(item)
         assert outcome.status in GOOD, outcome.detail
         assert outcome.status != SKIP or outcome.detail, "a skip says why"

@@ -46,9 +46,16 @@ def reasons(warned: list[str]) -> dict[str, str]:
 
 def test_bad_choices_for_a_matmul_lose(bad, warned):
     options = {**OPTIONS, "gemm": "fastest"}
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    pid = os.getpid()
     torch.testing.assert_close(
         torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)
     )
+    # neither this process nor its random numbers are touched
+    assert os.getpid() == pid
+    assert torch.equal(torch.rand(3), expected)
     found = reasons(warned)
     assert set(found) == set(WAYS) - {"fine", "emit"}
     assert "SIGSEGV" in found["segfault"]
@@ -73,19 +80,13 @@ def test_bad_configurations_of_a_kernel_lose(bad, warned):
     assert set(reasons(warned)) == set(WAYS) - {"fine", "emit"}
 
 
-def test_the_process_and_its_random_numbers_are_untouched(bad):
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    pid = os.getpid()
-    options = {**OPTIONS, "gemm": "fastest"}
-    torch.compile(product, backend="polyfuse", options=options)(A, B, C)
-    assert os.getpid() == pid
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_a_second_session_times_nothing(bad, warned, monkeypatch):
-    options = {**OPTIONS, "gemm": "fastest", "tune_kernels": True}
+@pytest.mark.parametrize(
+    "tuned",
+    [{"gemm": "fastest"}, pytest.param({"gemm": "fastest", "tune_kernels": True}, marks=pytest.mark.slow)],
+    ids=["matmuls", "kernels too"],
+)
+def test_a_second_session_times_nothing(bad, warned, monkeypatch, tuned):
+    options = {**OPTIONS, **tuned}
     torch.compile(product, backend="polyfuse", options=options)(A, B, C)
     assert any("is no candidate for" in text for text in warned)
     del warned[:]

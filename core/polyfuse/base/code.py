@@ -58,19 +58,25 @@ def code_digest(package: str, memory: Path) -> str:
     known = read_text(memory / stamp)
     if known is not None and len(known) == DIGEST_LENGTH:
         return known
-    spec = find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    origin = spec.origin if spec is not None else None
     try:
-        parts = [part for folder in places for part in _contents(folder)]
-        if not places and origin is not None:
-            parts = [Path(origin).name.encode(), Path(origin).read_bytes()]
+        found = _contents_digest(package, stamp)
     except OSError:  # gone since
         return ""
-    found = digest(*parts)
     with contextlib.suppress(OSError):
         atomic_write(memory / stamp, found)
     return found
+
+
+@cache
+def _contents_digest(package: str, stamp: str) -> str:
+    """What a package of that stamp holds: read once, for whichever folders remember it."""
+    spec = find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    origin = spec.origin if spec is not None else None
+    parts = [part for folder in places for part in _contents(folder)]
+    if not places and origin is not None:
+        parts = [Path(origin).name.encode(), Path(origin).read_bytes()]
+    return digest(*parts)
 
 
 def _contents(folder: str) -> Iterator[bytes]:

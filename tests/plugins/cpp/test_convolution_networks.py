@@ -108,6 +108,7 @@ def test_weights_are_packed_again_after_every_kind_of_change() -> None:
     assert len(last_reports()) == 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("inside", "outside", "extent"),
     [(16, 24, 11), (24, 33, 9), (1040, 8, 9), (64, 16, 5)],
@@ -133,6 +134,7 @@ def test_pointwise_convolutions_are_generated_with_what_follows(
     agrees(call, model, torch.randn(5, inside, extent, extent))  # compiled again with a batch of any size
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("margin", "stride", "padding", "absorbed"),
     [
@@ -159,6 +161,7 @@ def test_margins_of_depthwise_convolutions(
     agrees(call, model, x)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_stays_so(value: float) -> None:
     model = network()

@@ -191,6 +191,7 @@ def test_what_every_piece_would_add_keeps_the_row_together():
 
 
 @pytest.mark.each_value
+@pytest.mark.each_value
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize("body", [SOFTMAX, NORMALISED], ids=["softmax", "normalised"])
 def test_compiles(body, arch):

@@ -23,6 +23,7 @@ def test_what_is_refused_is_left_to_eager_mode_alone(name):
     assert in_interpreter(refused_faults, name) == []
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize("name", ["bf16", "soft cap"])
 def test_compiles_without_spilling(name, arch):

@@ -55,6 +55,7 @@ def test_other_types_have_instructions(name, arch):
     assert made.spilled_bytes == 0
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "case",
     [

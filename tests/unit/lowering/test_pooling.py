@@ -44,6 +44,7 @@ AVERAGES = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("name", AVERAGES)
 def test_gradients_of_averages(name: str, numerics: str) -> None:
@@ -73,6 +74,7 @@ def test_averages(dynamic: bool) -> None:
         )
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [(3, 4), (1, 1), (5, 17)], ids=str)
 def test_adaptive(size: tuple[int, int]) -> None:
     x = torch.randn(1, 2, 15, 17)

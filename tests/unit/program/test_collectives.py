@@ -265,6 +265,7 @@ def test_what_does_not_depend_on_a_collective_is_computed_beside_it(
 KINDS = ("sum", "gather", "scatter", "exchange", "wait", "wait", "sin", "product", "add", "put")
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("seed", range(12))
 def test_any_program(check: Any, seed: int) -> None:
     """Of matrices of one size, so that memory is used again wherever it can be."""
