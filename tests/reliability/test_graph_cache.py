@@ -619,9 +619,9 @@ def test_what_one_machine_made_serves_another(monkeypatch, tmp_path, secret):
     from polyfuse import cli
 
     assert outcome(start())[:4] == [0, 2, {}, 0]
-    assert cli.main(["cache", "save", str(tmp_path / "bundle")]) == 0
+    assert cli.main(["cache", "export", str(tmp_path / "bundle")]) == 0
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "elsewhere"))
-    assert cli.main(["cache", "load", str(tmp_path / "bundle")]) == 0
+    assert cli.main(["cache", "import", str(tmp_path / "bundle")]) == 0
     assert outcome(start())[:4] == [2, 0, {}, 0]
 
 

@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "backends": ("polyfuse.cli.backends", "list the installed backends and their state"),
     "bench": ("polyfuse.cli.bench", "measure a model in eager mode and by each compiler and backend"),
     "bisect": ("polyfuse.cli.bisect", "find the rewrite or fusion that makes a program fail"),
-    "cache": ("polyfuse.cli.cache", "show, clear, trim, save or load the cache folder"),
+    "cache": ("polyfuse.cli.cache", "show, clear, trim, export or import the cache folder"),
     "check": ("polyfuse.cli.check", "run a program and compare every kernel with the interpreter"),
     "collectives": (
         "polyfuse.cli.ranks.collectives",

@@ -1,4 +1,4 @@
-"""`polyfuse cache`: show, clear, trim, save and load the cache folder, and compare keys of graphs."""
+"""`polyfuse cache`: show, clear, trim, export and import the cache folder, and compare keys of graphs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ polyfuse cache info                # what is stored, and how much of it
 polyfuse cache graphs              # the keys of compiled graphs
 polyfuse cache why abc def         # in what two of them differ, by their first characters
 polyfuse cache clear               # compile everything anew
-polyfuse cache save warm.pfc       # for another machine of this kind: polyfuse cache load warm.pfc
+polyfuse cache export warm.pfc     # for another machine of this kind: polyfuse cache import warm.pfc
 """
 
 # For people.
@@ -80,13 +80,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     trimming = actions.add_parser("trim", help="remove the least recently used artifacts")
     trimming.add_argument("--limit", type=int, metavar="MIB", help="instead of the option cache_limit")
-    saving = actions.add_parser("save", help="write artifacts to one file, for another machine")
-    saving.add_argument("file", type=Path)
-    saving.add_argument("--kind", action="append", choices=tuple(KINDS), help="only this kind; default: all")
-    loading = actions.add_parser(
-        "load", help="add the artifacts of such a file; they are code: load only files that you trust"
+    exporting = actions.add_parser("export", help="write artifacts to one file, for another machine")
+    exporting.add_argument("file", type=Path)
+    exporting.add_argument(
+        "--kind", action="append", choices=tuple(KINDS), help="only this kind; default: all"
     )
-    loading.add_argument("file", type=Path)
+    importing = actions.add_parser(
+        "import", help="add the artifacts of such a file; they are code: import only files that you trust"
+    )
+    importing.add_argument("file", type=Path)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,10 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "trim":
         asked = arguments.limit is not None
         _trim(root, arguments.limit if asked else settings.cache_limit or sys.maxsize >> 20)
-    elif arguments.action == "save":
-        _save(root, tuple(arguments.kind or KINDS), arguments.file)
+    elif arguments.action == "export":
+        _export(root, tuple(arguments.kind or KINDS), arguments.file)
     else:
-        _load(settings, arguments.file)
+        _import(settings, arguments.file)
     return 0
 
 
@@ -168,7 +170,7 @@ def _trim(root: Path, limit: int) -> None:
     print(f"{done.removed} removed, {done.freed / _MIB:.1f} MiB; {done.left / _MIB:.1f} MiB remain")
 
 
-def _save(root: Path, kinds: tuple[str, ...], file: Path) -> None:
+def _export(root: Path, kinds: tuple[str, ...], file: Path) -> None:
     found = (item for kind in kinds for item in artifacts(root, kind))
     try:
         with replacing(file) as temporary, open(temporary, "xb") as stream:
@@ -178,14 +180,14 @@ def _save(root: Path, kinds: tuple[str, ...], file: Path) -> None:
     print(f"{count} artifacts written to {file}, {file.stat().st_size / _MIB:.1f} MiB")
 
 
-def _load(settings: Settings, file: Path) -> None:
+def _import(settings: Settings, file: Path) -> None:
     store = KernelStore.open(settings)
     try:
         with open(file, "rb") as stream:
             done = unpack(store.root, stream, store.add, read_secret(settings.remote_key))
     except OSError as error:
         raise CacheError(
-            f"{file} cannot be added ({error})", "name a file that polyfuse cache save wrote"
+            f"{file} cannot be added ({error})", "name a file that polyfuse cache export wrote"
         ) from error
     print(
         f"{done.added} artifacts added, {done.present} were there"

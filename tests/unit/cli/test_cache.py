@@ -62,19 +62,19 @@ def test_trim(root, capsys, monkeypatch):
 def test_what_is_saved_can_be_loaded_elsewhere(root, capsys, monkeypatch, tmp_path):
     file, secret = tmp_path / "bundle", tmp_path / "secret"
     secret.write_text("a secret of these machines")
-    assert cli.main(["cache", "save", str(file)]) == 0
+    assert cli.main(["cache", "export", str(file)]) == 0
     assert "2 artifacts written" in capsys.readouterr().out, "without a secret, no compiled graphs"
     monkeypatch.setenv("POLYFUSE_REMOTE_KEY", str(secret))
-    assert cli.main(["cache", "save", str(file)]) == 0
+    assert cli.main(["cache", "export", str(file)]) == 0
     assert "3 artifacts written" in capsys.readouterr().out
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "elsewhere"))
-    assert cli.main(["cache", "load", str(file)]) == 0
+    assert cli.main(["cache", "import", str(file)]) == 0
     assert "3 artifacts added, 0 were there" in capsys.readouterr().out
     assert counts(capsys) == [1, 1, 1, 0]
-    assert cli.main(["cache", "save", "--kind", "compiled", str(file)]) == 0
+    assert cli.main(["cache", "export", "--kind", "compiled", str(file)]) == 0
     assert "1 artifacts written" in capsys.readouterr().out
     file.write_bytes(file.read_bytes()[:-9])
-    assert cli.main(["cache", "load", str(file)]) == 1
+    assert cli.main(["cache", "import", str(file)]) == 1
     assert "damaged" in capsys.readouterr().err
-    assert cli.main(["cache", "load", str(tmp_path / "none")]) == 1
+    assert cli.main(["cache", "import", str(tmp_path / "none")]) == 1
     assert "cannot be added" in capsys.readouterr().err
