@@ -104,7 +104,11 @@ def call(
             capture_output=True,
             text=True,
             timeout=300,
-            env={"PATH": "/nowhere", "OMP_NUM_THREADS": "2"},
+            env={
+                "PATH": "/nowhere",
+                "OMP_NUM_THREADS": "2",
+                "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", ""),
+            },
         )
         assert done.returncode == 0, f"status {done.returncode}: {done.stderr}"
         reader = _Reader(files[1].read_bytes())

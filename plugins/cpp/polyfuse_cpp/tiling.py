@@ -174,7 +174,21 @@ def _lane(facts: Facts, scans: bool, lanes: int, without: Collection[str]) -> st
             score -= 2
         if score > best_score:
             best, best_score = name, score
-    return "" if scans and best_score <= 0 else best
+    return "" if scans and best_score <= 0 and not (best and _scans_rows(best, facts, lanes)) else best
+
+
+def _scans_rows(lane: str, facts: Facts, lanes: int) -> bool:
+    """Whether scans along contiguous memory pay for the transposed tiles that lanes across them take: those
+    with slow steps do, others where there are rows enough, also for threads, and values of 32 bits or fewer.
+    """
+    inner = facts.raxes[-1]
+    looped = [a for a in facts.all_accesses if a.looped and coefficient(a.index, lane) != 0]
+    if facts.hints[inner] <= _FEW or not all(_runs_along(a, inner, lane, facts) for a in looped):
+        return False
+    scans = [s for s in facts.statements if isinstance(s, Scan)]
+    if all(s.kind == "logsumexp" for s in scans):
+        return True
+    return facts.hints[lane] >= 8 * lanes and all(s.dtype.itemsize <= 4 for s in scans)
 
 
 def _score(access: Access, lane: str, facts: Facts) -> float:

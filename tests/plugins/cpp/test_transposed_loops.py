@@ -115,3 +115,22 @@ def test_a_buffer_that_is_also_read_is_written_at_once() -> None:
     want = out + a.t()
     compiled(k.build())(a, out)
     assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("logcumsumexp", 13), ("cummax", 131)])
+def test_scans_of_rows_take_lanes_across_them(kind: str, rows: int) -> None:
+    """Steps that are slow, or many rows: each row's scan is one lane's, with what is not a number in it."""
+    x = torch.randn(rows, 21).mul(3).round()
+    x[0, 4], x[1, 5], x[2, 0], x[3, 7:9], x[rows - 1, 20] = (
+        *(float("nan"), float("inf"), float("-inf")),
+        float("-inf"),
+        float("nan"),
+    )
+
+    def scan(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = getattr(x, kind)(-1)
+        return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+    call = torch.compile(scan, backend="polyfuse", dynamic=False)
+    for found, expected in zip(call(x), scan(x), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)

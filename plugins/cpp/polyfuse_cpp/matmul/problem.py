@@ -108,14 +108,14 @@ def matmul_of(kernel: Kernel) -> Matmul:
     _check(found, facts)
     rows, columns = _names(found.rows), _names(found.columns)
     accesses = _accesses(found.epilogue)
-    swapped = not columns or (bool(rows) and _score(rows, accesses) > _score(columns, accesses))
+    depth = _names(found.depth)
+    swapped = _swapped(found, rows, columns, depth, accesses, facts)
     if swapped:
         rows, columns = columns, rows
     if not columns:
         raise UnsupportedError("the matmul has neither rows nor columns", "let the library compute it")
     last = max(reversed(columns), key=lambda name: (_score((name,), accesses), facts.hints[name] >= 8))
     columns = (*(name for name in columns if name != last), last)
-    depth = _names(found.depth)
     left, right = (found.right, found.left) if swapped else (found.left, found.right)
     return Matmul(
         kernel,
@@ -128,6 +128,26 @@ def matmul_of(kernel: Kernel) -> Matmul:
         found.accumulator,
         found.epilogue,
     )
+
+
+def _swapped(
+    found: Contraction,
+    rows: tuple[str, ...],
+    columns: tuple[str, ...],
+    depth: tuple[str, ...],
+    accesses: Sequence[tuple[IndexLike, float]],
+    facts: Facts,
+) -> bool:
+    """Whether the left operand runs along the lanes."""
+    if not rows or not columns:
+        return not columns
+    # a weight that was packed for the lanes stays there, though results are then stored apart: otherwise each
+    # tile would gather its pixels and unpack the weight
+    if _prepacked(_side(found.left, rows, depth, facts), facts).packed_width:
+        return True
+    if _prepacked(_side(found.right, columns, depth, facts), facts).packed_width:
+        return False
+    return _score(rows, accesses) > _score(columns, accesses)
 
 
 def _check(found: Contraction, facts: Facts) -> None:

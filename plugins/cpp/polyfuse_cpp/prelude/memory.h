@@ -83,8 +83,22 @@ template <class V> PF_INLINE void raw_store_n(void* p, V v, int n) {
 }
 
 // 16-bit floats as vectors
+#if PF_AVX2 && PF_X86_BUILTINS && PF_W == 8
+// g++ 12 widens half a register, shifts, widens the other half and joins them, and masks before it packs
+typedef short s8b __attribute__((vector_size(16)));
+PF_INLINE vf32 widen_vector(vu16 h, const bf16*) {
+  return bf16_widen<vf32>((vu32)__builtin_ia32_pmovzxwd256((s8b)h));
+}
+PF_INLINE vu16 narrow_vector(vf32 x, const bf16*) {
+  typedef int d4 __attribute__((vector_size(16)));
+  const vu32 r = bf16_narrow(x);
+  const d4 low = (d4)__builtin_shufflevector(r, r, 0, 1, 2, 3), high = (d4)__builtin_shufflevector(r, r, 4, 5, 6, 7);
+  return (vu16)__builtin_ia32_packusdw128(low, high);
+}
+#else
 PF_INLINE vf32 widen_vector(vu16 h, const bf16*) { return bf16_widen<vf32>(native_convert<vu32>(h)); }
 PF_INLINE vu16 narrow_vector(vf32 x, const bf16*) { return native_convert<vu16>(bf16_narrow(x)); }
+#endif
 #if defined(__F16C__) && PF_X86_BUILTINS && PF_W == 16 && PF_AVX512
 typedef short s16h __attribute__((vector_size(32)));
 PF_INLINE vf32 widen_vector(vu16 h, const f16*) {
