@@ -36,7 +36,7 @@ SANITIZED = pytest.mark.skipif(
 def sanitized(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = child_environment(
         LD_PRELOAD=runtime(),
-        ASAN_OPTIONS="detect_leaks=0",
+        ASAN_OPTIONS="detect_leaks=0:detect_stack_use_after_return=0",
         CXX=f"g++ {FLAGS}",
         POLYFUSE_CACHE_DIR=str(folder / "cache"),
         POLYFUSE_DISABLE="halide",

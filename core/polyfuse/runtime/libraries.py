@@ -3,6 +3,7 @@
 Python's `ctypes` never unloads one, so a process that compiles again and again would map more and more of
 them. What is made of a library here holds the library; when the last such thing is gone, it is closed, by the
 next one that is opened: code of it may be what drops the last reference, and must not vanish under itself.
+Before it is closed, its function `polyfuse_unload` is called, if it has one: it gives back what threads hold.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import stat
 import struct
 import threading
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ _LOCK = threading.RLock()
 # of the file: where its tables of segments and of sections begin, and the size and number of their rows
 _ELF = struct.Struct("<32xQQ6xHHHH2x")
 _SEGMENT = struct.Struct("<8xQ16xQ16x")
+_OPENED: Counter[int] = Counter()
+"""How often each handle is in use: a file that is opened twice has one."""
 _UNUSED: list[list[int]] = [[], []]
 """Handles to be closed: those that became unused before the last library was opened, and since then."""
 
@@ -44,6 +48,8 @@ class SharedLibrary:
             self._loaded = ctypes.PyDLL(self.path)
         except OSError as error:
             raise self._unusable(error) from error
+        with _LOCK:
+            _OPENED[self._loaded._handle] += 1
         # when the process ends, other threads may still be in it
         weakref.finalize(self, _unused, self._loaded._handle).atexit = False
 
@@ -98,7 +104,16 @@ def _close_unused() -> None:
     with _LOCK:
         closing, _UNUSED[0], _UNUSED[1] = _UNUSED[0], _UNUSED[1], []
     if closing:
-        close = ctypes.CDLL(None).dlclose
-        close.argtypes = [ctypes.c_void_p]
+        process = ctypes.CDLL(None)
+        close, find = process.dlclose, process.dlsym
+        close.argtypes, find.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_char_p]
+        find.restype = ctypes.c_void_p
         for handle in closing:
+            with _LOCK:
+                _OPENED[handle] -= 1
+                if not _OPENED[handle]:
+                    del _OPENED[handle]
+                    give_back = find(handle, b"polyfuse_unload")
+                    if give_back:
+                        ctypes.CFUNCTYPE(None)(give_back)()
             close(handle)

@@ -9,16 +9,27 @@ template <class V> PF_INLINE V add_product(V a, V b, V c) {
 #endif
 }
 
-// Memory of one thread that lasts from launch to launch: fresh memory would cost a fault for each page.
-struct matmul_memory { char* at; i64 bytes; };
-static thread_local matmul_memory matmul_scratch_memory;
+// Memory of one thread that lasts from launch to launch: fresh memory would cost a fault for each page. A library has a list
+// of it, by which it is given back before the library is unloaded (`polyfuse_unload`): its threads may live on.
+struct matmul_memory { char* at; i64 bytes; matmul_memory* next; };
+__attribute__((weak, visibility("hidden"))) matmul_memory* matmul_memories = 0;
+static thread_local matmul_memory* matmul_own = 0;
 static __attribute__((unused)) void* matmul_scratch(i64 bytes) {
-  if (matmul_scratch_memory.bytes < bytes) {
-    if (matmul_scratch_memory.at) scratch_free(matmul_scratch_memory.at);
-    matmul_scratch_memory.at = (char*)scratch_new(bytes);
-    matmul_scratch_memory.bytes = bytes;
+  matmul_memory* own = matmul_own;
+  if (!own) {
+    own = (matmul_memory*)malloc(sizeof(matmul_memory));
+    own->at = 0;
+    own->bytes = 0;
+    own->next = __atomic_load_n(&matmul_memories, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(&matmul_memories, &own->next, own, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
+    matmul_own = own;
   }
-  return matmul_scratch_memory.at;
+  if (own->bytes < bytes) {
+    if (own->at) scratch_free(own->at);
+    own->at = (char*)scratch_new(bytes);
+    own->bytes = bytes;
+  }
+  return own->at;
 }
 
 // How results are shared out among threads: the tiles of rows in `down` parts, the blocks of columns in `over` parts.
@@ -440,3 +451,12 @@ static __attribute__((noinline)) void matmul_dots(const A* const* p, const B* co
     for (int j = 0; j < C; ++j) c[i * apart + j] = first ? total[i * C + j] : T(c[i * apart + j] + total[i * C + j]);
 }
 }  // namespace pf
+
+// Called before the library is unloaded, when no thread is in it any more.
+extern "C" __attribute__((weak, visibility("default"))) void polyfuse_unload() {
+  for (pf::matmul_memory* next; pf::matmul_memories; pf::matmul_memories = next) {
+    next = pf::matmul_memories->next;
+    if (pf::matmul_memories->at) pf::scratch_free(pf::matmul_memories->at);
+    free(pf::matmul_memories);
+  }
+}
