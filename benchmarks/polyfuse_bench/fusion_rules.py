@@ -14,8 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from polyfuse.plugin import FusionRule, hookimpl, register
-from polyfuse.plugin.hooks.registry import registered
 from polyfuse_bench.backends import EAGER, resolved
 from polyfuse_bench.devices import CPU, waiter
 from polyfuse_bench.side_by_side import side_by_side
@@ -35,8 +33,7 @@ class Case:
 
     Attributes:
         rule: its name, as `disable_fusion_rules` takes it: that of the plugin whose kernels are compared, and
-            its own. The plugin `candidate` is this campaign's: it offers rules that no shipped plugin
-            offers before they have been measured.
+            its own.
         function: of tensors of the shapes `shapes`.
         words: what it computes, for people.
         options: under which the rule has something to say.
@@ -144,7 +141,7 @@ CASES: Mapping[str, Case] = {
     },
     **{
         f"cutlass-{name}": Case(
-            "candidate.few-operands",
+            "cutlass.few-operands",
             _linear_chain,
             shapes,
             words,
@@ -173,16 +170,6 @@ CASES: Mapping[str, Case] = {
         )
     },
 }
-
-
-class _Candidates:
-    """A plugin with the rules that have not been measured yet."""
-
-    @hookimpl
-    def polyfuse_fusion_rules(self, device_type: str) -> Sequence[FusionRule]:
-        from polyfuse_cutlass.fusion_rules import CANDIDATES as UNMEASURED
-
-        return UNMEASURED if device_type == "cuda" else ()
 
 
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,8 +207,6 @@ def compiled(case: Case, backend: str, device: str) -> Step:
     if backend == EAGER:
         return case.function
     plugin = case.rule.partition(".")[0]
-    if plugin == "candidate" and not any(known.name == plugin for known in registered()):
-        register(_Candidates(), plugin)
     options: dict[str, Any] = {}
     if torch.device(device).type == case.device:
         options = {"backends": (plugin,), **case.options}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,10 @@ def test_without_memory_to_replay_into_it_ends_in_torchs_error() -> None:
     same(run(x, w), expected)
 
 
+@pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" in os.environ,
+    reason="the test takes nearly all of the device's memory, which tests of other workers need",
+)
 def test_without_memory_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program has nearly all of the device: nothing can be timed, and the model is compiled, or
     ends in torch's own error.

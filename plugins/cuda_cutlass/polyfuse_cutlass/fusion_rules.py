@@ -1,6 +1,5 @@
 """Which epilogues belong to a GEMM, beyond what `claims` says by their form: it refuses operands that are
-computed before they are multiplied, and epilogues that CUDA cannot express. Not offered yet: no GPU has
-measured what the rule wins (campaign `fusion_rules` of the benchmarks, rows `cutlass-operands`).
+computed before they are multiplied, and epilogues that CUDA cannot express.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
 from polyfuse.symbolic import free_axes
 
-__all__ = ["CANDIDATES"]
+__all__ = ["RULES"]
 
 _MOST: Final = 4
 """Matrices that an epilogue reads beside the sums, each of which it waits for."""
@@ -39,4 +38,4 @@ def few_operands(pair: FusionPair) -> Claim:
     return Yes()
 
 
-CANDIDATES: Final = (FusionRule("few-operands", allows=few_operands, backends=("cutlass",)),)
+RULES: Final = (FusionRule("few-operands", allows=few_operands, backends=("cutlass",)),)

@@ -12,6 +12,7 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.choices import Choice
+    from polyfuse.plugin.fusion import FusionRule
     from polyfuse.plugin.timing import Timer
     from polyfuse.runtime.devices.device import Device
 
@@ -19,6 +20,7 @@ __all__ = [
     "polyfuse_choices",
     "polyfuse_device",
     "polyfuse_doctor",
+    "polyfuse_fusion_rules",
     "polyfuse_manifest",
     "polyfuse_timer",
 ]
@@ -37,7 +39,7 @@ def polyfuse_manifest() -> Manifest:
         loader="polyfuse_cutlass.loading:load_packaged",
         # behind those that compute everything: it takes what they leave, and matrix multiplications
         priority={"cuda": 50},
-        offers=(Offer.KERNELS, Offer.CHOICES, Offer.TIMER),
+        offers=(Offer.KERNELS, Offer.FUSION_RULES, Offer.CHOICES, Offer.TIMER),
         options={
             "target": "Architecture to compile for: `sm_90` or `sm_80`; empty: that of the machine's GPUs.",
             "collectives": "How many candidates of CUTLASS's own autotuning builds for each GEMM; each "
@@ -58,6 +60,16 @@ def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:
     from polyfuse_cutlass.doctor import findings
 
     return findings(settings)
+
+
+@hookimpl
+def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:
+    """Keep epilogues of many matrices apart."""
+    if device_type != "cuda":
+        return ()
+    from polyfuse_cutlass.fusion_rules import RULES
+
+    return RULES
 
 
 @hookimpl

@@ -19,8 +19,6 @@ from polyfuse_bench.results import read_results, write_results
 from polyfuse_bench.tensors import bytes_moved, clone_tree, relative_error
 from polyfuse_bench.timing import Effort, compare, geometric_mean
 
-from polyfuse.plugin import unregister
-
 SHORT = Effort(rounds=3, min_sample_seconds=1e-4, warmup_seconds=1e-3)
 
 
@@ -212,7 +210,6 @@ def test_fusion_rules_are_measured_on_and_off(monkeypatch) -> None:
         here = {"backends": (case.rule.partition(".")[0],)} if case.device == "cpu" else {}
         assert asked == [here, {**here, "disable_fusion_rules": (case.rule,)}]
         asked.clear()
-    unregister("candidate")
     fusion_rules.compiled(case, fusion_rules.OFF, "cuda:0")
     assert asked == [{"backends": ("triton",), "disable_fusion_rules": (case.rule,)}]
 

@@ -7,7 +7,7 @@ import pytest
 from polyfuse.ir.expr import Expr, apply
 from polyfuse.plugin import FusionPair, FusionRule, FusionRules, No, TargetInfo, Yes
 from polyfuse_cpp.fusion_rules import few_streams
-from polyfuse_cutlass.fusion_rules import CANDIDATES
+from polyfuse_cutlass.fusion_rules import RULES as CUTLASS_RULES
 from polyfuse_halide.fusion_rules import RULES
 from schedule_builder import Maker, axes
 
@@ -100,5 +100,5 @@ def test_an_epilogue_reads_few_matrices(operands, kept_apart):
     for n in range(operands):
         value = apply("mul", value, m.load(f"m{n}", i, j))
     m.pointwise("d", (i, j), value)
-    (rule,) = CANDIDATES
+    (rule,) = CUTLASS_RULES
     assert bool(reasons(m, rule, "d")) == kept_apart
