@@ -166,7 +166,7 @@ class Notes:
         try:
             call()
         except Exception as error:
-            cause, fix = getattr(error, "cause", error), getattr(error, "fix", "")
+            cause, fix = str(getattr(error, "cause", error)), getattr(error, "fix", "")
             said = f"{type(error).__name__}: {cause} | {fix}"
             self.say(re.sub(r"\b_kernel_\w+", "_kernel", re.sub(r"\bk_\w{40,}", "k_KEY", said)))
 

@@ -6,8 +6,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from polyfuse.base.errors import KernelLoadError
 
 __all__ = [
@@ -112,6 +110,8 @@ class Driver:
         if status:
             words = f"no context of the GPU: {self.words(status)}"
             if status == OUT_OF_MEMORY:
+                import torch  # workers that build only ask for the driver's version
+
                 raise torch.OutOfMemoryError(words)
             raise KernelLoadError(words, "check `nvidia-smi`")
         return context.value or 0
@@ -185,6 +185,8 @@ class Driver:
 
 def free_cached_memory() -> None:
     """Give the device what torch's allocator keeps for later, unless what is launched is being recorded."""
+    import torch
+
     if not torch.cuda.is_current_stream_capturing():
         torch.cuda.empty_cache()
 
