@@ -10,6 +10,7 @@ import torch
 
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
+from polyfuse_cpp.backend import CppBackend
 
 WHY = "it reads an operand as it is stored"
 
@@ -99,3 +100,20 @@ def test_a_converted_weight_that_is_used_twice_is_stored(run: Any) -> None:
 
 def test_rows_that_are_unknown(run: Any) -> None:
     assert not is_narrow(run(converted, torch.randn(5, 70), weights(), torch.rand(48) + 0.5, dynamic=True))
+
+
+@pytest.mark.parametrize("rows, narrow", [(5, True), (20, False)])
+def test_the_most_rows_of_a_class_count(
+    run: Any, monkeypatch: pytest.MonkeyPatch, rows: int, narrow: bool
+) -> None:
+    """Rows from 2 to 15 are a class of sizes, further ones others."""
+    monkeypatch.setattr(CppBackend, "narrow_weight_rows", 16)
+    w, scale = weights(), torch.rand(48) + 0.5
+    x = torch.randn(rows, 70)
+    torch._dynamo.mark_dynamic(x, 0)
+    assert is_narrow(run(converted, x, w, scale, dynamic=None)) == narrow
+    function = torch.compile(converted, backend="polyfuse", options={"backends": ["cpp"]}, dynamic=None)
+    for count in (5, 2, 15, 20):
+        x = torch.randn(count, 70)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(function(x, w, scale), converted(x, w, scale), rtol=1e-4, atol=1e-3)
