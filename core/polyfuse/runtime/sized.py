@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from polyfuse.runtime.graphs.replay import GraphStatus
+
 __all__ = ["SizeStatus", "SizedPrograms"]
 
 _REMEMBERED = 4096
@@ -21,9 +23,11 @@ class SizeStatus:
 
     Attributes:
         made: the sizes for which each program was made, the first one left out.
+        recordings: what became of recording the work of those programs, where that was asked for.
     """
 
     made: list[tuple[Any, ...]] = field(default_factory=list)
+    recordings: list[GraphStatus] = field(default_factory=list)
 
     def text(self) -> str:
         """It, for people."""
@@ -64,6 +68,10 @@ class SizedPrograms(Generic[Program]):
         """Add a program that was made for some sizes beside the first one."""
         self.programs[key] = program
         self.status.made.append(sizes)
+        # a graph for which no program can be compiled runs in eager mode
+        recording = getattr(program, "graph_status", None)
+        if recording is not None:
+            self.status.recordings.append(recording)
 
     def __call__(self, args: Sequence[Any]) -> Program:
         """The program for a call with these inputs."""

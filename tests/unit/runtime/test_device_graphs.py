@@ -11,6 +11,7 @@ import torch
 from recorded import compiled, report, status
 
 from fake_graphs import FakeDevice
+from polyfuse.compiler.reports.explain import explain_graph
 
 Seen = Callable[[], list[str]]
 
@@ -136,6 +137,20 @@ def test_results_that_are_no_tensors(device: FakeDevice) -> None:
         same(run(x)[0], fn(x)[0])
         assert run(x)[1:] == fn(x)[1:]
     assert device.recorded == 2
+
+
+def test_programs_for_other_sizes_say_what_became_of_them(device: FakeDevice) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, 0) + 1
+
+    run = compiled(fn, dynamic=True, backends="cpp")
+    for size in (3, 3, 3000, 3000, 3000, 3001, 3001):
+        x = torch.randn(size)
+        same(run(x), fn(x))
+    sizes = report().sizes
+    assert sizes is not None and (status().recordings, status().replays) == (1, 1)
+    assert [(s.recordings, s.replays) for s in sizes.recordings] == [(2, 3)]
+    assert f"device graph of other sizes: {sizes.recordings[0].text()}" in explain_graph(report())
 
 
 class Parameters(torch.nn.Module):

@@ -52,6 +52,7 @@ def explain_graph(report: GraphReport, everything: bool = False) -> str:
         lines.append(f"  host program: {report.host.text()}")
     if report.sizes is not None:
         lines.append(f"  sizes: {report.sizes.text()}")
+        lines += [f"  device graph of other sizes: {item.text()}" for item in report.sizes.recordings]
     if report.rewrites:
         lines.append(
             "  rewrites: " + ", ".join(f"{name} {count}" for name, count in report.rewrites if count)
