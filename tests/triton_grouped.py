@@ -10,6 +10,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Claim
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.codegen import may_group
+from polyfuse_triton.target import known_target
 from schedule_builder import Anything, Maker, axes
 from triton_interpreted import InterpretedTriton, _launcher
 
@@ -18,7 +19,7 @@ class Grouping(Anything):
     """Groups what Triton groups."""
 
     def may_group(self, kernel) -> Claim:
-        return may_group(kernel)
+        return may_group(kernel, known_target("sm_90"))
 
 
 def grouped(sizes: list[int]) -> Kernel:

@@ -27,6 +27,7 @@ from polyfuse.schedule.kernels.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
 from polyfuse.schedule.overlap.communication import Overlap, communication_bits, overlap_units
 from polyfuse.schedule.reductions.gemm_reductions import detached_reductions, split_epilogue_reductions
+from polyfuse.schedule.reductions.repeated_rows import repeat_rows
 from polyfuse.schedule.reductions.split import split_reductions
 from polyfuse.schedule.result import Call, Decision, Launch, Schedule, Unfused
 from polyfuse.symbolic import IndexLike, bounds, free_symbols
@@ -160,6 +161,8 @@ def _fuse(
     texts.note("split-epilogue-reductions", lambda: text(graph))
     graph, owners = split_reductions(graph, owners, target_info, hint, decisions, settings)
     texts.note("split-reductions", lambda: text(graph))
+    graph, owners = repeat_rows(graph, owners, target_info, decisions)
+    texts.note("repeat-rows", lambda: text(graph))
     graph = write_in_place(graph, decisions, exact=settings.numerics == "eager")
     texts.note("write-in-place", lambda: text(graph))
     graph = live_graph(graph, decisions)

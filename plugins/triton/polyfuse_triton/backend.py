@@ -91,10 +91,10 @@ class TritonBackend(Backend):
         return estimate(kernel, config, self.target)
 
     def may_group(self, kernel: Kernel) -> Claim:
-        """Loops of known sizes without reductions."""
+        """Loops of known sizes without reductions, and products of a matrix and a row."""
         from polyfuse_triton.codegen import may_group
 
-        return may_group(kernel)
+        return may_group(kernel, self.target)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as a Triton program, with its `KernelMeta` as meta."""

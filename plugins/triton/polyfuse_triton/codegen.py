@@ -8,7 +8,7 @@ from dataclasses import replace
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg
 from polyfuse.ir.nodes import Node
 from polyfuse.ir.statements import is_check
-from polyfuse.kit import without_aliases
+from polyfuse.kit import KernelFacts, without_aliases
 from polyfuse.plugin import Claim, Config, No, Source, Yes
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.claims import claim_of
@@ -20,6 +20,7 @@ from polyfuse_triton.matmul.kernel import matmul_text
 from polyfuse_triton.matmul.multiply_add import as_sums
 from polyfuse_triton.matmul.plan import MatmulPlan, is_tile, matmul_of
 from polyfuse_triton.matmul.tiling import around, best_plans, is_possible, prefers_sums
+from polyfuse_triton.reductions.row_products import matrices_of_row
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import choice
 from polyfuse_triton.tiling.choice import candidates, choose_plan
@@ -58,11 +59,19 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> Sequence[Confi
     return [plan.config() for plan in plans if is_possible(matmul, target, plan)]
 
 
-def may_group(kernel: Kernel) -> Claim:
-    """Loops that compute each element by itself, of known sizes: how many programs each part has is text."""
-    if kernel.raxes or kernel.row_buffers or any(arg.kind == "size" for arg in kernel.args):
-        return No("only loops of known sizes without reductions become parts of a kernel")
-    return Yes()
+def may_group(kernel: Kernel, target: Target) -> Claim:
+    """Loops that compute each element by itself and products of a matrix and a row, of known sizes: how many
+    programs each part has is text.
+    """
+    if kernel.row_buffers or any(arg.kind == "size" for arg in kernel.args):
+        return No("only loops of known sizes without row buffers become parts of a kernel")
+    if not kernel.raxes:
+        return Yes()
+    if matmul_of(kernel) is None and matrices_of_row(kernel, KernelFacts.of(kernel)):
+        plan = choose_plan(kernel, target, None)
+        if plan.persistent and plan.groups is None and not plan.is_shared:
+            return Yes()
+    return No("of kernels with reductions, only products of a matrix and a row become parts of a kernel")
 
 
 def _grouped(kernel: Kernel, target: Target) -> Source:

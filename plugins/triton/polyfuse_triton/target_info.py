@@ -15,6 +15,9 @@ _SIZE_CLASSES = tuple((1 << power) + 1 for power in range(4, 15))
 _SIZE_MULTIPLE = 8
 """Rows of so many elements of 16 bits begin at multiples of 16 bytes, the most that a thread loads."""
 
+_REPEATED_ROW = 8192
+"""Elements of a row that a program holds in registers."""
+
 
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:
     """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
@@ -29,6 +32,7 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         licm=False,
         launch_bytes=4 << 20,
         column_reductions=column_reductions,
+        repeated_row=_REPEATED_ROW,
         alignment=16,
         channels_last=True,
         separate_gemm_add=True,

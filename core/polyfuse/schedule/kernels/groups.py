@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg, KernelPart
-from polyfuse.ir.nodes import Origin, Pointwise
+from polyfuse.ir.nodes import Origin, Pointwise, Reduction
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.score import nbytes
 from polyfuse.schedule.result import Call, Decision, Launch
@@ -21,6 +21,9 @@ _FEW = 8
 """Launches that are worth grouping where a launch costs little."""
 _HELD = 1 << 20
 """Bytes of intermediate tensors that a group may hold at once where launches cost little."""
+
+_STREAMS = 4
+"""How many launches' worth of bytes a launch with reductions may read."""
 
 Step = Launch | Call
 
@@ -92,7 +95,10 @@ def _is_able(step: Launch, context: ScheduleContext) -> bool:
     limit = context.target_info(step.backend, _device(step, context.graph)).launch_bytes
     if limit and not context.settings.horizontal_fusion:
         if not all(isinstance(node, Pointwise) for node in step.nodes):
-            # what is large and has loops of its own runs best alone
+            # what is large and has loops of its own runs best alone; of the end of one launch and the begin
+            # of the next, when memory idles, such loops lose most
+            if any(isinstance(node, Reduction) for node in step.nodes):
+                limit *= _STREAMS
             if nbytes(context.graph, (*step.reads, *step.writes), context.hint) > limit:
                 return False
     return bool(context.backends[step.backend].may_group(step.kernel))

@@ -12,6 +12,7 @@ from polyfuse.plugin import Source
 from polyfuse_triton.build.meta import WORKSPACE
 from polyfuse_triton.loops.aliases import with_late_stores
 from polyfuse_triton.loops.coordinates import Coordinates, renamed
+from polyfuse_triton.loops.early_loads import fetched_early
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.reductions.cluster import Join
@@ -106,6 +107,8 @@ class _Sections:
         self._looping = scope.plan.walks or bool(scope.plan.serial)
         self._look_back = LookBack(scope) if scope.plan.looks_back else None
         self._join = Join(scope) if scope.plan.joins else None
+        # a load is for the tile as it is, not for the rows of a group or the chunks of a loop
+        self._fetched = self._looping or self._join is not None or scope.plan.groups is not None
 
     def write(self) -> None:
         """All sections."""
@@ -138,11 +141,21 @@ class _Sections:
         scope = self._scope
         for stmt in section.body:
             if isinstance(stmt, Reduce):
+                self._fetch(section)
                 self._bind(stmt, reduce_whole(scope, stmt, self._join))
             elif isinstance(stmt, Scan):
                 self._bind(stmt, ScanWriter(scope, stmt, self._look_back).step())
             else:
                 self._plain(stmt, section.looped)
+
+    def _fetch(self, section: Section) -> None:
+        """Begin to read what reductions behind this one need, so that memory does not wait for this one."""
+        if self._fetched:
+            return
+        self._fetched = True
+        sections = self._kernel.sections[self._kernel.sections.index(section) :]
+        for stmt in fetched_early(sections, self._scope.facts, self._plan):
+            self._scope.evaluate(stmt)
 
     def _plain(self, stmt: Statement, looped: bool) -> None:
         if isinstance(stmt, Store):

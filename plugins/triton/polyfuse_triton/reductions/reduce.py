@@ -33,6 +33,8 @@ REDUCTIONS = frozenset((*_FUNCTIONS, "sum", "online_softmax"))
 """Kinds that have a text."""
 _LOWEST = {DType.f32: -3.4028234663852886e38, DType.f64: -1.7976931348623157e308}
 _LAST = {False: (1 << 63) - 1, True: (1 << 31) - 1}
+_REPEATABLE = frozenset(("sum", "prod", "min", "max", "any", "all", "welford"))
+"""Kinds of one operand whose tile may have fewer dimensions than the program's."""
 _FLAGS = DType.i32
 """Type in which truth values are reduced."""
 
@@ -54,9 +56,11 @@ class _Operand:
     narrow: bool
 
 
-def _operands(scope: MemoryScope, stmt: Reduce, values: Sequence[Value]) -> list[_Operand]:
+def _operands(
+    scope: MemoryScope, stmt: Reduce, values: Sequence[Value], full: frozenset[str]
+) -> list[_Operand]:
+    """The values spread over some dimensions of the tile."""
     kind = stmt.kind
-    full = frozenset(d.name for d in scope.plan.dims)
     masks = scope.coordinates.mask(("r",))
     found = []
     for place, value in enumerate(values):
@@ -93,22 +97,26 @@ def reduce_whole(scope: MemoryScope, stmt: Reduce, join: Join | None = None) -> 
     """Reduce a tile that holds all points, or the chunk of a row that is joined with others."""
     kind = stmt.kind
     values = [scope.value(name) for name in stmt.args]
-    operands = _operands(scope, stmt, values)
+    full = _tiles(scope) | {"r"}
+    if len(values) == 1 and kind in _REPEATABLE and join is None:
+        full = values[0].dims | {"r"}  # what is the same in all rows is reduced once
+    operands = _operands(scope, stmt, values, full)
     if kind == "welford":
-        return _moments(scope, stmt, operands[0].text, join)
+        return _moments(scope, stmt, operands[0].text, join, full - {"r"})
     if kind == "online_softmax":
         return _softmax(scope, stmt, operands[0].text, join)
-    found = _finish(scope, stmt, [o.text for o in operands], operands[-1].narrow)
+    found = _finish(scope, stmt, [o.text for o in operands], operands[-1].narrow, full - {"r"})
     if join is None:
         return found
     neutral = [_neutral(kind, place, stmt.dtype, v.narrow) for place, v in enumerate(found)]
-    return _finish(scope, stmt, join.of([v.text for v in found], neutral), found[-1].narrow)
+    return _finish(scope, stmt, join.of([v.text for v in found], neutral), found[-1].narrow, full - {"r"})
 
 
-def _finish(scope: MemoryScope, stmt: Reduce, texts: Sequence[str], narrow: bool) -> tuple[Value, ...]:
-    """The last step: a tile to one value for each row."""
+def _finish(
+    scope: MemoryScope, stmt: Reduce, texts: Sequence[str], narrow: bool, dims: frozenset[str]
+) -> tuple[Value, ...]:
+    """The last step: a tile to one value for each row, along the dimensions `dims`."""
     kind, axis, keep = stmt.kind, _axis(scope), _keep(scope)
-    dims = frozenset(d.name for d in scope.plan.tiles)
     if len(stmt.targets) > 1:
         names = [scope.name() for _ in stmt.targets]
         head = ", ".join(names)
@@ -148,6 +156,11 @@ def _narrowed(scope: MemoryScope, value: Value) -> Value:
     return scope.define(f"{value.text} != 0", value)
 
 
+def _tiles(scope: MemoryScope) -> frozenset[str]:
+    """The dimensions of a tile that are not reduced."""
+    return frozenset(d.name for d in scope.plan.tiles)
+
+
 def _axis(scope: MemoryScope) -> int:
     return len(scope.plan.dims) - 1
 
@@ -174,10 +187,11 @@ def _count(scope: MemoryScope, dtype: DType) -> str:
     return f"({text}).to({triton_type(dtype)})"
 
 
-def _moments(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> tuple[Value, ...]:
+def _moments(
+    scope: MemoryScope, stmt: Reduce, text: str, join: Join | None, dims: frozenset[str]
+) -> tuple[Value, ...]:
     """Mean and squared deviations of a row in registers, in two passes over them."""
     axis, keep = _axis(scope), _keep(scope)
-    dims = frozenset(d.name for d in scope.plan.tiles)
     plain = Value("", stmt.dtype, dims)
     masks = scope.coordinates.mask(("r",))
     row = scope.define(text, plain)
@@ -193,7 +207,7 @@ def _moments(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> 
     squares = scope.define(f"tl.sum({away.text} * {away.text}, {axis}{keep})", plain)
     if join is not None:
         parts = [*join.of([mean.text, squares.text], ["0.0", "0.0"]), join.points_of_all(stmt.dtype)]
-        mean, squares, _ = _finish(scope, stmt, parts, False)
+        mean, squares, _ = _finish(scope, stmt, parts, False, dims)
     return mean, squares, count
 
 
@@ -240,7 +254,7 @@ class Accumulator:
         if kind in ("sum", "prod"):
             # what fits in 32 bits may not when many are added up
             values = [_wide(scope, value) for value in values]
-        operands = _operands(scope, self._stmt, values)
+        operands = _operands(scope, self._stmt, values, _tiles(scope) | {"r"})
         self._narrow = operands[-1].narrow
         texts = [o.text for o in operands]
         names = ", ".join(self._names)
@@ -309,9 +323,9 @@ class Accumulator:
             return self._softmax()
         if kind == "welford":
             counts = self._counts() if self._evenly else self._names[2]
-            mean, squares, _ = _finish(scope, stmt, [*self._names[:2], counts], False)
+            mean, squares, _ = _finish(scope, stmt, [*self._names[:2], counts], False, _tiles(scope))
             return mean, squares, scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
-        return _finish(scope, stmt, self._names, self._narrow)
+        return _finish(scope, stmt, self._names, self._narrow, _tiles(scope))
 
     def _softmax(self) -> tuple[Value, ...]:
         """Sums are brought to the largest maximum before they are added: that takes fewer exponentials than

@@ -17,6 +17,7 @@ from polyfuse.kit import Access
 from polyfuse.symbolic import IndexLike, product
 from polyfuse_triton.reductions.row_buffers import Rows
 from polyfuse_triton.reductions.row_groups import Groups, row_groups
+from polyfuse_triton.reductions.row_products import matrices_of_row, normalises_row
 from polyfuse_triton.reductions.row_splits import can_join, can_look_back
 from polyfuse_triton.target import Target
 from polyfuse_triton.target_info import target_info_of
@@ -31,6 +32,8 @@ _THREADS, _LARGEST, _RESIDENT = 512, 1024, 2048
 """Threads that share a long row, the most of a program, and the most of a multiprocessor."""
 _FEW, _MANY = 8, 16
 """Points of whole rows that a thread has."""
+_PRODUCT_POINTS, _PRODUCT_WARPS = 32, 4
+"""Points of matrices that a thread multiplies by a row that its program normalises, and its fewest warps."""
 _PROGRAMS = 4
 """Programs under way at a time on a multiprocessor."""
 _ROW = 16384
@@ -94,7 +97,8 @@ def _shape(kernel: Kernel, facts: Facts, target: Target, rows: Rows) -> _Shape:
     joins = target.clusters and groups is None and can_join(kernel, facts)
     rounds = sum(any(s.op == "reduce" for s in section.body) for section in kernel.sections)
     rounds += "online_softmax" in kinds
-    return _Shape(facts, target, looped, rows, scans, groups, positions, looks_back, joins, rounds)
+    matrices = matrices_of_row(kernel, facts) if normalises_row(kernel, facts) else 0
+    return _Shape(facts, target, looped, rows, scans, groups, positions, looks_back, joins, rounds, matrices)
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class _Shape:
     looks_back: bool
     joins: bool
     rounds: int
+    matrices: int
 
     def lead(self) -> str:
         """The axis along which most of what loops access is contiguous."""
@@ -130,7 +135,8 @@ class _Shape:
         if persistent is None:
             persistent = most is not None and power_of_two(most) <= self._longest_row()
         if persistent and most is not None:
-            return self._whole_rows(length, most)
+            normalises = self.matrices and self.groups is None
+            return self._products_of_row(length, most) if normalises else self._whole_rows(length, most)
         count, points = facts.points(facts.axes), facts.points(facts.raxes)
         if self.looks_back and target_info_of(self.target).splits(count, points):
             return self._chunks(count * points)
@@ -202,6 +208,20 @@ class _Shape:
         # the next row of a group is loaded while one is worked on
         stages = 1 if self.groups is None else 2
         return Plan(tiles, reduced, grid, (), True, self._warps(warps, elements), stages, self.groups)
+
+    def _products_of_row(self, length: IndexLike, most: int) -> Plan:
+        """Whole rows of matrices; two for each program, where there is one matrix, so that the row that they
+        are multiplied by is normalised half as often.
+        """
+        facts, block = self.facts, power_of_two(max(1, most))
+        count, side = facts.points(facts.axes), max(2 if self.matrices == 1 else 1, _TILE // block)
+        while side > 1 and count < 2 * self.target.multiprocessors * side:
+            side //= 2
+        tiles, grid = self._tile_of_rows(side)
+        elements = block * (tiles[0].block if tiles else 1)
+        warps = max(_PRODUCT_WARPS, min(16, self.matrices * elements // (_WARP * _PRODUCT_POINTS)))
+        reduced = Dim("r", facts.raxes, length, block)
+        return Plan(tiles, reduced, grid, (), True, self._warps(warps, elements), 1)
 
     def _points_of_thread(self, elements: int) -> int:
         """Points of whole rows for each thread.
