@@ -244,7 +244,7 @@ def power(ctx: LoweringContext, node: Any, a: Any, b: Any) -> TensorValue:
 
 
 def _root(exponent: Any, result: torch.Tensor) -> str | None:
-    """The root that eager mode takes for this power, if any: not for a tensor, nor for f16 on the CPU.
+    """The root that eager mode computes for this power, if any: not for a tensor, nor for f16 on the CPU.
     They differ at -infinity, whose root is no number, and at -0."""
     if isinstance(exponent, bool | torch.SymBool) or not isinstance(exponent, int | float):
         return None
