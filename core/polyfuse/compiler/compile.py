@@ -92,7 +92,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         from polyfuse.compiler.graph_cache.storing import record_or_reason
         from polyfuse.compiler.stages import compile_aten
 
-        record = partial(record_or_reason, graph, session=session)
+        record = partial(record_or_reason, session=session)
         compiled = compile_aten(graph, session, agreement, record)
         graph_cache.note(compiled)
         return compiled

@@ -50,6 +50,8 @@ class TargetInfo:
         channels_last_f32: the same of convolutions in f32.
         depthwise_loops: whether the backend's loops over convolutions of f32 with channels last, small
             windows and one, two or four channels for each result are faster than libraries.
+        loops_by_ranges: whether the backend cuts loops where comparisons of their positions change. A tensor
+            that is made of parts, such as a margin and what it surrounds, is one expression then.
         column_reductions: whether a kernel in which groups of rows add to one row each (a scatter to an index
             that depends on ``row // count``) does so without atomic operations. Sums of columns are then
             fused with kernels that work along rows.
@@ -85,6 +87,7 @@ class TargetInfo:
     recomputed_points: int = 0
     launch_bytes: int = 0
     column_reductions: bool = False
+    loops_by_ranges: bool = False
     alignment: int = 0
     channels_last: bool = False
     channels_last_f32: bool = False

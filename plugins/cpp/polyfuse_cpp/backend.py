@@ -60,6 +60,7 @@ class CppBackend(Backend):
             info,
             channels_last_f32=offered(),
             depthwise_loops=True,
+            loops_by_ranges=True,
             two_pass_row=_TWO_PASS_ROW,
             size_classes=_SIZE_CLASSES,
         )

@@ -45,6 +45,7 @@ from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.runtime.ranks.agreement import Agreement
 from polyfuse.runtime.ranks.collectives import CollectiveRow
+from polyfuse.runtime.subgraphs import Layout, Subgraph
 
 _log = get_logger("cache")
 
@@ -76,6 +77,21 @@ class HostRecord:
 
 
 @dataclass(frozen=True)
+class CalledRecord:
+    """A compiled function that the program gives to an operator, such as a branch of a condition.
+
+    Attributes:
+        graph: the function itself.
+        layouts, single, name: as those of `Subgraph`.
+    """
+
+    graph: GraphRecord
+    layouts: tuple[Layout, ...]
+    single: bool
+    name: str
+
+
+@dataclass(frozen=True)
 class GraphRecord:
     """What is stored of one compiled graph.
 
@@ -90,6 +106,7 @@ class GraphRecord:
         settings: the options.
         collectives: that the program starts, in their order.
         sized: the graph of all sizes, where it has programs for classes of them.
+        called: functions that the program gives to operators, by their keys.
     """
 
     text: str
@@ -102,15 +119,17 @@ class GraphRecord:
     settings: Settings = field(default_factory=Settings)
     collectives: tuple[CollectiveRow, ...] = ()
     sized: SizedRecord | None = None
+    called: Mapping[str, CalledRecord] = field(default_factory=dict)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where its kernels and its host program, and those of programs for other sizes, lie in a kernel
-        store.
+        """Where its kernels and its host program, those of programs for other sizes and of functions that it
+        calls, lie in a kernel store.
         """
         host = () if self.host is None else (self.host.place.key,)
         others = () if self.sized is None else self.sized.programs.values()
-        further = (key for item in others if isinstance(item, GraphRecord) for key in item.addresses)
+        graphs = (*others, *(item.graph for item in self.called.values()))
+        further = (key for item in graphs if isinstance(item, GraphRecord) for key in item.addresses)
         return (*(place.key for place in self.kernels.values()), *host, *further)
 
     def portable(self) -> PortableGraph:
@@ -194,7 +213,11 @@ def revived(
             name: reading.kernel_of(partial(made.get, name), place, stored.report, build=build)
             for name, place in stored.kernels.items()
         }
-        module = load(stored.text, kernels, stored.constants)
+        objects: dict[str, object] = dict(stored.constants)
+        for key, called in stored.called.items():
+            run, _ = revived(called.graph, session, build=build)
+            objects[key] = Subgraph(run, called.layouts, called.single, called.name)
+        module = load(stored.text, kernels, objects)
         module.collectives, module.agreement = stored.collectives, agreement
         if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:
             module.native = reading.host(stored.host, stored.kernels)
@@ -203,7 +226,7 @@ def revived(
             def further(record: GraphRecord) -> CompiledModule:
                 return cast(CompiledModule, revived(record, session, build=True)[0])
 
-            module.sized = stored.sized.chosen(module, stored.constants, session, further)
+            module.sized = stored.sized.chosen(module, objects, session, further)
     except Exception as error:
         raise CacheEntryGone(str(error)) from error
     seconds = time.perf_counter() - start

@@ -100,7 +100,7 @@ class StageText:
                 heap.append(name)
         return heap
 
-    def _frame(self, lane: str | None, copies: int = 1, tail: str | None = None) -> Frame:
+    def frame(self, lane: str | None, copies: int = 1, tail: str | None = None) -> Frame:
         apart = bool(self.plan.lane and not self.plan.across)
         exclusive = frozenset(
             id(a.stmt)
@@ -135,7 +135,7 @@ class StageText:
     def _points(self) -> None:
         axes = self.plan.axes
         self._odometer(axes, "begin")
-        frame = self._frame(None)
+        frame = self.frame(None)
         with self.out.block("for (i64 item = begin; item < end; ++item)"):
             emit_sections(self.plan, frame)
             self._advance(axes)
@@ -164,7 +164,7 @@ class StageText:
                 f"const i64 from = begin * {plan.lanes}, "
                 f"to = index_min(end * {plan.lanes}, {index_text(size)});"
             )
-            self._lane_range()
+            self.lane_range()
             return
         blocks = blocks_text(size, plan.lanes)
         out.line(f"const i64 blocks = {blocks};")
@@ -177,7 +177,7 @@ class StageText:
                 f"to = index_min(stop * {plan.lanes}, {index_text(size)});"
             )
             with out.block():
-                self._lane_range()
+                self.lane_range()
             out.line("item += stop - block;")
             out.line("block = 0;")
             self._advance(outer)
@@ -190,7 +190,7 @@ class StageText:
         for name in tables.values:
             out.line(f"alignas(64) {self.facts.dtypes[name]} {_table(name)}[{tables.length}];")
         with out.block(f"for (i64 {lane} = 0; {lane} < {tables.length}; {lane} += {self.plan.lanes})"):
-            frame = self._frame(self.plan.lane)
+            frame = self.frame(self.plan.lane)
             for stmt in tables.made_by:
                 frame.emit(stmt)
             for name in tables.values:
@@ -229,24 +229,24 @@ class StageText:
     def _outer_loops(self, outer: Sequence[str]) -> None:
         out = self.out
         if not outer:
-            self._lane_range()
+            self.lane_range()
             return
         name = outer[0]
         with out.block(f"for (i64 {name} = 0; {name} < {index_text(self.facts.sizes[outer[0]])}; ++{name})"):
             self._outer_loops(outer[1:])
 
-    def _lane_range(self) -> None:
+    def lane_range(self) -> None:
         """The lane axis from ``from`` to ``to``: whole steps, then what is left."""
         plan, out, facts = self.plan, self.out, self.facts
         name, wide = plan.lane, plan.lanes * plan.unroll
         size = facts.sizes[plan.lane]
-        outside = self._frame(plan.lane)
+        outside = self.frame(plan.lane)
         invariant = outside.emit_invariants(
             facts.statements, {plan.lane, plan.tile, plan.repeated, *facts.raxes}
         )
         out.line(f"i64 {name} = from;")
         with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
-            frame = self._frame(plan.lane, plan.unroll)
+            frame = self.frame(plan.lane, plan.unroll)
             frame.env = dict(outside.env)
             self._rows(frame, invariant)
         if is_multiple(size, plan.lanes) and plan.unroll == 1:
@@ -258,6 +258,6 @@ class StageText:
                 rest = size % plan.lanes if plan.unroll == 1 and isinstance(size, int) else ""
                 out.line(f"const i64 n = {rest or f'index_min({plan.lanes}, to - {name})'};")
                 tail = "n"
-            frame = self._frame(plan.lane, 1, tail)
+            frame = self.frame(plan.lane, 1, tail)
             frame.env = dict(outside.env)
             self._rows(frame, invariant)
