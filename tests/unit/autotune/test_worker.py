@@ -40,11 +40,17 @@ def setup() -> WorkerSetup:
     return WorkerSetup(Settings(), {"interpreter": "polyfuse.reference.backend:InterpreterBackend"})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def runner() -> Iterator[WorkerRunner]:
+    """One for several tests, since a worker takes seconds to start."""
     runner = WorkerRunner(setup, 30)
     yield runner
     runner.close()
+
+
+def test_operands_that_cannot_be_made(runner):
+    with pytest.raises(Fault, match="AttributeError"):
+        runner.prepare(Problem("", "cpu", "interpreter", (Storage("float31", "cpu", 16),)))
 
 
 def test_candidates_are_timed_in_another_process(runner):
@@ -60,11 +66,6 @@ def test_candidates_are_timed_in_another_process(runner):
     assert runner.sample(GOOD) > 0
     runner.close()
     assert runner._worker is None
-
-
-def test_operands_that_cannot_be_made(runner):
-    with pytest.raises(Fault, match="AttributeError"):
-        runner.prepare(Problem("", "cpu", "interpreter", (Storage("float31", "cpu", 16),)))
 
 
 def test_time_in_which_nobody_ran_does_not_count(monkeypatch):
