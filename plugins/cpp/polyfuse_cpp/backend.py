@@ -30,6 +30,9 @@ _VERSION = "1"
 
 KERNEL_LANGUAGE = "c++"
 
+_COLUMN_BYTES = 256 << 10
+"""Half of what a core's second cache holds."""
+
 _TWO_PASS_ROW = 64 << 10
 """Numbers of a row that a core's second cache holds, where two passes are faster than one that divides."""
 
@@ -64,6 +67,7 @@ class CppBackend(Backend):
             channels_last_f32=offered(),
             depthwise_loops=True,
             loops_by_ranges=True,
+            column_bytes=_COLUMN_BYTES,
             two_pass_row=_TWO_PASS_ROW,
             size_classes=_SIZE_CLASSES,
         )
