@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
-from typing import Final, cast
-
-from packaging.requirements import InvalidRequirement, Requirement
+from typing import TYPE_CHECKING, Final, cast
 
 from polyfuse.base.errors import DuplicateBackendError
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import environment
 from polyfuse.base.text import brief
 from polyfuse.plugin.api import API_VERSION
-from polyfuse.plugin.hooks.registry import Registered
 from polyfuse.plugin.manifest import Manifest, Requires
+
+if TYPE_CHECKING:
+    from polyfuse.plugin.hooks.registry import Registered
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -248,6 +248,8 @@ def _facts(dist: metadata.Distribution) -> tuple[str, str]:
 
 
 def _missing_package(text: str) -> str:
+    from packaging.requirements import InvalidRequirement, Requirement
+
     try:
         requirement = Requirement(text)
     except InvalidRequirement:

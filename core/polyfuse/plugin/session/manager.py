@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module, metadata
+from typing import TYPE_CHECKING
 
 from polyfuse.base.errors import (
     BackendUnavailableError,
@@ -14,7 +15,6 @@ from polyfuse.base.errors import (
     PolyfuseError,
 )
 from polyfuse.base.log import get_logger, warn_once
-from polyfuse.base.settings import Settings
 from polyfuse.base.text import brief
 from polyfuse.plugin.api import check_api
 from polyfuse.plugin.backend import Backend
@@ -25,7 +25,6 @@ from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.plugin.hooks.guarded import Answers, GuardedHooks
 from polyfuse.plugin.hooks.registry import registered
 from polyfuse.plugin.hooks.specs import hookimpl
-from polyfuse.plugin.manifest import Manifest
 from polyfuse.plugin.session.discovery import (
     Candidate,
     find_candidates,
@@ -39,6 +38,10 @@ from polyfuse.plugin.session.names import check_names, no_generator, unknown_bac
 from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.session.states import PluginState, State
 from polyfuse.plugin.timing import Timer, default_timer
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.plugin.manifest import Manifest
 
 __all__ = ["PluginManager"]
 
