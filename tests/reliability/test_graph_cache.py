@@ -539,7 +539,8 @@ def test_another_process_compiles_nothing_and_loads_no_part_that_compiles():
     assert not {f"torch._inductor.{part}" for part in parts} & set(modules)
     own = {"polyfuse.lowering.lower", "polyfuse.program.plan", "polyfuse.compiler.stages"}
     own |= {"polyfuse.frontend.traced", "polyfuse.frontend.rewrites.passes"}
-    own |= {"polyfuse.compiler.offered_rewrites"}
+    own |= {"polyfuse.compiler.offered_rewrites", "polyfuse.compiler.guarding", "polyfuse.ir.kernel"}
+    own |= {"polyfuse.schedule.claims", "polyfuse.frontend.python_code", "polyfuse.compiler.ranks"}
     own |= {"polyfuse_cpp.generator", "polyfuse_cpp.loops.kernel", "polyfuse_cpp.native_host.program"}
     assert not own & set(modules)
 

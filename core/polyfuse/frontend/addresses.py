@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["PLAIN", "TORCH_AND_PYTHON", "address_of"]
+__all__ = ["PLAIN", "TORCH_AND_PYTHON", "TORCH_NAMESPACES", "address_of"]
+
+# Operators of these namespaces are part of torch, so that its version says what they do.
+TORCH_NAMESPACES = frozenset({"aten", "prim", "prims", "_c10d_functional"})
 
 # Values whose representation says all.
 PLAIN = (

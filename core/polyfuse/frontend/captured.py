@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.frontend.addresses import PLAIN, address_of
-from polyfuse.frontend.python_code import TORCH_NAMESPACES, Unreadable, function_text, operator_text
+from polyfuse.frontend.addresses import PLAIN, TORCH_NAMESPACES, address_of
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.groups import group_of
@@ -114,6 +113,8 @@ def _policy(taken: GraphModule) -> str:
     policy = taken.meta.get("_checkpoint_context_fn")
     if policy is None:
         return ""
+    from polyfuse.frontend.python_code import Unreadable, function_text
+
     try:
         return f" saving by {function_text(policy)}"
     except Unreadable as error:
@@ -237,6 +238,8 @@ def _carriers(node: Node) -> str:
 
 def _traced(target: Any, node: Node) -> str:
     """How a call of an operator of others is traced, and what Dynamo found its results to be."""
+    from polyfuse.frontend.python_code import Unreadable, operator_text
+
     try:
         text = operator_text(target)
     except Unreadable as error:

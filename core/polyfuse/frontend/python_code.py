@@ -15,19 +15,18 @@ import functools
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfuse.frontend.addresses import PLAIN, address_of
+from polyfuse.frontend.addresses import PLAIN, TORCH_NAMESPACES, address_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.custom_operators import Untraceable, described, overload_of
-from polyfuse.torch_compat.ops import OpOverload
 
-__all__ = ["TORCH_NAMESPACES", "Unreadable", "function_text", "operator_text"]
+if TYPE_CHECKING:
+    from polyfuse.torch_compat.ops import OpOverload
 
-# Operators of these namespaces are part of torch, so that its version says what they do.
-TORCH_NAMESPACES = frozenset({"aten", "prim", "prims", "_c10d_functional"})
+__all__ = ["Unreadable", "function_text", "operator_text"]
 
 
 class Unreadable(Exception):

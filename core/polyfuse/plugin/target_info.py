@@ -34,6 +34,10 @@ class TargetInfo:
         few_rows, long_row: a kernel with fewer parallel points than `few_rows` and loops longer than
             `long_row` gets no second loop that stores: in a kernel of its own, such a loop is divided among
             threads.
+        column_bytes: size of the largest strip of columns that stays in the caches between two loops. Where
+            `lanes` neighbouring columns as long as the loop are more, what is computed of each element after
+            a reduction gets a kernel of its own, which runs along memory, and the moments of groups of
+            columns are made of those of each column. 0: no limit.
         two_pass_row: longest rows whose variance is computed in two passes; longer ones are read once, which
             takes more arithmetic.
         licm: whether the generated code computes what does not vary along its inner loop only once
@@ -82,6 +86,7 @@ class TargetInfo:
     row_bytes: int = 256 * 1024
     few_rows: int = 8
     long_row: int = 8192
+    column_bytes: int = 0
     two_pass_row: int = 16384
     licm: bool = True
     recomputed_points: int = 0
