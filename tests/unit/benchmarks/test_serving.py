@@ -20,6 +20,7 @@ ROW = {
     "size": "tiny",
     "failures": {},
     "starts": {
+        "eager": [_start(model=1.0)],
         "inductor": [_start(first_answer=4.0), _start(first_answer=6.0), _start(first_answer=8.0)],
         "polyfuse": [_start(import_polyfuse=1.0, first_answer=2.0, model=5.0)],
         "package": [_start(first_answer=0.3)],
@@ -36,9 +37,9 @@ def test_the_table(monkeypatch):
     monkeypatch.setattr(report_serving, "facts", lambda content: [])
     text = "\n".join(report_serving.serving_section({"rows": [ROW]}))
     assert "| bert, tiny | Inductor | 0 µs | 0 µs | 0 µs | 0 µs | 6 s | 0 µs | 6 s |  |" in text
-    assert "| bert, tiny | Polyfuse | 0 µs | 0 µs | 1 s | 5 s | 2 s | 0 µs | 8 s | 0.50× |" in text
+    assert "| bert, tiny | Polyfuse | 0 µs | 0 µs | 1 s | 5 s | 2 s | 0 µs | 8 s | 1.40× |" in text
     assert "| bert, tiny | Polyfuse, from a package |" in text
-    assert "Inductor 6 s, Polyfuse 8 s" in report.one_line("serving", ROW)
+    assert "eager 1 s, Inductor 6 s, Polyfuse 8 s" in report.one_line("serving", ROW)
 
 
 def test_every_candidate_fills_the_caches_and_then_they_alternate(monkeypatch):
