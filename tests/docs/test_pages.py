@@ -39,6 +39,7 @@ def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest)
         "lying": piece("lying", "planted_defect.py"),
         "defects": file("tests/test_defects.py"),
         "minimal": file("polyfuse_minimal.py", example=MINIMAL),
+        "minimal-program": file("program.py", example=MINIMAL),
         "minimal-pyproject": file("pyproject.toml", "toml", MINIMAL),
         "pyproject": file("pyproject.toml", "toml"),
         "manifest": file("polyfuse_numpy/manifest.py"),

@@ -27,7 +27,9 @@ from polyfuse.plugin.hooks.registry import registered
 from polyfuse.plugin.hooks.specs import hookimpl
 from polyfuse.plugin.session.discovery import (
     Candidate,
+    ImportPath,
     find_candidates,
+    import_path,
     manifest_of,
     missing_requirement,
     registered_candidates,
@@ -226,14 +228,15 @@ class PluginManager:
                 wanted.append(candidate)
         found = self.hooks.bounded_each([partial(manifest_of, c) for c in wanted], "polyfuse-manifests")
         admitted: list[tuple[Candidate, object]] = []
+        path = import_path()
         for candidate, outcome in zip(wanted, found, strict=True):
             if isinstance(outcome, BaseException):
                 self._fail(self._states[candidate.name], outcome, "reading its manifest")
-            elif self._admits(candidate, outcome[1]):
+            elif self._admits(candidate, outcome[1], path):
                 admitted.append((candidate, outcome[0]))
         return admitted
 
-    def _admits(self, candidate: Candidate, manifest: Manifest) -> bool:
+    def _admits(self, candidate: Candidate, manifest: Manifest, path: ImportPath) -> bool:
         version = manifest.version or candidate.version
         state = PluginState(candidate.name, candidate.distribution, version, State.AVAILABLE, "", manifest)
         self._states[candidate.name] = state
@@ -243,7 +246,7 @@ class PluginManager:
             warn_once("plugin", str(error), key=f"refused {candidate.name}")
             self._states[candidate.name] = state.changed(State.REFUSED, str(error))
             return False
-        missing = missing_requirement(manifest.requires)
+        missing = missing_requirement(manifest.requires, path)
         if missing:
             self._states[candidate.name] = state.changed(State.REFUSED, missing)
         return not missing

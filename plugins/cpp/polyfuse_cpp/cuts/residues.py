@@ -25,6 +25,7 @@ from polyfuse.kit import is_multiple
 from polyfuse.symbolic import IndexLike, atoms, axis, coefficient, free_axes, substitute
 from polyfuse_cpp.cuts.copying import Copying
 from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.loops.order import used_early
 from polyfuse_cpp.memory.copies import moved_as_bits
 from polyfuse_cpp.tiling import Plan, choose_plan
 
@@ -43,7 +44,7 @@ def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tu
     `lane_at` is the position of the lane axis (the first is 1); zero, and an `unroll` of zero, leave the
     choice to `tiling.choose_plan`.
     """
-    facts = Facts.of(moved_as_bits(kernel))
+    facts = Facts.of(used_early(moved_as_bits(kernel)))
     side = _side_by_side(facts, lanes) if lanes > 1 and not lane_at else None
     if side is not None:
         apart, lane = side

@@ -18,11 +18,14 @@ from polyfuse_cpp.memory.index_checks import limit_checks
 from polyfuse_cpp.memory.interleave import interleaved_stores
 from polyfuse_cpp.memory.streaming_stores import streaming_stores
 from polyfuse_cpp.memory.tables import lane_tables
-from polyfuse_cpp.tiling import Plan, is_apart
+from polyfuse_cpp.tiling import Plan, are_rows_apart, is_apart
 
 __all__ = ["StageText", "blocks_text"]
 
 _STACK_BYTES = 16384
+
+_SIDE_BY_SIDE = 4
+"""Points of a row that are written side by side where there are no lanes."""
 
 _STRIP = 4
 """Vectors of a strip of the lane axis: whole cache lines of what is read, little of what is stored to."""
@@ -55,6 +58,7 @@ class StageText:
         self.streaming = streaming_stores(self.facts, self.plan, self.interleaved)
         self.checks = limit_checks(self.facts)
         self.tables = lane_tables(self.facts, self.plan)
+        self.by_rows = are_rows_apart(self.facts, self.plan)
 
     def emit(self) -> None:
         """Write the function."""
@@ -70,6 +74,8 @@ class StageText:
     def items_text(self) -> str:
         """The number of work items, as text."""
         plan, facts = self.plan, self.facts
+        if self.by_rows:
+            return index_text(product(facts.sizes[a] for a in plan.axes[:-1]))
         if not plan.lane or plan.across:
             return index_text(product(facts.sizes[a] for a in plan.axes))
         blocks = blocks_text(facts.sizes[plan.lane], plan.lanes)
@@ -107,7 +113,7 @@ class StageText:
             for a in self.facts.all_accesses
             if a.is_store
             and a.mode != "set"
-            and (self.plan.serial or self.plan.along or self._never_collides(a.stmt))
+            and (self.by_rows or self.plan.serial or self.plan.along or self._never_collides(a.stmt))
         )
         return Frame(
             facts=self.facts,
@@ -134,11 +140,40 @@ class StageText:
 
     def _points(self) -> None:
         axes = self.plan.axes
+        if axes and not self.plan.raxes and self.facts.sizes[axes[-1]] != 1:
+            self._rows_of_points(axes[:-1], axes[-1])
+            return
         self._odometer(axes, "begin")
         frame = self.frame(None)
         with self.out.block("for (i64 item = begin; item < end; ++item)"):
             emit_sections(self.plan, frame)
             self._advance(axes)
+
+    def _rows_of_points(self, outer: Sequence[str], inner: str) -> None:
+        """Points along the innermost axis in a loop of their own, which computes little but them."""
+        out, size = self.out, index_text(self.facts.sizes[inner])
+        if self.by_rows:
+            self._odometer(outer, "begin")
+            with out.block("for (i64 item = begin; item < end; ++item)"):
+                self._row_of_points(inner, "0", size)
+                self._advance(outer)
+            return
+        out.line(f"const i64 length = {size};")
+        self._odometer(outer, "begin / length")
+        out.line("i64 first = begin % length;")
+        with out.block("for (i64 item = begin; item < end;)"):
+            out.line("const i64 stop = index_min(length, first + end - item);")
+            self._row_of_points(inner, "first", "stop")
+            out.line("item += stop - first;")
+            out.line("first = 0;")
+            self._advance(outer)
+
+    def _row_of_points(self, inner: str, first: str, stop: str) -> None:
+        frame = self.frame(None)
+        done = frame.emit_invariants(self.facts.statements, {inner})
+        self.out.line(f"#pragma GCC unroll {_SIDE_BY_SIDE}")
+        with self.out.block(f"for (i64 {inner} = {first}; {inner} < {stop}; ++{inner})"):
+            emit_sections(self.plan, frame.child(), done)
 
     def _odometer(self, axes: Sequence[str], start: str) -> None:
         """Positions on `axes` at a flat position."""
