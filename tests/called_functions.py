@@ -23,7 +23,7 @@ def running(x: torch.Tensor) -> Any:
 
 
 class Twice(torch.autograd.Function):
-    """Says itself what its gradient is; graphs with it bypass the graph cache."""
+    """Says itself what its gradient is."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -65,8 +65,9 @@ def pytest_unconfigure() -> None:
     gc.enable()
 
 
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     torch_costs.spare()
+    torch_costs.look_at_new_objects_only(getattr(item, "module", None))
     if "LIBRARIES_OF_TESTS" in os.environ:
         built_libraries.keep(Path(os.environ["LIBRARIES_OF_TESTS"]))
 

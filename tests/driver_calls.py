@@ -1,17 +1,20 @@
 """Writes what every launcher asks of the CUDA driver: run as a program, with a driver that notes each call.
 
-`build_driver` makes that driver; `python driver_calls.py SCENARIO` runs one of `SCENARIOS` and prints
-the calls, one a line, with all arguments that do not depend on where memory happens to be. It needs no GPU.
+`build_driver` makes that driver; `python driver_calls.py FOLDER SCENARIO ...` runs some of `SCENARIOS`, each
+in a fork of its own, and writes the calls, one a line, with all arguments that do not depend on where memory
+happens to be, into a file of the folder. It needs no GPU.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -377,23 +380,44 @@ SCENARIOS: dict[str, Callable[[Notes, Path], None]] = {
 }
 
 
-def main(name: str) -> None:
+def run(name: str, target: Path) -> None:
+    """Run a scenario, and write its calls."""
     import torch
 
-    for target, value in (
+    for place, value in (
         ("torch.cuda.device_count", lambda: 1),
         ("torch.cuda.current_device", lambda: 0),
         ("torch.cuda.get_device_properties", lambda i: SimpleNamespace(multi_processor_count=132)),
         ("polyfuse.runtime.launching.current_stream", lambda kind: lambda index: 0x7000 + index),
         ("polyfuse.runtime.launching.current_stream_address", lambda kind: 0),
     ):
-        mock.patch(target, value).start()
+        mock.patch(place, value).start()
     assert torch.cuda.device_count() == 1
     notes = Notes()
     with tempfile.TemporaryDirectory() as folder:
         SCENARIOS[name](notes, Path(folder))
-    print(notes.text, end="", flush=True)
+    target.write_text(notes.text, encoding="utf-8")
+
+
+def main(folder: Path, names: Sequence[str]) -> None:
+    """Fork for each scenario: importing torch takes longer than all of them."""
+    import torch  # noqa: F401
+
+    import polyfuse.runtime.launching  # noqa: F401
+
+    for name in names:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                run(name, folder / name)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]), sys.argv[2:])

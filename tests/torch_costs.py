@@ -17,6 +17,18 @@ def collect_seldom() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
+def look_at_new_objects_only(module: Any) -> None:
+    """Before the first test of a module that collects garbage itself: what hundreds of tests left behind
+    would be walked through each time, which takes a second. It is never collected then, so other modules do
+    without."""
+    if getattr(module, "gc", None) is gc and module.__name__ not in _collecting:
+        _collecting.add(module.__name__)
+        gc.freeze()
+
+
+_collecting: set[str] = set()
+
+
 def spare() -> None:
     """Leave out some costs, as far as torch is imported by now; nothing that a program sees changes."""
     guards = sys.modules.get("torch._dynamo.guards")
@@ -35,9 +47,33 @@ def spare() -> None:
     if tracing is not None and hasattr(tracing, "get_funcname") and "TORCH_LOGS" not in os.environ:
         # splits each file that is traced into tokens, to name a function in a message for a log
         tracing.get_funcname = lambda filename, lineno: None  # type: ignore[attr-defined]
+    settings = sys.modules.get("torch._dynamo.config")
+    if settings is not None:
+        settings.run_gc_after_compile = False  # type: ignore[attr-defined]
+    wrappers = sys.modules.get("torch._functorch._aot_autograd.runtime_wrappers")
+    if wrappers is not None and hasattr(wrappers, "_AnalyzeCustomOpInputOutputMode"):
+        _look_at_custom_operators_alone(wrappers._AnalyzeCustomOpInputOutputMode)
     random = sys.modules.get("torch._decomp.decompositions_for_rng")
     if random is not None:
         _reset_without_tensors(random.PhiloxState)
+
+
+def _look_at_custom_operators_alone(mode: Any) -> None:
+    """The first run of a compiled graph is watched for custom operators that return their inputs: the
+    operands of all operators are listed, and then only custom ones are looked at."""
+    import torch
+    from torch._library.utils import is_builtin
+
+    whole = mode.__torch_dispatch__
+    if whole.__module__ == __name__:
+        return
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverload) and is_builtin(func):
+            return func(*args, **(kwargs or {}))
+        return whole(self, func, types, args, kwargs)
+
+    mode.__torch_dispatch__ = dispatch
 
 
 def _reset_without_tensors(state: Any) -> None:

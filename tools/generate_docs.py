@@ -110,13 +110,15 @@ def errors_page() -> str:
         "",
         "Every message names the cause and, after a semicolon, what to do about it. A traceback shows the",
         "code in a note below the message, and where a compiled program was running, the operators and the",
-        "line of the model. Commands print the code behind the message.",
+        "line of the model. Commands print the code behind the message. A code keeps its meaning in all",
+        "versions.",
         "",
         "| code | error |",
         "|---|---|",
     ]
     found = list(_tree(errors.PolyfuseError, 0))
-    lines += [f"| {e.code} | [`{e.__name__}`](#{e.code.lower()}-{e.__name__.lower()}) |" for _, e in found]
+    by_code = sorted((error for _, error in found), key=lambda error: error.code)
+    lines += [f"| {e.code} | [`{e.__name__}`](#{e.code.lower()}-{e.__name__.lower()}) |" for e in by_code]
     lines.append("")
     for depth, error in found:
         lines += [f"{'#' * (depth + 2)} {error.code} `{error.__name__}`", "", inspect.getdoc(error) or "", ""]

@@ -255,6 +255,17 @@ def tuning(selection: Selection) -> Plan:
     return [functools.partial(_compile_row, selection, task) for task in tasks]
 
 
+def serving(selection: Selection) -> Plan:
+    from polyfuse_bench.serving import CANDIDATES, NETWORKS, serving_row
+
+    chosen = selection.backends if selection.backends != DEFAULT_BACKENDS else CANDIDATES
+    tasks = [
+        {"kind": "serving", "name": name, "size": selection.model_size}
+        for name in _chosen(NETWORKS, selection.only, "network")
+    ]
+    return [functools.partial(serving_row, task, chosen, selection.repeats) for task in tasks]
+
+
 def autotune_backends(selection: Selection) -> Plan:
     from polyfuse_bench.autotune_backends import ON_DEVICES
     from polyfuse_bench.kernels import HUGE, KERNELS
@@ -290,6 +301,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "compile": compile_time,
     "build": build,
     "tuning": tuning,
+    "serving": serving,
     "autotune_backends": autotune_backends,
     "memory": memory,
 }

@@ -32,6 +32,7 @@ TASKS = {
     "engines": "polyfuse_bench.engines",
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",
+    "serving": "polyfuse_bench.serving",
     "autotune_backends": "polyfuse_bench.autotune_backends",
     "memory": "polyfuse_bench.memory",
     "checkouts": "polyfuse_bench.checkouts",

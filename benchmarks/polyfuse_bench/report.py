@@ -25,6 +25,7 @@ from polyfuse_bench.report_fusion_rules import fusion_rules_section
 from polyfuse_bench.report_fuzz import fuzz_table
 from polyfuse_bench.report_gemm import gemm_section, tilings_section
 from polyfuse_bench.report_parity import parity_page
+from polyfuse_bench.report_serving import serving_section
 from polyfuse_bench.report_summary import TIMED, Group, groups, readme_table, summary
 from polyfuse_bench.report_text import (
     by_backend,
@@ -41,6 +42,7 @@ from polyfuse_bench.report_text import (
     title,
 )
 from polyfuse_bench.results import RESULTS, read_results
+from polyfuse_bench.serving import total
 from polyfuse_bench.timing import geometric_mean
 from polyfuse_bench.tuning import MODE, seconds_of_choice
 
@@ -92,6 +94,8 @@ def one_line(kind: str, row: Row) -> str:
         parts = [f"{key} {time_text(row[key])}" for key in ("best", "offered", "first") if key in row]
     elif "trials" in row:
         parts = [f"{winner(trial)} by {gain(trial):.2f}" for trial in row["trials"]]
+    elif "starts" in row:
+        parts = [f"{title(name)} {time_text(total(starts))}" for name, starts in row["starts"].items()]
     elif "cold" in row:
         parts = [
             f"{title(name)} cold {time_text(s)} warm {time_text(row['warm'][name])}"
@@ -122,6 +126,7 @@ def performance_page(results: Path) -> str | None:
             ("tilings", tilings_section),
             ("compile", _compile_section),
             ("build", _build_section),
+            ("serving", serving_section),
             ("tuning", _tuning_section),
             ("autotune_backends", _autotune_backends_section),
             ("memory", _memory_section),

@@ -67,7 +67,9 @@ def _command(content: dict[str, Any], row: dict[str, Any]) -> str:
         words = [f"OMP_NUM_THREADS={row['threads']}", *words]
     if row.get("mode"):
         words += ["--modes", row["mode"]]
-    if row.get("size") not in (None, "real"):
+    if row.get("size") == "tiny":
+        words.append("--tiny")
+    elif row.get("size") not in (None, "real"):
         words += ["--sizes", row["size"]]
     return "PYTHONPATH=benchmarks " + shlex.join([*words, "--only", row["name"]])
 

@@ -1,5 +1,7 @@
 """A small backend: f32 arithmetic as Python loops."""
 
+import numpy as np
+
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.ir.expr import walk
 from polyfuse.ir.nodes import Pointwise
@@ -66,4 +68,8 @@ def flat(function):
     def memory(x):
         return x.as_strided((x.untyped_storage().nbytes() // 4 - x.storage_offset(),), (1,)).numpy()
 
-    return lambda *args: function(*map(memory, args))
+    def launch(*args):
+        with np.errstate(all="ignore"):  # NumPy warns of infinities, which torch takes as they are
+            function(*map(memory, args))
+
+    return launch

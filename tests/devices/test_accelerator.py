@@ -70,8 +70,9 @@ def test_it_is_small() -> None:
     assert len(files) == 8 and len(code) < MOST_LINES
 
 
-SMALL = """
-import json, sys, torch, polyfuse_sim
+# what docs/new-accelerator.md shows comes first
+SMALL = (EXAMPLE / "use.py").read_text(encoding="utf-8") + """
+import json
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.testing.device_checks import device_checks
 

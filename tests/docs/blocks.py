@@ -32,3 +32,12 @@ def check(path: Path, blocks: Mapping[str, str], update: bool) -> None:
 def fenced(language: str, text: str) -> str:
     """A fenced block of code."""
     return f"```{language}\n{text.strip()}\n```"
+
+
+def part(text: str, name: str) -> str:
+    """What a file of an example has between the comment `# begin: NAME` and the next such comment."""
+    return re.split(r"^# begin: ", text, flags=re.MULTILINE)[_names(text).index(name) + 1].partition("\n")[2]
+
+
+def _names(text: str) -> list[str]:
+    return re.findall(r"^# begin: ([\w-]+)$", text, re.MULTILINE)

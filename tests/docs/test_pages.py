@@ -14,7 +14,7 @@ from polyfuse_bench.report_chart import kernels_chart, speed_chart
 from polyfuse_bench.report_engines import engines_chart, engines_readme
 from polyfuse_bench.report_summary import readme_table
 
-from docs.blocks import check, fenced
+from docs.blocks import check, fenced, part
 from house.source_tree import ROOT
 from polyfuse.base.settings import option_infos
 from polyfuse.cli import COMMANDS
@@ -30,8 +30,16 @@ def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest)
     def file(name: str, language: str = "python", example: Path = EXAMPLE) -> str:
         return fenced(language, (example / name).read_text(encoding="utf-8"))
 
+    def piece(name: str, of: str) -> str:
+        return fenced("python", part((ROOT / "examples" / of).read_text(encoding="utf-8"), name))
+
     blocks = {
+        "tiny": piece("tiny", "tiny_backend.py"),
+        "tiny-call": piece("tiny-call", "tiny_backend.py"),
+        "lying": piece("lying", "planted_defect.py"),
+        "defects": file("tests/test_defects.py"),
         "minimal": file("polyfuse_minimal.py", example=MINIMAL),
+        "minimal-program": file("program.py", example=MINIMAL),
         "minimal-pyproject": file("pyproject.toml", "toml", MINIMAL),
         "pyproject": file("pyproject.toml", "toml"),
         "manifest": file("polyfuse_numpy/manifest.py"),
@@ -51,6 +59,7 @@ def test_the_guide_for_accelerators_shows_the_example(request: pytest.FixtureReq
         return f"{why}\n\n{fenced('python', text)}"
 
     blocks = {
+        "use": file("../use.py"),
         "init": file("__init__.py"),
         "device": file("device.py"),
         "manifest": file("manifest.py"),

@@ -46,6 +46,19 @@ def test_a_zero_keeps_its_sign_at_a_limit(count: int, dtype: torch.dtype) -> Non
         assert torch.equal(found[numbers].signbit(), expected[numbers].signbit())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_power_is_a_root_where_eager_mode_takes_one(dtype: torch.dtype) -> None:
+    x = torch.tensor([-math.inf, -0.0, 0.0, math.inf, -1.0, 4.0, math.nan], dtype=dtype)
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x**0.5, x**-0.5, x ** torch.full_like(x, 0.5), x ** torch.full_like(x, -0.5)]
+
+    for found, expected in zip(checks.compile_function(function)(x), function(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        numbers = ~expected.isnan()
+        assert torch.equal(found[numbers].signbit(), expected[numbers].signbit())
+
+
 def test_memory_that_is_given_back_is_read_before() -> None:
     """As sharded training gives back gathered parameters; nothing in the schema of the call says so."""
 

@@ -42,6 +42,24 @@ def test_types_that_eager_mode_refuses(name, dtype):
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
+        (lambda x: (x.argmax(0), x.argmin(0)), torch.bool),
+        (F.relu, torch.bool),
+        (lambda x: torch.addcdiv(x, x, x), torch.bool),
+        (lambda x: F.group_norm(x, 1), torch.complex64),
+        (lambda x: F.mse_loss(x, x + 1), torch.complex64),
+    ],
+)
+def test_types_that_tracing_does_not_refuse(function, dtype):
+    torch.compiler.reset()
+    x = torch.ones(2, 3).to(dtype)
+    refused = outcome(function, x)
+    assert refused in (RuntimeError, NotImplementedError)
+    assert outcome(torch.compile(function, backend="polyfuse"), x) is refused
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
         (lambda x: F.avg_pool2d(x, 2), torch.int64),
         (lambda x: F.max_pool2d(x, 2), torch.int32),
         (lambda x: F.interpolate(x, scale_factor=2), torch.uint8),

@@ -3,51 +3,29 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+import preforked
+from polyfuse.base.settings import child_environment
 from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse.workers import pool
 
+RECOMPILING = Path(__file__).resolve().parent.parent / "recompiling.py"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="mapped regions are counted as Linux lists them")
-
-
-def mapped() -> int:
-    """Regions of this process's memory."""
-    return sum(1 for _ in open("/proc/self/maps"))
 
 
 def libraries() -> set[str]:
     """Built libraries that are mapped."""
     with open("/proc/self/maps") as lines:
         return {line.split()[-1] for line in lines if "/kernels/" in line}
-
-
-def resident() -> int:
-    """Bytes of memory in use."""
-    with open("/proc/self/statm") as line:
-        return int(line.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-def open_files() -> int:
-    """Descriptors of this process, the one that lists them included."""
-    return len(os.listdir("/proc/self/fd"))
-
-
-@pytest.fixture
-def collected_as_usual() -> Iterator[None]:
-    """Garbage is looked for as often as in a program: what compiled functions leave refers to itself."""
-    before = gc.get_threshold()
-    gc.set_threshold(700, 10, 10)
-    yield
-    gc.set_threshold(*before)
 
 
 def compile_again(number: int, **options: object) -> None:
@@ -77,29 +55,29 @@ def test_libraries_are_unloaded(monkeypatch, options):
 @LINUX
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [10_000])
-@pytest.mark.usefixtures("collected_as_usual")
-def test_ten_thousand_recompilations(monkeypatch, count):
-    """Mapped regions, memory, open files and threads after the first thousand are those after the last."""
+def test_recompilations_in_one_process(tmp_path, count):
+    """What a process holds in the last fifth of its recompilations is what it held in the second fifth."""
     count = int(os.environ.get("RECOMPILATIONS", count))
-    monkeypatch.setattr(pool, "_REMEMBERED", 16)
-    early: tuple[int, int, int, int] | None = None
-    for number in range(count):
-        compile_again(number)
-        if number == count // 10:
-            gc.collect()
-            early = mapped(), resident(), open_files(), threading.active_count()
-        if number % max(count // 20, 1) == 0:
-            held = f"{mapped()} regions, {resident() >> 20} MiB, {open_files()} files"
-            print(f"after {number}: {held}, {len(libraries())} libraries", flush=True)
-    gc.collect()
-    assert early is not None
-    print(
-        f"{count} recompilations: {early[0]} regions, {early[1] >> 20} MiB, {early[2]} files after a tenth,"
+    fresh, every = max(count * 6 // 100, 4), max(count // 100, 4)
+    environment = child_environment(POLYFUSE_CACHE_DIR=str(tmp_path / "cache"), POLYFUSE_DISABLE="halide")
+    process = preforked.start(
+        RECOMPILING.read_text(), str(count), str(fresh), str(every), environment=environment
     )
-    print(f"{mapped()}, {resident() >> 20} MiB, {open_files()} at the end, {len(libraries())} libraries")
-    assert mapped() < early[0] + 100 and len(libraries()) < 60
-    assert resident() < early[1] + (64 << 20)
-    assert open_files() <= early[2] + 2 and threading.active_count() <= early[3]
+    said, errors = process.communicate(timeout=120 + 4 * count)
+    print(said)
+    assert process.returncode == 0 and said.endswith("right\n"), f"{said[-2000:]}{errors[-3000:]}"
+    lines = [json.loads(line) for line in said.splitlines()[:-1]]
+    fifth = max(len(lines) // 5, 1)
+    early, late = lines[fifth : 2 * fifth], lines[-fifth:]
+    assert largest(late, "regions") <= largest(early, "regions") + 100
+    assert largest(late, "libraries") <= largest(early, "libraries") + 40
+    assert largest(late, "files") <= largest(early, "files") + 2
+    assert largest(late, "threads") <= largest(early, "threads") + 2
+    assert largest(late, "mebibytes") <= largest(early, "mebibytes") + 64
+
+
+def largest(lines: list[dict[str, int]], name: str) -> int:
+    return max(line[name] for line in lines)
 
 
 def test_a_kernel_outlives_everything_else(monkeypatch, tmp_path):

@@ -60,7 +60,11 @@ def this_machine() -> Machine:
     """The facts, now."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     module = None if accelerator is None else torch.get_device_module(accelerator)
-    devices = () if module is None else tuple(map(module.get_device_name, range(module.device_count())))
+    devices: tuple[str, ...] = ()
+    if accelerator is not None and module is not None:
+        # torch asks for no such function of the module of a device that it does not know
+        name = getattr(module, "get_device_name", f"{accelerator.type}:{{}}".format)
+        devices = tuple(map(name, range(module.device_count())))
     governor = _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     return Machine(
         version(),

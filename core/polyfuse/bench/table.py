@@ -89,7 +89,7 @@ def _table(point: Point) -> Table:
             f"{found.median:.3g} ±{found.spread:.0%}\n{found.p90:.3g}, {found.p99:.3g}",
             _speed_up(item),
             f"{_throughput(item, point):.4g}",
-            f"{item.memory / 2**20:.0f}",
+            f"{item.memory / 2**20:.0f}" if item.memory else "–",
             _error(item),
             spark(found.turns),
         )

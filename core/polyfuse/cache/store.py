@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from polyfuse.base.files import locked, publish_folder, remove_folder, scratch_folder
 from polyfuse.base.folders import process_folder, readable_root, writable_root
 from polyfuse.base.log import warn_once
-from polyfuse.base.settings import Settings
 from polyfuse.cache.artifacts import CONTENTS, is_address, mark_used
 from polyfuse.cache.keys import unit_key
 from polyfuse.cache.limit import trim_if_due
@@ -28,6 +27,7 @@ from polyfuse.cache.records import read_record, write_record
 from polyfuse.cache.units import seal_unit, unit_kernels, unit_size
 
 if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
     from polyfuse.cache.sharing import Sharing
 
 __all__ = ["KernelStore", "Located"]

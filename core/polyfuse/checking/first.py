@@ -7,14 +7,16 @@ stays behind a `try`, 0.1 microseconds for each launch: other sizes may be too m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyfuse.base.errors import KernelLaunchError
-from polyfuse.checking.operands import Layout, layout_of, raw
-from polyfuse.ir.kernel import Kernel
 from polyfuse.runtime.provisional import Provisional, is_recoverable
+
+if TYPE_CHECKING:
+    from polyfuse.checking.operands import Layout
+    from polyfuse.ir.kernel import Kernel
 
 __all__ = ["FirstLaunch", "is_replaceable"]
 
@@ -51,7 +53,7 @@ class FirstLaunch(Provisional):
             self.current(*operands)
             return
         kernel = self._kernel
-        before = _sums(kernel, operands) if not self._works and isinstance(kernel, Kernel) else None
+        before = None if self._works or callable(kernel) else _sums(kernel, operands)
         try:
             self.launch(*operands)
         except Exception as error:
@@ -59,7 +61,7 @@ class FirstLaunch(Provisional):
                 raise
             replacement = self._replace(error)
             self.settle(replacement)
-            kernel = kernel if isinstance(kernel, Kernel) else kernel()
+            kernel = kernel() if callable(kernel) else kernel
             # the driver refused to start it, or its operands are as they were
             if not isinstance(error, KernelLaunchError) and not _equal(before, _sums(kernel, operands)):
                 error.add_note(_DAMAGED)
@@ -114,6 +116,8 @@ def _equal(before: list[Any] | None, after: list[Any]) -> bool:
 
 def _sums(kernel: Kernel, operands: Sequence[Any]) -> list[Any]:
     """A sum over the memory of each operand that is read and may be overwritten."""
+    from polyfuse.checking.operands import layout_of, raw
+
     mine = operands[: len(kernel.args)]
     layout = layout_of(kernel, mine)
     out: list[Any] = []

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import evaluate
+
+if TYPE_CHECKING:
+    from polyfuse.ir.kernel import Kernel
 
 __all__ = ["Block", "Copied", "Layout", "Span", "copied", "guarded_block", "layout_of", "put_back"]
 

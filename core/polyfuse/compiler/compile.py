@@ -15,14 +15,12 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.graph_cache.lookup import GraphCache
 from polyfuse.compiler.once import taking_turns
-from polyfuse.compiler.ranks import agreement_of
 from polyfuse.compiler.repeated import compile_repeated
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.distributed.costs import load_costs
 from polyfuse.frontend.capture import compile_graph
-from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.runtime.ranks.agreement import compiling_for_others
 from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.options.counterparts import translated
@@ -34,6 +32,7 @@ from polyfuse.torch_compat.tracing.dynamo import (
 )
 
 if TYPE_CHECKING:
+    from polyfuse.frontend.graph import AtenGraph, BoxedCallable
     from polyfuse.frontend.rewrites.tools import Rewriting
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
@@ -70,9 +69,12 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     """
     if differentiates_forward():
         return _eager(gm, session.settings)
+    agreement = None
     if this_rank() >= 0:
+        from polyfuse.compiler.ranks import agreement_of
+
         load_costs(session.store.root, session.device_types())
-    agreement = agreement_of(session, ends_early(gm))
+        agreement = agreement_of(session, ends_early(gm))
     graph_cache = GraphCache(session, agreement)
 
     def lookup(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
@@ -92,7 +94,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         from polyfuse.compiler.graph_cache.storing import record_or_reason
         from polyfuse.compiler.stages import compile_aten
 
-        record = partial(record_or_reason, graph, session=session)
+        record = partial(record_or_reason, session=session)
         compiled = compile_aten(graph, session, agreement, record)
         graph_cache.note(compiled)
         return compiled

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfuse.ir.kernel import Alias, Kernel
-from polyfuse.plugin import Launchable
+if TYPE_CHECKING:
+    from polyfuse.ir.kernel import Alias, Kernel
+    from polyfuse.plugin import Launchable
 
 __all__ = ["apart"]
 

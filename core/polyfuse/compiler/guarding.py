@@ -18,14 +18,14 @@ from polyfuse.base.text import shorten
 from polyfuse.checking.first import FirstLaunch
 from polyfuse.compiler.copies import apart
 from polyfuse.compiler.reports.naming import emit_named
-from polyfuse.ir.kernel import Kernel
-from polyfuse.plugin import Backend, Source
 
 if TYPE_CHECKING:
     from polyfuse.checking.launch import CheckResult
     from polyfuse.checking.operands import Layout
     from polyfuse.checking.tally import Subject
     from polyfuse.compiler.session import CompileSession
+    from polyfuse.ir.kernel import Kernel
+    from polyfuse.plugin import Backend, Source
 
 __all__ = [
     "BuiltKernel",
@@ -33,7 +33,6 @@ __all__ = [
     "barred",
     "called_alike",
     "interpreted",
-    "is_barred",
     "replacements",
 ]
 
@@ -189,12 +188,6 @@ def barred(session: CompileSession, backend: Backend, kernel: Kernel, source: So
     machine = backend.machine()
     key = session.records.bar_key(session.pool.address(backend, source), machine)
     return session.records.barred(key, _subject(backend, kernel))
-
-
-def is_barred(session: CompileSession, backend: Backend, address: str) -> bool:
-    """Whether what was built under an address must not be used on this machine."""
-    records = session.records
-    return records.any_barred and bool(records.barred(records.bar_key(address, backend.machine()), ""))
 
 
 def replacements(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.log import warn_once
-from polyfuse.plugin import Backend, HostCall, HostProgram, Source
 from polyfuse.runtime.libraries import SharedLibrary
-from polyfuse.runtime.native_program import HostStatus, NativeCall, Opener
+
+if TYPE_CHECKING:
+    from polyfuse.plugin import Backend, HostCall, HostProgram, Source
+    from polyfuse.runtime.native_program import HostStatus, NativeCall, Opener
 
 __all__ = ["NativeHost"]
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from polyfuse.base.errors import CacheError
 from polyfuse.base.files import locked
 from polyfuse.base.log import get_logger
-from polyfuse.compiler.session import CompileSession
 from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.tracing.aot import backward_at_once
+
+if TYPE_CHECKING:
+    from polyfuse.compiler.session import CompileSession
 
 __all__ = ["Turn", "taking_turns"]
 

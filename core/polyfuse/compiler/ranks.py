@@ -6,23 +6,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyfuse.base.settings import Settings, option_infos
 from polyfuse.base.version import version
-from polyfuse.compiler.session import CompileSession
-from polyfuse.frontend.graph import AtenGraph
-from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Collective, Opaque, View
 from polyfuse.runtime.ranks.agreement import Agreement
 from polyfuse.runtime.ranks.collectives import CollectiveRow, row_of
-from polyfuse.schedule import Schedule
 from polyfuse.symbolic import product
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.tracing.fx import source_text
+
+if TYPE_CHECKING:
+    from polyfuse.compiler.session import CompileSession
+    from polyfuse.frontend.graph import AtenGraph
+    from polyfuse.ir.graph import Graph
+    from polyfuse.schedule import Schedule
 
 __all__ = ["agreed", "agreement_of", "scheduled_rows", "traced_rows"]
 

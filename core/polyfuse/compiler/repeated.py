@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
 
 from polyfuse.base.log import get_logger
-from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import output_args
 from polyfuse.frontend.repeated import GraphRegion, pieces_of
 from polyfuse.runtime.pieces import PieceCall, Strides, in_order
 from polyfuse.torch_compat.tracing import aot, dynamo, fx
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
 
 __all__ = ["compile_repeated"]
 

@@ -14,9 +14,7 @@ import torch
 
 from polyfuse.base import log
 from polyfuse.base.code import code_digest
-from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
-from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Extensions, PluginManager, TargetInfo
 from polyfuse.plugin.hooks.registry import generation
 from polyfuse.plugin.session.discovery import find_candidates
@@ -26,7 +24,9 @@ from polyfuse.workers import BuildPool
 
 if TYPE_CHECKING:
     from polyfuse.autotune.tuner import Tuner
+    from polyfuse.base.settings import Settings
     from polyfuse.checking.records import Records
+    from polyfuse.ir.kernel import Kernel
 
 __all__ = ["CompileSession", "autotuned_problems", "forget_sessions", "session_for"]
 
@@ -88,6 +88,11 @@ class CompileSession:
 
                 self._records = records_in(self.store.root)
             return self._records
+
+    def is_barred(self, backend: Backend, address: str) -> bool:
+        """Whether what was built under an address must not be used on this machine."""
+        records = self.records
+        return records.any_barred and bool(records.barred(records.bar_key(address, backend.machine()), ""))
 
     def observe(self, decisions: Iterable[object]) -> None:
         """Show decisions to the plugins that watch them; one that raises is not shown any more."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from polyfuse.autotune.gemm_choice import choose_gemms
 from polyfuse.autotune.kernels import time_fusions
@@ -67,12 +67,15 @@ __all__ = ["compile_aten", "compile_graph", "compile_sizes", "compile_whole"]
 
 _log = get_logger("compiler")
 
+Recorder: TypeAlias = Callable[[AtenGraph, BuiltGraph], object]
+"""From a graph and what became of it to what the graph cache stores, or the reason why it does not."""
+
 
 def compile_aten(
     aten: AtenGraph,
     session: CompileSession,
     agreement: Agreement | None = None,
-    record: Callable[[BuiltGraph], object] | None = None,
+    record: Recorder | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Compile one ATen graph to a boxed callable.
 
@@ -80,7 +83,7 @@ def compile_aten(
 
     Args:
         agreement: what other processes are asked before it runs for the first time.
-        record: what the graph cache stores of it, or why it does not.
+        record: what the graph cache stores of it and of the functions it calls, or why it does not.
     """
     try:
         with (
@@ -88,11 +91,8 @@ def compile_aten(
             compiling(aten),
             progress.compiling(session.settings, lambda: f"graph {aten.name}"),
         ):
-            built = compile_whole(aten, session, True)
-        built.module.collectives = scheduled_rows(built.schedule)
+            built = compile_whole(aten, session, True, record)
         built.module.agreement = agreement
-        if record is not None:
-            built.module.cache_record = record(built)
         return built.module
     except Exception as error:
         if session.settings.strict or isinstance(error, WrongCandidateError):
@@ -109,18 +109,21 @@ def compile_aten(
         return agreed(_eager(aten), aten, agreement)
 
 
-def compile_whole(aten: AtenGraph, session: CompileSession, any_size: bool = False) -> BuiltGraph:
+def compile_whole(
+    aten: AtenGraph, session: CompileSession, any_size: bool = False, record: Recorder | None = None
+) -> BuiltGraph:
     """The stages of a captured and rewritten graph; raises what a stage raises.
 
     Args:
         any_size: whether the module chooses among programs for classes of sizes (`compiler.sizes`).
+        record: what the graph cache stores of it, or why it does not; also of functions that it calls.
     """
     clock = Clock()
     dump = Dump.open(session.settings, aten.name)
     dump.write("aten", lambda: graph_text(aten))
     dump.write_passes("rewrites", aten.passes)
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
-    subgraphs = compile_subgraphs(aten, session, lambda *graph: compile_whole(*graph).module)
+    subgraphs = compile_subgraphs(aten, session, partial(_compile_called, record=record))
     lowered = lower_and_claim(aten, session, subgraphs, clock)
     sized = SizedGraph.of(lowered.claims, session) if any_size else None
     if sized is None:
@@ -141,7 +144,15 @@ def compile_whole(aten: AtenGraph, session: CompileSession, any_size: bool = Fal
         append_tables(Path(session.settings.metric_tables).expanduser(), report)
     whole = BuiltGraph(**vars(built), report=report, sized=sized, ahead=ahead)
     note_built(aten, whole)
+    whole.module.collectives = scheduled_rows(whole.schedule)
+    if record is not None:
+        whole.module.cache_record = record(aten, whole)
     return whole
+
+
+def _compile_called(aten: AtenGraph, session: CompileSession, record: Recorder | None) -> CompiledModule:
+    """A function that an operator of a graph calls."""
+    return compile_whole(aten, session, record=record).module
 
 
 def compile_graph(

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-from polyfuse.base.settings import Settings
 from polyfuse.frontend.decompositions.decompose import decomposition_table
 from polyfuse.frontend.decompositions.forced import (
     decompositions_before_autograd,
     note_unmatched,
     without_forced,
 )
-from polyfuse.frontend.graph import InnerCompiler
 from polyfuse.torch_compat.tracing import aot, decomp, dynamo
 
 if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.frontend.graph import InnerCompiler
     from polyfuse.frontend.rewrites.passes import MoreRewrites
     from polyfuse.frontend.traced import Traced
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry

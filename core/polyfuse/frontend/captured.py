@@ -7,16 +7,14 @@ operators come from are part of it.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from polyfuse.frontend.addresses import PLAIN, TORCH_NAMESPACES, address_of
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.groups import group_of
@@ -25,26 +23,21 @@ from polyfuse.torch_compat.tracing.dynamo import is_static_input, is_static_tens
 
 __all__ = ["CacheBypass", "captured_text"]
 
-# Operators of these namespaces are part of torch, so that its version says what they do.
-_NAMESPACES = frozenset({"aten", "prim", "prims", "_c10d_functional"})
-
-_PLAIN = (
-    *(int, float, complex, bool, str, type(None), type(Ellipsis)),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
-
-
 # Operators that take functions and do no more than their arguments and these functions say.
 _TAKE_FUNCTIONS = frozenset(
     {
-        *("autograd_function_apply", "cond", "flex_attention", "invoke_subgraph"),
-        *("tag_activation_checkpoint", "while_loop", "wrap", "wrap_with_autocast"),
+        *(
+            "associative_scan",
+            "autograd_function_apply",
+            "cond",
+            "flex_attention",
+            "invoke_subgraph",
+            "map_impl",
+        ),
+        *("scan", "tag_activation_checkpoint", "while_loop", "wrap", "wrap_with_autocast"),
         "wrap_with_set_grad_enabled",
     }
 )
-
-_HOMES = ("torch", "_operator", "builtins", "math")
-_FOLDER = Path(torch.__file__).parent
 
 
 class CacheBypass(Exception):
@@ -67,20 +60,20 @@ def captured_text(gm: Any, example_inputs: Sequence[Any]) -> str:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(example_inputs):
         raise CacheBypass("it has inputs of its own")
-    storages: set[int] = set()
-    owned = tuple(_owned(gm, storages))
-    return "\n".join((*owned, *_inputs(placeholders, example_inputs, storages), *_nodes(gm)))
+    memory = _Memory()
+    owned = tuple(_owned(gm, memory))
+    return "\n".join((*owned, *_inputs(placeholders, example_inputs, memory), *_nodes(gm)))
 
 
-def _owned(gm: GraphModule, storages: set[int]) -> Iterator[str]:
+def _owned(gm: GraphModule, memory: _Memory) -> Iterator[str]:
     """The tensors that a graph holds, as those of optimizers do: AOTAutograd makes inputs of them."""
     for kind, named in (("parameter", gm.named_parameters), ("buffer", gm.named_buffers)):
         for name, value in named(remove_duplicate=False):
             if "." in name:
                 raise CacheBypass("a function that it takes holds tensors of its own")
-            _note_storage(value, storages)
+            shared = memory.shared(value)
             layout = f"{tuple(value.shape)} {value.stride()} {value.storage_offset()}"
-            yield f"{kind} {name} {_kind(value)} {layout} {_flags(value)} {is_static_tensor(value)}"
+            yield f"{kind} {name} {_kind(value)} {layout} {_flags(value)} {is_static_tensor(value)}{shared}"
 
 
 def _nodes(gm: GraphModule, indent: str = "") -> Iterator[str]:
@@ -97,8 +90,9 @@ def _nodes(gm: GraphModule, indent: str = "") -> Iterator[str]:
             if isinstance(getattr(gm, str(node.target), None), torch.Tensor) and not indent:
                 yield f"%{number} = {node.target}"
                 continue
-            yield f"{indent}%{number} = function"
-            yield from _nodes(_taken(gm, str(node.target)), indent + "  ")
+            taken = _taken(gm, str(node.target))
+            yield f"{indent}%{number} = function{_policy(taken)}"
+            yield from _nodes(taken, indent + "  ")
             continue
         args, kwargs = _value(node.args, numbers), _value(node.kwargs, numbers)
         # reports, and errors of the compiled program, name the lines of the model
@@ -111,12 +105,23 @@ def _taken(gm: GraphModule, name: str) -> GraphModule:
     taken = getattr(gm, name, None)
     if not isinstance(taken, GraphModule):
         raise CacheBypass(f"it reads an attribute of type {type(taken).__name__}")
-    if "_checkpoint_context_fn" in taken.meta:
-        raise CacheBypass("a function of the user's says what is computed again in its backward")
     return taken
 
 
-def _inputs(placeholders: Sequence[Node], examples: Sequence[Any], storages: set[int]) -> Iterator[str]:
+def _policy(taken: GraphModule) -> str:
+    """The function that says which results of a checkpointed one are saved, where there is one."""
+    policy = taken.meta.get("_checkpoint_context_fn")
+    if policy is None:
+        return ""
+    from polyfuse.frontend.python_code import Unreadable, function_text
+
+    try:
+        return f" saving by {function_text(policy)}"
+    except Unreadable as error:
+        raise CacheBypass(f"what is saved of a checkpointed function cannot be told: {error}") from error
+
+
+def _inputs(placeholders: Sequence[Node], examples: Sequence[Any], memory: _Memory) -> Iterator[str]:
     known: set[Any] = set()
     used: set[Any] = set()
     env: Any = None
@@ -127,13 +132,13 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any], storages: set
             known.update(shapes.free_symbols(value))
             yield f"number {shapes.expr_of(value)}"
         elif isinstance(example, torch.Tensor) and fake.is_fake(value):
-            _note_storage(example, storages)
+            shared = memory.shared(example)
             found = shapes.free_symbols(value)
             used.update(found)
             if found:
                 env = fake.shape_env_of(value.fake_mode)
             _check_same(env, value, example)
-            yield _tensor(node, value, example)
+            yield _tensor(node, value, example) + shared
         else:
             raise CacheBypass(f"an input of it is a {type(example).__name__}")
     if used - known:
@@ -146,15 +151,34 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any], storages: set
         yield f"shapes {env.settings}"
 
 
-def _note_storage(example: torch.Tensor, storages: set[int]) -> None:
-    """Refuse what shares memory with what was noted, and what is no plain tensor."""
-    plain = type(example) in (torch.Tensor, torch.nn.Parameter) or fake.is_fake(example)
-    if not plain or example.layout != torch.strided:
-        raise CacheBypass(f"an input of it is a {type(example).__name__} of layout {example.layout}")
-    storage = example.untyped_storage()._cdata
-    if storage in storages:
-        raise CacheBypass("inputs of it share memory")
-    storages.add(storage)
+class _Memory:
+    """Which inputs share memory, in their order: AOTAutograd traces a graph that writes to one of them with a
+    single input in the place of those that overlap."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        # by storage: the first input in it, and the tensors that those in it are views of
+        self._known: dict[int, tuple[int, list[torch.Tensor]]] = {}
+
+    def shared(self, example: torch.Tensor) -> str:
+        """Note one more input; return in which one's memory it lies, and of which tensor it is a view.
+
+        Raises:
+            CacheBypass: it is no plain tensor, or was noted before.
+        """
+        plain = type(example) in (torch.Tensor, torch.nn.Parameter) or fake.is_fake(example)
+        if not plain or example.layout != torch.strided:
+            raise CacheBypass(f"an input of it is a {type(example).__name__} of layout {example.layout}")
+        self._count += 1
+        # a tensor that is only referred to from C++ gets a new Python object whenever none is left
+        base = example if example._base is None else example._base
+        first, bases = self._known.setdefault(example.untyped_storage()._cdata, (self._count, []))
+        number = next((n for n, known in enumerate(bases) if known is base), len(bases))
+        if number == len(bases):
+            bases.append(base)
+        if first == self._count:
+            return "" if example._base is None else f" of {base.dtype}"
+        return f" of {base.dtype} in the memory of {first}, viewing {number}"
 
 
 def _check_same(env: Any, value: Any, example: torch.Tensor) -> None:
@@ -196,9 +220,11 @@ def _target(node: Node) -> str:
             raise CacheBypass(f"it calls {target.name()}, which takes functions")
         return target.name()
     if isinstance(target, ops.OpOverload):
-        return _of_torch(str(target), target.namespace) + _carriers(node)
+        its_own = target.namespace in TORCH_NAMESPACES
+        return str(target) + (_carriers(node) if its_own else _traced(target, node))
     if isinstance(target, ops.OpOverloadPacket):
-        return _of_torch(f"every {target}", str(target).partition(".")[0])
+        its_own = str(target).partition(".")[0] in TORCH_NAMESPACES
+        return f"every {target}" + ("" if its_own else _traced(target, node))
     return _function(target)
 
 
@@ -210,38 +236,33 @@ def _carriers(node: Node) -> str:
     return "".join(f" by {group.libraries}" for group in found if group is not None)
 
 
-def _of_torch(name: str, namespace: str) -> str:
-    if namespace not in _NAMESPACES:
-        raise CacheBypass(f"it calls {name}, which is no operator of torch")
-    return name
+def _traced(target: Any, node: Node) -> str:
+    """How a call of an operator of others is traced, and what Dynamo found its results to be."""
+    from polyfuse.frontend.python_code import Unreadable, operator_text
+
+    try:
+        text = operator_text(target)
+    except Unreadable as error:
+        raise CacheBypass(f"it calls {target}, which is no operator of torch: {error}") from error
+    return f" {text} to {_results(node.meta.get('example_value'))}"
+
+
+def _results(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_results, value))})"
+    if isinstance(value, torch.Tensor):
+        sizes, strides = shapes.exprs_of(value.shape), shapes.exprs_of(value.stride())
+        return f"{value.dtype} {value.device} {sizes} {strides}"
+    return str(shapes.expr_of(value)) if shapes.is_symbolic(value) else repr(value)
 
 
 def _function(function: Callable[..., Any]) -> str:
     """The address of a function of torch or Python, under which it is found again."""
-    owner = getattr(function, "__objclass__", None)
-    module = str(getattr(owner or function, "__module__", ""))
-    names = (getattr(function, "__qualname__", ""), getattr(function, "__name__", ""))
-    for name in names if module.partition(".")[0] in _HOMES else ():
-        if _lookup(module, name) is function and _is_original(function):
-            return f"{module}:{name}"
+    address = address_of(function)
+    if address:
+        return address
     name = getattr(function, "__qualname__", function)
     raise CacheBypass(f"it calls {name}, which is no function of torch")
-
-
-def _is_original(function: Any) -> bool:
-    """Whether a function is the one that its module came with, and was not replaced."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is None or Path(code.co_filename).is_relative_to(_FOLDER)
-
-
-def _lookup(module: str, name: str) -> Any:
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return None
-    return found
 
 
 def _value(value: Any, numbers: dict[Node, int]) -> str:
@@ -255,6 +276,6 @@ def _value(value: Any, numbers: dict[Node, int]) -> str:
         return f"slice{_value((value.start, value.stop, value.step), numbers)}"
     if type(value) is float and math.isnan(value):
         return "nan"
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         return f"{type(value).__name__} {value!r}"
     raise CacheBypass(f"a call in it has a {type(value).__name__} as an argument")

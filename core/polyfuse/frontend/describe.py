@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.base.text import PassText
 from polyfuse.frontend.graph import AtenGraph, GraphInput, GraphKind, GraphOutput, kind_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake
+
+if TYPE_CHECKING:
+    from polyfuse.base.text import PassText
 
 __all__ = ["alias_root", "describe", "mutated_placeholders", "output_args", "output_node"]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.base.text import PassText
+if TYPE_CHECKING:
+    from polyfuse.base.text import PassText
 
 GraphKind: TypeAlias = Literal["inference", "forward", "backward"]
 ValueKind: TypeAlias = Literal["tensor", "symbol", "none", "constant", "other"]

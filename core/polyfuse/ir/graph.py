@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Scatter, View, Wait
 from polyfuse.ir.ops import CHECK_MODE, GROUP_MODES
-from polyfuse.symbolic import IndexLike
+
+if TYPE_CHECKING:
+    from polyfuse.symbolic import IndexLike
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,14 @@ over axes of its own. It has no axes, no sections and no row buffers then, only 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from polyfuse.ir.nodes import Origin
-from polyfuse.ir.statements import Statement
-from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis_size
+
+if TYPE_CHECKING:
+    from polyfuse.ir.nodes import Origin
+    from polyfuse.ir.statements import Statement
+    from polyfuse.ir.types import DType
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polyfuse.ir.expr import Expr
-from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis_size, product
+
+if TYPE_CHECKING:
+    from polyfuse.ir.expr import Expr
+    from polyfuse.ir.types import DType
 
 
 @dataclass(frozen=True)

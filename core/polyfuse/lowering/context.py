@@ -26,6 +26,10 @@ from polyfuse.rewrite import cast, is_held, round_half, scalar
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Index, IndexLike, contiguous_strides, free_axes
 
+_DIVISIONS = frozenset(("div", "sqrt", "rsqrt", "reciprocal"))
+"""Operations that take as long as several others, yet are no function."""
+_CHEAPER = 4
+"""How many of them take as long as a slow operation."""
 _SLOW = frozenset(name for name, row in SCALAR_OPS.items() if row.slow)
 _HARD_LIMIT = 4
 """How many times the limits for shared values a value with one reader may reach before it is stored."""
@@ -312,8 +316,12 @@ class LoweringContext:
                 return f"{ops} operations on {reads} reads, read {readers} times"
             if reads > _FULL_READS and _full_reads(value) > _FULL_READS:
                 return f"made of more than {_FULL_READS} tensors of its size, read {readers} times"
-        if slow and 0 < self.target_info(value.device).recomputed_points < recomputed:
-            return "costly and broadcast"
+        allowed = self.target_info(value.device).recomputed_points
+        if 0 < allowed < recomputed:
+            if slow:
+                return "costly and broadcast"
+            if _CHEAPER * allowed < recomputed and any(e.op in _DIVISIONS for e in walk(value.body)):
+                return "divides, and is broadcast"
         if ops > _HARD_LIMIT * most_ops or reads > _HARD_LIMIT * most_reads:
             return f"{ops} operations on {reads} reads are enough for one expression"
         return ""

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from polyfuse.base.config import Config
-from polyfuse.base.settings import Settings
 from polyfuse.plugin.claims import Claim, No, Yes
-from polyfuse.plugin.host import HostCall, HostProgram
-from polyfuse.plugin.host_library import HostLibrary
-from polyfuse.plugin.source import Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
 
 if TYPE_CHECKING:
+    from polyfuse.base.config import Config
+    from polyfuse.base.settings import Settings
     from polyfuse.ir.kernel import Kernel
     from polyfuse.ir.nodes import Node, Reduction
+    from polyfuse.plugin.host import HostCall, HostProgram
+    from polyfuse.plugin.host_library import HostLibrary
+    from polyfuse.plugin.source import Launchable, Source
 
 __all__ = ["Backend"]
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from polyfuse.base.config import Config
-from polyfuse.plugin.claims import Claim
-from polyfuse.plugin.source import Source
-
 if TYPE_CHECKING:
+    from polyfuse.base.config import Config
     from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, TemplateCall, View
+    from polyfuse.plugin.claims import Claim
+    from polyfuse.plugin.source import Source
     from polyfuse.symbolic import IndexLike
 
 __all__ = ["Choice", "ReplacementCalls", "TemplateSource", "CallSite"]

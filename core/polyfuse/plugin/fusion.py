@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polyfuse.plugin.claims import Claim
-from polyfuse.plugin.target_info import TargetInfo
-
 if TYPE_CHECKING:
     from polyfuse.ir.nodes import Node
+    from polyfuse.plugin.claims import Claim
+    from polyfuse.plugin.target_info import TargetInfo
 
 __all__ = ["FusionPair", "FusionRule"]
 

@@ -10,9 +10,10 @@ without Python, where somebody else answers them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polyfuse.symbolic import IndexLike
+if TYPE_CHECKING:
+    from polyfuse.symbolic import IndexLike
 
 __all__ = [
     "Address",

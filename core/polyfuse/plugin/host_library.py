@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from polyfuse.plugin.host import HostProgram
-from polyfuse.plugin.source import Source
+if TYPE_CHECKING:
+    from polyfuse.plugin.host import HostProgram
+    from polyfuse.plugin.source import Source
 
 __all__ = [
     "SIZE_FUNCTIONS",

@@ -34,6 +34,10 @@ class TargetInfo:
         few_rows, long_row: a kernel with fewer parallel points than `few_rows` and loops longer than
             `long_row` gets no second loop that stores: in a kernel of its own, such a loop is divided among
             threads.
+        column_bytes: size of the largest strip of columns that stays in the caches between two loops. Where
+            `lanes` neighbouring columns as long as the loop are more, what is computed of each element after
+            a reduction gets a kernel of its own, which runs along memory, and the moments of groups of
+            columns are made of those of each column. 0: no limit.
         two_pass_row: longest rows whose variance is computed in two passes; longer ones are read once, which
             takes more arithmetic.
         licm: whether the generated code computes what does not vary along its inner loop only once
@@ -50,6 +54,8 @@ class TargetInfo:
         channels_last_f32: the same of convolutions in f32.
         depthwise_loops: whether the backend's loops over convolutions of f32 with channels last, small
             windows and one, two or four channels for each result are faster than libraries.
+        loops_by_ranges: whether the backend cuts loops where comparisons of their positions change. A tensor
+            that is made of parts, such as a margin and what it surrounds, is one expression then.
         column_reductions: whether a kernel in which groups of rows add to one row each (a scatter to an index
             that depends on ``row // count``) does so without atomic operations. Sums of columns are then
             fused with kernels that work along rows.
@@ -82,12 +88,14 @@ class TargetInfo:
     row_bytes: int = 256 * 1024
     few_rows: int = 8
     long_row: int = 8192
+    column_bytes: int = 0
     two_pass_row: int = 16384
     licm: bool = True
     recomputed_points: int = 0
     launch_bytes: int = 0
     column_reductions: bool = False
     repeated_row: int = 0
+    loops_by_ranges: bool = False
     alignment: int = 0
     channels_last: bool = False
     channels_last_f32: bool = False

@@ -71,10 +71,6 @@ def _pow(args: tuple[Expr, ...]) -> Expr | None:
         return apply("mul", x, x)
     if value == 3:
         return apply("mul", apply("mul", x, x), x)
-    if value == 0.5:
-        return apply("sqrt", x)
-    if value == -0.5:
-        return apply("rsqrt", x)
     if value == -1:
         return apply("reciprocal", x)
     if value == -2:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -19,12 +19,14 @@ from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tens
 from polyfuse.runtime.graphs.replay import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.marked import Marking
 from polyfuse.runtime.native import on_device
-from polyfuse.runtime.native_program import HostStatus, NativeCall
 from polyfuse.runtime.provisional import Provisional
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
-from polyfuse.runtime.ranks.collectives import CollectiveRow
-from polyfuse.runtime.sized import SizedPrograms
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.native_program import HostStatus, NativeCall
+    from polyfuse.runtime.ranks.collectives import CollectiveRow
+    from polyfuse.runtime.sized import SizedPrograms
 
 __all__ = ["CompiledModule", "KernelEntry", "load"]
 

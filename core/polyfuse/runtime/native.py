@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfuse.runtime.devices.device import Allocate
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.frozen import CHECKED, FROZEN, CheckedCall, FrozenCall
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.calls import fast_call
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.device import Allocate
 
 __all__ = [
     "allocator",

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe, raise_for
 from polyfuse.runtime.explain import layout_error, not_a_tensor
-from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse.runtime.native import assert_size_stride, empty_strided_cpu, reinterpret_tensor
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.libraries import SharedLibrary
 
 __all__ = ["RUNTIME", "Answer", "Explainer", "HostStatus", "HostTables", "NativeCall", "Opener", "Plan"]
 

@@ -1,7 +1,14 @@
 """Scheduling: dependencies, fusion, order, lifetimes, kernels."""
 
-from polyfuse.schedule.claims import Claims, UnclaimedError, claim_nodes, is_unasked, note_interpreted
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polyfuse.base.lazy import attribute
 from polyfuse.schedule.result import Call, Decision, Launch, Schedule, TuningDecision, Unfused
+
+if TYPE_CHECKING:
+    from polyfuse.schedule.claims import Claims, UnclaimedError, claim_nodes, is_unasked, note_interpreted
 
 __all__ = [
     "Call",
@@ -16,3 +23,11 @@ __all__ = [
     "is_unasked",
     "note_interpreted",
 ]
+
+# Reports of stored graphs hold decisions: who reads them imports nothing that schedules.
+_CLAIMS = ("Claims", "UnclaimedError", "claim_nodes", "is_unasked", "note_interpreted")
+_PLACES = {name: f"polyfuse.schedule.claims:{name}" for name in _CLAIMS}
+
+
+def __getattr__(name: str) -> object:
+    return attribute(__name__, _PLACES, name)

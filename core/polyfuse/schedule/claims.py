@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import warn_once
-from polyfuse.base.settings import Settings
 from polyfuse.base.text import join_words, short_source
 from polyfuse.ir.expr import walk
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import LoopNode, Node
-from polyfuse.plugin import Backend
-from polyfuse.runtime.devices.device import Limits
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule.deps import live_graph
 from polyfuse.schedule.result import Decision
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.plugin import Backend
+    from polyfuse.runtime.devices.device import Limits
 
 __all__ = ["Claims", "Refusal", "UnclaimedError", "claim_nodes", "is_unasked", "note_interpreted"]
 

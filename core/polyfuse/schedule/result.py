@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from polyfuse.base.config import Config
-from polyfuse.cache.timings import Candidate, Trial
-from polyfuse.ir.graph import Graph
-from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import ExternCall, Node
-from polyfuse.symbolic import IndexLike
+if TYPE_CHECKING:
+    from polyfuse.base.config import Config
+    from polyfuse.cache.timings import Candidate, Trial
+    from polyfuse.ir.graph import Graph
+    from polyfuse.ir.kernel import Kernel
+    from polyfuse.ir.nodes import ExternCall, Node
+    from polyfuse.symbolic import IndexLike
 
 Unfused = tuple[frozenset[str], frozenset[str]]
 """Names of nodes, such that none of the first and none of the second share a kernel."""

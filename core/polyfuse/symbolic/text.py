@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyfuse.base.expressions import Grammar
-from polyfuse.symbolic.index import Atom, IndexLike
+
+if TYPE_CHECKING:
+    from polyfuse.symbolic.index import Atom, IndexLike
 
 HOST_GRAMMAR = Grammar(
     frozenset({"min", "max", "abs", "round", "float", "math.*"}), modules=frozenset({"math"})

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace, _Ops
 
 __all__ = [
     "OpArgument",
@@ -19,6 +19,7 @@ __all__ = [
     "is_mutable",
     "overload_name",
     "HigherOrderOperator",
+    "NAMESPACE_TYPES",
     "OpFacts",
     "OpOverload",
     "OpOverloadPacket",
@@ -30,6 +31,9 @@ __all__ = [
     "resolve",
     "result_names",
 ]
+
+# Whose attributes are operators.
+NAMESPACE_TYPES = (_Ops, _OpNamespace, OpOverloadPacket)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ that a kernel computes for more types than eager mode would hide a mistake in th
 into these tables costs speed, and is never wrong.
 
 Measured with the samples of torch's own operator database, with their floating-point tensors in other types,
-on the CPU: all that raise NotImplementedError there.
+on the CPU: all that raise NotImplementedError there, and RuntimeError where tracing does not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 __all__ = ["is_ever_refused", "is_refused"]
 
 _BOOL = frozenset((torch.bool,))
+_COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
 _WIDE = frozenset((torch.int8, torch.int16, torch.int32, torch.int64))
 _INTEGERS = _WIDE | {torch.uint8}
 
@@ -38,13 +39,26 @@ _GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
     "avg_pool2d avg_pool3d": (_INTEGERS | _BOOL) - {torch.int64},
     "im2col max_pool2d_with_indices_backward": _INTEGERS,
     # numbers of all kinds
-    "abs addbmm addcmul addmv baddbmm bitwise_left_shift.Tensor bitwise_right_shift.Tensor bmm "
-    "bucketize.Tensor ceil convolution div.Tensor_mode dot floor fmod.Tensor gcd linalg_cross "
-    "max_pool2d_with_indices max_pool3d_with_indices median mv nanmedian pow.Tensor_Tensor reflection_pad1d "
-    "remainder.Tensor replication_pad1d replication_pad2d round.default threshold trace trunc vdot": _BOOL,
+    "abs addbmm addcdiv addcmul addmv argmax argmin baddbmm bitwise_left_shift.Tensor "
+    "bitwise_right_shift.Tensor bmm bucketize.Tensor ceil convolution div.Tensor_mode dot floor "
+    "fmod.Tensor gcd linalg_cross max_pool2d_with_indices max_pool3d_with_indices median mv nanmedian "
+    "pow.Tensor_Tensor reflection_pad1d relu remainder.Tensor replication_pad1d replication_pad2d "
+    "round.default searchsorted.Tensor threshold trace trunc vdot": _BOOL,
+    # real numbers
+    "_native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm native_group_norm "
+    "huber_loss mse_loss nansum nll_loss_forward smooth_l1_loss xlogy.Tensor": _COMPLEX,
 }
 
-_REFUSED: Final = {f"aten.{name}": types for names, types in _GROUPS.items() for name in names.split()}
+
+def _by_name() -> dict[str, frozenset[torch.dtype]]:
+    found: dict[str, frozenset[torch.dtype]] = {}
+    for names, types in _GROUPS.items():
+        for name in names.split():
+            found[f"aten.{name}"] = found.get(f"aten.{name}", frozenset()) | types
+    return found
+
+
+_REFUSED: Final = _by_name()
 
 
 def is_ever_refused(operator: str) -> bool:

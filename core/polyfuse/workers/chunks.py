@@ -7,9 +7,10 @@ have one. Text length stands for the time that a kernel takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from polyfuse.plugin import Source
+if TYPE_CHECKING:
+    from polyfuse.plugin import Source
 
 __all__ = ["MAX_UNIT", "divide"]
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.cache import Located
-from polyfuse.plugin import Launchable
+
+if TYPE_CHECKING:
+    from polyfuse.plugin import Launchable
 
 __all__ = ["BuildFuture", "Location"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from polyfuse.base.errors import (
     CacheError,
@@ -19,13 +19,15 @@ from polyfuse.base.errors import (
 )
 from polyfuse.base.files import is_out_of_space
 from polyfuse.base.log import get_logger
-from polyfuse.base.settings import Settings
 from polyfuse.base.text import brief
 from polyfuse.cache import KernelStore, Located, kernel_key
-from polyfuse.plugin import Backend, Launchable, Source
 from polyfuse.workers.chunks import divide
 from polyfuse.workers.future import BuildFuture, Location
 from polyfuse.workers.process import WorkerProcesses
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.plugin import Backend, Launchable, Source
 
 __all__ = ["BuildPool"]
 

@@ -10,11 +10,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.process import python_command, python_environment
-from polyfuse.plugin import Source
+
+if TYPE_CHECKING:
+    from polyfuse.plugin import Source
 
 __all__ = ["WorkerProcess", "WorkerProcesses"]
 

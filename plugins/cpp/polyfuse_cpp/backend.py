@@ -7,25 +7,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyfuse.base.digest import digest
-from polyfuse.base.settings import Settings
-from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.ir.types import e4m3_saturates
 from polyfuse.plugin import Backend, Claim, Config, HostCall, HostProgram, Launchable, No, Source, TargetInfo
-from polyfuse.plugin.host_library import HostLibrary
 from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
 from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
 from polyfuse_cpp.prelude import headers_digest, prelude_for
 from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.ir.kernel import Kernel
+    from polyfuse.ir.nodes import Node, Reduction
+    from polyfuse.plugin.host_library import HostLibrary
+
 __all__ = ["CppBackend"]
 
 _VERSION = "1"
 
 KERNEL_LANGUAGE = "c++"
+
+_COLUMN_BYTES = 256 << 10
+"""Half of what a core's second cache holds."""
 
 _TWO_PASS_ROW = 64 << 10
 """Numbers of a row that a core's second cache holds, where two passes are faster than one that divides."""
@@ -60,6 +66,8 @@ class CppBackend(Backend):
             info,
             channels_last_f32=offered(),
             depthwise_loops=True,
+            loops_by_ranges=True,
+            column_bytes=_COLUMN_BYTES,
             two_pass_row=_TWO_PASS_ROW,
             size_classes=_SIZE_CLASSES,
         )

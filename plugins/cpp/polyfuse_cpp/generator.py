@@ -13,6 +13,7 @@ from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, SCANS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, Config, No, Yes
 from polyfuse.symbolic import axis_size, evaluate
+from polyfuse_cpp.cuts.residues import planned
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loop_estimate import loop_seconds
@@ -22,7 +23,6 @@ from polyfuse_cpp.loops.kernel import kernel_text
 from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.reductions import KINDS
-from polyfuse_cpp.loops.residues import planned
 from polyfuse_cpp.matmul.plans import configs_of, matmul_plans, nearby_plans, plan_of, plan_seconds
 from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text

@@ -11,12 +11,12 @@ from polyfuse.ir.kernel import Section
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Reduce, Scan, Store
 from polyfuse.kit import Access, is_multiple
-from polyfuse.symbolic import coefficient, free_axes
+from polyfuse.symbolic import axis, bounds, coefficient, free_axes
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.scans import scans_across
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["Plan", "Split", "choose_plan", "choose_split", "is_apart", "lane_choices"]
+__all__ = ["Plan", "Split", "are_rows_apart", "choose_plan", "choose_split", "is_apart", "lane_choices"]
 
 _FEW = 4
 """A loop shorter than this is not worth vectors."""
@@ -29,6 +29,12 @@ _REPEATED_CROWDED = 64
 
 _PAGE, _LINES = 4096, 64
 """Bytes after which addresses share a set of the L1 cache, and lines that find room in it or near it."""
+
+_LITTLE = 16
+"""Price of a point, in vector additions, up to which an update of scattered memory is most of the work."""
+
+_ROWS = 32
+"""Rows from which on threads have enough of them to share, none of which is divided."""
 
 _ITEMS = 1024
 """Points that are left for threads to share, where one axis is done by one of them."""
@@ -95,7 +101,8 @@ def choose_plan(
     best = "" if lanes == 1 else _lane(facts, scans, lanes, without)
     lane = lane if best and lane and lane not in without else best
     across = lane in facts.raxes
-    axes = tuple(a for a in facts.axes if a != lane) + ((lane,) if lane and not across else ())
+    inner, lane = lane, "" if lane == best and _is_scattered(lane, facts) else lane
+    axes = tuple(a for a in facts.axes if a != inner) + ((inner,) if inner and not across else ())
     raxes = tuple(a for a in facts.raxes if a != lane) + ((lane,) if across else ())
     steps = -(-facts.hints[lane] // lanes) if lane else 1
     unrolls = tuple(_unroll(part, steps, across, facts) if lane else 1 for part in kernel.sections)
@@ -175,6 +182,18 @@ def _lane(facts: Facts, scans: bool, lanes: int, without: Collection[str]) -> st
         if score > best_score:
             best, best_score = name, score
     return "" if scans and best_score <= 0 and not (best and _scans_rows(best, facts, lanes)) else best
+
+
+def _is_scattered(lane: str, facts: Facts) -> bool:
+    """Whether each lane would update memory of its own and little else is done: points one by one are faster
+    than vectors whose lanes are taken apart.
+    """
+    if facts.raxes or facts.kernel.row_buffers or facts.cost > _LITTLE:
+        return False
+    updates = [a for a in facts.all_accesses if a.is_store and a.mode not in ("set", CHECK_MODE)]
+    if all(is_apart(a, lane, facts) for a in updates):
+        return False  # threads can share the lanes
+    return any(lane in facts.depends[v] for a in updates for v in a.indirect)
 
 
 def _scans_rows(lane: str, facts: Facts, lanes: int) -> bool:
@@ -373,4 +392,35 @@ def is_apart(access: Access, name: str, facts: Facts) -> bool:
                 return False
         elif factor != span and not (not isinstance(factor, int) and factor % span == 0):
             return False
+    return True
+
+
+def are_rows_apart(facts: Facts, plan: Plan) -> bool:
+    """Whether kernels that update memory point by point have rows enough for threads, and no two of them
+    update one element: what lies within a row spans less than the step from row to row.
+    """
+    updates = [a for a in facts.all_accesses if a.is_store and a.mode not in ("set", CHECK_MODE)]
+    if not updates or plan.lane or plan.serial or facts.raxes or facts.points(plan.axes[:-1]) < _ROWS:
+        return False
+    return all(_spans_less_than_rows(a, plan.axes[:-1], facts) for a in updates)
+
+
+def _spans_less_than_rows(access: Access, rows: tuple[str, ...], facts: Facts) -> bool:
+    rest, steps = access.index, list[tuple[int, int]]()
+    for name in rows:
+        size, step = facts.sizes[name], coefficient(access.index, name)
+        if size == 1:
+            continue
+        if not isinstance(size, int) or not isinstance(step, int) or step <= 0:
+            return False
+        steps.append((step, size))
+        rest = rest - axis(name, size) * step
+    low, high = bounds(rest)
+    if low is None or high is None:
+        return False
+    span = high - low
+    for step, size in sorted(steps):
+        if step <= span:
+            return False
+        span += step * (size - 1)
     return True

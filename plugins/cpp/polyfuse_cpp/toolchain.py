@@ -18,10 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError
 from polyfuse.base.process import find_command, run_bounded, run_program
-from polyfuse_cpp.isa import Isa
+
+if TYPE_CHECKING:
+    from polyfuse_cpp.isa import Isa
 
 __all__ = ["Toolchain", "build_command", "build_library", "find_toolchain"]
 

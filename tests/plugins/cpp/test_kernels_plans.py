@@ -185,7 +185,7 @@ def test_masks_of_whole_vectors(edge: int, isa: str) -> None:
     y = s.load("b", k["x0"] * (80 - edge) + k["x1"] - edge, mask=second, other=s.const(0.0))
     s.store("o", k["x0"] * 80 + k["x1"], s.op("where", first, x, y))
     kernel = k.build()
-    assert ("load_masked" in backend(isa).emit(kernel).text) == (edge == 20 and isa != "sse")
+    assert "load_masked" not in backend(isa).emit(kernel).text
     a, b, o = torch.randn(5, edge), torch.randn(5, 80 - edge), torch.zeros(5, 80)
     compiled(kernel, isa)(a, b, o)
     assert torch.equal(o, torch.cat((a, b), 1))
@@ -257,7 +257,7 @@ def test_neighbouring_lanes_share_elements(dtype: DType, size: int, isa: str) ->
 @pytest.mark.parametrize("dtype", [f32, DType.bf16, DType.f64, DType.u8])
 @pytest.mark.parametrize("size", [64, 37])
 def test_clamped_neighbours(dtype: DType, size: int, isa: str) -> None:
-    """As an interpolation reads: no constant offsets, but lanes never turn back."""
+    """As an interpolation reads: no constant offsets, but lanes never turn back; in ranges if even."""
     count = size // 2
     k = KernelBuilder({"x0": size})
     k.arg("a", dtype), k.out("o", dtype), k.out("p", dtype)
@@ -267,7 +267,9 @@ def test_clamped_neighbours(dtype: DType, size: int, isa: str) -> None:
     s.store("p", k["x0"], s.load("a", minimum(low * 3, count - 1)))
     kernel = k.build()
     wide = dtype is not DType.f64 and isa != "sse"
-    assert ("load_near" in backend(isa).emit(kernel).text) == wide
+    text = backend(isa).emit(kernel).text
+    assert ("load_near" in text) == (wide and size == 37)
+    assert size == 37 or "gather(" not in text
     a = (torch.randn(count) * 9).to(dtype.torch)
     o, p = (torch.zeros(size).to(dtype.torch) for _ in range(2))
     compiled(kernel, isa)(a, o, p)

@@ -138,3 +138,11 @@ def test_of_equal_zeros_the_first_wins() -> None:
     found = torch.compile(both, backend="polyfuse", options={**OPTIONS, "strict": True})(x, y)
     for got, wanted in zip(found, both(x, y), strict=True):
         assert torch.equal(got, wanted) and torch.equal(got.signbit(), wanted.signbit())
+
+
+def test_lgamma_is_zero_where_it_should_be() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0, -0.0, math.inf, -1.5])
+    for dtype in (torch.float32, torch.float16):
+        found = torch.compile(torch.lgamma, backend="polyfuse", options=OPTIONS)(x.to(dtype))
+        torch.testing.assert_close(found, torch.lgamma(x.to(dtype)))
+        assert torch.equal(found[:2], torch.zeros(2, dtype=dtype))

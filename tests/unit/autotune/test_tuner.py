@@ -239,7 +239,7 @@ def _hold(root: str, seconds: float, started: Any) -> None:
 
 
 def test_processes_measure_one_after_another(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     started = context.Event()
     other = context.Process(target=_hold, args=(str(tmp_path), 1.0, started))
     other.start()

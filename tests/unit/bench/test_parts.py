@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError, PolyfuseError
 from polyfuse.bench.child import Child
 from polyfuse.bench.engine import EAGER, TORCH, Engine, parse_engines
+from polyfuse.bench.machine import this_machine
 from polyfuse.bench.statistics import latency, spark, speed_up
 from polyfuse.bench.subject import load_subject
 from polyfuse.bench.sweep import points, sweep_of
@@ -18,6 +20,18 @@ from polyfuse.bench.sweep import points, sweep_of
 
 def load(name, arguments=(), sizes=None, training=False):
     return load_subject(str(name), arguments, sizes or {}, "", training)
+
+
+def test_a_device_whose_module_says_neither_its_name_nor_its_memory(monkeypatch):
+    module = SimpleNamespace(device_count=lambda: 2)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: SimpleNamespace(type="sim")
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    assert this_machine().devices == ("sim:0", "sim:1")
+    child = Child(Engine(EAGER))
+    child._device = "sim"
+    assert child.memory() == {"bytes": 0, "what": ""}
 
 
 class TestSweeps:

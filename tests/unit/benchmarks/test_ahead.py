@@ -57,7 +57,7 @@ def test_a_row_that_was_begun_in_time_may_take_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "_OVERTIME", 1000.0)
-    with ahead.Ahead([task(SMALL, POLYFUSE), task("16x16x16-none", POLYFUSE)], 1, 0.9, tmp_path) as found:
+    with ahead.Ahead([task(SMALL, EAGER), task("16x16x16-none", EAGER)], 1, 0.9, tmp_path) as found:
         assert found.ready == [SMALL]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from house.source_tree import ROOT
+from polyfuse import cli
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
@@ -45,6 +46,16 @@ def test_it_computes_what_it_claims_and_leaves_the_rest(installed: None) -> None
     torch.testing.assert_close(found, f(x, y))
     (report,) = last_reports()
     assert {launch.backend for launch in report.launches} == {"minimal", "interpreter"}
+
+
+def test_the_program_of_the_guide_is_explained_as_it_says(installed: None, capsys) -> None:
+    torch._dynamo.reset()
+    assert cli.main(["explain", str(EXAMPLE / "program.py")]) == 0
+    out = capsys.readouterr().out
+    page = (ROOT / "docs" / "writing-a-backend.md").read_text(encoding="utf-8").partition("For `f`")[2]
+    for text in page.split("```text\n")[1:3]:
+        for line in text.partition("```")[0].splitlines():
+            assert line in out.splitlines()
 
 
 def test_tensors_that_begin_later_or_have_gaps(installed: None) -> None:

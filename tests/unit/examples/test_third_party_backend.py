@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -87,6 +88,13 @@ def test_a_model_runs_and_what_it_refuses_goes_to_the_next(installed) -> None:
     (report,) = last_reports()
     assert {launch.backend for launch in report.launches} == {"numpy", "interpreter"}
     assert any(d.kind == "backend" and d.reason == "no reduction argmax" for d in report.decisions)
+
+
+def test_its_own_test_notices_planted_defects(installed) -> None:
+    tests = runpy.run_path(str(EXAMPLE / "tests" / "test_defects.py"))
+    tests["test_softmax"]()
+    for defect in tests["MET"]:
+        tests["test_the_tests_would_notice"](defect)
 
 
 def test_its_operator_becomes_part_of_a_kernel(installed) -> None:

@@ -125,7 +125,7 @@ def _grow(inner):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.recursive(_LEAVES, _grow, max_leaves=8))
 def test_any_index_round_trips(index: IndexLike):
     found = parse(text(index))

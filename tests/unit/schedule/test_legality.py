@@ -260,6 +260,30 @@ def test_few_rows_keep_their_long_loops_apart() -> None:
     assert "too few parallel points" in reasons(schedule)[0]
 
 
+def test_long_columns_are_read_once_by_each_kernel() -> None:
+    class Cached(Anything):
+        """For a device whose caches hold strips of 64 KiB."""
+
+        def target_info(self, device: str) -> TargetInfo:
+            return TargetInfo(column_bytes=1 << 16)
+
+    def graph(rows: int, columns: int) -> Maker:
+        m = Maker(backend=Cached)
+        m.buffer("x", rows, columns, kind="input")
+        m.buffer("total", columns)
+        m.buffer("y", rows, columns)
+        (i,), (r,) = axes(columns), axes(rows, prefix="r")
+        m.reduce("total", (i,), (r,), "sum", m.load("x", r, i))
+        i, j = axes(rows, columns)
+        m.pointwise("y", (i, j), apply("sub", m.load("x", i, j), m.load("total", j)))
+        return m
+
+    assert len(graph(100, 128).schedule("y").steps) == 1
+    schedule = graph(1000, 128).schedule("y")
+    assert len(schedule.steps) == 2
+    assert "leave the caches" in reasons(schedule)[0]
+
+
 class TestDiagnosis:
     """What a refusal says about the accesses that did not line up."""
 

@@ -16,25 +16,25 @@ from polyfuse.base.code import code_digest
 from polyfuse.base.files import atomic_write
 from polyfuse.base.folders import distrusted, process_folder
 from polyfuse.base.log import get_logger, warn_once
-from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, compiled_key
 from polyfuse.cache.graphs import count
 from polyfuse.cache.key_fields import KeyNotes
 from polyfuse.cache.limit import trim_if_due
 from polyfuse.compiler.graph_cache.record import GraphRecord, PortableGraph, revived
 from polyfuse.compiler.reports.logs import publish, texts_are_logged
-from polyfuse.compiler.reports.report import GraphReport
-from polyfuse.compiler.session import CompileSession
 from polyfuse.distributed.costs import costs_facts
 from polyfuse.frontend.captured import CacheBypass, captured_text
-from polyfuse.frontend.graph import BoxedCallable
 from polyfuse.plugin.session.inventory import inventory
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.ranks.agreement import Agreement
 from polyfuse.torch_compat.tracing import global_state
 from polyfuse.torch_compat.tracing.aot import cache_record, stored_by_torch
 
 if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.compiler.reports.report import GraphReport
+    from polyfuse.compiler.session import CompileSession
+    from polyfuse.frontend.graph import BoxedCallable
+    from polyfuse.runtime.ranks.agreement import Agreement
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
 __all__ = ["GraphCache"]

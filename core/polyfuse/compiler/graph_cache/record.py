@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -21,30 +21,24 @@ from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import CacheError
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings, option_infos
-from polyfuse.cache import KernelStore, Located
-from polyfuse.cache.archive import pack, unpack
-from polyfuse.cache.artifacts import Artifact
 from polyfuse.checking.first import FirstLaunch
-from polyfuse.compiler.guarding import (
-    BuiltKernel,
-    Guard,
-    called_alike,
-    interpreted,
-    is_barred,
-    replacements,
-)
 from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import GeneratedFrom, Unpacked
-from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.compiler.session import CompileSession, session_for
-from polyfuse.compiler.sizes.stored import SizedRecord
-from polyfuse.frontend.graph import BoxedCallable
-from polyfuse.plugin import Backend, HostProgram
 from polyfuse.runtime.checks import spared
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native_program import HostStatus, Opener
-from polyfuse.runtime.ranks.agreement import Agreement
-from polyfuse.runtime.ranks.collectives import CollectiveRow
+from polyfuse.runtime.subgraphs import Layout, Subgraph
+
+if TYPE_CHECKING:
+    from polyfuse.cache import KernelStore, Located
+    from polyfuse.compiler.guarding import Guard
+    from polyfuse.compiler.reports.report import GraphReport
+    from polyfuse.compiler.sizes.stored import SizedRecord
+    from polyfuse.frontend.graph import BoxedCallable
+    from polyfuse.plugin import Backend, HostProgram
+    from polyfuse.runtime.ranks.agreement import Agreement
+    from polyfuse.runtime.ranks.collectives import CollectiveRow
 
 _log = get_logger("cache")
 
@@ -76,6 +70,21 @@ class HostRecord:
 
 
 @dataclass(frozen=True)
+class CalledRecord:
+    """A compiled function that the program gives to an operator, such as a branch of a condition.
+
+    Attributes:
+        graph: the function itself.
+        layouts, single, name: as those of `Subgraph`.
+    """
+
+    graph: GraphRecord
+    layouts: tuple[Layout, ...]
+    single: bool
+    name: str
+
+
+@dataclass(frozen=True)
 class GraphRecord:
     """What is stored of one compiled graph.
 
@@ -90,6 +99,7 @@ class GraphRecord:
         settings: the options.
         collectives: that the program starts, in their order.
         sized: the graph of all sizes, where it has programs for classes of them.
+        called: functions that the program gives to operators, by their keys.
     """
 
     text: str
@@ -102,15 +112,17 @@ class GraphRecord:
     settings: Settings = field(default_factory=Settings)
     collectives: tuple[CollectiveRow, ...] = ()
     sized: SizedRecord | None = None
+    called: Mapping[str, CalledRecord] = field(default_factory=dict)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where its kernels and its host program, and those of programs for other sizes, lie in a kernel
-        store.
+        """Where its kernels and its host program, those of programs for other sizes and of functions that it
+        calls, lie in a kernel store.
         """
         host = () if self.host is None else (self.host.place.key,)
         others = () if self.sized is None else self.sized.programs.values()
-        further = (key for item in others if isinstance(item, GraphRecord) for key in item.addresses)
+        graphs = (*others, *(item.graph for item in self.called.values()))
+        further = (key for item in graphs if isinstance(item, GraphRecord) for key in item.addresses)
         return (*(place.key for place in self.kernels.values()), *host, *further)
 
     def portable(self) -> PortableGraph:
@@ -119,6 +131,9 @@ class GraphRecord:
         Raises:
             CacheError: a kernel of it is not in the store.
         """
+        from polyfuse.cache.archive import pack
+        from polyfuse.cache.artifacts import Artifact
+
         session = session_for(self.settings)
         session.pool.wait_until_idle()
         record = self
@@ -160,6 +175,8 @@ class PortableGraph:
 
     def unpack(self, store: KernelStore) -> GraphRecord:
         """Add the kernels to a store, where they are not there, and return the graph."""
+        from polyfuse.cache.archive import unpack
+
         if self.units and any(store.find(key) is None for key in self.record.addresses):
             unpack(store.root, io.BytesIO(self.units), store.add, kinds=("kernels",))
         return self.record
@@ -194,7 +211,11 @@ def revived(
             name: reading.kernel_of(partial(made.get, name), place, stored.report, build=build)
             for name, place in stored.kernels.items()
         }
-        module = load(stored.text, kernels, stored.constants)
+        objects: dict[str, object] = dict(stored.constants)
+        for key, called in stored.called.items():
+            run, _ = revived(called.graph, session, build=build)
+            objects[key] = Subgraph(run, called.layouts, called.single, called.name)
+        module = load(stored.text, kernels, objects)
         module.collectives, module.agreement = stored.collectives, agreement
         if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:
             module.native = reading.host(stored.host, stored.kernels)
@@ -203,7 +224,7 @@ def revived(
             def further(record: GraphRecord) -> CompiledModule:
                 return cast(CompiledModule, revived(record, session, build=True)[0])
 
-            module.sized = stored.sized.chosen(module, stored.constants, session, further)
+            module.sized = stored.sized.chosen(module, objects, session, further)
     except Exception as error:
         raise CacheEntryGone(str(error)) from error
     seconds = time.perf_counter() - start
@@ -237,6 +258,8 @@ class _Reading:
             if not build:
                 raise
             _log.info("a kernel that was built elsewhere is generated again: %s", error)
+        from polyfuse.compiler.guarding import Guard, called_alike, interpreted, replacements
+
         self.rebuilt += 1
         what, session = made(), self._session
         backends = partial(session.backends, what.kernel.device)
@@ -260,7 +283,9 @@ class _Reading:
             return kernel
         backend = session.plugins.backend(place.backend)
 
-        def guard() -> Guard:
+        def guard() -> Guard:  # imports what generates kernels, which most processes do without
+            from polyfuse.compiler.guarding import BuiltKernel, Guard
+
             what = made()
             built = BuiltKernel(what.kernel, what.name, backend, place.key, what.config, what.scratch)
             note = partial(report.note_provider, what.kernel.name)
@@ -294,7 +319,7 @@ class _Reading:
         found: Located | None = session.store.find(place.key)
         if found is None:
             raise LookupError(f"a kernel of backend {backend.name!r} is gone")
-        if is_barred(session, backend, place.key):
+        if session.is_barred(backend, place.key):
             raise LookupError(f"a kernel of backend {backend.name!r} is barred")
         answer = backend.review(found.folder, found.source_key)
         if not answer:

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from polyfuse.compiler.graph_cache.record import GraphRecord, HostRecord, KernelRecord, facts_of
+from polyfuse.compiler.graph_cache.record import CalledRecord, GraphRecord, HostRecord, KernelRecord, facts_of
 from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import packed
 from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.sizes.stored import sized_record
 from polyfuse.frontend.graph import AtenGraph
+from polyfuse.runtime.subgraphs import Subgraph
 from polyfuse.schedule import is_unasked
-from polyfuse.torch_compat.tracing.aot import compiled_ahead, stored_by_torch
-from polyfuse.torch_compat.tracing.dynamo import assumes_fractions
+from polyfuse.torch_compat.tracing.aot import cache_record, compiled_ahead, stored_by_torch
+from polyfuse.torch_compat.tracing.dynamo import assumes_fractions, assumes_shared_memory
 
 if TYPE_CHECKING:
     from polyfuse.compiler.built import Built, BuiltGraph
@@ -43,6 +44,8 @@ def record_or_reason(aten: AtenGraph, built: BuiltGraph, session: CompileSession
         return "its autotuning ran out of time, or was only looked up, and goes on in a later process"
     if assumes_fractions() and not compiled_ahead():
         return "it holds for some values alone of a floating-point number that varies"
+    if assumes_shared_memory():
+        return "it holds only while its inputs share memory as they did, which is guarded elsewhere"
     donated = tuple(item.index for item in aten.inputs if item.donated)
     record = _record_of(built, built.report, session)
     if isinstance(record, str) or built.sized is None:
@@ -59,6 +62,13 @@ def record_or_reason(aten: AtenGraph, built: BuiltGraph, session: CompileSession
 def _record_of(built: Built, report: GraphReport, session: CompileSession) -> GraphRecord | str:
     module, kernels, objects = built.module, built.kernels, built.schedule.graph.objects
     constants = {key: objects[key] for key in module.namespace["OBJECTS"].values()}
+    called: dict[str, CalledRecord] = {}
+    for key in [key for key, value in constants.items() if isinstance(value, Subgraph)]:
+        subgraph = constants.pop(key)
+        its_own = cache_record(subgraph.run)
+        if isinstance(its_own, str):
+            return its_own
+        called[key] = CalledRecord(its_own, subgraph.layouts, subgraph.single, subgraph.name)
     for value in constants.values():
         if type(value) is not torch.Tensor or value.layout != torch.strided or value.requires_grad:
             return f"its program refers to a {type(value).__name__}"
@@ -84,5 +94,6 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
     made = packed({name: kernel.built for name, kernel in kernels.items()})
     report = replace(report, recording=None, sizes=None)
     return GraphRecord(
-        module.text, places, constants, report, (), host, made, session.settings, module.collectives
+        *(module.text, places, constants, report, (), host, made, session.settings, module.collectives),
+        called=called,
     )

@@ -7,8 +7,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from polyfuse.ir.kernel import Kernel
+if TYPE_CHECKING:
+    from polyfuse.ir.kernel import Kernel
 
 __all__ = ["GeneratedFrom", "Unpacked", "packed"]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from polyfuse.ir.kernel import Kernel
-from polyfuse.plugin import Backend, Config, Source
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyfuse.ir.kernel import Kernel
+    from polyfuse.plugin import Backend, Config, Source
 
 __all__ = ["emit_named", "readable_name"]
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polyfuse.base.log import get_logger
-from polyfuse.base.settings import Settings
-from polyfuse.workers import BuildFuture
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.workers import BuildFuture
 
 __all__ = ["Progress", "compiling", "enter_stage", "note_built", "watch_builds"]
 

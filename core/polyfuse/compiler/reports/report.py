@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from polyfuse.compiler.reports.watch import note_report
-from polyfuse.runtime.graphs.replay import GraphStatus
-from polyfuse.runtime.native_program import HostStatus
-from polyfuse.runtime.sized import SizeStatus
-from polyfuse.schedule import Decision
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.graphs.replay import GraphStatus
+    from polyfuse.runtime.native_program import HostStatus
+    from polyfuse.runtime.sized import SizeStatus
+    from polyfuse.schedule import Decision
 
 __all__ = ["GraphReport", "LaunchReport", "Provider", "last_reports", "record", "reset_reports"]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from polyfuse.base.log import get_logger
-from polyfuse.compiler.sizes.classes import ClassKey, SizeClasses
 from polyfuse.runtime.sized import SizedPrograms
+
+if TYPE_CHECKING:
+    from polyfuse.compiler.sizes.classes import ClassKey, SizeClasses
 
 __all__ = ["Program", "chosen_by_size"]
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from polyfuse.compiler.sizes.choosing import Program, chosen_by_size
-from polyfuse.compiler.sizes.classes import ClassKey, SizeClasses
-from polyfuse.runtime.module import CompiledModule
-from polyfuse.runtime.sized import SizedPrograms
 
 if TYPE_CHECKING:
     from polyfuse.compiler.session import CompileSession
+    from polyfuse.compiler.sizes.classes import ClassKey, SizeClasses
     from polyfuse.compiler.sizes.graphs import SizedGraph
+    from polyfuse.runtime.module import CompiledModule
+    from polyfuse.runtime.sized import SizedPrograms
 
 __all__ = ["SizedRecord", "sized_record"]
 

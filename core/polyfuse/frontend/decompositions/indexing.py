@@ -29,6 +29,9 @@ __all__ = [
 _FEW_WINDOWS = 25
 """Over one element: so many are gathered from."""
 
+_FEW_OF_PLANES = 9
+"""The same on a CPU where planes are contiguous, and stores into them stay in its caches."""
+
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
     """Rows added to the rows that `index` names; the result is contiguous. Eager mode refuses rows of another
@@ -107,7 +110,8 @@ def max_pool_backward(
     """Each gradient added where its maximum was found, where many windows are over each element."""
     kernel, step, gaps = (tuple(v) * (rank if len(v) == 1 else 1) for v in (kernel_size, stride, dilation))
     over = math.prod(-(-k // s) for k, s in zip(kernel, step or kernel, strict=True))
-    if over <= _FEW_WINDOWS and all(d == 1 for d in gaps):
+    planes = x.device.type == "cpu" and x.stride(-1) == 1
+    if over <= (_FEW_OF_PLANES if planes else _FEW_WINDOWS) and all(d == 1 for d in gaps):
         return NotImplemented
     return _scattered(grad, x, indices, rank)
 

@@ -233,11 +233,24 @@ def power(ctx: LoweringContext, node: Any, a: Any, b: Any) -> TensorValue:
     result = node.meta["val"]
     if result.dtype.is_floating_point:
         through = common((a, b)) if ctx.eager_rounding else None
+        root = _root(b, result)
+        if root:
+            return elementwise(ctx, node, (a,), lambda x: make(root, x), through=through)
         return elementwise(ctx, node, (a, b), lambda x, y: make("pow", x, y), through=through)
     if isinstance(b, bool) or not isinstance(b, int) or not 0 <= b <= 64 or result.dtype is torch.bool:
         raise UnsupportedError("no kernel computes integer powers with other than small constant exponents")
     exponent = b
     return elementwise(ctx, node, (a,), lambda x: _integer_power(x, exponent))
+
+
+def _root(exponent: Any, result: torch.Tensor) -> str | None:
+    """The root that eager mode computes for this power, if any: not for a tensor, nor for f16 on the CPU.
+    They differ at -infinity, whose root is no number, and at -0."""
+    if isinstance(exponent, bool | torch.SymBool) or not isinstance(exponent, int | float):
+        return None
+    if result.dtype is torch.float16 and result.device.type == "cpu":
+        return None
+    return {0.5: "sqrt", -0.5: "rsqrt"}.get(exponent)
 
 
 def _integer_power(x: Expr, exponent: int) -> Expr:

@@ -264,8 +264,8 @@ def _moved(
 def _in_parts(
     ctx: LoweringContext, node: Any, parts: Sequence[Part], dim: int, result: TensorValue
 ) -> TensorValue:
-    """One expression if a reader computes it, else a pass for each part."""
-    if ctx.is_read_once(node):
+    """One expression if a reader computes it or loops are cut at parts, else a pass for each part."""
+    if ctx.is_read_once(node) or ctx.target_info(result.device).loops_by_ranges:
         return ctx.lazy(result, chosen(parts, dim, result))
     return written(ctx, parts, dim, result)
 

@@ -11,22 +11,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
-from typing import Final, cast
-
-from packaging.requirements import InvalidRequirement, Requirement
+from typing import TYPE_CHECKING, Final, cast
 
 from polyfuse.base.errors import DuplicateBackendError
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import environment
 from polyfuse.base.text import brief
 from polyfuse.plugin.api import API_VERSION
-from polyfuse.plugin.hooks.registry import Registered
 from polyfuse.plugin.manifest import Manifest, Requires
+
+if TYPE_CHECKING:
+    from polyfuse.plugin.hooks.registry import Registered
 
 __all__ = [
     "ENTRY_POINT_GROUP",
     "Candidate",
+    "ImportPath",
     "find_candidates",
+    "import_path",
     "manifest_of",
     "missing_requirement",
     "registered_candidates",
@@ -53,7 +55,7 @@ def find_candidates(entry_points: Iterable[metadata.EntryPoint] | None = None) -
     a user means cannot be guessed.
     """
     found: dict[str, Candidate] = {}
-    for candidate in _installed(_import_path()) if entry_points is None else map(_candidate, entry_points):
+    for candidate in _installed(import_path()) if entry_points is None else map(_candidate, entry_points):
         other = found.setdefault(candidate.name, candidate)
         # One distribution may be listed twice, for instance by an editable install over a source tree.
         if other.distribution != candidate.distribution or other.entry_point != candidate.entry_point:
@@ -134,10 +136,14 @@ _FIELDS: Final[Mapping[str, Callable[[object], bool]]] = {
 }
 
 
-def missing_requirement(requires: Requires) -> str:
-    """Return what is missing, as a clause with its remedy, or an empty text."""
+def missing_requirement(requires: Requires, path: ImportPath | None = None) -> str:
+    """Return what is missing, as a clause with its remedy, or an empty text.
+
+    Args:
+        path: as `import_path` returns it, for callers who ask about many plugins.
+    """
     for text in requires.packages:
-        problem = _missing_package(text)
+        problem = _missing_package(text, path or import_path())
         if problem:
             return problem
     for text in requires.programs:
@@ -147,11 +153,12 @@ def missing_requirement(requires: Requires) -> str:
     return ""
 
 
-_ImportPath = tuple[tuple[str, int], ...]
+ImportPath = tuple[tuple[str, int], ...]
 """Each folder of `sys.path` with the time of its last change: installing a distribution changes it."""
 
 
-def _import_path() -> _ImportPath:
+def import_path() -> ImportPath:
+    """The folders of `sys.path` as they are now; what was found in them is remembered until they change."""
     return tuple((path, _changed(path)) for path in map(str, sys.path))
 
 
@@ -163,7 +170,7 @@ def _changed(path: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _installed(_: _ImportPath) -> tuple[Candidate, ...]:
+def _installed(_: ImportPath) -> tuple[Candidate, ...]:
     """Every plugin that a distribution declares. Each session asks, and reading what a hundred distributions
     declare takes longer than all else that a session does."""
     found: list[Candidate] = []
@@ -223,7 +230,7 @@ def _entry_points(text: str) -> Iterator[metadata.EntryPoint]:
 
 
 @lru_cache(maxsize=64)
-def _installed_version(package: str, _: _ImportPath) -> str | None:
+def _installed_version(package: str, _: ImportPath) -> str | None:
     """The version of a distribution; None where it is not installed."""
     try:
         return _facts(metadata.distribution(package))[1]
@@ -247,14 +254,17 @@ def _facts(dist: metadata.Distribution) -> tuple[str, str]:
     return rows.get("Name", "(unknown)"), rows.get("Version", "")
 
 
-def _missing_package(text: str) -> str:
+@lru_cache(maxsize=64)
+def _missing_package(text: str, path: ImportPath) -> str:
+    from packaging.requirements import InvalidRequirement, Requirement
+
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
         return f"the manifest's requirement {text!r} is malformed; report it to the plugin's author"
     if requirement.marker is not None and not requirement.marker.evaluate():
         return ""
-    version = _installed_version(requirement.name, _import_path())
+    version = _installed_version(requirement.name, path)
     if version is None:
         return f"package {requirement.name} is not installed; run pip install '{text}'"
     if not requirement.specifier.contains(version, prereleases=True):

@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from polyfuse.plugin.choices import Choice
-from polyfuse.plugin.fusion import FusionRule
-from polyfuse.plugin.hooks.guarded import Answers
-from polyfuse.plugin.lowering import Lowering
-from polyfuse.plugin.rewriting import Rewrite
 from polyfuse.plugin.session.fusion_rules import FusionRules
-from polyfuse.plugin.session.manager import PluginManager
 
 if TYPE_CHECKING:
+    from polyfuse.plugin.choices import Choice
+    from polyfuse.plugin.fusion import FusionRule
+    from polyfuse.plugin.hooks.guarded import Answers
+    from polyfuse.plugin.lowering import Lowering
+    from polyfuse.plugin.rewriting import Rewrite
+    from polyfuse.plugin.session.manager import PluginManager
     from polyfuse.runtime.devices.device import Device
 
 __all__ = ["Extensions", "Offered"]

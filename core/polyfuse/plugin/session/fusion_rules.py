@@ -5,13 +5,15 @@ of nodes costs is the rules' own calls, and no hook is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polyfuse.base.errors import BackendError
 from polyfuse.base.text import brief
 from polyfuse.plugin.claims import No, Yes
-from polyfuse.plugin.fusion import FusionPair, FusionRule
 from polyfuse.plugin.hooks.faults import is_fault
+
+if TYPE_CHECKING:
+    from polyfuse.plugin.fusion import FusionPair, FusionRule
 
 __all__ = ["NO_RULES", "FusionRules"]
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from polyfuse.base.errors import BackendError
 from polyfuse.base.text import brief
 from polyfuse.plugin.hooks.faults import as_error, is_fault
-from polyfuse.runtime.devices.graphs import Program
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.graphs import Program
 
 __all__ = ["GuardedContext", "GuardedEvent", "GuardedRecorder", "Trouble", "guarded_function", "is_of_device"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from polyfuse.base.code import code_stamp
-from polyfuse.plugin.backend import Backend
-from polyfuse.plugin.session.manager import PluginManager
-from polyfuse.plugin.session.states import PluginState
+
+if TYPE_CHECKING:
+    from polyfuse.plugin.backend import Backend
+    from polyfuse.plugin.session.manager import PluginManager
+    from polyfuse.plugin.session.states import PluginState
 
 __all__ = ["code_of", "installed", "inventory"]
 

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module, metadata
+from typing import TYPE_CHECKING
 
 from polyfuse.base.errors import (
     BackendUnavailableError,
@@ -14,7 +15,6 @@ from polyfuse.base.errors import (
     PolyfuseError,
 )
 from polyfuse.base.log import get_logger, warn_once
-from polyfuse.base.settings import Settings
 from polyfuse.base.text import brief
 from polyfuse.plugin.api import check_api
 from polyfuse.plugin.backend import Backend
@@ -25,10 +25,11 @@ from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.plugin.hooks.guarded import Answers, GuardedHooks
 from polyfuse.plugin.hooks.registry import registered
 from polyfuse.plugin.hooks.specs import hookimpl
-from polyfuse.plugin.manifest import Manifest
 from polyfuse.plugin.session.discovery import (
     Candidate,
+    ImportPath,
     find_candidates,
+    import_path,
     manifest_of,
     missing_requirement,
     registered_candidates,
@@ -39,6 +40,10 @@ from polyfuse.plugin.session.names import check_names, no_generator, unknown_bac
 from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.session.states import PluginState, State
 from polyfuse.plugin.timing import Timer, default_timer
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.plugin.manifest import Manifest
 
 __all__ = ["PluginManager"]
 
@@ -223,14 +228,15 @@ class PluginManager:
                 wanted.append(candidate)
         found = self.hooks.bounded_each([partial(manifest_of, c) for c in wanted], "polyfuse-manifests")
         admitted: list[tuple[Candidate, object]] = []
+        path = import_path()
         for candidate, outcome in zip(wanted, found, strict=True):
             if isinstance(outcome, BaseException):
                 self._fail(self._states[candidate.name], outcome, "reading its manifest")
-            elif self._admits(candidate, outcome[1]):
+            elif self._admits(candidate, outcome[1], path):
                 admitted.append((candidate, outcome[0]))
         return admitted
 
-    def _admits(self, candidate: Candidate, manifest: Manifest) -> bool:
+    def _admits(self, candidate: Candidate, manifest: Manifest, path: ImportPath) -> bool:
         version = manifest.version or candidate.version
         state = PluginState(candidate.name, candidate.distribution, version, State.AVAILABLE, "", manifest)
         self._states[candidate.name] = state
@@ -240,7 +246,7 @@ class PluginManager:
             warn_once("plugin", str(error), key=f"refused {candidate.name}")
             self._states[candidate.name] = state.changed(State.REFUSED, str(error))
             return False
-        missing = missing_requirement(manifest.requires)
+        missing = missing_requirement(manifest.requires, path)
         if missing:
             self._states[candidate.name] = state.changed(State.REFUSED, missing)
         return not missing

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.log import warn_once
-from polyfuse.base.settings import Settings
 from polyfuse.base.text import join_words, nearest
-from polyfuse.plugin.session.states import PluginState
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.plugin.session.states import PluginState
 
 __all__ = ["check_names", "no_generator", "unknown_backend"]
 

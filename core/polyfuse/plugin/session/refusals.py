@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.log import warn_once
-from polyfuse.base.settings import Settings
 from polyfuse.base.text import join_words
-from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.session.states import PluginState, State
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.plugin.backend import Backend
 
 __all__ = ["warn_of_interpreted", "warn_of_refused"]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from polyfuse.plugin.manifest import Manifest
+if TYPE_CHECKING:
+    from polyfuse.plugin.manifest import Manifest
 
 __all__ = ["PluginState", "State"]
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 
-from polyfuse.runtime.devices.graphs import GraphRecorder
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.devices.launching import current_stream
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.graphs import GraphRecorder
 
 __all__ = ["Allocate", "Device", "DeviceProperties", "Event", "Limits", "MemoryStatistics"]
 

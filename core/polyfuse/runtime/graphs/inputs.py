@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfuse.runtime.graphs.memory import GraphMemory, Slot
+if TYPE_CHECKING:
+    from polyfuse.runtime.graphs.memory import GraphMemory, Slot
 
 __all__ = ["GraphFacts", "InputPlan", "plan_inputs"]
 

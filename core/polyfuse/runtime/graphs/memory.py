@@ -20,12 +20,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from polyfuse.runtime.devices.graphs import DeviceGraph, GraphRecorder
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.devices.device_graphs import (
     forbid_access,
@@ -34,6 +33,9 @@ from polyfuse.torch_compat.devices.device_graphs import (
     storage_at,
     storage_use,
 )
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.graphs import DeviceGraph, GraphRecorder
 
 __all__ = [
     "GraphMemory",

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.runtime.devices.graphs import Program
-from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
 from polyfuse.runtime.graphs.memory import GraphMemory, HeldResults, Recorded, Slot, Window
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.devices.device_graphs import (
@@ -25,6 +23,10 @@ from polyfuse.torch_compat.devices.device_graphs import (
     same_addresses,
     storage_at,
 )
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.graphs import Program
+    from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
 
 __all__ = ["Recording", "make_recording"]
 

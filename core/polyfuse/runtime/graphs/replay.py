@@ -16,16 +16,18 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyfuse.base.log import get_logger, warn_once
-from polyfuse.runtime.devices.graphs import Program
 from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory, Recorded, Slot, graph_memory
 from polyfuse.runtime.graphs.recording import Recording, make_recording
 from polyfuse.runtime.provisional import is_out_of_memory
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.graphs import Program
 
 __all__ = ["GraphFacts", "GraphStatus", "recorded_program"]
 

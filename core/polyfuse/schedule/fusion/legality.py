@@ -18,7 +18,7 @@ from polyfuse.schedule.fusion.score import touched_bytes
 from polyfuse.schedule.fusion.space import Match, Space, match_spaces
 from polyfuse.schedule.fusion.units import Member, Unit, UnitAccess, remap
 from polyfuse.schedule.result import Unfused
-from polyfuse.symbolic import Index, IndexLike, axis_size, product
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, product
 
 _WIDEST = 8
 """Bytes of the widest type."""
@@ -252,7 +252,7 @@ def _check(rules: Rules, first: Unit, second: Unit, match: Match) -> Fusion | st
             reason = _conflict(a, b)
             if reason:
                 return reason
-    reason = _loops_conflict(rules, first, second, match)
+    reason = _loops_conflict(rules, first, second, match, left)
     return reason or Fusion(left, right, match.space)
 
 
@@ -281,7 +281,7 @@ def _checks_alone(unit: Unit) -> bool:
     return all(isinstance(m.node, Scatter) and m.node.mode == CHECK_MODE for m in unit.members)
 
 
-def _loops_conflict(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
+def _loops_conflict(rules: Rules, first: Unit, second: Unit, match: Match, left: Half) -> str:
     """Refuse a second loop at few parallel points: in a kernel of its own, each such loop can be divided
     among cores; a sequence of them at one point cannot.
     """
@@ -309,7 +309,29 @@ def _loops_conflict(rules: Rules, first: Unit, second: Unit, match: Match) -> st
             return "what a scan gives cannot be kept for another loop over so long a row"
     if rows < target.few_rows and length > target.long_row:
         return "there are too few parallel points to run several loops at each"
+    limit = target.column_bytes
+    if limit and not second.is_reduction and _strip_bytes(rules, left, match.space, target.lanes) > limit:
+        return "columns so long leave the caches before a second loop reads them"
     return ""
+
+
+def _strip_bytes(rules: Rules, half: Half, space: Space, most: int) -> int:
+    """Bytes that a loop reads at `most` neighbouring parallel points, where memory is contiguous along
+    these.
+    """
+    total, loop = 0, rules.hint(product(axis_size(a) for a in space.raxes))
+    names = [axis_name(a) for a in space.raxes]
+    for item in half[1]:
+        access = item.access
+        if access.write or access.index is None or all(coefficient(access.index, n) == 0 for n in names):
+            continue
+        if any(coefficient(access.index, n) == 1 for n in names):
+            return 0
+        along = [a for a in space.axes if coefficient(access.index, axis_name(a)) == 1]
+        dtype = rules.graph.buffers[access.buffer].dtype
+        if along and dtype is not None:
+            total += loop * min(most, rules.hint(axis_size(along[0]))) * dtype.itemsize
+    return total
 
 
 def passes_data(rules: Rules, first: Unit, second: Unit) -> bool:

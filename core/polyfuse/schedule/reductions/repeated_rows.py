@@ -98,7 +98,7 @@ class _Rows:
         graph = self.graph
         roots = storage_roots(graph)
         writes = Counter(roots[name] for node in graph.nodes for name in node.writes())
-        given = {roots[item.name] for item in graph.inputs}
+        given = {roots[item.name] for item in graph.inputs if item.name in roots}
         # what is read later than before must be the same then
         self._fixed = {n for n, root in roots.items() if writes[root] + (root in given) <= 1}
         self._writers = {name: i for i, node in enumerate(graph.nodes) for name in node.writes()}

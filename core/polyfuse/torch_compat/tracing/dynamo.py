@@ -252,6 +252,12 @@ def assumes_fractions() -> bool:
     return env is not None and shapes.compares_fractions(env)
 
 
+def assumes_shared_memory() -> bool:
+    """Whether the graph being compiled has guards on how its inputs share memory, which Dynamo evaluates."""
+    context = TracingContext.try_get()
+    return context is not None and bool(context.guards_context.aotautograd_guards)
+
+
 def report_output_strides(strides: Sequence[tuple[int, ...] | None]) -> None:
     """Tell AOTAutograd the strides that a forward's outputs really have (None: as traced).
 

@@ -9,9 +9,11 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 from polyfuse.symbolic import product
+from polyfuse_cpp.cuts.ranges import cut_into_ranges
+from polyfuse_cpp.cuts.residues import planned
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.entry import KernelText, arguments, entry, in_parallel, kernel_unit
-from polyfuse_cpp.loops.residues import planned
+from polyfuse_cpp.loops.ranged import RangedText
 from polyfuse_cpp.loops.split_reductions import Scratch, Stage, refused_by_split, stages_of
 from polyfuse_cpp.loops.stage import StageText
 from polyfuse_cpp.memory.address import index_text
@@ -40,9 +42,18 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
             chosen = (plan.lane if lane_at else "", unroll) if single.limits else ("", 0)
             its_plan = choose_plan(its_facts, lanes, *chosen, single.without_lanes(lanes))
         name = f"{Source.SYMBOL}_run{number if len(passes) > 1 else ''}"
-        kind = TiledText if its_plan.tile else StageText
-        stages.append(kind(its_facts, replace(its_plan, limits=single.limits), out, features, name))
-        stages[-1].emit()
+        its_plan = replace(its_plan, limits=single.limits)
+        ranges = cut_into_ranges(its_facts, its_plan)
+        if ranges is None:
+            kind = TiledText if its_plan.tile else StageText
+            stages.append(kind(its_facts, its_plan, out, features, name))
+        elif ranges.by_rows:
+            stages.append(RangedText(its_facts, its_plan, out, features, name, ranges))
+        else:
+            for at, (cell, cell_plan) in enumerate(ranges.cells.values()):
+                stages.append(StageText(cell, cell_plan, out, features, f"{name}_range{at}"))
+    for stage in stages:
+        stage.emit()
     _entry(facts, stages, scratch, split, out)
     return kernel_unit(kernel, out, features, () if split is None else refused_by_split(kernel))
 

@@ -18,11 +18,14 @@ from polyfuse_cpp.memory.index_checks import limit_checks
 from polyfuse_cpp.memory.interleave import interleaved_stores
 from polyfuse_cpp.memory.streaming_stores import streaming_stores
 from polyfuse_cpp.memory.tables import lane_tables
-from polyfuse_cpp.tiling import Plan, is_apart
+from polyfuse_cpp.tiling import Plan, are_rows_apart, is_apart
 
 __all__ = ["StageText", "blocks_text"]
 
 _STACK_BYTES = 16384
+
+_SIDE_BY_SIDE = 4
+"""Points of a row that are written side by side where there are no lanes."""
 
 _STRIP = 4
 """Vectors of a strip of the lane axis: whole cache lines of what is read, little of what is stored to."""
@@ -55,6 +58,7 @@ class StageText:
         self.streaming = streaming_stores(self.facts, self.plan, self.interleaved)
         self.checks = limit_checks(self.facts)
         self.tables = lane_tables(self.facts, self.plan)
+        self.by_rows = are_rows_apart(self.facts, self.plan)
 
     def emit(self) -> None:
         """Write the function."""
@@ -70,6 +74,8 @@ class StageText:
     def items_text(self) -> str:
         """The number of work items, as text."""
         plan, facts = self.plan, self.facts
+        if self.by_rows:
+            return index_text(product(facts.sizes[a] for a in plan.axes[:-1]))
         if not plan.lane or plan.across:
             return index_text(product(facts.sizes[a] for a in plan.axes))
         blocks = blocks_text(facts.sizes[plan.lane], plan.lanes)
@@ -100,14 +106,14 @@ class StageText:
                 heap.append(name)
         return heap
 
-    def _frame(self, lane: str | None, copies: int = 1, tail: str | None = None) -> Frame:
+    def frame(self, lane: str | None, copies: int = 1, tail: str | None = None) -> Frame:
         apart = bool(self.plan.lane and not self.plan.across)
         exclusive = frozenset(
             id(a.stmt)
             for a in self.facts.all_accesses
             if a.is_store
             and a.mode != "set"
-            and (self.plan.serial or self.plan.along or self._never_collides(a.stmt))
+            and (self.by_rows or self.plan.serial or self.plan.along or self._never_collides(a.stmt))
         )
         return Frame(
             facts=self.facts,
@@ -134,11 +140,40 @@ class StageText:
 
     def _points(self) -> None:
         axes = self.plan.axes
+        if axes and not self.plan.raxes and self.facts.sizes[axes[-1]] != 1:
+            self._rows_of_points(axes[:-1], axes[-1])
+            return
         self._odometer(axes, "begin")
-        frame = self._frame(None)
+        frame = self.frame(None)
         with self.out.block("for (i64 item = begin; item < end; ++item)"):
             emit_sections(self.plan, frame)
             self._advance(axes)
+
+    def _rows_of_points(self, outer: Sequence[str], inner: str) -> None:
+        """Points along the innermost axis in a loop of their own, which computes little but them."""
+        out, size = self.out, index_text(self.facts.sizes[inner])
+        if self.by_rows:
+            self._odometer(outer, "begin")
+            with out.block("for (i64 item = begin; item < end; ++item)"):
+                self._row_of_points(inner, "0", size)
+                self._advance(outer)
+            return
+        out.line(f"const i64 length = {size};")
+        self._odometer(outer, "begin / length")
+        out.line("i64 first = begin % length;")
+        with out.block("for (i64 item = begin; item < end;)"):
+            out.line("const i64 stop = index_min(length, first + end - item);")
+            self._row_of_points(inner, "first", "stop")
+            out.line("item += stop - first;")
+            out.line("first = 0;")
+            self._advance(outer)
+
+    def _row_of_points(self, inner: str, first: str, stop: str) -> None:
+        frame = self.frame(None)
+        done = frame.emit_invariants(self.facts.statements, {inner})
+        self.out.line(f"#pragma GCC unroll {_SIDE_BY_SIDE}")
+        with self.out.block(f"for (i64 {inner} = {first}; {inner} < {stop}; ++{inner})"):
+            emit_sections(self.plan, frame.child(), done)
 
     def _odometer(self, axes: Sequence[str], start: str) -> None:
         """Positions on `axes` at a flat position."""
@@ -164,7 +199,7 @@ class StageText:
                 f"const i64 from = begin * {plan.lanes}, "
                 f"to = index_min(end * {plan.lanes}, {index_text(size)});"
             )
-            self._lane_range()
+            self.lane_range()
             return
         blocks = blocks_text(size, plan.lanes)
         out.line(f"const i64 blocks = {blocks};")
@@ -177,7 +212,7 @@ class StageText:
                 f"to = index_min(stop * {plan.lanes}, {index_text(size)});"
             )
             with out.block():
-                self._lane_range()
+                self.lane_range()
             out.line("item += stop - block;")
             out.line("block = 0;")
             self._advance(outer)
@@ -190,7 +225,7 @@ class StageText:
         for name in tables.values:
             out.line(f"alignas(64) {self.facts.dtypes[name]} {_table(name)}[{tables.length}];")
         with out.block(f"for (i64 {lane} = 0; {lane} < {tables.length}; {lane} += {self.plan.lanes})"):
-            frame = self._frame(self.plan.lane)
+            frame = self.frame(self.plan.lane)
             for stmt in tables.made_by:
                 frame.emit(stmt)
             for name in tables.values:
@@ -229,24 +264,24 @@ class StageText:
     def _outer_loops(self, outer: Sequence[str]) -> None:
         out = self.out
         if not outer:
-            self._lane_range()
+            self.lane_range()
             return
         name = outer[0]
         with out.block(f"for (i64 {name} = 0; {name} < {index_text(self.facts.sizes[outer[0]])}; ++{name})"):
             self._outer_loops(outer[1:])
 
-    def _lane_range(self) -> None:
+    def lane_range(self) -> None:
         """The lane axis from ``from`` to ``to``: whole steps, then what is left."""
         plan, out, facts = self.plan, self.out, self.facts
         name, wide = plan.lane, plan.lanes * plan.unroll
         size = facts.sizes[plan.lane]
-        outside = self._frame(plan.lane)
+        outside = self.frame(plan.lane)
         invariant = outside.emit_invariants(
             facts.statements, {plan.lane, plan.tile, plan.repeated, *facts.raxes}
         )
         out.line(f"i64 {name} = from;")
         with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
-            frame = self._frame(plan.lane, plan.unroll)
+            frame = self.frame(plan.lane, plan.unroll)
             frame.env = dict(outside.env)
             self._rows(frame, invariant)
         if is_multiple(size, plan.lanes) and plan.unroll == 1:
@@ -258,6 +293,6 @@ class StageText:
                 rest = size % plan.lanes if plan.unroll == 1 and isinstance(size, int) else ""
                 out.line(f"const i64 n = {rest or f'index_min({plan.lanes}, to - {name})'};")
                 tail = "n"
-            frame = self._frame(plan.lane, 1, tail)
+            frame = self.frame(plan.lane, 1, tail)
             frame.env = dict(outside.env)
             self._rows(frame, invariant)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from polyfuse.ir.kernel import Section
 from polyfuse.ir.statements import IndexValue, Load, Statement, Store
 from polyfuse.symbolic import IndexLike, axis, bounds, coefficient, free_axes
+from polyfuse_cpp.cuts.residues import MOST_RESIDUES
 from polyfuse_cpp.facts import Facts
-from polyfuse_cpp.loops.residues import MOST_RESIDUES
 from polyfuse_cpp.loops.scope import InterleavedStores
 from polyfuse_cpp.tiling import Plan
 

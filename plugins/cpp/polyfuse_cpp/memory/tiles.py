@@ -61,7 +61,7 @@ class TiledText(StageText):
             out.line(f"const i64 {side}_e = index_min({side}_a + {deep}, {index_text(sizes[plan.tile])});")
             out.line(f"const i64 {lane}_e = index_min({lane}_a + {long}, {index_text(sizes[plan.lane])});")
             self._odometer(plan.axes[:-2], "item / over / down")
-            outside = self._frame(plan.lane)
+            outside = self.frame(plan.lane)
             invariant = outside.emit_invariants(facts.statements, {plan.lane, plan.tile, *facts.raxes})
             loops = [
                 f"for (i64 {side}_b = {side}_a; {side}_b < {side}_e; {side}_b += {lanes})",
@@ -111,7 +111,7 @@ class TiledText(StageText):
             out.line(f"#pragma GCC unroll {plan.lanes}")
         with out.block(f"for (int k = 0; k < {'m' if edge else plan.lanes}; ++k)"):
             out.line(f"const i64 {side} = {side}_b + k;")
-            frame = self._frame(plan.lane, 1, tail)
+            frame = self.frame(plan.lane, 1, tail)
             frame.env, frame.tiles = dict(outside.env), transposed.tiles
             emit_sections(plan, frame, invariant)
         for line in transposed.after:

@@ -128,6 +128,7 @@ def lgamma(x: Value) -> Value:
         *(0.082144795939639775, -0.0073640099832531563, 0.00044749809885089416),
     )
     y = hl.select(x < d(0.0), d(1.1447298858494002) - hl.log(s) - y, y)
+    y = hl.select(equal(x, d(1.0)) | equal(x, d(2.0)), d(0.0), y)
     y = hl.select(equal(x, d(0.0)) | is_inf(x), d(INF), y)
     return narrowed(hl.select(is_nan(x), x, y), kind)
 

@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.ops import CHECK_MODE
-from polyfuse.ir.statements import Load, Statement, Store, indices, statement, with_index, with_names
+from polyfuse.ir.statements import Load, Statement, Store, indices, with_index, with_names
 from polyfuse.ir.types import DType
 from polyfuse.kit import is_multiple
-from polyfuse.symbolic import IndexLike, atoms, axis, bounds, coefficient, free_axes, substitute
+from polyfuse.symbolic import IndexLike, atoms, axis, coefficient, free_axes, substitute
+from polyfuse_cpp.cuts.copying import Copying
 from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.loops.order import used_early
 from polyfuse_cpp.memory.copies import moved_as_bits
 from polyfuse_cpp.tiling import Plan, choose_plan
 
-__all__ = ["MOST_RESIDUES", "planned"]
+__all__ = ["MOST_RESIDUES", "is_plain", "planned"]
 
 MOST_RESIDUES = 4
 """Residues into which an axis is cut at most: each is a copy of the kernel's statements."""
@@ -43,7 +44,7 @@ def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tu
     `lane_at` is the position of the lane axis (the first is 1); zero, and an `unroll` of zero, leave the
     choice to `tiling.choose_plan`.
     """
-    facts = Facts.of(moved_as_bits(kernel))
+    facts = Facts.of(used_early(moved_as_bits(kernel)))
     side = _side_by_side(facts, lanes) if lanes > 1 and not lane_at else None
     if side is not None:
         apart, lane = side
@@ -63,7 +64,7 @@ def _by_residue(facts: Facts, plan: Plan) -> Facts | None:
     kernel = facts.kernel
     if not plan.lane or plan.across or plan.tile or facts.raxes or kernel.row_buffers:
         return None
-    if facts.hints[plan.lane] < plan.lanes or not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
+    if facts.hints[plan.lane] < plan.lanes or not all(is_plain(a.stmt, facts) for a in facts.all_accesses):
         return None
     stores = [a for a in facts.all_accesses if a.is_store and a.mode != CHECK_MODE]
     if any(coefficient(a.index, plan.lane) != 1 for a in stores):
@@ -83,7 +84,7 @@ def _side_by_side(facts: Facts, lanes: int) -> tuple[Facts, str] | None:
     kernel = facts.kernel
     if facts.raxes or kernel.row_buffers or any(part.looped for part in kernel.sections):
         return None
-    if not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
+    if not all(is_plain(a.stmt, facts) for a in facts.all_accesses):
         return None
     most = min(MOST_RESIDUES, _MOST_STATEMENTS // max(1, len(facts.statements)))
     for short in facts.axes:
@@ -114,7 +115,7 @@ def _is_interleaved(facts: Facts, short: str, size: int, lane: str) -> bool:
     return all(stores) or (near and any(loads))
 
 
-def _is_plain(stmt: Load | Store, facts: Facts) -> bool:
+def is_plain(stmt: Load | Store, facts: Facts) -> bool:
     """Whether an access is a load of what nothing writes, or a store to one position without a condition."""
     if isinstance(stmt, Load):
         return stmt.buffer not in facts.written
@@ -141,20 +142,12 @@ def _divisor(indices: Iterable[IndexLike], lane: str) -> int:
     return found
 
 
-@dataclass
-class _Cut:
+class _Cut(Copying):
     """One kernel being cut along an axis; `whole`: nothing of the axis is left."""
 
-    facts: Facts
-    lane: str
-    residues: int
-    whole: bool = False
-    body: list[Statement] = field(default_factory=list)
-    made: dict[tuple[object, ...], str] = field(default_factory=dict)
-    numbers: dict[str, IndexLike] = field(default_factory=dict)
-    answers: dict[str, bool] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, facts: Facts, lane: str, residues: int, whole: bool = False) -> None:
+        super().__init__()
+        self.facts, self.lane, self.residues, self.whole = facts, lane, residues, whole
         self.position = self.facts.axes.index(self.lane)
         self.size = self.facts.sizes[self.lane]
         steps = (self.size + self.residues - 1) // self.residues
@@ -191,12 +184,12 @@ class _Cut:
         if isinstance(copy, Store):
             inside = self._inside(residue)
             if inside and copy.mask is not None:
-                inside = self._value("bitwise_and", (copy.mask, inside), DType.bool)
+                inside = self.value("bitwise_and", (copy.mask, inside), DType.bool)
             return replace(copy, mask=inside or copy.mask)
         if isinstance(copy, Load):
             name = self._load(copy, residue)
         else:
-            name = self._value(copy.op, args, copy.dtype, copy.payload)
+            name = self.value(copy.op, args, copy.dtype, copy.payload)
         names[stmt.targets[0]] = name
         return None
 
@@ -209,74 +202,20 @@ class _Cut:
             return ""
         if isinstance(self.size, int) and residue < self.size % self.residues:
             return ""
-        here = self._value("index", (), DType.i64, self.axis * self.residues + residue)
-        end = self._value("index", (), DType.i64, self.size)
-        return self._value("lt", (here, end), DType.bool)
+        here = self.value("index", (), DType.i64, self.axis * self.residues + residue)
+        end = self.value("index", (), DType.i64, self.size)
+        return self.value("lt", (here, end), DType.bool)
 
     def _load(self, stmt: Load, residue: int) -> str:
         """A load of one residue: nothing beyond the axis, and no condition that is known."""
         position, mask, other = stmt.indirect, stmt.mask or "", stmt.other or ""
         inside = self._inside(residue) if self._varies(stmt.index, position) else ""
         if inside:
-            mask = self._value("bitwise_and", (mask, inside), DType.bool) if mask else inside
-            other = other or self._constant(0, stmt.dtype)
-        if self.answers.get(mask) is False:
-            return other
-        if self.answers.get(mask, not mask):
-            return self._value("load", position, stmt.dtype, stmt.payload._replace(masked=False))
-        return self._value("load", (*position, mask, other), stmt.dtype, stmt.payload._replace(masked=True))
+            mask = self.value("bitwise_and", (mask, inside), DType.bool) if mask else inside
+            other = other or self.constant(0, stmt.dtype)
+            stmt = replace(stmt, mask=mask, other=other)
+        return self.load(stmt)
 
     def _varies(self, index: IndexLike, position: tuple[str, ...]) -> bool:
         """Whether an access depends on the axis; where data say, it might."""
         return bool(position) or f"{self.lane}q" in free_axes(index)
-
-    # Values, each written once.
-
-    def _constant(self, value: int | bool, dtype: DType) -> str:
-        exact = bool(value) if dtype is DType.bool else float(value) if dtype.is_float else value
-        return self._value("const", (), dtype, exact)
-
-    def _value(self, op: str, args: tuple[str, ...], dtype: DType, payload: Any = None) -> str:
-        """The name of a value: a known one where it is computed already, or is decided."""
-        known = self._decided(op, args)
-        if known is not None:
-            return known
-        key = (op, args, dtype, type(payload), repr(payload))
-        if key not in self.made:
-            name = f"v{len(self.made) + 1}"
-            self.made[key] = name
-            self.body.append(statement(op, (name,), args, dtype, payload))
-            if op == "index" or (op == "const" and dtype is DType.i64):
-                self.numbers[name] = payload
-            if op == "const" and dtype is DType.bool:
-                self.answers[name] = bool(payload)
-        return self.made[key]
-
-    def _decided(self, op: str, args: tuple[str, ...]) -> str | None:
-        """The name of what a value is known to be."""
-        if op in ("bitwise_and", "bitwise_or"):
-            for known, other in (args, args[::-1]):
-                if known in self.answers:
-                    return other if self.answers[known] is (op == "bitwise_and") else known
-        if op == "where" and args[0] in self.answers:
-            return args[1] if self.answers[args[0]] else args[2]
-        if len(args) == 2 and args[0] in self.numbers and args[1] in self.numbers:
-            answer = _compare(op, self.numbers[args[0]] - self.numbers[args[1]])
-            if answer is not None:
-                return self._constant(answer, DType.bool)
-        return None
-
-
-def _compare(op: str, difference: IndexLike) -> bool | None:
-    """What a comparison says of two numbers with some difference; None where it is not always the same."""
-    low, high = bounds(difference)
-    below, above = high is not None and high < 0, low is not None and low > 0
-    if op in ("lt", "ge"):
-        at_least = low is not None and low >= 0
-        return (op == "lt") if below else (op == "ge") if at_least else None
-    if op in ("gt", "le"):
-        at_most = high is not None and high <= 0
-        return (op == "gt") if above else (op == "le") if at_most else None
-    if op in ("eq", "ne"):
-        return (op == "ne") if below or above else (op == "eq") if low == high == 0 else None
-    return None

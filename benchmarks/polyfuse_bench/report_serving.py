@@ -1,0 +1,44 @@
+"""The section of docs/performance.md on the start of a serving process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyfuse_bench.report_text import facts, markdown, place, time_text, title
+from polyfuse_bench.serving import PARTS, total
+
+__all__ = ["serving_section"]
+
+_TITLES = {"package": "Polyfuse, from a package"}
+
+
+def serving_section(content: dict[str, Any]) -> list[str]:
+    """CPU time of each part of a start, and what of it the first answer takes beside Inductor."""
+    table = []
+    for row in content["rows"]:
+        starts = row["starts"]
+        for name, samples in starts.items():
+            ratio = ""
+            if name not in ("eager", "inductor") and {"eager", "inductor"} <= set(starts):
+                added, theirs = (total(starts[side]) - total(starts["eager"]) for side in (name, "inductor"))
+                ratio = f"{added / theirs:.2f}×"
+            cells = [time_text(total(samples, (part,))) for part in PARTS]
+            whole = time_text(total(samples))
+            table.append(
+                [f"{row['name']}, {row['size']}", _TITLES.get(name, title(name)), *cells, whole, ratio]
+            )
+    return [
+        f"## Start of a serving process{place(content)}",
+        "",
+        "CPU time from the first instruction of a process to its second answer, with caches that an earlier",
+        "process filled: the process and all that it starts, one thread, medians. *model*: `transformers` is",
+        "imported, the model built, called once in eager mode and given to `torch.compile`, which imports",
+        "the backend; from a package, only that is loaded.",
+        "*Dynamo alone*: Dynamo captures the graph, which then runs as it is; no backend can take less.",
+        "*of Inductor's*: what is added to the whole start in eager mode, beside what Inductor adds. What",
+        "Dynamo imports is counted where it is imported first: with Polyfuse, or by `torch.compile`.",
+        "",
+        *facts(content),
+        *markdown(["network", "by", *PARTS, "whole", "of Inductor's"], table),
+        "",
+    ]

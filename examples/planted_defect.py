@@ -1,0 +1,13 @@
+"""A backend that comes with Polyfuse is wrong in one way, and the option `check` reports it."""
+
+# begin: lying
+import torch
+
+from polyfuse.testing.lying.installed import installed
+
+x = torch.randn(4, 8)
+model = torch.nn.Softmax(-1)
+with installed():
+    options = {"backends": ["lying"], "lying.backend": "cpp", "lying.defect": "stale-row", "check": "first"}
+    y = torch.compile(model, backend="polyfuse", options=options)(x)
+torch.testing.assert_close(y, model(x))

@@ -1,0 +1,1 @@
+"""Kernels whose axes are cut into parts, each with statements of its own."""

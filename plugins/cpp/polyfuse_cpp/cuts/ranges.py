@@ -1,0 +1,225 @@
+"""Kernels whose axes are cut into ranges, in each of which comparisons of positions are decided.
+
+A padded tensor is ``in[p - 3] if 3 <= p < 59 else 0``, or ``in[min(max(p - 3, 0), 55)]``; parts that are
+joined, rolled or mirrored are alike. Evaluated at each point, that is a mask and a gather. Cut at 3 and at 59
+the middle is a copy of contiguous memory, and each margin is a few elements. Lanes run along each range of
+their axis, one range after the other in every row, so that a line of memory is written once; on other axes a
+row branches to the ranges that it lies in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations as pairs
+from itertools import islice
+
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.ops import CHECK_MODE
+from polyfuse.ir.statements import (
+    Compute,
+    Constant,
+    IndexValue,
+    Load,
+    Store,
+    indices,
+    with_index,
+    with_names,
+)
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import (
+    IndexLike,
+    atoms,
+    axis,
+    axis_name,
+    coefficient,
+    free_axes,
+    is_nonnegative,
+    substitute,
+)
+from polyfuse_cpp.cuts.copying import Copying, needed
+from polyfuse_cpp.cuts.residues import is_plain
+from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.memory.tables import lane_tables
+from polyfuse_cpp.tiling import Plan
+
+__all__ = ["Range", "Ranges", "cut_into_ranges"]
+
+_MOST = 6
+"""Ranges of one axis."""
+
+_MOST_TURNS = 2
+"""How often a remainder begins anew, for the axis to be cut there."""
+
+_MOST_STATEMENTS = 600
+"""Statements of all ranges together, beyond which compiling them costs more than they save."""
+
+_ROWS = 32
+"""Rows from which on threads have enough of them to share, none of which is divided."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A part of an axis: where it begins, how long it is, and the name of its own axis."""
+
+    first: IndexLike
+    size: IndexLike
+    name: str
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """A kernel that is cut.
+
+    Attributes:
+        axes: the ranges of each axis that is cut, in order; the lane axis is the last one.
+        cells: what is known of the kernel of each combination of ranges, by their positions, and how it runs.
+        by_rows: whether every row runs through its ranges; otherwise there are few rows, only the lane axis
+            is cut, and threads share each range.
+    """
+
+    axes: Mapping[str, tuple[Range, ...]]
+    cells: Mapping[tuple[int, ...], tuple[Facts, Plan]]
+    by_rows: bool
+
+
+def cut_into_ranges(facts: Facts, plan: Plan) -> Ranges | None:
+    """The ranges of a kernel; None where there are none, or where rows are not run one by one."""
+    kernel = facts.kernel
+    if not plan.lane or plan.across or plan.tile or plan.along or plan.serial or plan.repeated:
+        return None
+    if facts.raxes or kernel.row_buffers or kernel.aliases or len(kernel.sections) != 1:
+        return None
+    if facts.hints[plan.lane] < plan.lanes or len(facts.statements) > _MOST_STATEMENTS:
+        return None
+    plain = (is_plain(a.stmt, facts) and a.mode != CHECK_MODE for a in facts.all_accesses)
+    if not all(plain) or lane_tables(facts, plan) is not None:
+        return None
+    found: dict[str, tuple[Range, ...]] = {}
+    cells: dict[tuple[int, ...], Kernel] = {(): kernel}
+    rows = facts.points(plan.axes[:-1])
+    for name in (plan.lane, *(reversed(plan.axes[:-1]) if rows >= _ROWS else ())):
+        parts = _ranges(kernel, name, facts.sizes[name], turns=name == plan.lane)
+        ranges = tuple(islice(parts, _MOST + 1))
+        if len(ranges) < 2 and name != plan.lane:
+            continue
+        cut = {
+            (number, *key): _cell(cell, name, part)
+            for key, cell in cells.items()
+            for number, part in enumerate(ranges)
+        }
+        statements = sum(len(cell.sections[0].body) for cell in cut.values())
+        if len(ranges) <= _MOST and statements <= _MOST_STATEMENTS:
+            found, cells = {name: ranges, **found}, cut
+        elif name == plan.lane:
+            return None
+    if len(cells) < 2:
+        return None
+    planned = {key: _planned(Facts.of(cell), plan, found) for key, cell in cells.items()}
+    return Ranges(found, planned, by_rows=rows >= _ROWS)
+
+
+def _planned(facts: Facts, plan: Plan, cut: Mapping[str, tuple[Range, ...]]) -> tuple[Facts, Plan]:
+    """How the kernel of a cell runs: as the whole does, or one point after the other where it is narrow."""
+    names = tuple(cut[a][0].name if a in cut else a for a in plan.axes)
+    size = facts.sizes[names[-1]]
+    if isinstance(size, int) and size < plan.lanes // 2:
+        return facts, replace(plan, axes=names, lane="", lanes=1, unroll=1)
+    return facts, replace(plan, axes=names, lane=names[-1])
+
+
+def _ranges(
+    kernel: Kernel, name: str, size: IndexLike, *, turns: bool, first: IndexLike = 0
+) -> Iterator[Range]:
+    """The ranges of an axis: it is cut where the answer of a comparison changes, and (`turns`) where the
+    larger of two indices does.
+    """
+    at = next((b for b in _breaks(kernel, name, turns) if _is_inside(b, size)), None)
+    if at is None:
+        yield Range(first, size, _own(name))
+        return
+    for start, length in ((0, at), (at, size - at)):
+        part = _cell(kernel, name, Range(start, length, name))
+        yield from _ranges(part, name, length, turns=turns, first=first + start)
+
+
+def _own(name: str) -> str:
+    """The name of a range's axis."""
+    return f"{name}r"
+
+
+def _is_inside(at: IndexLike, size: IndexLike) -> bool:
+    return is_nonnegative(at - 1) and is_nonnegative(size - at - 1)
+
+
+def _breaks(kernel: Kernel, name: str, turns: bool) -> Iterator[IndexLike]:
+    """Positions on an axis from which on a comparison may have another answer."""
+    numbers: dict[str, IndexLike] = {}
+    for stmt in kernel.sections[0].body:
+        match stmt:
+            case IndexValue() | Constant(dtype=DType.i64):
+                numbers[stmt.target] = stmt.payload
+            case Compute(op="lt" | "ge", args=(left, right)) if left in numbers and right in numbers:
+                yield from _sign_changes(numbers[left] - numbers[right], name)
+            case Compute(op="le" | "gt", args=(left, right)) if left in numbers and right in numbers:
+                yield from _sign_changes(numbers[left] - numbers[right] - 1, name)
+        if turns:
+            for index in indices(stmt):
+                yield from _turns(index, name)
+
+
+def _turns(index: IndexLike, name: str) -> Iterator[IndexLike]:
+    """Where the larger of two indices is another one, or a remainder begins anew."""
+    for atom in atoms(index):
+        if atom.kind in ("min", "max"):
+            for left, right in pairs(atom.args, 2):
+                yield from _sign_changes(left - right, name)
+        elif atom.kind == "mod":
+            value, by = atom.args
+            # one that begins anew many times is no shift
+            if is_nonnegative(value) and is_nonnegative((_MOST_TURNS + 1) * by - 1 - value):
+                for turn in range(1, _MOST_TURNS + 1):
+                    yield from _sign_changes(value - turn * by, name)
+
+
+def _sign_changes(index: IndexLike, name: str) -> Iterator[IndexLike]:
+    """The first position on an axis where an index has another sign (zero is positive) than before."""
+    step = coefficient(index, name)
+    if not isinstance(step, int) or step == 0 or free_axes(index) != (name,):
+        return
+    start = substitute(index, {name: 0})
+    if step == 1:
+        yield -start
+    elif step == -1:
+        yield start + 1
+    elif isinstance(start, int):
+        yield -(start // step) if step > 0 else start // -step + 1
+
+
+def _cell(kernel: Kernel, name: str, part: Range) -> Kernel:
+    """The kernel of a range of one axis."""
+    own = axis(part.name, part.size)
+    copying = Copying()
+    names: dict[str, str] = {}
+    for stmt in kernel.sections[0].body:
+        args = tuple(names[a] for a in stmt.args)
+        copy = with_index(
+            with_names(stmt, stmt.targets, args), lambda index: substitute(index, {name: own + part.first})
+        )
+        match copy:
+            case Store():
+                copying.store(copy)
+            case Load():
+                names[copy.target] = copying.load(copy)
+            case _:
+                names[copy.targets[0]] = copying.value(copy.op, args, copy.dtype, copy.payload)
+    axes = tuple(own if axis_name(a) == name else a for a in kernel.axes)
+    sections = needed((Section(False, tuple(copying.body)),))
+    made = replace(kernel, axes=axes, sections=sections)
+    if not kernel.size_hints:
+        return made
+    hint = Facts.of(kernel).example(part.size)
+    hints = tuple(
+        hint if axis_name(a) == part.name else old for a, old in zip(axes, kernel.size_hints, strict=True)
+    )
+    return replace(made, size_hints=hints)

@@ -1,0 +1,66 @@
+"""One stage of a kernel whose axes are cut into ranges: rows one by one, each of them range by range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyfuse.symbolic import product
+from polyfuse_cpp.cuts.ranges import Range, Ranges
+from polyfuse_cpp.loops.nest import emit_sections
+from polyfuse_cpp.loops.stage import StageText
+from polyfuse_cpp.memory.address import index_text
+
+__all__ = ["RangedText"]
+
+
+@dataclass
+class RangedText(StageText):
+    """The function that does a range of a kernel's rows."""
+
+    ranges: Ranges
+
+    def items_text(self) -> str:
+        """The number of rows, as text."""
+        return index_text(product(self.facts.sizes[a] for a in self.plan.axes[:-1]))
+
+    def _items(self) -> None:
+        outer = self.plan.axes[:-1]
+        self._odometer(outer, "begin")
+        with self.out.block("for (i64 item = begin; item < end; ++item)"):
+            self._branches(tuple(self.ranges.axes.items()), ())
+            self._advance(outer)
+
+    def _branches(self, axes: Sequence[tuple[str, tuple[Range, ...]]], cell: tuple[int, ...]) -> None:
+        """What is done in the ranges that a row lies in: of `axes`, and (`cell`) those of the axes before."""
+        (name, ranges), *inner = axes
+        out = self.out
+        for number, part in enumerate(ranges):
+            if not inner:
+                with out.block():
+                    self._range(part, (*cell, number))
+                continue
+            end = index_text(part.first + part.size)
+            test = f"if ({name} < {end})" if number + 1 < len(ranges) else ""
+            with out.block(f"{'else ' if number else ''}{test}"):
+                out.line(f"const i64 {part.name} = {name} - {_plain(index_text(part.first))};")
+                self._branches(inner, (*cell, number))
+
+    def _range(self, part: Range, cell: tuple[int, ...]) -> None:
+        """One range of one row."""
+        facts, plan = self.ranges.cells[cell]
+        text = StageText(facts, plan, self.out, self.features, self.name)
+        text.tables = None
+        size = index_text(part.size)
+        if plan.lane:
+            self.out.line(f"const i64 from = 0, to = {size};")
+            text.lane_range()
+            return
+        frame = text.frame(None)
+        done = frame.emit_invariants(facts.statements, {part.name})
+        with self.out.block(f"for (i64 {part.name} = 0; {part.name} < {size}; ++{part.name})"):
+            emit_sections(plan, frame.child(), done)
+
+
+def _plain(text: str) -> str:
+    return text if text.isidentifier() or text.isdigit() else f"({text})"

@@ -1,0 +1,41 @@
+"""Compiles functions as successive processes would; says what became of their graphs in the graph cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from new_process import as_in_a_new_process
+from polyfuse.cache.graphs import GraphCounts, graph_counts
+
+
+def compiled(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What a compiled function returns."""
+    dynamic = options.pop("dynamic", None)
+    options = {"strict": True, **options}
+    return torch.compile(function, backend="polyfuse", options=options, dynamic=dynamic)(*args)
+
+
+def again(function: Callable[..., Any], *args: Any, **options: Any) -> GraphCounts:
+    """What becomes of the graph of a function in a further process; the result is checked."""
+    as_in_a_new_process()
+    torch.testing.assert_close(compiled(function, *args, **options), function(*args), equal_nan=True)
+    return graph_counts()
+
+
+def check(function: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """A first process keeps the graph, a second one finds it."""
+    first, second = again(function, *args, **options), again(function, *args, **options)
+    assert (first.hits, first.misses, first.bypasses) == (0, 1, {})
+    assert (second.hits, second.misses, second.bypasses) == (1, 0, {})
+
+
+def differentiated(function: Callable[..., Any], *args: Any, **options: Any) -> GraphCounts:
+    """What becomes of a graph and of its backward in a further process; gradients are checked."""
+    as_in_a_new_process()
+    found = torch.autograd.grad(compiled(function, *args, **options).sum(), args)
+    expected = torch.autograd.grad(function(*args).sum(), args)
+    torch.testing.assert_close(found, expected)
+    return graph_counts()

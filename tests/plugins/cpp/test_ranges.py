@@ -1,0 +1,91 @@
+"""Axes that are cut where comparisons of positions change: margins, mirrored edges, rolled rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cpp_kernels import KernelBuilder, backend, compiled
+from polyfuse.ir.interpreter.interpret import run_kernel
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import IndexLike, maximum, minimum, symbol
+
+f32 = DType.f32
+pytestmark = pytest.mark.each_value
+ROWS = 5
+
+
+def padded(kind: str, size: IndexLike, rows: int = 40, dtype: DType = f32, hint: int = 0) -> KernelBuilder:
+    """A tensor [rows / 5, 5 + 3, size + 5] made of one of [rows / 5, 5, size] with margins."""
+    outer = rows // ROWS
+    k = KernelBuilder({"x0": outer, "x1": ROWS + 3, "x2": size + 5}, hints=(outer, 8, hint) if hint else ())
+    k.arg("a", dtype), k.out("o", dtype)
+    s = k.section()
+    y, x = k["x1"] - 1, k["x2"] - 3
+    zero = s.const(0.0, dtype)
+    if kind == "zeros":
+        inside = s.op(
+            "bitwise_and", s.op("ge", s.index(y), s.index(0)), s.op("lt", s.index(y), s.index(ROWS))
+        )
+        for test in (s.op("ge", s.index(x), s.index(0)), s.op("gt", s.index(size), s.index(x))):
+            inside = s.op("bitwise_and", inside, test)
+        value = s.load("a", (k["x0"] * ROWS + y) * size + x, mask=inside, other=zero)
+    else:
+        y = minimum(maximum(y, 0), ROWS - 1)
+        if kind == "edge":
+            x = minimum(maximum(x, 0), size - 1)
+        elif kind == "mirror":
+            away = size - 1 - maximum(x, -x)
+            x = size - 1 - maximum(away, -away)
+        else:
+            x = (x + size) % size
+        value = s.load("a", (k["x0"] * ROWS + y) * size + x)
+    s.store("o", (k["x0"] * (ROWS + 3) + k["x1"]) * (size + 5) + k["x2"], value)
+    if not isinstance(size, int):
+        k.size("s0")
+    return k
+
+
+def agrees(k: KernelBuilder, isa: str, width: int, rows: int, dtype: DType, *sizes: int) -> None:
+    """Whether a kernel stores what the interpreter stores, and nothing behind it."""
+    kernel = k.build()
+    values = torch.randn(rows * width).to(dtype.torch)
+    out = torch.randn(rows // ROWS * (ROWS + 3) * (width + 5)).to(dtype.torch)
+    wanted, fenced = out.clone(), torch.cat((out, out))
+    sized = [replace(a, numel=t.numel()) for a, t in zip(kernel.args, (values, wanted), strict=False)]
+    run_kernel(replace(kernel, args=(*sized, *kernel.args[2:])), [values, wanted, *sizes])
+    compiled(kernel, isa)(values, fenced[: out.numel()], *sizes)
+    assert torch.equal(fenced[: out.numel()], wanted)
+    assert torch.equal(fenced[out.numel() :], out)
+
+
+KINDS = ("zeros", "edge", "mirror", "wrap")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_margins_of_any_size(kind: str) -> None:
+    for rows in (40, 5):  # many rows, each range by range; few rows, each range by itself
+        for size in (4, 16, 37):
+            agrees(padded(kind, size, rows), "", size, rows, f32)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "sse"])
+def test_margins_on_other_vectors(isa: str) -> None:
+    for dtype in (DType.bf16, DType.f64, DType.u8):
+        agrees(padded("mirror", 21, 40, dtype), isa, 21, 40, dtype)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "edge"])
+def test_margins_of_a_size_that_is_not_known(kind: str) -> None:
+    for rows in (40, 5):
+        k = padded(kind, symbol("s0", 2), rows, hint=64)
+        for size in (2, 9, 50):
+            agrees(k, "", size, rows, f32, size)
+
+
+def test_the_middle_is_a_copy() -> None:
+    for kind in KINDS:
+        text = backend("avx2").emit(padded(kind, 37).build()).text
+        assert not any(word in text for word in ("load_masked", "where(", "gather(", "load_near"))
