@@ -99,6 +99,13 @@ def test_a_row_that_changes_later_stays() -> None:
     assert not record.decisions("repeat")
 
 
+def test_matrices_of_unknown_size_keep_the_row() -> None:
+    fn, args = REPEATED["rms norm"][0], arguments()
+    run, record = wide(fn, backend=Repeating, dynamic=True)
+    torch.testing.assert_close(run(*args), fn(*args))
+    assert not record.decisions("repeat")
+
+
 @pytest.mark.parametrize("longest", [0, DEPTH - 1])
 def test_rows_that_are_too_long_stay(longest: int) -> None:
     class Shorter(WideBackend):
