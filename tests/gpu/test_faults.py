@@ -96,7 +96,7 @@ def test_without_memory_for_a_recording_the_call_runs() -> None:
     expected = chain(x, w)
     run = torch.compile(chain, backend="polyfuse", dynamic=False, options={"device_graphs": True})
     same(run(x, w), expected)
-    # 300 MiB that a call finds and a recording, which has memory of its own, does not: a part of them is in use
+    # 300 MiB for the call, and none for a recording, whose memory is its own: a part of them is in use
     let_go()
     piece = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
     del piece
