@@ -70,8 +70,15 @@ def _compiled(task: Mapping[str, Any]) -> Callable[[], Any]:
     from polyfuse_bench.backends import compiled
 
     prepared = _prepared(task)
-    function = compiled(prepared.model, task["backend"])
-    return lambda: function(**prepared.inputs)
+    made: list[Any] = []
+
+    def call() -> Any:
+        # what imports a backend belongs to the answer, whichever backend it is
+        if not made:
+            made.append(compiled(prepared.model, task["backend"]))
+        return made[0](**prepared.inputs)
+
+    return call
 
 
 def _package(task: Mapping[str, Any]) -> dict[str, Any]:
