@@ -55,6 +55,23 @@ def test_reductions_of_large_tensors_stay_apart() -> None:
     assert operands(record) == [2, 2]
 
 
+def test_products_of_a_row_become_one_launch() -> None:
+    """Though each is larger than what a launch costs; four times that they are not."""
+    row, other = torch.randn(50), torch.randn(90, 50)
+    for rows, launches in ((70, 1), (90, 2)):
+        w, v = torch.randn(rows, 50), torch.randn(rows - 10, 50)
+
+        def products(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+            return [(m * x).sum(1) for m in (w, v)]
+
+        run_wide, record = wide(products)
+        torch.testing.assert_close(run_wide(row, w, v), products(row, w, v))
+        assert len(operands(record)) == launches
+    # what multiplies no row stays apart
+    run_wide, record = wide(lambda w, v: ((w * w).sum(1), (v * v).sum(1)))
+    assert len(run_wide(w, other[:70])) == 2 and len(operands(record)) == 2
+
+
 def test_parts_of_one_result_are_written_by_one_kernel() -> None:
     x, y = torch.randn(80, 50), torch.randn(80, 50)
     for dim in (0, 1):

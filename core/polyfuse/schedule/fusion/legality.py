@@ -310,7 +310,9 @@ def _loops_conflict(rules: Rules, first: Unit, second: Unit, match: Match, left:
     if rows < target.few_rows and length > target.long_row:
         return "there are too few parallel points to run several loops at each"
     limit = target.column_bytes
-    if limit and not second.is_reduction and _strip_bytes(rules, left, match.space, target.lanes) > limit:
+    if first.has_scan or second.is_reduction:
+        return ""  # what reads a scan's results does so in its loop
+    if limit and _strip_bytes(rules, left, match.space, target.lanes) > limit:
         return "columns so long leave the caches before a second loop reads them"
     return ""
 

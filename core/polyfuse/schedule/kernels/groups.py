@@ -7,13 +7,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from polyfuse.ir.expr import loads
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg, KernelPart
-from polyfuse.ir.nodes import Origin, Pointwise, Reduction
+from polyfuse.ir.nodes import Node, Origin, Pointwise, Reduction
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.score import nbytes
 from polyfuse.schedule.result import Call, Decision, Launch
-from polyfuse.symbolic import Index, IndexLike, atoms, substitute, symbol
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    atoms,
+    axis_name,
+    axis_size,
+    free_axes,
+    substitute,
+    symbol,
+)
 
 __all__ = ["group_launches"]
 
@@ -22,8 +32,10 @@ _FEW = 8
 _HELD = 1 << 20
 """Bytes of intermediate tensors that a group may hold at once where launches cost little."""
 
-_STREAMS = 4
-"""How many launches' worth of bytes a launch with reductions may read."""
+_PRODUCTS = 4
+"""How many launches' worth of bytes a product of a row and a matrix may read: where one such launch ends and
+the next begins, memory idles.
+"""
 
 Step = Launch | Call
 
@@ -95,13 +107,22 @@ def _is_able(step: Launch, context: ScheduleContext) -> bool:
     limit = context.target_info(step.backend, _device(step, context.graph)).launch_bytes
     if limit and not context.settings.horizontal_fusion:
         if not all(isinstance(node, Pointwise) for node in step.nodes):
-            # what is large and has loops of its own runs best alone; of the end of one launch and the begin
-            # of the next, when memory idles, such loops lose most
-            if any(isinstance(node, Reduction) for node in step.nodes):
-                limit *= _STREAMS
+            # what is large and has loops of its own runs best alone
+            if any(_multiplies_row(node) for node in step.nodes):
+                limit *= _PRODUCTS
             if nbytes(context.graph, (*step.reads, *step.writes), context.hint) > limit:
                 return False
     return bool(context.backends[step.backend].may_group(step.kernel))
+
+
+def _multiplies_row(node: Node) -> bool:
+    """Whether a node adds up products of a matrix and a row."""
+    if not isinstance(node, Reduction) or node.kind != "sum" or len(node.raxes) != 1:
+        return False
+    outer = {axis_name(a) for a in node.axes if axis_size(a) != 1}
+    inside = axis_name(node.raxes[0])
+    along = [names for item in loads(*node.values) if inside in (names := set(free_axes(item.index)))]
+    return any(outer <= names for names in along) and any(outer.isdisjoint(names) for names in along)
 
 
 def _levels(launches: Sequence[Launch], roots: Mapping[str, str]) -> list[int]:
