@@ -2,8 +2,9 @@
 come back after FRESH others, when kernels are found in the store and libraries are loaded again. What torch
 keeps of compiled functions is reset every 40, as in a program that would reach the limit of recompilations.
 
-Usage: recompiling.py COUNT [FRESH [EVERY]]. Every EVERY recompilations a line of JSON says what the process
-holds, before garbage is looked for by hand; at the end `right`, if each result was eager mode's.
+Usage: recompiling.py COUNT [FRESH [EVERY]]. Every EVERY recompilations garbage is collected (between them, as
+Python does by itself), and a line of JSON says what the process holds; at the end `right`, if each result was
+eager mode's.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def main() -> None:
     for number in range(count):
         recompile(number, fresh)
         if (number + 1) % every == 0:
+            gc.collect()
             line = {"recompilations": number + 1, "seconds": round(time.monotonic() - start), **held()}
             print(json.dumps(line), flush=True)
     print("right")

@@ -14,8 +14,8 @@ class Layer(nn.Module):
 
     def __init__(self, width: int, dtype: torch.dtype, norm: type[nn.Module]) -> None:
         super().__init__()
-        sizes = {"q": (width, 512), "k": (width, 256), "o": (512, width), "gate": (width, 384)}
-        sizes |= {"up": (width, 384), "down": (384, width)}
+        sizes = {"q": (width, 256), "k": (width, 384), "o": (256, width), "gate": (width, 256)}
+        sizes |= {"up": (width, 256), "down": (256, width)}
         for name, (a, b) in sizes.items():
             setattr(self, name, nn.Linear(a, b, bias=False))
         self.norm, self.norm2 = norm(width), norm(width)
