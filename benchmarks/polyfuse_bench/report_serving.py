@@ -21,7 +21,7 @@ def serving_section(content: dict[str, Any]) -> list[str]:
             ratio = ""
             if name not in ("eager", "inductor") and {"eager", "inductor"} <= set(starts):
                 added, theirs = (total(starts[side]) - total(starts["eager"]) for side in (name, "inductor"))
-                ratio = f"{added / theirs:.2f}×"
+                ratio = f"{added / theirs:.2f}×" if added > 0 else "below eager"
             cells = [time_text(total(samples, (part,))) for part in PARTS]
             whole = time_text(total(samples))
             table.append(
@@ -32,9 +32,9 @@ def serving_section(content: dict[str, Any]) -> list[str]:
         "",
         "CPU time from the first instruction of a process to its second answer, with caches that an earlier",
         "process filled: the process and all that it starts, one thread, medians. *model*: `transformers` is",
-        "imported, the model built, called once in eager mode and given to `torch.compile`, which imports",
-        "the backend; from a package, only that is loaded.",
-        "*Dynamo alone*: Dynamo captures the graph, which then runs as it is; no backend can take less.",
+        "imported, the model built and called once in eager mode; from a package, only that is loaded.",
+        "`torch.compile` and the backend that it imports belong to the first answer. *Dynamo alone*: Dynamo",
+        "captures the graph, which then runs as it is.",
         "*of Inductor's*: what is added to the whole start in eager mode, beside what Inductor adds. What",
         "Dynamo imports is counted where it is imported first: with Polyfuse, or by `torch.compile`.",
         "",
