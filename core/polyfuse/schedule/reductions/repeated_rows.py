@@ -90,6 +90,8 @@ class _Rows:
     _readers: dict[str, list[int]] = field(init=False)
     _fixed: set[str] = field(init=False)
     _normalised: dict[tuple[str, IndexLike], Pointwise | None] = field(init=False)
+    # of a node by its identity: the nodes of a graph are looked through once for each row
+    _read: dict[int, tuple[Node, tuple[str, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._look()
@@ -104,8 +106,14 @@ class _Rows:
         self._writers = {name: i for i, node in enumerate(graph.nodes) for name in node.writes()}
         self._readers, self._normalised = {}, {}
         for i, node in enumerate(graph.nodes):
-            for name in reads(node):
+            for name in self._reads(node):
                 self._readers.setdefault(name, []).append(i)
+
+    def _reads(self, node: Node) -> tuple[str, ...]:
+        found = self._read.get(id(node))
+        if found is None:
+            found = self._read[id(node)] = node, reads(node)
+        return found[1]
 
     def rows(self) -> list[str]:
         """Buffers that may be rows, or a number that was made of one."""
@@ -174,7 +182,7 @@ class _Rows:
         node = None if at is None or name not in self._fixed else self.graph.nodes[at]
         if not isinstance(node, (Pointwise, Reduction)):
             return None
-        return node if all(n in self._fixed for n in reads(node)) else None
+        return node if all(n in self._fixed for n in self._reads(node)) else None
 
     def sum_of_row(self, name: str, length: IndexLike) -> Reduction | None:
         """The reduction of a row of some length that makes a buffer of one element."""
@@ -194,7 +202,7 @@ class _Rows:
         node = self.writer(name)
         if not isinstance(node, Pointwise) or product(node.sizes) not in (1, length):
             return None
-        behind = any(self.sum_of_row(n, length) or self.normalised(n, length) for n in reads(node))
+        behind = any(self.sum_of_row(n, length) or self.normalised(n, length) for n in self._reads(node))
         return node if behind and node.index == flat_index(node.axes) else None
 
 
