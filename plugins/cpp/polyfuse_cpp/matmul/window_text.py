@@ -132,5 +132,6 @@ class WindowText(OperandText):
             with out.block("for (i64 row = 0; row < rows_here; ++row)"):
                 self._start(self.operand.axes, "row_from + row")
                 add = f"matmul_tile<1, {vectors}, {self.kind}, 1, 1, false, 0>({self.window.address}, "
-                add += f"{columns} + k * {following}, {following}, count, sum + row * {vectors * self.lanes}, false);"
+                add += f"{columns} + k * {following}, {following}, count, "
+                add += f"sum + row * {vectors * self.lanes}, false);"
                 self._runs(add)
