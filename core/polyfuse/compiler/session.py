@@ -15,6 +15,7 @@ import torch
 from polyfuse.base import log
 from polyfuse.base.code import code_digest
 from polyfuse.cache import KernelStore
+from polyfuse.frontend.graph import ChannelsLast
 from polyfuse.plugin import Backend, Config, Extensions, PluginManager, TargetInfo
 from polyfuse.plugin.hooks.registry import generation
 from polyfuse.plugin.session.discovery import find_candidates
@@ -106,19 +107,24 @@ class CompileSession:
             return backend.target_info(device)
         return TargetInfo()
 
-    def wants_channels_last(self, value: torch.Tensor, training: bool) -> bool:
-        """Whether a convolution of `value` gets its channels last, in a graph with gradients or without."""
-        if self.settings.channels_last != "auto":
-            return self.settings.channels_last == "on"
-        # gradients gain less than bringing those of the weights into the layout of the weights costs
+    def wants_channels_last(self, value: torch.Tensor, training: bool) -> ChannelsLast:
+        """Which operands of a convolution of `value` get their channels last, in a graph with gradients or
+        without.
+        """
         device = value.device.type
-        if training:
-            return False
-        info, single = self.target_info(device), value.dtype == torch.float32
+        info, option = self.target_info(device), self.settings.channels_last
+        last = ChannelsLast.ALL if info.channels_last_weights else ChannelsLast.ACTIVATIONS
+        if option != "auto":
+            return last if option == "on" else ChannelsLast.NONE
+        # where libraries want weights as they are, gradients gain less than bringing those of the weights into
+        # their layout costs
+        if training and not info.channels_last_weights:
+            return ChannelsLast.NONE
+        single = value.dtype == torch.float32
         if single and info.channels_last_f32 and self.settings.numerics == "fast":
-            return True
+            return last
         narrow = value.dtype.itemsize == 2 or (single and device_of(device).rounds("convolutions"))
-        return narrow and info.channels_last
+        return last if narrow and info.channels_last else ChannelsLast.NONE
 
     def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:
         """Prepare to build kernels for a graph of so many operators on these types of device, unless it was

@@ -25,6 +25,7 @@ from polyfuse.frontend.decompositions.forced import (
 from polyfuse.torch_compat.tracing import aot, decomp, dynamo
 
 if TYPE_CHECKING:
+    from polyfuse.frontend.graph import WantsChannelsLast
     from polyfuse.base.settings import Settings
     from polyfuse.frontend.graph import InnerCompiler
     from polyfuse.frontend.rewrites.passes import MoreRewrites
@@ -44,12 +45,12 @@ def compile_graph(
     inner: InnerCompiler,
     settings: Settings,
     more: MoreRewrites | None = None,
-    channels_last: Callable[[torch.Tensor, bool], bool] | None = None,
+    channels_last: WantsChannelsLast | None = None,
     lookup: Lookup | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
     graph. `more` are rewrites that run after those of this package; `channels_last` says of the operand of a
-    convolution, and of whether gradients are needed, whether its channels should come last. `lookup` gives
+    convolution, and of whether gradients are needed, what should have its channels last. `lookup` gives
     the graph's entry in the graph cache.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.

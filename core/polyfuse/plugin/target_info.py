@@ -52,6 +52,8 @@ class TargetInfo:
             operands torch lets them round to TF32, faster on tensors in the channels-last layout. They get
             such tensors then, unless gradients are needed.
         channels_last_f32: the same of convolutions in f32.
+        channels_last_weights: whether those libraries want their weights so, too, and compute gradients faster
+            then.
         depthwise_loops: whether the backend's loops over convolutions of f32 with channels last, small
             windows and one, two or four channels for each result are faster than libraries.
         loops_by_ranges: whether the backend cuts loops where comparisons of their positions change. A tensor
@@ -99,6 +101,7 @@ class TargetInfo:
     alignment: int = 0
     channels_last: bool = False
     channels_last_f32: bool = False
+    channels_last_weights: bool = False
     depthwise_loops: bool = False
     separate_gemm_add: bool = False
     separate_convolution_bias: bool = False

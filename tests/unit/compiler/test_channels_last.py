@@ -9,6 +9,7 @@ from torch import nn
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import CompileSession, session_for
+from polyfuse.frontend.graph import ChannelsLast
 from polyfuse.plugin import Device, TargetInfo
 
 
@@ -46,7 +47,7 @@ def test_single_precision_wants_it_where_it_may_be_rounded(
     monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=True))
     monkeypatch.setattr(Device, "rounds", lambda self, what: rounded and what == "convolutions")
     value = torch.empty(1, device="meta")
-    assert session_for(Settings()).wants_channels_last(value, False) is rounded
+    assert session_for(Settings()).wants_channels_last(value, False) == rounded
     assert not session_for(Settings()).wants_channels_last(value, True)
     assert not session_for(Settings()).wants_channels_last(value.double(), False)
 
@@ -83,4 +84,16 @@ def test_the_backend_is_asked_unless_the_option_says(
 ) -> None:
     monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=info))
     session = session_for(Settings(channels_last=option))
-    assert session.wants_channels_last(torch.empty(1, dtype=dtype), training) is wanted
+    assert session.wants_channels_last(torch.empty(1, dtype=dtype), training) == wanted
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_libraries_that_want_weights_so_get_them_in_training_too(
+    monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    info = TargetInfo(channels_last=True, channels_last_weights=True)
+    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: info)
+    value = torch.empty(1, dtype=torch.bfloat16)
+    assert session_for(Settings()).wants_channels_last(value, training) is ChannelsLast.ALL
+    assert not session_for(Settings()).wants_channels_last(value.double(), training)
+    assert not session_for(Settings(channels_last="off")).wants_channels_last(value, training)
