@@ -5,6 +5,7 @@ again.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -34,6 +35,11 @@ __all__ = ["CompileSession", "autotuned_problems", "forget_sessions", "session_f
 
 # About as many operators of a captured graph become one kernel.
 _OPERATORS_PER_KERNEL = 8
+
+
+# Windows, in elements, of depthwise convolutions up to which libraries compute gradients in single precision
+# as fast with channels last; those of larger ones take two and a half times as long (7x7, H100).
+_DEPTHWISE_WINDOW = 25
 
 
 class CompileSession:
@@ -107,7 +113,7 @@ class CompileSession:
             return backend.target_info(device)
         return TargetInfo()
 
-    def wants_channels_last(self, value: torch.Tensor, training: bool) -> ChannelsLast:
+    def wants_channels_last(self, value: torch.Tensor, weight: torch.Tensor, training: bool) -> ChannelsLast:
         """Which operands of a convolution of `value` get their channels last, in a graph with gradients or
         without.
         """
@@ -116,14 +122,17 @@ class CompileSession:
         last = ChannelsLast.ALL if info.channels_last_weights else ChannelsLast.ACTIVATIONS
         if option != "auto":
             return last if option == "on" else ChannelsLast.NONE
-        # where libraries want weights as they are, gradients gain less than bringing those of the weights into
-        # their layout costs
+        # where libraries want weights as they are, gradients gain less than bringing those of the weights
+        # into their layout costs
         if training and not info.channels_last_weights:
             return ChannelsLast.NONE
         single = value.dtype == torch.float32
         if single and info.channels_last_f32 and self.settings.numerics == "fast":
             return last
-        narrow = value.dtype.itemsize == 2 or (single and device_of(device).rounds("convolutions"))
+        rounded = single and device_of(device).rounds("convolutions")
+        if training and rounded and _has_large_depthwise_window(weight):
+            return ChannelsLast.NONE
+        narrow = value.dtype.itemsize == 2 or rounded
         return last if narrow and info.channels_last else ChannelsLast.NONE
 
     def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:
@@ -189,3 +198,9 @@ def forget_sessions() -> None:
     """Drop all sessions, so that plugins are discovered and options read anew."""
     with _LOCK:
         _SESSIONS.clear()
+
+
+def _has_large_depthwise_window(weight: torch.Tensor) -> bool:
+    channels, *window = weight.shape[1:]
+    sizes = [size for size in (channels, *window) if isinstance(size, int)]
+    return len(sizes) == weight.dim() - 1 and channels == 1 and math.prod(window) > _DEPTHWISE_WINDOW

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch.fx import GraphModule
 
 from polyfuse.frontend.decompositions.decompose import decomposition_table
@@ -25,9 +24,8 @@ from polyfuse.frontend.decompositions.forced import (
 from polyfuse.torch_compat.tracing import aot, decomp, dynamo
 
 if TYPE_CHECKING:
-    from polyfuse.frontend.graph import WantsChannelsLast
     from polyfuse.base.settings import Settings
-    from polyfuse.frontend.graph import InnerCompiler
+    from polyfuse.frontend.graph import InnerCompiler, WantsChannelsLast
     from polyfuse.frontend.rewrites.passes import MoreRewrites
     from polyfuse.frontend.traced import Traced
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
@@ -49,9 +47,9 @@ def compile_graph(
     lookup: Lookup | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
-    graph. `more` are rewrites that run after those of this package; `channels_last` says of the operand of a
-    convolution, and of whether gradients are needed, what should have its channels last. `lookup` gives
-    the graph's entry in the graph cache.
+    graph. `more` are rewrites that run after those of this package; `channels_last` says of the activation
+    and the weight of a convolution, and of whether gradients are needed, what should have its channels last.
+    `lookup` gives the graph's entry in the graph cache.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """

@@ -28,8 +28,9 @@ class ChannelsLast(enum.IntEnum):
     """Its weight, too."""
 
 
-WantsChannelsLast: TypeAlias = Callable[[torch.Tensor, bool], ChannelsLast]
-"""From the operand of a convolution, and whether gradients are needed, to what has its channels last."""
+WantsChannelsLast: TypeAlias = Callable[[torch.Tensor, torch.Tensor, bool], ChannelsLast]
+"""From the activation and the weight of a convolution, and whether gradients are needed, to what has its
+channels last."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -47,9 +47,12 @@ _BY_STRIDES: Final = (
 """Operators whose result depends on the strides of an operand."""
 
 
-def spread_channels_last(module: GraphModule, wants: Callable[[torch.Tensor], ChannelsLast]) -> int:
-    """Lay out a graph for convolutions with channels last, for those activations and with those operands that
-    `wants` says.
+_Wants: TypeAlias = Callable[[torch.Tensor, torch.Tensor], ChannelsLast]
+
+
+def spread_channels_last(module: GraphModule, wants: _Wants) -> int:
+    """Lay out a graph for convolutions with channels last: those operands that `wants` says of the activation
+    and the weight of each.
 
     Returns:
         how many convolutions and gradients of convolutions read such tensors now.
@@ -65,13 +68,13 @@ def spread_channels_last(module: GraphModule, wants: Callable[[torch.Tensor], Ch
     return walk.changed
 
 
-def _layout(node: Node, wants: Callable[[torch.Tensor], ChannelsLast]) -> ChannelsLast:
+def _layout(node: Node, wants: _Wants) -> ChannelsLast:
     if node.op != "call_function" or node.target not in _ACTIVATIONS:
         return ChannelsLast.NONE
-    value = tensor_value(node.args[0])
-    if value is None or value.dim() not in _FORMATS or not value.is_floating_point():
+    value, weight = tensor_value(node.args[0]), tensor_value(node.args[_WEIGHTS[node.target]])
+    if value is None or weight is None or value.dim() not in _FORMATS or not value.is_floating_point():
         return ChannelsLast.NONE
-    return wants(value)
+    return wants(value, weight)
 
 
 def _groups(node: Node) -> Any:
