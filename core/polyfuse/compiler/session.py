@@ -37,9 +37,10 @@ __all__ = ["CompileSession", "autotuned_problems", "forget_sessions", "session_f
 _OPERATORS_PER_KERNEL = 8
 
 
-# Windows, in elements, of depthwise convolutions up to which libraries compute gradients in single precision
-# as fast with channels last; those of larger ones take two and a half times as long (7x7, H100).
-_DEPTHWISE_WINDOW = 25
+# Largest windows, in elements, of depthwise convolutions for which libraries have kernels with channels last:
+# of any in 16 bits, and of gradients in single precision. Beyond, they take 1.5 to 6 times as long (H100).
+_DEPTHWISE_WINDOW = 49
+_DEPTHWISE_GRADIENT_WINDOW = 25
 
 
 class CompileSession:
@@ -130,7 +131,8 @@ class CompileSession:
         if single and info.channels_last_f32 and self.settings.numerics == "fast":
             return last
         rounded = single and device_of(device).rounds("convolutions")
-        if training and rounded and _has_large_depthwise_window(weight):
+        limit = _DEPTHWISE_GRADIENT_WINDOW if single and training else _DEPTHWISE_WINDOW
+        if _depthwise_window(weight) > limit:
             return ChannelsLast.NONE
         narrow = value.dtype.itemsize == 2 or rounded
         return last if narrow and info.channels_last else ChannelsLast.NONE
@@ -200,7 +202,8 @@ def forget_sessions() -> None:
         _SESSIONS.clear()
 
 
-def _has_large_depthwise_window(weight: torch.Tensor) -> bool:
+def _depthwise_window(weight: torch.Tensor) -> int:
+    """Elements of the window of a depthwise convolution; 0 of others, and where sizes are not known."""
     channels, *window = weight.shape[1:]
-    sizes = [size for size in (channels, *window) if isinstance(size, int)]
-    return len(sizes) == weight.dim() - 1 and channels == 1 and math.prod(window) > _DEPTHWISE_WINDOW
+    known = all(isinstance(size, int) for size in (channels, *window))
+    return math.prod(window) if known and channels == 1 else 0

@@ -66,9 +66,9 @@ class TargetInfo:
         separate_gemm_add: whether a library's GEMM and an addition in the kernels that read the sum are
             faster than the library's sum of both. Where no kernel reads it, the library adds; so it does with
             a bias for numbers of 16 bits or fewer, which its kernels add in their epilogue.
-        separate_convolution_bias: whether the library's convolutions add a bias by a pass of their own, and sum
-            its gradient by another. It is added by the kernels that read the convolution's result instead, and
-            its gradient is a sum that kernels take in.
+        separate_convolution_bias: whether the library's convolutions add a bias by a pass of their own, and
+            sum its gradient by another. Kernels that read a convolution's result add the bias instead, and
+            the gradient's sum is fused.
         scans_look_back: whether the backend itself spreads long contiguous scans of few rows over the device
             (decoupled look-back). They are not split then, which would read them twice.
         bandwidth: bytes that memory moves in a second, roughly.

@@ -107,11 +107,13 @@ def test_libraries_that_want_weights_so_get_them_in_training_too(
         ((8, 1, 7, 7), torch.float32, True, False),
         ((8, 1, 7, 7), torch.float32, False, True),
         ((8, 1, 7, 7), torch.bfloat16, True, True),
+        ((8, 1, 9, 9), torch.bfloat16, False, False),
+        ((8, 1, 9, 9), torch.float32, False, False),
         ((8, 1, 5, 5), torch.float32, True, True),
         ((8, 2, 7, 7), torch.float32, True, True),
     ],
 )
-def test_large_depthwise_windows_in_single_precision_are_not_trained_so(
+def test_large_depthwise_windows_stay_as_they_are(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: torch.dtype, training: bool, wanted: bool
 ) -> None:
     info = TargetInfo(channels_last=True, channels_last_weights=True)
