@@ -91,7 +91,7 @@ def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> 
     if wanted == "library" or as_eager:
         return GemmSelection(graph, claimed, ())
     decisions: list[Decision] = []
-    if wanted != "generated" and graph.kind == "inference":
+    if graph.kind == "inference":
         written_out = _selection(graph, claimed, _depthwise(tuner, graph, decisions))
         graph, claimed = written_out.graph, written_out.backends
     if wanted == "known" and graph.kind == "inference":

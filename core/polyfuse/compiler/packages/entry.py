@@ -84,7 +84,7 @@ def compile_entry(
     exported = functional_graph(program, session.settings.numerics, own_kernels=native)
     values = fx.placeholder_values(exported.module.graph)
     env = fake.shape_env_of(fake.detect_fake_mode(values))
-    built = _compile(name, exported, session, native)
+    built = _compile(name, exported, session, last=not (native and _transposes(program)))
     texts = shapes.condition_texts(env, values)
     kernels = {kernel: _packaged(kernel, pending) for kernel, pending in built.kernels.items()}
     operators = tuple(sorted(set(_operators(built.module.text))))
@@ -123,7 +123,21 @@ def compile_entry(
     )
 
 
-def _compile(name: str, exported: ExportedGraph, session: CompileSession, native: bool) -> BuiltGraph:
+def _transposes(program: ExportedProgram) -> bool:
+    """Whether a program has transposed convolutions, which own kernels take apart: into images with zeros in
+    between whose layout would fix their sizes.
+    """
+    for node in program.graph.nodes:
+        if node.op == "call_function" and str(node.target).startswith(
+            ("aten.conv_transpose", "aten.convolution")
+        ):
+            if "transpose" in str(node.target) or node.args[6]:
+                return True
+    return False
+
+
+def _compile(name: str, exported: ExportedGraph, session: CompileSession, last: bool) -> BuiltGraph:
+    """`last`: whether convolutions may get their channels last."""
     found: list[BuiltGraph] = []
 
     def inner(graph: AtenGraph) -> BoxedCallable:
@@ -137,8 +151,7 @@ def _compile(name: str, exported: ExportedGraph, session: CompileSession, native
         name=name,
         static=[i for i, item in enumerate(exported.inputs) if item.origin != "argument"],
         more=OfferedRewrites(session.extensions),
-        # of libraries it is known to be faster so, of kernels it is not
-        channels_last=None if native else session.wants_channels_last,
+        channels_last=session.wants_channels_last if last else None,
     )
     return found[0]
 

@@ -71,6 +71,7 @@ void destroy_model(pf_model* model) {
   for (pf_ref weight : model->weights) release_value(nullptr, weight);
   pthread_mutex_destroy(&model->turn);
   free(model);
+  kept.forget();
 }
 
 int fill_weights(pf_model* model, pf_memory* memory, char* first) {
