@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from new_process import as_in_a_new_process
 from polyfuse.cache.graphs import GraphCounts, graph_counts
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Each test of a module that imports this is a new process, with an empty graph cache."""
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "1")
+    as_in_a_new_process()
+    yield
+    as_in_a_new_process()
 
 
 def compiled(function: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -26,12 +26,28 @@ MINIMAL = ROOT / "examples" / "minimal_backend"
 ACCELERATOR = ROOT / "examples" / "accelerator"
 
 
+def piece(name: str, of: str) -> str:
+    """A part of an example of one file."""
+    return fenced("python", part((ROOT / "examples" / of).read_text(encoding="utf-8"), name))
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "of"),
+    [
+        ("ir-text", "round-trip", "kernel_text.py"),
+        ("architecture", "statements", "kernel_statements.py"),
+    ],
+)
+def test_pages_show_kernels_of_examples(
+    request: pytest.FixtureRequest, page: str, name: str, of: str
+) -> None:
+    update = request.config.getoption("--update-golden")
+    check(ROOT / "docs" / f"{page}.md", {name: piece(name, of)}, update)
+
+
 def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest) -> None:
     def file(name: str, language: str = "python", example: Path = EXAMPLE) -> str:
         return fenced(language, (example / name).read_text(encoding="utf-8"))
-
-    def piece(name: str, of: str) -> str:
-        return fenced("python", part((ROOT / "examples" / of).read_text(encoding="utf-8"), name))
 
     blocks = {
         "tiny": piece("tiny", "tiny_backend.py"),

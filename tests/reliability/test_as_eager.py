@@ -47,6 +47,17 @@ def test_types_that_eager_mode_refuses(name, dtype):
         (lambda x: torch.addcdiv(x, x, x), torch.bool),
         (lambda x: F.group_norm(x, 1), torch.complex64),
         (lambda x: F.mse_loss(x, x + 1), torch.complex64),
+        (lambda x: torch.mvlgamma(x, 1), torch.bool),
+        (lambda x: 1.5 - x, torch.bool),
+        (lambda x: x.float() - x, torch.bool),
+        (lambda x: torch.clamp(x, x, x), torch.bool),
+        (F.celu, torch.int32),
+        (F.hardshrink, torch.int32),
+        (lambda x: F.soft_margin_loss(x, x), torch.int32),
+        (lambda x: torch.special.xlog1py(x, 2), torch.complex64),
+        (lambda x: torch.xlogy(x, 2), torch.complex64),
+        (lambda x: F.glu(x, 0), torch.complex64),
+        (lambda x: x.clamp(min=0), torch.complex64),
     ],
 )
 def test_types_that_tracing_does_not_refuse(function, dtype):
@@ -55,6 +66,12 @@ def test_types_that_tracing_does_not_refuse(function, dtype):
     refused = outcome(function, x)
     assert refused in (RuntimeError, NotImplementedError)
     assert outcome(torch.compile(function, backend="polyfuse"), x) is refused
+
+
+def test_a_type_that_tracing_alone_refuses():
+    torch.compiler.reset()
+    x = torch.tensor([1j, complex("nan"), complex(0, float("inf"))])
+    assert torch.equal(torch.compile(torch.nan_to_num, backend="polyfuse")(x), torch.nan_to_num(x))
 
 
 @pytest.mark.parametrize(

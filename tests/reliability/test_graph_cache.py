@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import preforked
 from called_functions import Twice
-from graph_caching import again, check, compiled, differentiated
+from graph_caching import again, cache_of_its_own, check, compiled, differentiated  # noqa: F401
 from new_process import as_in_a_new_process
 from polyfuse import cli
 from polyfuse.base import code
@@ -25,15 +25,6 @@ from polyfuse.cache.key_fields import KeyNotes, differences
 from polyfuse.compiler.reports.explain import explain
 from polyfuse.compiler.reports.report import GraphReport, last_reports
 from polyfuse.torch_compat.tracing import global_state
-
-
-@pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "1")
-    as_in_a_new_process()
-    yield
-    as_in_a_new_process()
 
 
 def entries(tmp_path: Path) -> list[Path]:

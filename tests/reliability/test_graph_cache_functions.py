@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +11,9 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from called_functions import branch, branch_that_writes, loop, running
-from graph_caching import again, check, compiled, differentiated
+from graph_caching import again, cache_of_its_own, check, compiled, differentiated  # noqa: F401
 from new_process import as_in_a_new_process
 from polyfuse.cache.graphs import graph_counts
-
-
-@pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "1")
-    as_in_a_new_process()
-    yield
-    as_in_a_new_process()
-
 
 FACTOR = 2.0
 

@@ -384,12 +384,9 @@ def _input_name(position: int, name: str) -> str:
 
 
 def _is_refused(node: Node, name: str) -> bool:
-    """Whether eager mode raises for the type of a call's first tensor, which it then does here too."""
-    for argument in node.all_input_nodes:
-        value = argument.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            return refusals.is_refused(name, value.dtype)
-    return False
+    """Whether eager mode raises for the types of a call's tensors, which it then does here too."""
+    values = (argument.meta.get("val") for argument in node.all_input_nodes)
+    return refusals.is_refused(name, (value.dtype for value in values if isinstance(value, torch.Tensor)))
 
 
 def _is_getitem(node: Node) -> bool:

@@ -10,7 +10,8 @@ on the CPU: all that raise NotImplementedError there, and RuntimeError where tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Final
 
 import torch
@@ -27,10 +28,10 @@ _GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
     "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d "
     "adaptive_max_pool3d max_unpool2d max_unpool3d _softmax _log_softmax _softmax_backward_data "
     "_native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm "
-    "binary_cross_entropy frac gelu glu grid_sampler_2d grid_sampler_3d hardshrink hardsigmoid hardswish "
-    "huber_loss hypot igamma igammac lerp log_sigmoid_forward logaddexp logaddexp2 logcumsumexp mish "
-    "mse_loss multi_margin_loss multilabel_margin_loss_forward nextafter nll_loss_forward _prelu_kernel "
-    "round.decimals silu smooth_l1_loss softplus upsample_linear1d "
+    "binary_cross_entropy celu frac gelu glu grid_sampler_2d grid_sampler_3d hardshrink hardsigmoid "
+    "hardswish huber_loss hypot igamma igammac lerp log_sigmoid_forward logaddexp logaddexp2 logcumsumexp "
+    "mish mse_loss multi_margin_loss multilabel_margin_loss_forward nextafter nll_loss_forward _prelu_kernel "
+    "round.decimals silu smooth_l1_loss soft_margin_loss softplus upsample_linear1d "
     "upsample_trilinear3d": _INTEGERS | _BOOL,
     # and bytes, which stand for pixels
     "_upsample_bilinear2d_aa _upsample_nearest_exact1d upsample_bicubic2d upsample_bilinear2d "
@@ -40,14 +41,18 @@ _GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
     "im2col max_pool2d_with_indices_backward": _INTEGERS,
     # numbers of all kinds
     "abs addbmm addcdiv addcmul addmv argmax argmin baddbmm bitwise_left_shift.Tensor "
-    "bitwise_right_shift.Tensor bmm bucketize.Tensor ceil convolution div.Tensor_mode dot floor "
-    "fmod.Tensor gcd linalg_cross max_pool2d_with_indices max_pool3d_with_indices median mv nanmedian "
-    "pow.Tensor_Tensor reflection_pad1d relu remainder.Tensor replication_pad1d replication_pad2d "
-    "round.default searchsorted.Tensor threshold trace trunc vdot": _BOOL,
-    # real numbers
+    "bitwise_right_shift.Tensor bmm bucketize.Tensor ceil clamp.Tensor convolution div.Tensor_mode dot floor "
+    "fmod.Tensor gcd linalg_cross max_pool2d_with_indices max_pool3d_with_indices median mv mvlgamma "
+    "nanmedian pow.Tensor_Tensor reflection_pad1d relu remainder.Tensor replication_pad1d replication_pad2d "
+    "round.default rsub searchsorted.Tensor sub threshold trace trunc vdot": _BOOL,
+    # real numbers; and what tracing refuses, where eager mode does not (`nan_to_num`)
     "_native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm native_group_norm "
-    "huber_loss mse_loss nansum nll_loss_forward smooth_l1_loss xlogy.Tensor": _COMPLEX,
+    "clamp clamp.Tensor clamp_max clamp_min glu hardshrink huber_loss mse_loss nan_to_num nansum "
+    "nll_loss_forward smooth_l1_loss special_xlog1py xlogy": _COMPLEX,
 }
+
+_WHEREVER: Final = frozenset(("aten.rsub", "aten.sub"))
+"""Operators that are refused for the type of any tensor, not of the first one alone."""
 
 
 def _by_name() -> dict[str, frozenset[torch.dtype]]:
@@ -66,9 +71,10 @@ def is_ever_refused(operator: str) -> bool:
     return operator in _REFUSED or operator.rpartition(".")[0] in _REFUSED
 
 
-def is_refused(operator: str, dtype: torch.dtype) -> bool:
-    """Whether eager mode refuses an operator (`aten.name.overload`) for the type of a first tensor."""
-    found = _REFUSED.get(operator)
+def is_refused(operator: str, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether eager mode refuses an operator (`aten.name.overload`) for the types of its tensors in order."""
+    packet = operator.rpartition(".")[0]
+    found = _REFUSED.get(operator, _REFUSED.get(packet))
     if found is None:
-        found = _REFUSED.get(operator.rpartition(".")[0])
-    return found is not None and dtype in found
+        return False
+    return any(dtype in found for dtype in (dtypes if packet in _WHEREVER else islice(dtypes, 1)))

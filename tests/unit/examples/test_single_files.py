@@ -10,7 +10,9 @@ import torch
 from house.source_tree import ROOT
 
 
-@pytest.mark.parametrize("name", ["tiny_backend.py", "planted_defect.py"])
+@pytest.mark.parametrize(
+    "name", ["tiny_backend.py", "planted_defect.py", "kernel_text.py", "kernel_statements.py"]
+)
 def test_it_runs(name: str, warnings_seen) -> None:
     torch.compiler.reset()
     runpy.run_path(str(ROOT / "examples" / name))

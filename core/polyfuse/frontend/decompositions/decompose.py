@@ -154,8 +154,9 @@ IN_OPMATH: Final[tuple[str, ...]] = (
 """Operators that eager mode computes in float32 for half-precision inputs where torch's decomposition rounds
 at each step."""
 
-FLOATING_ONLY: Final[tuple[str, ...]] = ("upsample_bicubic2d",)
-"""Decomposed for floating-point inputs alone: on bytes eager mode uses fixed-point weights."""
+FLOATING_ONLY: Final[tuple[str, ...]] = ("hardshrink", "upsample_bicubic2d")
+"""Decomposed for floating-point inputs alone: eager mode shrinks no others, and uses fixed-point weights for
+bytes."""
 
 FAST_ONLY: Final[tuple[str, ...]] = ("native_dropout",)
 """Decomposed torch's way under `numerics="fast"` alone: the pieces draw other random numbers than the

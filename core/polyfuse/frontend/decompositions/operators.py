@@ -126,15 +126,14 @@ _FUNCTIONAL: Mapping[str, Callable[..., Any]] = {
 
 
 def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the operator where eager mode raises for the type of its first tensor, so that it still does."""
+    """Keep the operator where eager mode raises for the types of its tensors, so that it still does."""
     name = ops.op_name(op)
     if not is_ever_refused(name):
         return decomposition
 
     @functools.wraps(decomposition)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        first = next((a for a in args if isinstance(a, Tensor)), None)
-        if first is not None and is_refused(name, first.dtype):
+        if is_refused(name, (a.dtype for a in args if isinstance(a, Tensor))):
             functional = _FUNCTIONAL.get(name)
             return NotImplemented if functional is None else functional(*args)
         return decomposition(*args, **kwargs)
