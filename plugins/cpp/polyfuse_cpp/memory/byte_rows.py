@@ -1,9 +1,9 @@
 """Rows whose elements are only moved, or combined bit by bit: done in whole registers of bytes.
 
-Vectors have as many lanes as a register has numbers of four bytes, so that those of bools or of floats of 16
-bits fill a part of one. What is done to bits alone needs no lanes: padding, joining, selecting of rows and logic
-of masks run over bytes, and what does not fill a register at the end of a row is done by one that overlaps the
-one before.
+Vectors have as many lanes as a register has numbers of four bytes, so that those of bools or of floats of
+16 bits fill a part of one. What is done to bits alone needs no lanes: padding, joining, selecting of rows and
+logic of masks run over bytes, and what does not fill a register at the end of a row is done by one that
+overlaps the one before.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def byte_rows(facts: Facts, plan: Plan) -> ByteRows | None:
                 return None
             stores.append(stmt)
         elif not facts.is_pure(stmt) or lane in facts.depends_of(stmt):
-            kind = _kind(stmt, facts, lane, kinds)
-            if kind is None:
+            found = _kind(stmt, facts, lane, kinds)
+            if found is None or not isinstance(stmt, Load | Compute):
                 return None
-            varying[stmt.targets[0]], kinds[stmt.targets[0]] = stmt, kind
+            varying[stmt.targets[0]], kinds[stmt.targets[0]] = stmt, found
     # a value is read where it is stored: it may not have been written to since
     loads = {s.buffer for s in varying.values() if isinstance(s, Load)}
     if not stores or (len(stores) > 1 and loads & facts.may_change):
