@@ -71,7 +71,9 @@ def test_it_is_small() -> None:
 
 
 # what docs/new-accelerator.md shows comes first
-SMALL = (EXAMPLE / "use.py").read_text(encoding="utf-8") + """
+SMALL = (
+    (EXAMPLE / "use.py").read_text(encoding="utf-8")
+    + """
 import json
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.testing.device_checks import device_checks
@@ -82,6 +84,7 @@ torch.testing.assert_close(call(x.to("sim")).cpu(), (x.softmax(-1) * 2).sum(0))
 from polyfuse.runtime.devices.registry import device_of
 print(json.dumps([type(device_of("sim")).__name__, last_reports()[-1].kernels, dict(device_checks("sim:1"))]))
 """
+)
 
 
 def test_an_installed_wheel_is_all_that_it_takes(site: Path) -> None:

@@ -12,6 +12,7 @@ from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.plugin import Device, TargetInfo
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("option", ["auto", "on", "off"])
 def test_models_agree(option: str) -> None:
     torch._dynamo.reset()
