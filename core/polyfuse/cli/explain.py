@@ -22,6 +22,7 @@ polyfuse explain --all model.py    # nothing is cut
 polyfuse explain --json model.py > explained.json
 polyfuse explain -m package.train --epochs 1
 polyfuse explain --world 8,64,512 train.py     # one rank of larger worlds
+polyfuse explain --world 8,64 --html worlds.html train.py
 """
 
 
@@ -52,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     from polyfuse.reporting.collect import Collector
     from polyfuse.reporting.overview import overview, overview_text
 
+    if arguments.html is not None and not arguments.world:
+        raise PolyfuseError("--html is for --world alone", "write other pages with polyfuse report")
     # a graph that is read has no decisions to tell of
     set_environment(POLYFUSE_GRAPH_CACHE="0")
     reset_reports()

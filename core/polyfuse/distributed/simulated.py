@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -72,6 +72,7 @@ class SimulatedRank:
             "communication": step.communication,
             "collectives": {kind: list(found) for kind, found in step.collectives.items()},
             "peak_bytes": self.memory.peak(),
+            "flights": [asdict(flight) for flight in step.flights],
         }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +51,7 @@ class StepTimes:
         communication: that its collectives take, hidden or not.
         collectives: how many there are, with their bytes, by kind.
         steps: how many equal ones were seen; 0: nothing repeats.
+        flights: its collectives, one after another, in seconds from its beginning.
     """
 
     seconds: float
@@ -58,6 +59,7 @@ class StepTimes:
     communication: float
     collectives: dict[str, tuple[int, int]]
     steps: int
+    flights: tuple[Flight, ...] = ()
 
     @property
     def computing(self) -> float:
@@ -144,24 +146,25 @@ class Timeline:
         if not spans:
             end = max([self.now(), *(f.done for f in flights)])
             begun = flights[0].begun if flights else end
-            return _times(flights, end - begun, 0)
-        found = [_times(flights[i:j], seconds, len(spans)) for i, j, seconds in spans]
+            return _times(flights, begun, end - begun, 0)
+        found = [_times(flights[i:j], begun, seconds, len(spans)) for i, j, begun, seconds in spans]
         found.sort(key=lambda times: times.seconds)
         return found[(len(found) - 1) // 2]
 
-    def _spans(self) -> list[tuple[int, int, float]]:
-        """Of each step the first collective, the one after the last, and seconds."""
+    def _spans(self) -> list[tuple[int, int, float, float]]:
+        """Of each step the first collective, the one after the last, when it begins, and seconds."""
         if len(self._marks) > 1:
-            return [(i, j, end - begun) for (begun, i), (end, j) in pairwise(self._marks)]
+            return [(i, j, begun, end - begun) for (begun, i), (end, j) in pairwise(self._marks)]
         shapes = [flight.shape for flight in self.flights]
         size = _period(shapes)
         if not size:
             return []
         firsts = range(len(shapes) - size * _repeats(shapes, size), len(shapes), size)
-        return [(i, j, self.flights[j].begun - self.flights[i].begun) for i, j in pairwise(firsts)]
+        begun = [flight.begun for flight in self.flights]
+        return [(i, j, begun[i], begun[j] - begun[i]) for i, j in pairwise(firsts)]
 
 
-def _times(flights: Sequence[Flight], seconds: float, steps: int) -> StepTimes:
+def _times(flights: Sequence[Flight], begun: float, seconds: float, steps: int) -> StepTimes:
     kinds: dict[str, tuple[int, int]] = {}
     for flight in flights:
         count, nbytes = kinds.get(flight.kind, (0, 0))
@@ -172,7 +175,8 @@ def _times(flights: Sequence[Flight], seconds: float, steps: int) -> StepTimes:
         busy += flight.done - max(end, flight.begun)
         end = flight.done
     exposed = sum(flight.exposed for flight in flights)
-    return StepTimes(seconds, min(exposed, seconds), busy, kinds, steps)
+    moved = tuple(replace(f, begun=f.begun - begun, done=f.done - begun) for f in flights)
+    return StepTimes(seconds, min(exposed, seconds), busy, kinds, steps, moved)
 
 
 def _period(shapes: Sequence[object]) -> int:

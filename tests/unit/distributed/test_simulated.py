@@ -123,8 +123,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "done" in out and "all_reduce" in out and "costs of collectives: given" in out
-    assert main([words[0], "--json", *words[1:]]) == 0
+    page = tmp_path / "page.html"
+    assert main([words[0], "--json", "--html", str(page), *words[1:]]) == 0
     (found,) = json.loads(capsys.readouterr().out)["worlds"]
+    assert [flight["kind"] for flight in found["flights"]].count("all_reduce") == 1
+    assert "<h2>8 ranks</h2>" in page.read_text() and "all_reduce of" in page.read_text()
+    assert main(["explain", "--html", str(page), str(program)]) == 1
     assert found["ranks"] == 8 and found["exposed"] > 3 * 50e-6 and found["collectives"]["all_reduce"][0] == 1
 
 

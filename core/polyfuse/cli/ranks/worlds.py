@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import PolyfuseError
@@ -41,6 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="US",
         help="with --network: microseconds of a message (20)",
     )
+    group.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="with --world: write a page with the timeline of a step, too",
+    )
 
 
 def world_sizes(text: str) -> tuple[int, ...]:
@@ -59,6 +66,12 @@ def run(arguments: argparse.Namespace, program: Callable[[], int]) -> int:
         with redirect_stdout(sys.stderr if arguments.json else sys.stdout):
             status, found = _played(arguments, program)
         worlds = [found]
+    if arguments.html is not None:
+        from polyfuse.reporting.worlds import write_worlds_page
+
+        title = " ".join([Path(arguments.program).name, *arguments.arguments])
+        write_worlds_page(arguments.html, worlds, title)
+        print(f"polyfuse explain: wrote {arguments.html}", file=sys.stderr)
     if arguments.json:
         print(json.dumps({"worlds": worlds}, indent=2))
     else:
