@@ -105,8 +105,8 @@ class Settings:
     channels_last: str = option(
         "auto",
         "Store the operands and results of convolutions with the channels last in memory. `auto`: in "
-        "graphs without gradients, in the types for which the device's backend reports that its "
-        "libraries are faster so.",
+        "the types for which the device's backend reports that its libraries are faster so, and in graphs "
+        "with gradients if they want weights so, too.",
         choices=("auto", "on", "off"),
     )
 

@@ -5,6 +5,7 @@ again.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -15,6 +16,7 @@ import torch
 from polyfuse.base import log
 from polyfuse.base.code import code_digest
 from polyfuse.cache import KernelStore
+from polyfuse.frontend.graph import ChannelsLast
 from polyfuse.plugin import Backend, Config, Extensions, PluginManager, TargetInfo
 from polyfuse.plugin.hooks.registry import generation
 from polyfuse.plugin.session.discovery import find_candidates
@@ -33,6 +35,12 @@ __all__ = ["CompileSession", "autotuned_problems", "forget_sessions", "session_f
 
 # About as many operators of a captured graph become one kernel.
 _OPERATORS_PER_KERNEL = 8
+
+
+# Largest windows, in elements, of depthwise convolutions for which libraries have kernels with channels last:
+# of any in 16 bits, and of gradients in single precision. Beyond, they take 1.5 to 6 times as long (H100).
+_DEPTHWISE_WINDOW = 49
+_DEPTHWISE_GRADIENT_WINDOW = 25
 
 
 class CompileSession:
@@ -106,19 +114,28 @@ class CompileSession:
             return backend.target_info(device)
         return TargetInfo()
 
-    def wants_channels_last(self, value: torch.Tensor, training: bool) -> bool:
-        """Whether a convolution of `value` gets its channels last, in a graph with gradients or without."""
-        if self.settings.channels_last != "auto":
-            return self.settings.channels_last == "on"
-        # gradients gain less than bringing those of the weights into the layout of the weights costs
+    def wants_channels_last(self, value: torch.Tensor, weight: torch.Tensor, training: bool) -> ChannelsLast:
+        """Which operands of a convolution of `value` get their channels last, in a graph with gradients or
+        without.
+        """
         device = value.device.type
-        if training:
-            return False
-        info, single = self.target_info(device), value.dtype == torch.float32
+        info, option = self.target_info(device), self.settings.channels_last
+        last = ChannelsLast.ALL if info.channels_last_weights else ChannelsLast.ACTIVATIONS
+        if option != "auto":
+            return last if option == "on" else ChannelsLast.NONE
+        # where libraries want weights as they are, gradients gain less than bringing those of the weights
+        # into their layout costs
+        if training and not info.channels_last_weights:
+            return ChannelsLast.NONE
+        single = value.dtype == torch.float32
         if single and info.channels_last_f32 and self.settings.numerics == "fast":
-            return True
-        narrow = value.dtype.itemsize == 2 or (single and device_of(device).rounds("convolutions"))
-        return narrow and info.channels_last
+            return last
+        rounded = single and device_of(device).rounds("convolutions")
+        limit = _DEPTHWISE_GRADIENT_WINDOW if single and training else _DEPTHWISE_WINDOW
+        if _depthwise_window(weight) > limit:
+            return ChannelsLast.NONE
+        narrow = value.dtype.itemsize == 2 or rounded
+        return last if narrow and info.channels_last else ChannelsLast.NONE
 
     def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:
         """Prepare to build kernels for a graph of so many operators on these types of device, unless it was
@@ -183,3 +200,10 @@ def forget_sessions() -> None:
     """Drop all sessions, so that plugins are discovered and options read anew."""
     with _LOCK:
         _SESSIONS.clear()
+
+
+def _depthwise_window(weight: torch.Tensor) -> int:
+    """Elements of the window of a depthwise convolution; 0 of others, and where sizes are not known."""
+    channels, *window = weight.shape[1:]
+    known = all(isinstance(size, int) for size in (channels, *window))
+    return math.prod(window) if known and channels == 1 else 0

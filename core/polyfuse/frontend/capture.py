@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch.fx import GraphModule
 
 from polyfuse.frontend.decompositions.decompose import decomposition_table
@@ -26,7 +25,7 @@ from polyfuse.torch_compat.tracing import aot, decomp, dynamo
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
-    from polyfuse.frontend.graph import InnerCompiler
+    from polyfuse.frontend.graph import InnerCompiler, WantsChannelsLast
     from polyfuse.frontend.rewrites.passes import MoreRewrites
     from polyfuse.frontend.traced import Traced
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
@@ -44,13 +43,13 @@ def compile_graph(
     inner: InnerCompiler,
     settings: Settings,
     more: MoreRewrites | None = None,
-    channels_last: Callable[[torch.Tensor, bool], bool] | None = None,
+    channels_last: WantsChannelsLast | None = None,
     lookup: Lookup | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
-    graph. `more` are rewrites that run after those of this package; `channels_last` says of the operand of a
-    convolution, and of whether gradients are needed, whether its channels should come last. `lookup` gives
-    the graph's entry in the graph cache.
+    graph. `more` are rewrites that run after those of this package; `channels_last` says of the activation
+    and the weight of a convolution, and of whether gradients are needed, what should have its channels last.
+    `lookup` gives the graph's entry in the graph cache.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """

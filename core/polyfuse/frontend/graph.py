@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
 GraphKind: TypeAlias = Literal["inference", "forward", "backward"]
 ValueKind: TypeAlias = Literal["tensor", "symbol", "none", "constant", "other"]
 BoxedCallable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+
+
+class ChannelsLast(enum.IntEnum):
+    """Which operands of a convolution have their channels last."""
+
+    NONE = 0
+    ACTIVATIONS = 1
+    ALL = 2
+    """Its weight, too."""
+
+
+WantsChannelsLast: TypeAlias = Callable[[torch.Tensor, torch.Tensor, bool], ChannelsLast]
+"""From the activation and the weight of a convolution, and whether gradients are needed, to what has its
+channels last."""
 
 
 @dataclass(frozen=True, eq=False)

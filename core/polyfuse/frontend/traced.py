@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -19,7 +19,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.text import PassTexts
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.freezing.freeze import freeze, values_of
-from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
+from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler, WantsChannelsLast
 from polyfuse.frontend.rewrites.layouts import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
 from polyfuse.frontend.saved_inputs import copy_overwritten
@@ -31,9 +31,6 @@ from polyfuse.torch_compat.tracing.structured import is_traced
 __all__ = ["Traced", "compile_traced"]
 
 _log = get_logger("frontend")
-
-WantsChannelsLast: TypeAlias = Callable[[torch.Tensor, bool], bool]
-"""From the operand of a convolution, and whether gradients are needed, to whether its channels come last."""
 
 
 def compile_traced(
@@ -135,7 +132,7 @@ class Traced:
 def _lay_out(gm: GraphModule, settings: Settings, wants: WantsChannelsLast | None, training: bool) -> None:
     """Choose layouts: before the split, so that both sides know what the forward saves."""
     if wants is not None and settings.graph_rewrites and settings.fuel is None:
-        count = spread_channels_last(gm, lambda value: wants(value, training))
+        count = spread_channels_last(gm, lambda value, weight: wants(value, weight, training))
         if count:
             _log.info("%d convolutions have their channels last", count)
 

@@ -52,6 +52,8 @@ class TargetInfo:
             operands torch lets them round to TF32, faster on tensors in the channels-last layout. They get
             such tensors then, unless gradients are needed.
         channels_last_f32: the same of convolutions in f32.
+        channels_last_weights: whether those libraries want their weights so, too, and compute gradients
+            faster then.
         depthwise_loops: whether the backend's loops over convolutions of f32 with channels last, small
             windows and one, two or four channels for each result are faster than libraries.
         loops_by_ranges: whether the backend cuts loops where comparisons of their positions change. A tensor
@@ -64,8 +66,9 @@ class TargetInfo:
         separate_gemm_add: whether a library's GEMM and an addition in the kernels that read the sum are
             faster than the library's sum of both. Where no kernel reads it, the library adds; so it does with
             a bias for numbers of 16 bits or fewer, which its kernels add in their epilogue.
-        separate_convolution_bias: whether the library's convolutions add a bias by a pass of their own. It is
-            added by the kernels that read the convolution's result instead.
+        separate_convolution_bias: whether the library's convolutions add a bias by a pass of their own, and
+            sum its gradient by another. Kernels that read a convolution's result add the bias instead, and
+            the gradient's sum is fused.
         scans_look_back: whether the backend itself spreads long contiguous scans of few rows over the device
             (decoupled look-back). They are not split then, which would read them twice.
         bandwidth: bytes that memory moves in a second, roughly.
@@ -99,6 +102,7 @@ class TargetInfo:
     alignment: int = 0
     channels_last: bool = False
     channels_last_f32: bool = False
+    channels_last_weights: bool = False
     depthwise_loops: bool = False
     separate_gemm_add: bool = False
     separate_convolution_bias: bool = False

@@ -35,6 +35,7 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         repeated_row=_REPEATED_ROW,
         alignment=16,
         channels_last=True,
+        channels_last_weights=True,
         separate_gemm_add=True,
         separate_convolution_bias=True,
         scans_look_back=True,

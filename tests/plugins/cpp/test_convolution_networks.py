@@ -316,7 +316,8 @@ def test_room_is_a_tenth_of_many_parameters(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_types_whose_channels_come_last(dtype: torch.dtype, last: bool) -> None:
     wants = session_for(Settings()).wants_channels_last
-    assert wants(torch.empty(1, dtype=dtype), False) is last and not wants(torch.empty(1, dtype=dtype), True)
+    value, weight = torch.empty(1, dtype=dtype), torch.empty(8, 8, 3, 3)
+    assert wants(value, weight, False) == last and not wants(value, weight, True)
 
 
 def test_graphs_with_gradients_stay_as_they_are() -> None:

@@ -9,7 +9,10 @@ from torch import nn
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import CompileSession, session_for
+from polyfuse.frontend.graph import ChannelsLast
 from polyfuse.plugin import Device, TargetInfo
+
+WEIGHT = torch.empty(8, 8, 3, 3)
 
 
 @pytest.mark.quick(2)
@@ -47,20 +50,20 @@ def test_single_precision_wants_it_where_it_may_be_rounded(
     monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=True))
     monkeypatch.setattr(Device, "rounds", lambda self, what: rounded and what == "convolutions")
     value = torch.empty(1, device="meta")
-    assert session_for(Settings()).wants_channels_last(value, False) is rounded
-    assert not session_for(Settings()).wants_channels_last(value, True)
-    assert not session_for(Settings()).wants_channels_last(value.double(), False)
+    assert session_for(Settings()).wants_channels_last(value, WEIGHT, False) == rounded
+    assert not session_for(Settings()).wants_channels_last(value, WEIGHT, True)
+    assert not session_for(Settings()).wants_channels_last(value.double(), WEIGHT, False)
 
 
 def test_single_precision_wants_it_where_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     info = TargetInfo(channels_last_f32=True)
     monkeypatch.setattr(CompileSession, "target_info", lambda self, device: info)
     value = torch.empty(1)
-    assert session_for(Settings()).wants_channels_last(value, False)
-    assert not session_for(Settings()).wants_channels_last(value, True)
-    assert not session_for(Settings()).wants_channels_last(value.double(), False)
-    assert not session_for(Settings()).wants_channels_last(value.bfloat16(), False)
-    assert not session_for(Settings(numerics="eager")).wants_channels_last(value, False)
+    assert session_for(Settings()).wants_channels_last(value, WEIGHT, False)
+    assert not session_for(Settings()).wants_channels_last(value, WEIGHT, True)
+    assert not session_for(Settings()).wants_channels_last(value.double(), WEIGHT, False)
+    assert not session_for(Settings()).wants_channels_last(value.bfloat16(), WEIGHT, False)
+    assert not session_for(Settings(numerics="eager")).wants_channels_last(value, WEIGHT, False)
 
 
 @pytest.mark.parametrize(
@@ -84,4 +87,39 @@ def test_the_backend_is_asked_unless_the_option_says(
 ) -> None:
     monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=info))
     session = session_for(Settings(channels_last=option))
-    assert session.wants_channels_last(torch.empty(1, dtype=dtype), training) is wanted
+    assert session.wants_channels_last(torch.empty(1, dtype=dtype), WEIGHT, training) == wanted
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_libraries_that_want_weights_so_get_them_in_training_too(
+    monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    info = TargetInfo(channels_last=True, channels_last_weights=True)
+    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: info)
+    value = torch.empty(1, dtype=torch.bfloat16)
+    assert session_for(Settings()).wants_channels_last(value, WEIGHT, training) is ChannelsLast.ALL
+    assert not session_for(Settings()).wants_channels_last(value.double(), WEIGHT, training)
+    assert not session_for(Settings(channels_last="off")).wants_channels_last(value, WEIGHT, training)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "training", "wanted"),
+    [
+        ((8, 1, 7, 7), torch.float32, True, False),
+        ((8, 1, 7, 7), torch.float32, False, True),
+        ((8, 1, 7, 7), torch.bfloat16, True, True),
+        ((8, 1, 9, 9), torch.bfloat16, False, False),
+        ((8, 1, 9, 9), torch.float32, False, False),
+        ((8, 1, 5, 5), torch.float32, True, True),
+        ((8, 2, 7, 7), torch.float32, True, True),
+    ],
+)
+def test_large_depthwise_windows_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: torch.dtype, training: bool, wanted: bool
+) -> None:
+    info = TargetInfo(channels_last=True, channels_last_weights=True)
+    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: info)
+    monkeypatch.setattr(Device, "rounds", lambda self, what: what == "convolutions")
+    value = torch.empty(1, dtype=dtype, device="meta")
+    asked = session_for(Settings()).wants_channels_last(value, torch.empty(shape), training)
+    assert asked == (ChannelsLast.ALL if wanted else ChannelsLast.NONE)

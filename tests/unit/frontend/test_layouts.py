@@ -12,7 +12,7 @@ from torch import nn
 
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.capture import compile_graph
-from polyfuse.frontend.graph import AtenGraph
+from polyfuse.frontend.graph import AtenGraph, ChannelsLast
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -21,10 +21,9 @@ aten = torch.ops.aten
 class LastInner:
     """Interprets graphs of which every convolution wants its channels last, and keeps them."""
 
-    wanted = True
-
-    def __init__(self) -> None:
+    def __init__(self, wanted: ChannelsLast = ChannelsLast.ACTIVATIONS) -> None:
         self.graphs: list[AtenGraph] = []
+        self.wanted = wanted
 
     def __call__(self, graph: AtenGraph) -> Any:
         self.graphs.append(graph)
@@ -42,11 +41,14 @@ class LastInner:
         return [graph.kind for graph in self.graphs]
 
 
-def convolutions(graph: AtenGraph) -> list[tuple[bool, ...]]:
-    """Of each convolution, and gradient of one: which of its activations have their channels last."""
+def convolutions(graph: AtenGraph, *, weights: bool = False) -> list[tuple[bool, ...]]:
+    """Of each convolution, and gradient of one: which of its activations have their channels last, and
+    whether its weight has.
+    """
     found = []
     for node in graph.module.graph.nodes:
         count = {aten.convolution.default: 1, aten.convolution_backward.default: 2}.get(node.target, 0)
+        count += weights and count > 0
         values = [node.args[i].meta["val"] for i in range(count)]
         if values:
             # of sizes that are not known, torch 2.11 cannot say `is_contiguous(memory_format=...)`
@@ -54,8 +56,13 @@ def convolutions(graph: AtenGraph) -> list[tuple[bool, ...]]:
     return found
 
 
-def check(model: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> LastInner:
-    inner = LastInner()
+def check(
+    model: Callable[..., Any],
+    *inputs: torch.Tensor,
+    wanted: ChannelsLast = ChannelsLast.ACTIVATIONS,
+    **options: Any,
+) -> LastInner:
+    inner = LastInner(wanted)
     mine, theirs = ([i.detach().clone() for i in inputs] for _ in range(2))
     with torch.no_grad():
         torch.manual_seed(1)
@@ -93,9 +100,20 @@ def test_what_lies_between_convolutions_takes_their_layout() -> None:
     assert len(formats) <= 4
 
 
-@pytest.mark.quick(1)
+def test_weights_are_laid_out_once() -> None:
+    def twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(F.conv2d(x, w).relu(), w)
+
+    graph = check(twice, X, torch.randn(3, 3, 3, 3), wanted=ChannelsLast.ALL).graphs[0]
+    assert convolutions(graph, weights=True) == [(True, True)] * 2
+    clones = [n.args[0] for n in graph.module.graph.nodes if n.target is aten.clone.default]
+    assert len(clones) == len(set(clones))
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("wanted", [ChannelsLast.ACTIVATIONS, ChannelsLast.ALL])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_training(dynamic: bool) -> None:
+def test_training(dynamic: bool, wanted: ChannelsLast) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, bias=False),
@@ -105,7 +123,7 @@ def test_training(dynamic: bool) -> None:
         nn.GroupNorm(2, 8),
         nn.Flatten(),
     )
-    reference, inner = copy.deepcopy(model), LastInner()
+    reference, inner = copy.deepcopy(model), LastInner(wanted)
     run = inner.compile(model, dynamic=dynamic)
     for batch in (2, 3) if dynamic else (2,):
         x = torch.randn(batch, 3, 9, 9)
@@ -119,6 +137,9 @@ def test_training(dynamic: bool) -> None:
     assert inner.kinds() == ["forward", "backward"]
     assert convolutions(inner.graphs[0]) == [(True,)] * 2
     assert convolutions(inner.graphs[1]) == [(True, True)] * 2
+    if wanted is ChannelsLast.ALL:
+        assert convolutions(inner.graphs[0], weights=True) == [(True, True)] * 2
+        assert convolutions(inner.graphs[1], weights=True) == [(True, True, True)] * 2
 
 
 STRIDES_MATTER: dict[str, Callable[..., Any]] = {
@@ -178,6 +199,5 @@ def test_what_gains_nothing_stays(name: str) -> None:
     assert not any(n.target is aten.clone.default for n in inner.graphs[0].module.graph.nodes)
 
 
-def test_devices_that_do_not_want_it_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LastInner, "wanted", False)
-    assert convolutions(check(block, X, W, V).graphs[0])[0] == (False,)
+def test_devices_that_do_not_want_it_are_left_alone() -> None:
+    assert convolutions(check(block, X, W, V, wanted=ChannelsLast.NONE).graphs[0])[0] == (False,)

@@ -95,9 +95,30 @@ def test_the_bias_of_a_convolution_is_added_where_it_is_read(rank: int, transpos
     assert text.count("None") >= 2, text
 
 
-def test_the_bias_of_a_convolution_that_is_kept_is_the_librarys() -> None:
+def test_the_bias_of_a_convolution_that_is_kept_is_added_in_place() -> None:
     text = _text(nn.Sequential(nn.Conv2d(3, 4, 2), nn.Conv2d(4, 4, 1)), torch.randn(2, 3, 5, 5))
-    assert "None" not in text, text
+    assert text.count(", None, (1, 1)") == text.count("  # same storage") == 2, text
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_bias_of_a_convolution_that_is_read_and_kept_for_gradients_is_added_where_it_is_read(
+    rank: int,
+) -> None:
+    torch.manual_seed(0)
+    kind = getattr(nn, f"Conv{rank}d")
+    model = nn.Sequential(kind(3, 4, 2), nn.SiLU(), kind(4, 2, 1))
+    x = torch.randn(2, 3, *(5,) * rank)
+    run, planned = wide(model, backend=Later)
+    run(x).square().sum().backward()
+    gradients = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model(x).square().sum().backward()
+    torch.testing.assert_close(gradients, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5)
+    forward, backward = planned.texts
+    assert "aten_convolution_default(primals_3, primals_1, None" in forward
+    # sums of the gradients are made by the kernels that make those, too
+    assert backward.count("aten_convolution_backward_default(") == 2
+    assert "False)" in backward and "True, True, True)" not in backward
 
 
 def test_channels_last_convolutions_keep_their_layout() -> None:

@@ -7,14 +7,15 @@ operators read that look at strides or draw random numbers in memory order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.describe import output_node
+from polyfuse.frontend.graph import ChannelsLast
 from polyfuse.frontend.rewrites.tools import aten, tensor_value
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, shapes
@@ -25,8 +26,11 @@ _ACTIVATIONS: Final = {
     aten.convolution.default: (0,),
     aten.convolution_backward.default: (0, 1),
 }
-"""Positions of the operands whose channels come last. Weights stay: the library lays them out for its
-algorithm anyway."""
+"""Positions of the operands whose channels come last."""
+
+_WEIGHTS: Final = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
+"""Position of the weight. Some libraries lay it out for their algorithm anyway; torch copies it for others at
+every call, and here one copy serves the forward and its gradients."""
 
 _FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -43,16 +47,20 @@ _BY_STRIDES: Final = (
 """Operators whose result depends on the strides of an operand."""
 
 
-def spread_channels_last(module: GraphModule, wants: Callable[[torch.Tensor], bool]) -> int:
-    """Lay out a graph for convolutions with channels last, for those operands that `wants` says.
+_Wants: TypeAlias = Callable[[torch.Tensor, torch.Tensor], ChannelsLast]
+
+
+def spread_channels_last(module: GraphModule, wants: _Wants) -> int:
+    """Lay out a graph for convolutions with channels last: those operands that `wants` says of the activation
+    and the weight of each.
 
     Returns:
         how many convolutions and gradients of convolutions read such tensors now.
     """
-    found = [node for node in module.graph.nodes if _is_convolution(node, wants)]
+    found = {node: layout for node in module.graph.nodes if (layout := _layout(node, wants))}
     if not any(_groups(node) == 1 for node in found):
         return 0
-    walk = _Walk(module, frozenset(found), fake.detect_fake_mode(fx.placeholder_values(module.graph)))
+    walk = _Walk(module, found, fake.detect_fake_mode(fx.placeholder_values(module.graph)))
     for node in list(module.graph.nodes):
         if node.op == "call_function":
             walk.visit(node)
@@ -60,11 +68,13 @@ def spread_channels_last(module: GraphModule, wants: Callable[[torch.Tensor], bo
     return walk.changed
 
 
-def _is_convolution(node: Node, wants: Callable[[torch.Tensor], bool]) -> bool:
+def _layout(node: Node, wants: _Wants) -> ChannelsLast:
     if node.op != "call_function" or node.target not in _ACTIVATIONS:
-        return False
-    value = tensor_value(node.args[0])
-    return value is not None and value.dim() in _FORMATS and value.is_floating_point() and wants(value)
+        return ChannelsLast.NONE
+    value, weight = tensor_value(node.args[0]), tensor_value(node.args[_WEIGHTS[node.target]])
+    if value is None or weight is None or value.dim() not in _FORMATS or not value.is_floating_point():
+        return ChannelsLast.NONE
+    return wants(value, weight)
 
 
 def _groups(node: Node) -> Any:
@@ -76,7 +86,7 @@ class _Walk:
     """One pass over a graph, in order: which values lie otherwise than they were traced."""
 
     module: GraphModule
-    convolutions: frozenset[Node]
+    convolutions: Mapping[Node, ChannelsLast]
     mode: Any
     changed: int = 0
     traced: dict[Node, Any] = field(default_factory=dict)
@@ -116,7 +126,10 @@ class _Walk:
 
     def _bring(self, node: Node) -> None:
         args = list(node.args)
-        for position in _ACTIVATIONS[node.target]:
+        positions = _ACTIVATIONS[node.target]
+        if self.convolutions[node] >= ChannelsLast.ALL:
+            positions = (*positions, _WEIGHTS[node.target])
+        for position in positions:
             source, value = args[position], tensor_value(args[position])
             if not isinstance(source, Node) or value is None or _is_last(value):
                 continue

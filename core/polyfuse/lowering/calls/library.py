@@ -9,6 +9,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.lowering.calls.extern import call, call_out
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.pointwise import elementwise
+from polyfuse.lowering.reductions.reduction import sum_over
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make
@@ -39,7 +40,7 @@ LINEAR_ALGEBRA = _named(
 MATMULS = _named("mm bmm addmm baddbmm _int_mm _addmm_activation")
 
 TEMPLATES = _named(
-    "convolution_backward _grouped_mm _scaled_mm _scaled_grouped_mm mkldnn_rnn_layer sort "
+    "_grouped_mm _scaled_mm _scaled_grouped_mm mkldnn_rnn_layer sort "
     "sort.stable topk _embedding_bag _embedding_bag_forward_only"
 )
 """Calls that plugins may take over."""
@@ -80,14 +81,24 @@ def template(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Any:
 @lowers("aten.convolution.default", library=True)
 def convolution(ctx: LoweringContext, node: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     fake, name = node.meta["val"], ops.op_name(node.target)
-    # what is kept anyway takes less memory if the library adds in place
-    stored = bias is None or ctx.readers[node].stored
-    if stored or not ctx.target_info(str(fake.device)).separate_convolution_bias:
+    if bias is None or not ctx.target_info(str(fake.device)).separate_convolution_bias:
         return call(ctx, fake, name, (x, weight, bias, *rest), template=True)
     alone = call(ctx, fake, name, (x, weight, None, *rest), template=True)
     channel = 0 if bias.size[0] == 1 else axes_of(alone.size)[1]
     term = bias.at((channel,))
     return elementwise(ctx, node, (alone,), lambda product: make("add", product, cast(term, product.dtype)))
+
+
+@lowers("aten.convolution_backward.default", library=True)
+def convolution_backward(ctx: LoweringContext, node: Any, gradient: Any, *rest: Any) -> Any:
+    name, fakes = ops.op_name(node.target), node.meta["val"]
+    *between, (activation, weight, bias) = rest
+    if bias and ctx.target_info(str(fakes[2].device)).separate_convolution_bias:
+        mask = (activation, weight, False)
+        made = call(ctx, (*fakes[:2], None), name, (gradient, *between, mask), template=True)
+        summed = [d for d in range(gradient.rank) if d != 1]
+        return (*made[:2], sum_over(ctx, fakes[2], gradient, summed))
+    return call(ctx, fakes, name, (gradient, *rest), template=True)
 
 
 @lowers(*RANDOM, library=True)

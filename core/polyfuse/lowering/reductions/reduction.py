@@ -135,7 +135,7 @@ def number(value: IndexLike | float, dtype: DType) -> Expr:
 
 def _simple(
     ctx: LoweringContext,
-    node: Any,
+    fake: Any,
     kind: str,
     value: TensorValue,
     dims: Any,
@@ -144,7 +144,7 @@ def _simple(
     after: Callable[[Expr], Expr] | None = None,
 ) -> TensorValue:
     """One operand, one result: reduced in `accumulate`, then converted to the traced type."""
-    result = ctx.template(node.meta["val"])
+    result = ctx.template(fake)
     reduced = reduced_dims(dims, value.rank)
 
     def values(indices: Sequence[IndexLike]) -> tuple[Expr, ...]:
@@ -164,11 +164,16 @@ def extent(value: TensorValue, dims: Sequence[int]) -> IndexLike:
     return product(value.size[d] for d in dims)
 
 
+def sum_over(ctx: LoweringContext, fake: Any, value: TensorValue, dims: Sequence[int]) -> TensorValue:
+    """The sum of a tensor over some dimensions, as the traced value `fake` has it."""
+    return _simple(ctx, fake, "sum", value, dims, ctx.template(fake).kernel_type.compute)
+
+
 @lowers("aten.sum.dim_IntList", "aten.sum.default", "aten.prod.dim_int", "aten.prod.default")
 def sum_or_prod(
     ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = None, *_: Any, **__: Any
 ) -> TensorValue:
-    return _simple(ctx, node, ops.base_name(node.target), value, dims, _computed(ctx, node))
+    return _simple(ctx, node.meta["val"], ops.base_name(node.target), value, dims, _computed(ctx, node))
 
 
 @lowers("aten.mean.dim", "aten.mean.default")
@@ -180,7 +185,13 @@ def mean(
     if count == 0:
         return ctx.lazy(node.meta["val"], const(math.nan, kind))
     return _simple(
-        ctx, node, "sum", value, dims, kind, after=lambda total: make("div", total, number(count, kind))
+        ctx,
+        node.meta["val"],
+        "sum",
+        value,
+        dims,
+        kind,
+        after=lambda total: make("div", total, number(count, kind)),
     )
 
 
@@ -199,8 +210,8 @@ def extreme(
     if value.dtype is DType.bool:
         kind = {"max": "any", "min": "all"}.get(kind, kind)
     if kind in ("any", "all"):
-        return _simple(ctx, node, kind, value, dims, DType.bool, before=truth)
-    return _simple(ctx, node, kind, value, dims, _computed(ctx, node))
+        return _simple(ctx, node.meta["val"], kind, value, dims, DType.bool, before=truth)
+    return _simple(ctx, node.meta["val"], kind, value, dims, _computed(ctx, node))
 
 
 @lowers("aten.argmax.default", "aten.argmin.default")

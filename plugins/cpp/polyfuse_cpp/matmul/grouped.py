@@ -49,6 +49,9 @@ class GroupedText(MatmulText):
         length, apart = sizes[self.window.run], stride(self.window.load.index, self.group)
         assert isinstance(taps, int) and isinstance(length, int) and isinstance(apart, int)
         self.taps, self.length, self.apart = taps, length, apart
+        # columns of the groups are side by side there, too
+        width = sizes[self.matmul.b.axes[-1]]
+        self.touched = tuple(t for t in self.touched if stride(t.index, self.group) == width)
 
     @property
     def _tile_words(self) -> int:
@@ -148,10 +151,13 @@ class GroupedText(MatmulText):
     def _blocks(self) -> None:
         """Add up and finish the blocks of a tile."""
         out, plan = self.out, self.plan
+        for name in self.shared_axes:
+            out.line(f"const i64 {name} = 0;")
         wide = plan.vectors * self.lanes
         size = self.length * self.taps * wide
         out.line(f"const {self.matmul.dtype}* const columns_at = {self.matmul.b.buffer} + block_a * {size};")
         out.line(f"const auto rows = rows_at + (tile - tile_a) * {self._tile_words};")
+        self._fetch_touched(f"block_a * {wide}", plan.blocks * wide)
         begin = f"matmul_taps<{plan.rows}, {plan.vectors}"
         kind, rest = f"{self.matmul.dtype}, {self.length}", f"(rows, {self.taps}, offsets"
         whole = f"{rest}, columns_at, {size}, sums);"

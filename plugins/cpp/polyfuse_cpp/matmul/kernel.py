@@ -28,9 +28,13 @@ from polyfuse_cpp.matmul.operand_b import OperandBText
 from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.tables import column_tables
+from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["MatmulText"]
+
+_FETCHING = (OperandPath.PACKED, OperandPath.PREPACKED, OperandPath.DIRECT)
+"""Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 
 _TILES = 64
 """Tiles of rows whose sums wait in memory where the depth is cut."""
@@ -55,6 +59,8 @@ class MatmulText:
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
         self.tables = column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
+        fetches = self.plan.slices == 1 and self.plan.path in _FETCHING
+        self.touched = touched_by(self.matmul) if fetches else ()
         # whose points threads share one by one, and of which each point has blocks of columns
         self.shared_axes, self.block_axes = self.matmul.batch, self.matmul.b.axes[:-1]
         self.a = OperandAText(self.matmul, self.plan, self.lanes, self.out, self.features)
@@ -233,9 +239,27 @@ class MatmulText:
             with out.block("for (i64 block = block_a; block < block_e; ++block)"):
                 self._tile()
 
+    def _fetch(self) -> None:
+        """Ask for what finishing the tile at hand touches, and for the rows of a following one."""
+        if self.plan.path in _FETCHING and not self._is_one_tile():
+            self.a.fetch()
+        if not self.touched:
+            return
+        with self.out.block("if (pass + 1 == pass_to)"):
+            self._fetch_touched("column_from", self.plan.vectors * self.lanes)
+
+    def _fetch_touched(self, column: str, count: int) -> None:
+        """Ask for some columns of what finishing the tile at hand touches."""
+        axes = (*self.matmul.a.axes, *self.matmul.b.axes, *self.block_axes)
+        for touched in self.touched:
+            first = f"{touched.buffer} + {index_text(touched.index, dict.fromkeys(axes, '0'))}"
+            place = f"{first} + row_from * {touched.pitch} + {column}"
+            self.out.line(f"matmul_fetch<{self.plan.rows}, {touched.pitch}, {count}>({place});")
+
     def _tile(self) -> None:
         out, plan = self.out, self.plan
         self.b.column_block_index()
+        self._fetch()
         out.line(f"{self.matmul.dtype}* const sum = {self._sums()};")
         if plan.path is OperandPath.DOTS:
             self._dots()
@@ -254,10 +278,11 @@ class MatmulText:
             ahead = "true" if fetched_once or plan.path is OperandPath.DIRECT else "false"
             begin = f"matmul_tile<{plan.rows}, {plan.vectors}, {self.matmul.dtype}"
             end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
-            packed = f"{begin}, {row}, {step}, {ahead}>({self.a.rows_at()}, {end}"
+            fixed = following if following.isdigit() else "0"
+            packed = f"{begin}, {row}, {step}, {ahead}, {fixed}>({self.a.rows_at()}, {end}"
             if self.a.window is not None:
                 self.a.window.before_sums()
-                self.a.window.sums(packed, ahead, end)
+                self.a.window.sums(packed, f"{ahead}, {fixed}", end)
                 self.a.window.after_sums(columns, following)
             elif not self.a.pitch:
                 out.line(packed)
@@ -265,7 +290,7 @@ class MatmulText:
                 if not self.a.whole:
                     out.line(f"if (rows_here < {plan.rows}) {packed}")
                     out.line("else")
-                out.line(f"{begin}, {self.a.pitch}, 1, {ahead}>(left_at, {end}")
+                out.line(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}>(left_at, {end}")
         self._after_tile()
 
     def _dots(self) -> None:

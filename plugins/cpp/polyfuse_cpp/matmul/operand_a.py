@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.kit import is_multiple, stride
-from polyfuse.symbolic import IndexLike, product
+from polyfuse.kit import is_multiple
+from polyfuse.symbolic import product
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.plans import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand
+from polyfuse_cpp.matmul.touched import common_pitch
 from polyfuse_cpp.matmul.window import window_of
 from polyfuse_cpp.matmul.window_text import WindowText
 from polyfuse_cpp.memory.address import index_text
@@ -23,6 +24,10 @@ past the end."""
 _PAGE, _WAYS = 4096, 6
 """Bytes after which addresses share a set of the L1 cache, and rows that find room there with what else is
 read."""
+
+_LONG = 2048
+"""Elements of a tile that takes long enough to add up for the next one to arrive; of shorter ones, the one
+after it is asked for."""
 
 
 @dataclass
@@ -56,24 +61,15 @@ class OperandAText(OperandText):
 
     def _pitch(self) -> int:
         """Elements from one row to the next, where tiles are read in place; else 0."""
-        side, sizes = self.operand, self.facts.sizes
+        side = self.operand
         if self.dots or self.paired or side.index is None or side.step != 1:
             return 0
         if side.memory is not self.matmul.dtype:
             return 0
-        pitch = 0
-        extent: IndexLike = 1
-        for name in reversed(side.axes):
-            if sizes[name] == 1:
-                continue
-            step = stride(side.index, name)
-            pitch = pitch or (step if isinstance(step, int) else 0)
-            if not pitch or step != pitch * extent:
-                return 0
-            extent = extent * sizes[name]
+        pitch = common_pitch(side.index, side.axes, self.matmul)
         # lines of rows that lie a page apart compete for one set of the L1 cache
         crowded = pitch * self.matmul.dtype.itemsize % _PAGE == 0 and self.plan.rows > _WAYS
-        return 0 if crowded or pitch < 0 else pitch
+        return 0 if crowded or pitch <= 0 else pitch
 
     def _window(self) -> WindowText | None:
         """What is done where the operand is a window; rows that are contiguous as a whole need nothing."""
@@ -172,6 +168,18 @@ class OperandAText(OperandText):
                     self._tile()
         elif not self.at_once:
             self._tile()
+
+    def fetch(self) -> None:
+        """Ask for the rows of a tile that follows, where they are read in place: one row with each block, and
+        those that are left with the last one.
+        """
+        if not self.pitch:
+            return
+        plan = self.plan
+        tiles = 1 if plan.rows * plan.depth > _LONG else 2
+        following = f"left_at + {tiles * plan.rows * self.pitch}"
+        rows = "block - block_a, block + 1 == block_e"
+        self.out.line(f"matmul_fetch_rows<{plan.rows}, {self.pitch}>({following}, depth_here, {rows});")
 
     # Layouts.
 

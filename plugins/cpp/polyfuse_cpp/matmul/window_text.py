@@ -108,14 +108,16 @@ class WindowText(OperandText):
             self.out.line(f"{self.kind} before[{self.size}];")
             self.out.line(f"if (border) matmul_keep<{self.size}>(before, sum, pass == pass_from);")
 
-    def sums(self, packed: str, ahead: str, rest: str) -> None:
-        """Add up a tile; `packed` does so where it is packed, `rest` are the other arguments."""
+    def sums(self, packed: str, fixed: str, rest: str) -> None:
+        """Add up a tile; `packed` does so where it is packed, `fixed` and `rest` are the other parameters of
+        the template and of the call.
+        """
         slide, plan = self.slide, self.plan
         if slide is None:
             self.out.line(packed)
             return
         length = index_text(slide.length)
-        name = f"matmul_window<{plan.rows}, {plan.vectors}, {self.kind}, {slide.pitch}, {ahead}>"
+        name = f"matmul_window<{plan.rows}, {plan.vectors}, {self.kind}, {slide.pitch}, {fixed}>"
         lies = f"depth_from % ({length}), {length}, {index_text(slide.apart)}"
         self.out.line(f"if (inside) {name}(inside_at, {lies}, {rest}")
         self.out.line(f"else {packed}")
@@ -129,6 +131,7 @@ class WindowText(OperandText):
             out.line(f"matmul_keep<{self.size}>(sum, before, false);")
             with out.block("for (i64 row = 0; row < rows_here; ++row)"):
                 self._start(self.operand.axes, "row_from + row")
-                add = f"matmul_tile<1, {vectors}, {self.kind}, 1, 1, false>({self.window.address}, {columns} "
-                add += f"+ k * {following}, {following}, count, sum + row * {vectors * self.lanes}, false);"
+                add = f"matmul_tile<1, {vectors}, {self.kind}, 1, 1, false, 0>({self.window.address}, "
+                add += f"{columns} + k * {following}, {following}, count, "
+                add += f"sum + row * {vectors * self.lanes}, false);"
                 self._runs(add)

@@ -72,11 +72,31 @@ PF_INLINE void tile_step(const T* a, const T* b, i64 next, V (&sum)[R * C]) {
   }
 }
 
+// `count` steps, four at a time: beside the multiplications, what counts steps and moves addresses is a fifth of the
+// instructions otherwise, and threads that share a core share what it can decode. Moves b behind them.
+template <int R, int C, class T, int ROW, int STEP, bool AHEAD, class V>
+PF_INLINE void tile_steps(const T* a, const T*& b, i64 next, i64 count, V (&sum)[R * C]) {
+  i64 k = 0;
+  for (; k + 4 <= count; k += 4) {
+    tile_step<R, C, T, ROW, AHEAD>(a, b, next, sum);
+    tile_step<R, C, T, ROW, AHEAD>(a + STEP, b + next, next, sum);
+    tile_step<R, C, T, ROW, AHEAD>(a + 2 * STEP, b + 2 * next, next, sum);
+    tile_step<R, C, T, ROW, AHEAD>(a + 3 * STEP, b + 3 * next, next, sum);
+    a += 4 * STEP;
+    b += 4 * next;
+  }
+  for (; k < count; ++k) {
+    tile_step<R, C, T, ROW, AHEAD>(a, b, next, sum);
+    a += STEP;
+    b += next;
+  }
+}
+
 // A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is
-// at a[row * ROW + step * STEP]; a step of operand B is C vectors at b, and the next step is `next` further.
-// Sums go to c, row after row; `first` tells that nothing was added up before.
-template <int R, int C, class T, int ROW, int STEP, bool AHEAD>
-static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 next, i64 depth, T* c, bool first) {
+// at a[row * ROW + step * STEP]; a step of operand B is C vectors at b, and the next step is NEXT further, or `apart` where
+// that is 0. Sums go to c, row after row; `first` tells that nothing was added up before.
+template <int R, int C, class T, int ROW, int STEP, bool AHEAD, int NEXT>
+static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 apart, i64 depth, T* c, bool first) {
   typedef typename shape<T>::vec V;
   V sum[R * C];
   if (first) {
@@ -86,11 +106,7 @@ static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 ne
 #pragma GCC unroll 32
     for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + i * int(Vec::lanes));
   }
-  for (i64 k = 0; k < depth; ++k) {
-    tile_step<R, C, T, ROW, AHEAD>(a, b, next, sum);
-    a += STEP;
-    b += next;
-  }
+  tile_steps<R, C, T, ROW, STEP, AHEAD>(a, b, NEXT > 0 ? NEXT : apart, depth, sum);
 #pragma GCC unroll 32
   for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
 }
@@ -109,7 +125,7 @@ template <int SLICES, class T> static __attribute__((unused)) void matmul_join(T
 
 // The same where the steps of a row are in chunks of `length`, `apart` from each other, and the rows ROW; the
 // first chunk, at a, is begun at step `at`.
-template <int R, int C, class T, int ROW, bool AHEAD>
+template <int R, int C, class T, int ROW, bool AHEAD, int NEXT>
 static __attribute__((noinline)) void matmul_window(const T* a, i64 at, i64 length, i64 apart, const T* b, i64 next,
                                                     i64 depth, T* c, bool first) {
   typedef typename shape<T>::vec V;
@@ -118,17 +134,47 @@ static __attribute__((noinline)) void matmul_window(const T* a, i64 at, i64 leng
   for (int i = 0; i < R * C; ++i) sum[i] = first ? V{} : load<Vec>(c + i * int(Vec::lanes));
   while (depth > 0) {
     const i64 steps = index_min(length - at, depth);
-    const T* from = a + at;
-    for (const T* const end = from + steps; from < end; ++from) {
-      tile_step<R, C, T, ROW, AHEAD>(from, b, next, sum);
-      b += next;
-    }
+    tile_steps<R, C, T, ROW, 1, AHEAD>(a + at, b, NEXT > 0 ? NEXT : next, steps, sum);
     depth -= steps;
     a += apart;
     at = 0;
   }
 #pragma GCC unroll 32
   for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
+}
+
+// One step of G tiles, whose rows are at a[row][from[tile] + k]: a step of the columns of a tile is C vectors, `block`
+// elements behind those of the tile before.
+template <int R, int C, int G, class T, bool ALIKE, class V>
+PF_INLINE void taps_step(const T* const (&a)[R], const i64 (&from)[G], i64 k, const T* b, i64 block, V (&sum)[G][R * C]) {
+  const int lanes = int(Vec::lanes);
+  if constexpr (ALIKE) {
+    V right[G * C];
+#pragma GCC unroll 16
+    for (int j = 0; j < G * C; ++j) right[j] = load<Vec>(b + j / C * block + j % C * lanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      V left = fill<V>(a[i][from[0] + k]);
+#pragma GCC unroll 16
+      for (int j = 0; j < G * C; ++j) {
+        V& s = sum[j / C][i * C + j % C];
+        s = add_product(left, right[j], s);
+      }
+    }
+  } else {
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+      V right[C];
+#pragma GCC unroll 8
+      for (int j = 0; j < C; ++j) right[j] = load<Vec>(b + g * block + j * lanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        V left = fill<V>(a[i][from[g] + k]);
+#pragma GCC unroll 8
+        for (int j = 0; j < C; ++j) sum[g][i * C + j] = add_product(left, right[j], sum[g][i * C + j]);
+      }
+    }
+  }
 }
 
 // G tiles of R rows and C vectors of columns, added up over some taps of LENGTH steps each: rows[tap * R + row] is where
@@ -138,7 +184,7 @@ template <int R, int C, int G, class T, int LENGTH, bool ALIKE>
 static __attribute__((noinline)) void matmul_taps(const T* const* rows, i64 taps, const i64* offset, const T* b,
                                                   i64 block, T* c) {
   typedef typename shape<T>::vec V;
-  const int lanes = int(Vec::lanes);
+  const int next = C * int(Vec::lanes), fours = LENGTH / 4 * 4;
   V sum[G][R * C];
   i64 from[G];
 #pragma GCC unroll 4
@@ -152,41 +198,37 @@ static __attribute__((noinline)) void matmul_taps(const T* const* rows, i64 taps
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) a[i] = rows[i];
     rows += R;
-    for (i64 k = 0; k < LENGTH; ++k) {
-      if constexpr (ALIKE) {
-        V right[G * C];
-#pragma GCC unroll 16
-        for (int j = 0; j < G * C; ++j) right[j] = load<Vec>(b + j / C * block + j % C * lanes);
-#pragma GCC unroll 16
-        for (int i = 0; i < R; ++i) {
-          V left = fill<V>(a[i][from[0] + k]);
-#pragma GCC unroll 16
-          for (int j = 0; j < G * C; ++j) {
-            V& s = sum[j / C][i * C + j % C];
-            s = add_product(left, right[j], s);
-          }
-        }
-      } else {
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) {
-          V right[C];
-#pragma GCC unroll 8
-          for (int j = 0; j < C; ++j) right[j] = load<Vec>(b + g * block + j * lanes);
-#pragma GCC unroll 16
-          for (int i = 0; i < R; ++i) {
-            V left = fill<V>(a[i][from[g] + k]);
-#pragma GCC unroll 8
-            for (int j = 0; j < C; ++j) sum[g][i * C + j] = add_product(left, right[j], sum[g][i * C + j]);
-          }
-        }
-      }
-      b += C * lanes;
+    i64 k = 0;
+    for (; k < fours; k += 4) {
+      taps_step<R, C, G, T, ALIKE>(a, from, k, b, block, sum);
+      taps_step<R, C, G, T, ALIKE>(a, from, k + 1, b + next, block, sum);
+      taps_step<R, C, G, T, ALIKE>(a, from, k + 2, b + 2 * next, block, sum);
+      taps_step<R, C, G, T, ALIKE>(a, from, k + 3, b + 3 * next, block, sum);
+      b += 4 * next;
+    }
+    for (; k < LENGTH; ++k) {
+      taps_step<R, C, G, T, ALIKE>(a, from, k, b, block, sum);
+      b += next;
     }
   }
 #pragma GCC unroll 4
   for (int g = 0; g < G; ++g)
 #pragma GCC unroll 32
-    for (int i = 0; i < R * C; ++i) store(c + (g * R * C + i) * lanes, sum[g][i]);
+    for (int i = 0; i < R * C; ++i) store(c + g * R * next + i * int(Vec::lanes), sum[g][i]);
+}
+
+// Asks for COUNT elements of R rows that are PITCH apart.
+template <int R, i64 PITCH, int COUNT, class T> PF_INLINE void matmul_fetch(const T* p) {
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < COUNT; j += 64 / int(sizeof(T))) __builtin_prefetch(p + i * PITCH + j);
+}
+
+// The same for `depth` elements of row `at`, or of all rows from there on, of R that are PITCH apart.
+template <int R, i64 PITCH, class T> PF_INLINE void matmul_fetch_rows(const T* p, i64 depth, i64 at, bool all) {
+  for (const i64 end = all ? R : index_min(R, at + 1); at < end; ++at)
+    for (i64 k = 0; k < depth; k += 64 / int(sizeof(T))) __builtin_prefetch(p + at * PITCH + k);
 }
 
 // Sums of a tile as they are before a pass.
