@@ -30,6 +30,7 @@ def outcome(function: Callable[..., Tensor], *args: Tensor) -> Tensor | type[Exc
         return type(error)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8], ids=str)
 def test_types_that_eager_mode_refuses(name, dtype):
@@ -127,6 +128,7 @@ SUMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", SUMS)
 def test_half_precision_is_added_up_in_single_precision(name, dtype):
@@ -151,6 +153,7 @@ class Scaled(torch.nn.Parameter):
     """A kind of parameter of a user's own."""
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backends", [("interpreter",), ()], ids=["interpreter", "all"])
 @pytest.mark.parametrize(
     "make",

@@ -249,7 +249,7 @@ def test_empty_tensors_and_nothing_to_compute(folder):
     check(call(path, [[x, y]])[0], Empty()(x, y))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_sorting_of_fractions(folder, dtype):
     class Sorted(torch.nn.Module):
