@@ -83,6 +83,19 @@ def test_margins_filled_from_inside(mode: str, dynamic: bool) -> None:
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
+def test_circular_margins(dynamic: bool) -> None:
+    x = torch.randn(3, 4, 6)
+    for pad, fn in (
+        ("on both sides", lambda x: F.pad(x, (3, 2), mode="circular")),
+        ("all of it", lambda x: F.pad(x[None], (6, 6, 4, 0), mode="circular")),
+        ("what is left", lambda x: F.pad(x[None], (-1, 2, 1, -2), mode="circular")),
+        ("of several types", lambda x: F.pad((x * 9).int(), (1, 1), mode="circular")),
+    ):
+        assert check(fn, x, dynamic=dynamic, exact=True), pad
+    check(gradient(lambda x: F.pad(x[None], (1, 2, 3, 1), mode="circular")), x, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_moves(dynamic: bool) -> None:
     x = torch.randn(3, 4, 6)
     check(lambda x: torch.roll(x, (1, -2), (0, 2)), x, dynamic=dynamic)
