@@ -14,7 +14,7 @@ from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_architectures import architectures_page
 from polyfuse_bench.report_autotuning import autotuning_table
 from polyfuse_bench.report_chart import kernels_chart, speed_chart
-from polyfuse_bench.report_distributed import two_devices_section
+from polyfuse_bench.report_distributed import parallel_training_section, two_devices_section
 from polyfuse_bench.report_engines import (
     engines_chart,
     engines_readme,
@@ -133,6 +133,7 @@ def performance_page(results: Path) -> str | None:
             ("host", _host_section),
             ("fusion_rules", fusion_rules_section),
             ("two_devices", two_devices_section),
+            ("parallel_training", parallel_training_section),
         )
         for content in _variants(kind, results)
         for section in [make(content)]
