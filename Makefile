@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all sanitize sanitize-gpu lint bench docs docs-site report-ui screenshots clean
+.PHONY: help install demo test test-all sanitize sanitize-gpu lint style types types-newest bench docs docs-site report-ui screenshots clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,10 +26,10 @@ demo: $(STAMP) ## Compile small models with Polyfuse and compare them with eager
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP) ## Run the tests, without the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not gpu and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not gpu and not slow"
 
 test-all: $(STAMP) ## Run all tests that this machine can run
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 # What kernels, host programs and packages do to memory, and what C++ leaves undefined. `CXX` takes flags along. Tests
 # that ask for more memory than there is are answered as without sanitizers; a report goes to the terminal, since it
@@ -52,10 +52,15 @@ sanitize-gpu: $(STAMP) ## Run the conformance kit of Triton under compute-saniti
 			$(BIN)/python -m polyfuse conformance triton --quick --device cuda || exit 1; \
 	done
 
-lint: $(STAMP) ## Check style and types
+lint: style types types-newest ## Check style and types
+
+style: $(STAMP)
 	$(BIN)/ruff check core plugins tests tools benchmarks examples
+
+types: $(STAMP)
 	$(BIN)/mypy
-	# names that the standard library of the newest Python has no more
+
+types-newest: $(STAMP) # names that the standard library of the newest Python has no more
 	$(BIN)/mypy --python-version 3.14
 
 bench: $(STAMP) ## Measure against eager mode and Inductor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ except ImportError:  # before pytest 8.4
     gc_collect_iterations_key = None
 
 import built_libraries
+import file_order
 import sampling
 import torch_costs
 
@@ -42,9 +43,16 @@ def pytest_configure(config: pytest.Config) -> None:
         built_libraries.forget_old(Path(os.environ["LIBRARIES_OF_TESTS"]))
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """One more than there are cores: some tests wait for processes and for limits of time."""
+    return 1 + (yield)
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     sampling.mark_others_slow(items)
+    items[:] = file_order.longest_first(items)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _has_gpu():
         from requirements import GPU

@@ -23,6 +23,7 @@ def diagonal_scatter(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.diagonal_scatter(b @ b.t(), a[:4, 0], offset=-1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [block_diagonal, diagonal_scatter])
 def test_found_by_a_sweep(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     arguments = torch.randn(5, 1), torch.randn(5, 2)
@@ -30,6 +31,7 @@ def test_found_by_a_sweep(function: Callable[[torch.Tensor, torch.Tensor], torch
     checks.assert_close([compiled(*arguments)], [function(*arguments)], "output")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 7, 40])
 def test_a_zero_keeps_its_sign_at_a_limit(count: int, dtype: torch.dtype) -> None:
@@ -46,6 +48,7 @@ def test_a_zero_keeps_its_sign_at_a_limit(count: int, dtype: torch.dtype) -> Non
         assert torch.equal(found[numbers].signbit(), expected[numbers].signbit())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_power_is_a_root_where_eager_mode_takes_one(dtype: torch.dtype) -> None:
     x = torch.tensor([-math.inf, -0.0, 0.0, math.inf, -1.0, 4.0, math.nan], dtype=dtype)
@@ -91,6 +94,7 @@ def checked_count(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return x[places[:, 0]] * 2
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("function", [checked_number, checked_size, checked_count])
 def test_what_a_check_says_of_data_is_checked(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
@@ -148,6 +152,7 @@ VIEWS_OF_COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", VIEWS_OF_COPIES)
 def test_views_of_copies_of_parts(name: str, dynamic: bool) -> None:
@@ -175,6 +180,7 @@ def test_copies_of_inputs_that_begin_elsewhere() -> None:
         torch.testing.assert_close(compiled(row), row.view(5, 1) + 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_is_computed_into_a_view_leaves_the_strides_of_the_whole(dynamic: bool) -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:

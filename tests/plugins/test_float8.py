@@ -90,7 +90,7 @@ def test_elements_that_are_moved(generated: Callable[..., Any]) -> None:
         assert same(found, wanted), wanted.dtype
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantised_and_back(generated: Callable[..., Any], kind: torch.dtype) -> None:
     """Scales, codes, what they stand for, sums and the largest values of rows, with default numerics."""

@@ -30,6 +30,7 @@ def outcome(function: Callable[..., Tensor], *args: Tensor) -> Tensor | type[Exc
         return type(error)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8], ids=str)
 def test_types_that_eager_mode_refuses(name, dtype):
@@ -39,6 +40,7 @@ def test_types_that_eager_mode_refuses(name, dtype):
     assert outcome(torch.compile(REFUSED[name], backend="polyfuse"), x) is NotImplementedError
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
@@ -51,6 +53,7 @@ def test_types_that_eager_mode_refuses(name, dtype):
         (lambda x: 1.5 - x, torch.bool),
         (lambda x: x.float() - x, torch.bool),
         (lambda x: torch.clamp(x, x, x), torch.bool),
+        (torch.special.log_ndtr, torch.float16),
         (F.celu, torch.int32),
         (F.hardshrink, torch.int32),
         (lambda x: F.soft_margin_loss(x, x), torch.int32),
@@ -127,6 +130,7 @@ SUMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", SUMS)
 def test_half_precision_is_added_up_in_single_precision(name, dtype):
@@ -151,6 +155,7 @@ class Scaled(torch.nn.Parameter):
     """A kind of parameter of a user's own."""
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backends", [("interpreter",), ()], ids=["interpreter", "all"])
 @pytest.mark.parametrize(
     "make",

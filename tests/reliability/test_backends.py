@@ -34,6 +34,7 @@ def raising(method: str) -> type:
     return type("OnTrial", (InterpreterBackend,), {method: broken})
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("method", ["__init__", "claims", "emit", "describe", "build", "load"])
 def test_another_takes_its_place(install, warned, method):
     install(raising(method))
@@ -137,6 +138,7 @@ def test_what_is_the_models_fault_is_raised(install, warned):
     assert not warned
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("check", ["off", "first"])
 @pytest.mark.parametrize(
     "error",

@@ -139,6 +139,7 @@ def test_results_and_inputs_are_let_go():
     assert [ref() for ref in held] == [None, None]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("before", [False, True])
 def test_tangents_of_forward_mode_are_kept(before, warned):
     """Compiled code knows nothing of them: such a call is eager mode's, and others are not."""

@@ -44,7 +44,7 @@ def reasons(warned: list[str]) -> dict[str, str]:
     return found
 
 
-def test_bad_choices_for_a_matmul_lose(bad, warned):
+def test_bad_choices_for_a_matmul_lose(bad, warned, monkeypatch):
     options = {**OPTIONS, "gemm": "fastest"}
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -71,8 +71,10 @@ def test_bad_choices_for_a_matmul_lose(bad, warned):
     outcomes = {str(trial.candidate): trial for trial in record.trials}
     assert outcomes["toy way=0"].milliseconds < float("inf") and not outcomes["toy way=0"].fault
     assert outcomes["toy way=1"].milliseconds == float("inf") and outcomes["toy way=1"].fault
+    times_nothing(monkeypatch, warned, options)
 
 
+@pytest.mark.slow
 def test_bad_configurations_of_a_kernel_lose(bad, warned):
     options = {**OPTIONS, "tune_kernels": True}
     function = torch.compile(lambda x: x.sin() + 1, backend="polyfuse", options=options)
@@ -80,15 +82,8 @@ def test_bad_configurations_of_a_kernel_lose(bad, warned):
     assert set(reasons(warned)) == set(WAYS) - {"fine", "emit"}
 
 
-@pytest.mark.parametrize(
-    "tuned",
-    [{"gemm": "fastest"}, pytest.param({"gemm": "fastest", "tune_kernels": True}, marks=pytest.mark.slow)],
-    ids=["matmuls", "kernels too"],
-)
-def test_a_second_session_times_nothing(bad, warned, monkeypatch, tuned):
-    options = {**OPTIONS, **tuned}
-    torch.compile(product, backend="polyfuse", options=options)(A, B, C)
-    assert any("is no candidate for" in text for text in warned)
+def times_nothing(monkeypatch: pytest.MonkeyPatch, warned: list[str], options: dict[str, object]) -> None:
+    """A second session begins without the first one's faults, and starts no process."""
     del warned[:]
     forget_sessions()
     torch.compiler.reset()
@@ -100,6 +95,14 @@ def test_a_second_session_times_nothing(bad, warned, monkeypatch, tuned):
     )
     assert not started
     assert not any("is no candidate for" in text for text in warned)
+
+
+@pytest.mark.slow
+def test_a_second_session_times_nothing(bad, warned, monkeypatch):
+    options = {**OPTIONS, "gemm": "fastest", "tune_kernels": True}
+    torch.compile(product, backend="polyfuse", options=options)(A, B, C)
+    assert any("is no candidate for" in text for text in warned)
+    times_nothing(monkeypatch, warned, options)
 
 
 @pytest.mark.parametrize("options", [{"gemm": "fastest"}, {"tune_kernels": True}])

@@ -40,6 +40,7 @@ def written(x: torch.Tensor) -> torch.Tensor:
     return x.flatten(0, 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_view_of_a_written_input_is_found(grad):
     """Its strides are compared at each call, also where nothing is traced."""
@@ -61,6 +62,7 @@ def test_a_view_of_a_written_input_is_found(grad):
                 result.sum().backward()  # what has gradients is stored when its backward is compiled
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "function",
     [
@@ -78,6 +80,7 @@ def test_results_are_those_of_a_compile(function):
     check(function, torch.randn(6, 30))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "x", [torch.empty(0, 4), torch.ones(1, 1), torch.tensor([[float("nan"), -0.0, float("inf")]])]
 )
@@ -139,6 +142,7 @@ def test_a_graph_whose_backward_never_ran_is_not_stored(tmp_path):
         assert again(soft, x).misses == 1 and not entries(tmp_path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("at_first", [False, True])
 def test_a_backward_that_runs_twice(at_first):
     """What it may overwrite is needed again, whichever process met that first."""
@@ -248,6 +252,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_not_the_same_is_not_found(name):
     assert again(soft, torch.randn(5, 30)).misses == 1
@@ -273,6 +278,7 @@ SWITCHES = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SWITCHES)
 def test_switches_of_torch_are_part_of_the_key(name):
     get, put, other = SWITCHES[name]
@@ -331,6 +337,7 @@ def test_a_backend_that_describes_itself_otherwise_is_a_miss(monkeypatch):
     assert again(soft, torch.randn(5, 30), backends=["interpreter"]).hits == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("content", [b"", b"nothing", pickle.dumps({"an": "other"})])
 def test_a_damaged_entry_is_a_miss(tmp_path, content):
     check(soft, torch.randn(5, 30))
@@ -359,6 +366,7 @@ def test_entries_of_other_versions_are_not_read(monkeypatch):
     assert again(soft, torch.randn(5, 30)).misses == 1
 
 
+@pytest.mark.slow
 def test_an_entry_cut_short_is_a_miss(tmp_path):
     check(soft, torch.randn(5, 30))
     for path in entries(tmp_path):
@@ -384,6 +392,7 @@ TAKING_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", TAKING_FUNCTIONS)
 def test_operators_that_take_functions(name):
     for hits in (0, 1):
@@ -420,6 +429,7 @@ BYPASSES: dict[str, tuple[str, Callable[[], GraphCounts]]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", BYPASSES)
 def test_what_bypasses_the_cache_and_why(name, tmp_path):
     reason, run = BYPASSES[name]
@@ -444,6 +454,7 @@ def test_a_key_that_cannot_be_computed_costs_nobody_the_result(monkeypatch):
     assert "AttributeError" in next(iter(again(soft, torch.randn(5, 30)).bypasses))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "function", [lambda x: x[x > 0] * 2, lambda x: x.nonzero().sum(), lambda x: x.sum().item() + x]
 )
@@ -462,6 +473,7 @@ FRACTIONS = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("assumed", "function"), FRACTIONS)
 def test_floating_point_arguments_that_vary(assumed, function):
     """torch compiles some in, under a guard that is Dynamo's: such a graph served other values."""
@@ -575,6 +587,7 @@ def test_machines_that_share_a_remote_store(monkeypatch, tmp_path, secret):
     assert outcome(start())[:4] == [2, 0, {}, 0], "and mended there"
 
 
+@pytest.mark.slow
 def test_machines_that_give_to_a_remote_store_at_once(monkeypatch, tmp_path, secret):
     monkeypatch.setenv("POLYFUSE_REMOTE_CACHE", str(tmp_path / "remote"))
     together = []
@@ -618,6 +631,7 @@ def stepped(name: str) -> tuple[list[torch.Tensor], GraphCounts]:
     return [parameter.detach().clone() for parameter in net.parameters()], graph_counts()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_steps_of_an_optimizer_are_found(name, monkeypatch):
     first, counts = stepped(name)

@@ -74,6 +74,7 @@ def test_checkpoints_that_save_by_a_policy(monkeypatch):
     assert differentiated(partial(by_policy, [torch.ops.aten.sin.default]), x).misses == 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("function", [branch, loop, running, branch_that_writes])
 def test_compiled_functions_that_operators_call(function):
     check(function, torch.randn(6, 6))
@@ -104,6 +105,7 @@ MEMORY: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [torch.add, _written])
 def test_inputs_that_share_memory(function):
     for hits in (0, 1):

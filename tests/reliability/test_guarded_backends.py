@@ -48,6 +48,7 @@ NOT_AN_ERROR = {("build", kind) for kind in ("None", "nonsense", "an answer that
 """What a method may answer."""
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", SHORT)
 @pytest.mark.parametrize("method", ASKED)
 def test_a_fault_costs_one_warning_and_no_graph(install, warned, method, kind):

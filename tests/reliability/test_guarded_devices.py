@@ -299,6 +299,7 @@ def test_every_part_of_a_recorder_is_guarded() -> None:
             assert len(told) == 1 and told[0][1].endswith(f"{part}`")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("part", ["new_pool", "is_recording", "record", "replay"])
 def test_a_recorder_that_fails_costs_a_recording(
     part: str, monkeypatch: pytest.MonkeyPatch, warned: list[str]

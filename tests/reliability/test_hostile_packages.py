@@ -206,6 +206,7 @@ def test_a_path_that_leads_elsewhere_is_refused(whole, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("outside"))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [[0], [7], [8, 0], []])
 def test_a_weight_of_another_size_is_refused(whole, model, tmp_path, size):
     """Where the description says that there is less than kernels read."""

@@ -69,6 +69,7 @@ assert "polyfuse" in torch._dynamo.list_backends()
     assert done.returncode == 0 and done.stdout.count("found") == 2, done.stderr[-2000:]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [3, 5], ids=["the same size", "another size"])
 def test_a_forked_process_calls_it(rows):
     """What was compiled before the fork runs after it, and more can be compiled there."""
@@ -165,6 +166,7 @@ def put_into(net: nn.Sequential, step: int) -> None:
         net.double()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True], ids=["training", "frozen"])
 def test_parameters_that_change(freezing):
     net, x = model(), torch.randn(3, 16)
@@ -203,6 +205,7 @@ class Attention(nn.Module):
         return found.tanh(), kept
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("grows", [False, True], ids=["a fixed cache", "a cache that grows"])
 def test_decoding(grows):
     """A prompt, then one token after another: few graphs, eager mode's results, the same cache."""

@@ -38,6 +38,7 @@ def compile_again(number: int, **options: object) -> None:
     torch.testing.assert_close(compiled(x), f(x))
 
 
+@pytest.mark.quick(1)
 @LINUX
 @pytest.mark.parametrize("options", [{}, {"native_host": True}], ids=["", "native host"])
 def test_libraries_are_unloaded(monkeypatch, options):

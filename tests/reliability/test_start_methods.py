@@ -55,6 +55,7 @@ class Rows(torch.utils.data.Dataset):
         return run(torch.full((2, 4), float(position)), torch.ones(4, 3))
 
 
+@pytest.mark.slow
 def test_workers_of_a_loader_compile(context):
     loader = torch.utils.data.DataLoader(Rows(), 2, num_workers=1, multiprocessing_context=context)
     expected = torch.tensor([[12.0 * n] * 2 for n in range(4)])

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[Callable[..., Any], bool, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_compiled_ahead_is_loaded(name, monkeypatch, tmp_path):
     function, grad, options = CASES[name]

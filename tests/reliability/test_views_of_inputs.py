@@ -28,6 +28,7 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return first, second, (first * second).sum()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fn", [halves, rows])
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -30,6 +30,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "gather": (),
     "atomic": (),
     "kernel": ("omp",),
+    "bytes": (),
     "shuffle": (),
     "stream": (),
     "tile": ("shuffle", "stream"),

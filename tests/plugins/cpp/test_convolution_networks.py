@@ -108,7 +108,7 @@ def test_weights_are_packed_again_after_every_kind_of_change() -> None:
     assert len(last_reports()) == 1
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("inside", "outside", "extent"),
     [(16, 24, 11), (24, 33, 9), (1040, 8, 9), (64, 16, 5)],
@@ -134,7 +134,7 @@ def test_pointwise_convolutions_are_generated_with_what_follows(
     agrees(call, model, torch.randn(5, inside, extent, extent))  # compiled again with a batch of any size
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("margin", "stride", "padding", "absorbed"),
     [
@@ -161,7 +161,7 @@ def test_margins_of_depthwise_convolutions(
     agrees(call, model, x)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_stays_so(value: float) -> None:
     model = network()
@@ -170,7 +170,7 @@ def test_what_is_no_number_stays_so(value: float) -> None:
     agrees(compiled(model), model, x)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -202,7 +202,7 @@ def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
     assert not report.fallbacks and not report.eager
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -230,6 +230,7 @@ def test_depthwise_convolutions_of_sizes_that_vary() -> None:
         assert not agrees(call, model, x).calls
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("groups", [2, 8])
 def test_weights_of_depthwise_convolutions_that_are_infinite(groups: int) -> None:
     model = nn.Conv2d(8, 8, 3, padding=1, groups=groups).eval()
@@ -240,6 +241,7 @@ def test_weights_of_depthwise_convolutions_that_are_infinite(groups: int) -> Non
     assert not agrees(compiled(model), model, x).calls
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
@@ -269,6 +271,7 @@ def test_packages_convolve_as_compiled_models_do(tmp_path: Path) -> None:
     assert any(PACKS in text for text in texts)
 
 
+@pytest.mark.slow
 def test_a_batch_that_varies() -> None:
     model = network()
     call = compiled(model, dynamic=True)
@@ -307,6 +310,7 @@ def test_room_is_a_tenth_of_many_parameters(monkeypatch: pytest.MonkeyPatch) -> 
     assert PACKS not in agrees(compiled(model), model, X).calls
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("dtype", "last"), [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)]
 )

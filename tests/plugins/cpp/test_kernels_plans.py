@@ -42,6 +42,7 @@ def softmax_of_rows(rows: int, cols: int) -> KernelBuilder:
     return k
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 def test_two_reductions_over_a_long_row_are_cut(threads: int, isa: str) -> None:
     k = softmax_of_rows(2, 100_001)
@@ -53,6 +54,7 @@ def test_two_reductions_over_a_long_row_are_cut(threads: int, isa: str) -> None:
     torch.testing.assert_close(o, a.double().logsumexp(1).float())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", ["argmax", "argmin", "welford", "online_softmax"])
 def test_pairs_of_results_are_merged(kind: str, threads: int) -> None:
     size = 70_003
@@ -104,6 +106,7 @@ def test_cut_sums_do_not_depend_on_threads_or_on_the_size_expected() -> None:
     torch.set_num_threads(before)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", [(16, 16), (33, 21), (100, 64), (9, 1100)])
 @pytest.mark.parametrize("dtype", [f32, DType.bf16, DType.f64, i64, DType.i8, boolean])
@@ -121,6 +124,7 @@ def test_tiles(dtype: DType, shape: tuple[int, int], isa: str) -> None:
     assert torch.equal(o, a.t())
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [f32, DType.f64, DType.i32])
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("isa", ISAS)
@@ -151,6 +155,7 @@ def test_large_results_of_tiles_bypass_the_caches(dtype: DType, offset: int, isa
     )
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 def test_tiles_inside_other_axes_with_rows_and_columns(threads: int, isa: str) -> None:
     b, m, n = 3, 200, 130
@@ -172,6 +177,7 @@ def test_tiles_inside_other_axes_with_rows_and_columns(threads: int, isa: str) -
     torch.testing.assert_close(p, -want.transpose(1, 2))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("edge", [16, 32, 20])
 def test_masks_of_whole_vectors(edge: int, isa: str) -> None:
@@ -191,6 +197,7 @@ def test_masks_of_whole_vectors(edge: int, isa: str) -> None:
     assert torch.equal(o, torch.cat((a, b), 1))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("step", [2, 3, 4, 5, -1])
 @pytest.mark.parametrize("dtype", [f32, DType.bf16, i64, boolean])
@@ -207,6 +214,7 @@ def test_every_other_element(dtype: DType, step: int, isa: str) -> None:
     assert torch.equal(o, a[::step] if step > 0 else a.flip(0))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [f32, DType.f64, DType.i32, i64])
 @pytest.mark.parametrize("kind", ["sum", "prod"])
 @pytest.mark.parametrize("isa", ISAS)
@@ -228,6 +236,7 @@ def test_scans_on_the_lanes(kind: str, dtype: DType, isa: str) -> None:
     torch.testing.assert_close(o, {"sum": torch.cumsum, "prod": torch.cumprod}[kind](a, 1).to(dtype.torch))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, DType.f16, i64, boolean])
 @pytest.mark.parametrize("size", [56, 61])
@@ -253,6 +262,7 @@ def test_neighbouring_lanes_share_elements(dtype: DType, size: int, isa: str) ->
     assert torch.equal(p, a[:, lanes // 4])
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, DType.bf16, DType.f64, DType.u8])
 @pytest.mark.parametrize("size", [64, 37])
@@ -288,6 +298,7 @@ def test_equal_kernels_have_equal_text() -> None:
         assert first.text == second.text and first.key == second.key
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("kind", ["sum", "welford", "argmax"])
 def test_every_tiling_gives_the_same(kind: str, dim: int) -> None:
@@ -310,6 +321,7 @@ def test_every_tiling_gives_the_same(kind: str, dim: int) -> None:
         torch.testing.assert_close(o, want, rtol=1e-5, atol=1e-5, msg=str(config))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("columns", [64, 200, 37])
 def test_scattered_columns_are_done_in_strips(columns: int, isa: str, threads: int) -> None:

@@ -16,6 +16,7 @@ ISAS = ("", "avx2", "scalar")
 SIZES = (0, 1, 15, 16, 17, 100)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("size", SIZES)
 def test_contiguous(size: int, isa: str) -> None:
@@ -42,6 +43,7 @@ def test_dynamic_sizes_share_a_kernel() -> None:
         torch.testing.assert_close(o, a - b[:, None])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", [(3, 5), (16, 16), (33, 47), (64, 128)])
 def test_transposed_read(shape: tuple[int, int], isa: str) -> None:
@@ -56,6 +58,7 @@ def test_transposed_read(shape: tuple[int, int], isa: str) -> None:
     torch.testing.assert_close(o, a.t() + b)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     "dtype", [DType.bf16, DType.f16, DType.f64, DType.i32, DType.i64, DType.i8, DType.u8]
@@ -148,6 +151,7 @@ def test_gather(isa: str) -> None:
     assert torch.equal(p, table[ids][:, col])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("mode", ["add", "max", "min", "mul"])
 @pytest.mark.parametrize("columns", [1, 3, 40])

@@ -134,6 +134,7 @@ def exact_ops(group: tuple[str, ...]) -> list[Op]:
 GROUPS = {"float": FLOATS, "signed": SIGNED, "unsigned": (*UNSIGNED, "bool")}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("level", level_params())
 def test_exact_operators(level: Level, group: str) -> None:

@@ -56,6 +56,7 @@ def test_linear_layers_with_a_residual(run: Any) -> None:
         assert report.calls == ("mkldnn._linear_pointwise.binary",) and report.kernels == 0
 
 
+@pytest.mark.slow
 def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
     assert run(LINEAR, X[0]).calls == ("mkldnn._linear_pointwise.default",)
     report = run(lambda x, w: x @ w.t(), X[0], LINEAR.weight)
@@ -64,6 +65,7 @@ def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
     assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("maker", "isa", "taken"),
     [
@@ -96,7 +98,7 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, isa, 
     forget_sessions()
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("left", ["rows", "columns", "gaps", "columns with gaps"])
 @pytest.mark.parametrize("right", ["rows", "columns", "gaps", "columns with gaps"])
 def test_matmuls_of_matrices_transposed_or_not(
@@ -120,6 +122,7 @@ def _laid_out(rows: int, columns: int, how: str) -> torch.Tensor:
     return torch.randn(rows, columns + gap)[:, :columns]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("rows", "taken"), [(1, False), (63, False), (64, True)])
 def test_small_matmuls_are_the_librarys(rows: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
@@ -156,13 +159,14 @@ def test_convolutions_with_an_activation(run: Any, then: Callable[..., Any]) -> 
     assert report.calls == ("mkldnn._convolution_pointwise.default",) and report.kernels == 0
 
 
+@pytest.mark.slow
 def test_convolutions_with_a_residual(run: Any) -> None:
     x, other = torch.randn(3, 4, 9, 11), torch.randn(3, 6, 5, 6)
     report = run(lambda x, other: CONVOLUTION(x) + other, x, other)
     assert report.calls == ("mkldnn._convolution_pointwise.binary",) and report.kernels == 0
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("then", [F.hardswish, F.leaky_relu, F.silu, torch.tanh])
 def test_not_a_number_stays_so_behind_a_convolution(run: Any, then: Callable[..., Any]) -> None:
     x = torch.randn(3, 4, 9, 11)
@@ -192,7 +196,7 @@ def _last(x: torch.Tensor) -> torch.Tensor:
     return x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -211,7 +215,7 @@ def test_convolutions_with_channels_last(run: Any, layer: Any, size: tuple[int, 
     assert len(report.calls) == 1 or report.calls[0].startswith("frozen.")
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -247,7 +251,7 @@ def test_channels_last_of_a_size_that_varies(run: Any) -> None:
 LINEAR_ONCE, CONVOLUTION_ONCE = "mkldnn._reorder_linear_weight", "mkldnn._reorder_convolution_weight"
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("function", "args", "once", "call"),
     [
@@ -296,6 +300,7 @@ def test_weights_that_are_not_kept(run: Any) -> None:
     assert "no whole parameter" in found["cpp:onednn_fused_packed"]
 
 
+@pytest.mark.slow
 def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)

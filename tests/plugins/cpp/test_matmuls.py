@@ -84,6 +84,7 @@ def test_layouts(left: str, right: str, isa: str) -> None:
     check(Matmul(19, 45, 37, left=left, right=right, pad=3), isa)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (1, 64, 40), (2, 33, 129), (5, 1, 7), (64, 96, 16), (17, 31, 1)]
@@ -108,6 +109,7 @@ def test_more_than_one_thread(right: str) -> None:
     check(Matmul(3, 700, 600, right=right, bias=True))
 
 
+@pytest.mark.quick(8)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize(
     ("dtype", "isa"),
@@ -155,6 +157,7 @@ def test_results_that_run_along_the_rows() -> None:
     check(Matmul(45, 12, 30, right="bnk", out="bnm", residual=True))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dynamic", ["m", "k", "mnk"])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_dynamic_sizes(right: str, dynamic: str) -> None:
@@ -203,6 +206,7 @@ def test_epilogues(isa: str) -> None:
     check(Matmul(21, 40, 33, right="bnk", finish=gelu, residual=True), isa, finish=finish)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, bf16])
@@ -237,6 +241,7 @@ def test_numbers_that_are_none_stay_where_they_are() -> None:
             assert tensors["result"][[0, 1, 3]].isfinite().all()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("isa", ["", "scalar"])
 def test_convolution(isa: str, padding: int) -> None:
@@ -292,6 +297,7 @@ def test_several_axes_of_columns() -> None:
         torch.testing.assert_close(result, want, rtol=1e-5, atol=1e-5, msg=str(config))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_matmuls(seed: int) -> None:
@@ -323,6 +329,7 @@ def test_what_it_refuses() -> None:
         backend().configs(k.build())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize(
     ("shape", "packed"),
@@ -353,6 +360,7 @@ def test_text_is_deterministic() -> None:
     assert one == two and accumulates(f32) is f32
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("pair", [(i8, i8), (u8, i8), (bf16, bf16)])
 def test_without_instructions_for_small_types(
@@ -364,6 +372,7 @@ def test_without_instructions_for_small_types(
     check(Matmul(9, 41, 131, dtype=pair[0], other=pair[1], right="bnk"))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 @pytest.mark.parametrize("shape", [(40, 75, 67), (16, 16, 31), (70, 40, 2100), (3, 33, 64)])

@@ -249,7 +249,7 @@ def test_empty_tensors_and_nothing_to_compute(folder):
     check(call(path, [[x, y]])[0], Empty()(x, y))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_sorting_of_fractions(folder, dtype):
     class Sorted(torch.nn.Module):
@@ -289,6 +289,7 @@ def test_sorting_of_integers_of_any_size(folder):
     check(call(path, [[x, keep]])[0], Sorted()(x, keep))
 
 
+@pytest.mark.slow
 def test_transposed_convolutions(folder):
     model = torch.nn.Sequential(
         torch.nn.ConvTranspose2d(
@@ -302,6 +303,7 @@ def test_transposed_convolutions(folder):
     check(call(path, [[x]])[0], model(x))
 
 
+@pytest.mark.slow
 def test_parts_that_are_joined(folder):
     class Joined(torch.nn.Module):
         def forward(self, x, y):

@@ -54,6 +54,7 @@ def test_programs_of_kernels_alone(tmp_path):
     assert compare(chain, tmp_path, (x, torch.randn(7, 33))) == [NATIVE]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [(0, 4), (1, 1), (4, 1)])
 def test_empty_and_tiny_inputs(tmp_path, size):
     def f(x):
@@ -90,6 +91,7 @@ def test_constants(tmp_path):
     assert compare(with_constant, tmp_path, (torch.randn(2, 4),)) == [NATIVE]
 
 
+@pytest.mark.slow
 def test_strided_and_misaligned_inputs(tmp_path):
     memory = torch.randn(200)
     x, y = memory[1:101].view(10, 10).t(), memory[3:103].view(10, 10)
@@ -146,6 +148,7 @@ def test_a_fraction_read_from_data_leaves_the_program_to_python(tmp_path):
     assert text == NATIVE or ("Python: " in text and "is read from data" in text)
 
 
+@pytest.mark.slow
 def test_lengths_of_ragged_tensors_leave_the_program_to_python(tmp_path):
     options = {"cache_dir": str(tmp_path), "native_host": True, "graph_cache": False}
 

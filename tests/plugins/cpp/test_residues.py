@@ -62,6 +62,7 @@ def agrees(kernel: Kernel, isa: str, inputs: list[Tensor], out: Tensor, *sizes: 
     assert torch.equal(fenced[out.numel() :], out)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("by", [2, 3, 4])
@@ -119,6 +120,7 @@ def test_questions_about_remainders_are_answered() -> None:
     agrees(kernel, "", [filled(32, f32)], filled(64, f32))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("dtype", "stride"),
     [
@@ -169,6 +171,7 @@ def coloured(
     return k
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, DType.f64, DType.i8])
 @pytest.mark.parametrize("colours", [2, 3, 4])

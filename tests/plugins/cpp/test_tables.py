@@ -40,6 +40,7 @@ def expected(a: torch.Tensor) -> torch.Tensor:
     return torch.where(place % 8 == 1, a * place.sin() + (place / 3).cos(), a)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, DType.f64])
 @pytest.mark.parametrize("shape", [(64, 16), (70, 37), (200, 5), (65, 96)])

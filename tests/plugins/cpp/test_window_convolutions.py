@@ -44,7 +44,7 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
     assert set(last_reports()[-1].calls) == {PACKS}
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("layer", "size", "last"),
     [
@@ -83,6 +83,7 @@ def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -
     agrees(call, model, x)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_windows_over_images_of_any_size(groups: int) -> None:
     model = nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=groups)
@@ -135,6 +136,7 @@ def test_what_follows_is_done_in_the_same_kernel() -> None:
     assert last_reports()[-1].kernels == 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size", "reason"),
     [

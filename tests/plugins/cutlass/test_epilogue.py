@@ -45,6 +45,7 @@ def compare(kernel: Kernel, rows: int, tiling: Tiling, folder, tolerance: float 
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("tiling", (WIDE, SWAPPED), ids=("wide", "swapped"))
 @pytest.mark.parametrize(
     "epilogue", (PLAIN, GELU, RESIDUAL, SCALED), ids=("plain", "gelu", "residual", "scaled")
@@ -54,6 +55,7 @@ def test_layers(tmp_path, tiling, epilogue, rows, columns):
     compare(product(rows, columns, 16, epilogue=epilogue), rows, tiling, tmp_path)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shared", (False, True))
 @pytest.mark.parametrize("epilogue", (RESIDUAL, SCALED), ids=("residual", "scaled"))
 def test_batches(tmp_path, shared, epilogue):

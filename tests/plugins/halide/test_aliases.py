@@ -81,6 +81,7 @@ def with_scatter(m: int, n: int) -> Kernel:
     return builder.kernel((m, n))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [several_outputs, rows, columns, with_scatter], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("shape", [(3, 17), (5, 64), (40, 1003), (130, 70)])
 def test_an_output_over_an_input(make, shape, tmp_path):
@@ -118,6 +119,7 @@ def running_statistics(m: int, n: int, across: bool) -> Kernel:
     return builder.kernel((m, n))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize("shape", [(3, 17), (40, 1003), (130, 70)])
 def test_statistics_in_place(shape, across, tmp_path):

@@ -64,7 +64,7 @@ def test_kernels_by_each_scheduler_are_right(scheduler, name, tmp_path):
     torch.testing.assert_close(found, function(*args), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("scheduler", ON_PROCESSORS)
 @pytest.mark.parametrize("shape", [(3, 3), (5, 7), (33, 517), (128, 256)])
 def test_nothing_beside_a_result_is_written(scheduler, shape, tmp_path):

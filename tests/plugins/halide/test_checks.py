@@ -60,6 +60,7 @@ def built(kernel: Kernel, folder, **options: str):
     return backend.load(folder)[source.key]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("count", [1, 40, 3000])
 def test_a_read_at_a_wrong_place_names_the_kernel(dynamic, count, tmp_path):

@@ -53,6 +53,7 @@ def found() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return x, dict(zip(FUNCTIONS, results, strict=True))
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_agree_with_double_precision(
     found: tuple[torch.Tensor, dict[str, torch.Tensor]], name: str

@@ -121,7 +121,7 @@ CHOICES = [
 ]
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("config", CHOICES, ids=str)
 @pytest.mark.parametrize("shape", [(33, 517), (517, 33), (64, 64), (700, 5)])
 def test_every_choice_gives_the_same(config, shape, tmp_path):

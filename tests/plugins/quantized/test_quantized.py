@@ -41,6 +41,7 @@ def values(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return x.to(dtype)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", RANGES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_there_and_back(kind, dtype):
@@ -76,6 +77,7 @@ def test_parameters_in_tensors(scale):
     assert not check(function, torch.tensor(3.25), scale, zero_point, strict=True).fallbacks
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("scales", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("zeros", [torch.int64, torch.int32, torch.float32], ids=str)

@@ -51,7 +51,11 @@ kernel k on cuda {
 
 @pytest.mark.parametrize(
     ("dtype", "rows", "numerics"),
-    [("bfloat16", 1500, "fast"), ("float16", 256, "fast"), ("bfloat16", 200, "eager")],
+    [
+        pytest.param("bfloat16", 1500, "fast", marks=pytest.mark.slow),
+        ("float16", 256, "fast"),
+        ("bfloat16", 200, "eager"),
+    ],
 )
 def test_a_result_and_its_norm(dtype, rows, numerics):
     assert in_interpreter(result_and_norm_faults, dtype, rows, numerics) == []

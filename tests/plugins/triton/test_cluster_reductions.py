@@ -190,7 +190,7 @@ def test_what_every_piece_would_add_keeps_the_row_together():
         emit(parse(made), Config.of(rows=3), TARGET)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.each_value
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize("body", [SOFTMAX, NORMALISED], ids=["softmax", "normalised"])

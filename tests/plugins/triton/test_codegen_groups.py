@@ -130,6 +130,7 @@ def test_other_places_are_added_to_atomically(index):
     assert "atomic" in text
 
 
+@pytest.mark.slow
 def test_gradients_of_weights_on_the_whole_path():
     assert in_interpreter(gradient_faults, 1100, 300) == []
 

@@ -35,7 +35,7 @@ FUNCTIONS = (
 )
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [*GROUPS[:-1], pytest.param(GROUPS[-1], marks=pytest.mark.slow)])
 def test_the_kit(group):
     assert in_interpreter(kit_faults, group, True) == []
 
@@ -52,5 +52,6 @@ def test_any_tiling_gives_the_same(group):
     assert in_interpreter(tiling_faults, group, seed) == [], f"seed {seed}"
 
 
-def test_whole_path():
-    assert in_interpreter(whole_path_faults, FUNCTIONS) == []
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_whole_path(every):
+    assert in_interpreter(whole_path_faults, FUNCTIONS[::every]) == []

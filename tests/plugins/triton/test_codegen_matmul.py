@@ -170,6 +170,7 @@ def test_equal_matmuls_have_equal_text():
     assert emit(kernel_of(case), None, target) == emit(kernel_of(replace(case)), None, target)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_functions(dynamic):
     assert in_interpreter(compiled_faults, dynamic) == []

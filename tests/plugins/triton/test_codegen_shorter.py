@@ -87,6 +87,7 @@ once {{
 }}"""
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["bf16", "f16", "f32"])
 @pytest.mark.parametrize("also", ["", "store f32 set out1[p0] = v2"])
 def test_exponentials_stored_in_halves(kind, also):

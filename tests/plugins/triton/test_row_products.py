@@ -59,6 +59,7 @@ once {{
 }}"""
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("width, dtype, norm", [(256, "bfloat16", "RMSNorm"), (320, "float16", "LayerNorm")])
 def test_a_layer_of_one_row(width: int, dtype: str, norm: str) -> None:
     wrong, texts = in_interpreter(faults, width, dtype, norm)

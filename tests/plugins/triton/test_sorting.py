@@ -33,6 +33,7 @@ def test_what_the_library_does():
     assert in_interpreter(faults_of_what_is_left) == []
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "arch", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 )

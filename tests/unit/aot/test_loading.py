@@ -79,6 +79,7 @@ UNFIT = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.skipif(torch.xpu.is_available(), reason="this machine has the device that the test lacks")
 @pytest.mark.parametrize("case", UNFIT)
 def test_what_does_not_fit_is_refused(path, tmp_path, case):

@@ -61,6 +61,7 @@ def shifted(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tens
     return torch.nn.functional.linear(x, (w - 3).to(x.dtype) * scale[:, None]).relu()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("function", [converted, scaled, turned, biased, shifted])
 def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:

@@ -101,6 +101,7 @@ def test_the_only_kernel_is_searched_at_once(run):
     assert names == NAMES
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("times", "searched"), [(20, 1), (40, 2)])
 def test_repeats_count(run, times, searched):
     def often(large: torch.Tensor, small: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -88,6 +88,7 @@ LEFT: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", TAKEN)
 def test_it_is_timed_and_computes_the_same(run, name):
     function, args = TAKEN[name]

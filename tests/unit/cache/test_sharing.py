@@ -82,6 +82,7 @@ def test_without_a_remote_store_nothing_is_fetched(tmp_path):
     assert KernelStore(tmp_path).find(ONE) is None and not list(tmp_path.iterdir())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("content", [b"", b"damaged", b"../../x", b"\xff" * 51])
 @pytest.mark.parametrize("kind", ["kernels", "units"])
 def test_what_is_damaged_is_built_here_and_mended(tmp_path, remote, kind, content):

@@ -15,6 +15,7 @@ from polyfuse.plugin import Device, TargetInfo
 WEIGHT = torch.empty(8, 8, 3, 3)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("option", ["auto", "on", "off"])
 def test_models_agree(option: str) -> None:
     torch._dynamo.reset()

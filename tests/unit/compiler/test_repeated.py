@@ -89,6 +89,7 @@ def test_parameters_that_change_and_inference() -> None:
     assert compiled_graphs().count("inference") <= 3
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("options", "grad"),
     [

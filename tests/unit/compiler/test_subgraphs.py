@@ -57,7 +57,7 @@ def compiled(function: Callable[..., Any], dynamic: bool = False, strict: bool =
     return torch.compile(function, backend="polyfuse", fullgraph=True, dynamic=dynamic, options=options)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", CASES)
 def test_results(name: str, dynamic: bool) -> None:
@@ -75,7 +75,7 @@ def test_results(name: str, dynamic: bool) -> None:
     assert all(r.kernels for r in reports[:-1])
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
     function, _ = CASES[name]
@@ -94,6 +94,7 @@ def _flat(results: Any) -> list[torch.Tensor]:
     return [results] if isinstance(results, torch.Tensor) else list(results)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", (branch_that_writes, loop_that_writes))
 def test_operators_that_write_to_memory_of_the_function(function: Callable[..., Any]) -> None:
     run = compiled(function)
@@ -149,6 +150,7 @@ def repeated_by_size(x: torch.Tensor) -> Any:
     return while_loop(lambda i, x: i < n, lambda i, x: (i + 1, x * 0.5 + torch.ones(n, 1) * n), (start, x))[1]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", (scaled_by_size, repeated_by_size))
 def test_sizes_of_the_outer_graph_in_subgraphs(function: Callable[..., Any]) -> None:
     run = compiled(function, dynamic=True)

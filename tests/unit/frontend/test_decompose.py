@@ -141,6 +141,7 @@ POINTWISE = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", sorted(POINTWISE))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rounding_is_that_of_eager_mode(name: str, dtype: torch.dtype) -> None:

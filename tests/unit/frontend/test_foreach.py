@@ -65,6 +65,7 @@ def test_fused_adam(name: str, amsgrad: bool, maximize: bool, tensor_lr: bool) -
 
 
 # Nesterov's method is one of momentum.
+@pytest.mark.each_value
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 @pytest.mark.parametrize("first", [False, True])
 def test_fused_sgd(momentum: float, first: bool, nesterov: bool) -> None:

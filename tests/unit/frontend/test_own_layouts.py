@@ -57,3 +57,20 @@ def test_sizes_that_data_decide() -> None:
         compiled = torch.compile(chosen, backend="polyfuse", fullgraph=True, options=options)
         actual, expected = (torch.autograd.grad(f(x), x)[0] for f in (compiled, chosen))
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients_of_margins_lie_as_in_eager_mode(mode: str, last: bool) -> None:
+    x = torch.rand(2, 3, 5, 4)
+    x = (x.to(memory_format=torch.channels_last) if last else x).requires_grad_()
+    w = torch.rand(2, 3, 8, 7)
+    strides = []
+    torch._dynamo.reset()
+    options = {"backends": ["interpreter"], "strict": True, "graph_cache": False}
+    for pad in (F.pad, torch.compile(F.pad, backend="polyfuse", options=options)):
+        padded = pad(x, (1, 2, 2, 1), mode)
+        (grad,) = torch.autograd.grad(padded, x, w.to(memory_format=torch.channels_last))
+        strides.append((padded.stride(), grad.stride(), grad))
+    assert strides[0][:2] == strides[1][:2]
+    torch.testing.assert_close(strides[1][2], strides[0][2])

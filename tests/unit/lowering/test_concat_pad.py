@@ -21,6 +21,7 @@ def gradient(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tens
     return run
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_cat_with_one_reader_is_computed_by_it(dynamic: bool) -> None:
     x, y = torch.randn(3, 4, 6), torch.randn(3, 2, 6)
@@ -30,6 +31,7 @@ def test_cat_with_one_reader_is_computed_by_it(dynamic: bool) -> None:
     check(lambda x, y: torch.cat([x, y, x.relu()], 1).sum(1), x, y, dynamic=dynamic)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_stored_cat_is_one_pass_over_each_part(dynamic: bool) -> None:
     x, y = torch.randn(3, 4, 6), torch.randn(3, 2, 6)
@@ -53,6 +55,7 @@ def test_cat_of_mixed_types_and_layouts() -> None:
     check(lambda x: torch.stack([x, x + 1], -1), x.transpose(0, 2))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_constant_pad(dynamic: bool) -> None:
     x = torch.randn(3, 4, 6)
@@ -63,6 +66,7 @@ def test_constant_pad(dynamic: bool) -> None:
     check(lambda x: F.pad(x, (1, 2), value=-0.0), torch.zeros(2, 3), dynamic=dynamic, exact=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_margins_filled_from_inside(mode: str, dynamic: bool) -> None:
@@ -75,6 +79,20 @@ def test_margins_filled_from_inside(mode: str, dynamic: bool) -> None:
         check(lambda x, fn=fn: fn(x) + 1, x, dynamic=dynamic)
     check(gradient(lambda x: F.pad(x, (3, 2), mode=mode)), x, dynamic=dynamic)
     check(gradient(lambda x: F.pad(x[None], (1, 1, 2, 0), mode=mode)), x, dynamic=dynamic)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_circular_margins(dynamic: bool) -> None:
+    x = torch.randn(3, 4, 6)
+    for pad, fn in (
+        ("on both sides", lambda x: F.pad(x, (3, 2), mode="circular")),
+        ("all of it", lambda x: F.pad(x[None], (6, 6, 4, 0), mode="circular")),
+        ("what is left", lambda x: F.pad(x[None], (-1, 2, 1, -2), mode="circular")),
+        ("of several types", lambda x: F.pad((x * 9).int(), (1, 1), mode="circular")),
+    ):
+        assert check(fn, x, dynamic=dynamic, exact=True), pad
+    check(gradient(lambda x: F.pad(x[None], (1, 2, 3, 1), mode="circular")), x, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -95,6 +113,7 @@ def test_stored_parts_that_no_kernel_makes_are_copied_by_the_library() -> None:
     check(lambda x: torch.cat([x[:, 1:], transposed(x)], 1), x, dynamic=True)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_elements_that_take_turns_are_written_by_kernels(dynamic: bool) -> None:
     """The library would copy them one by one."""

@@ -52,6 +52,7 @@ def test_bounds_of_half_precision_are_not_rounded() -> None:
     check(lambda x: F.softshrink(x, 0.1), x, exact=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_numbers_are_compared_in_half_precision(dtype: torch.dtype, numerics: str) -> None:
@@ -82,6 +83,7 @@ def test_neighbours_in_half_precision(dtype: torch.dtype) -> None:
     check(lambda x: torch.nextafter(x, x + 1), x, native=False, exact=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_values_between_operators_are_judged_as_eager_mode_stores_them(

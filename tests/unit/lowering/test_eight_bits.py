@@ -7,6 +7,7 @@ import torch
 from lowered import check
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 def test_eight_bits_are_rounded_to_on_the_way(dtype: torch.dtype, numerics: str) -> None:

@@ -199,6 +199,7 @@ def test_integer_powers_by_eager() -> None:
     check(lambda x: x**x, torch.tensor([1, 2, 3]), native=False)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize(
     "move",

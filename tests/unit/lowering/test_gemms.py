@@ -85,6 +85,7 @@ def test_a_bias_of_16_bits_is_the_librarys(dtype: torch.dtype) -> None:
     assert "aten_addmm_out(" in planned.texts[0] and "aten_mm_out(" not in planned.texts[0]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [True, False])
 def test_the_bias_of_a_convolution_is_added_where_it_is_read(rank: int, transposed: bool) -> None:

@@ -9,6 +9,7 @@ import torch
 from lowered import check, compiled
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("number", [torch.tensor(5), torch.tensor(True), torch.tensor([[3]])])
 def test_numbers_read_from_tensors(number: torch.Tensor) -> None:
     def function(n: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -43,6 +44,7 @@ def divided_rows(x: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Ten
     return found.view(by, -1) * 2 + n
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("function", [divided_by_a_number, divided_by_a_size, divided_rows])
 def test_divisors_that_only_data_or_sizes_give(function: Callable[..., torch.Tensor]) -> None:
     """Exact divisions by them are sizes like any other; a remainder raises."""
@@ -57,6 +59,7 @@ def test_divisors_that_only_data_or_sizes_give(function: Callable[..., torch.Ten
             run(x, torch.tensor(13), torch.tensor(5))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("target", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
 def test_copies_into_other_types_and_layouts(target: torch.dtype) -> None:
     """Written where the target lies, converted, broadcast, and with the target's strides."""
@@ -115,6 +118,7 @@ def test_numbers_that_operators_of_users_return() -> None:
             check(fn, torch.randn(5, 3))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "row",
     [

@@ -84,6 +84,7 @@ def test_odd_sizes(monkeypatch, size):
     assert not check(model, torch.randn(size), torch.randn(size), strict=True).fallbacks
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_custom_operator_becomes_part_of_a_kernel(monkeypatch, dynamic, dtype):
@@ -223,6 +224,7 @@ FAULTY = [
 ]
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("faulty", FAULTY, ids=lambda f: f.__name__)
 def test_a_faulty_one_costs_only_itself(monkeypatch, warnings_seen, faulty):
     offer(monkeypatch, {"aten.relu.default": faulty})

@@ -44,7 +44,7 @@ AVERAGES = {
 }
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("name", AVERAGES)
 def test_gradients_of_averages(name: str, numerics: str) -> None:
@@ -59,6 +59,7 @@ def test_a_gradient_of_equal_averages_divides_once() -> None:
     assert str(record.graphs[-1]).count("div") <= 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_averages(dynamic: bool) -> None:
     x = torch.randn(1, 2, 15, 17)
@@ -74,7 +75,7 @@ def test_averages(dynamic: bool) -> None:
         )
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [(3, 4), (1, 1), (5, 17)], ids=str)
 def test_adaptive(size: tuple[int, int]) -> None:
     x = torch.randn(1, 2, 15, 17)

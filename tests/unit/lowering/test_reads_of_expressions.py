@@ -34,6 +34,7 @@ FEW: dict[str, Function] = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_few_places_are_computed_where_they_are_read(name: str, dynamic: bool) -> None:
@@ -114,6 +115,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("numerics", ["fast", "eager"])

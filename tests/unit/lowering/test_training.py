@@ -40,6 +40,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name: str) -> None:
     loss = LOSSES[name]

@@ -104,6 +104,7 @@ NOWHERE = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", NOWHERE)
 @pytest.mark.parametrize("backend", ["cpp", "interpreter"])
 def test_places_in_nothing_are_refused(name: str, backend: str) -> None:

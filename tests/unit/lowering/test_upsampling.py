@@ -19,6 +19,7 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("how", MODES, ids=str)
 @pytest.mark.parametrize("size", [(10, 12), (7, 2), (1, 25)])
 def test_sizes(how: dict[str, Any], size: tuple[int, int]) -> None:
@@ -32,6 +33,7 @@ def test_sizes(how: dict[str, Any], size: tuple[int, int]) -> None:
     check(both, x)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("how", [*MODES, pytest.param({"mode": "bicubic"}, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_scales(how: dict[str, Any], dynamic: bool) -> None:
@@ -103,6 +105,7 @@ def test_sampled_grid(ways: list[tuple[str, str, bool]]) -> None:
 
 
 # with symbols for sizes, tracing the sixteen pixels of one bicubic sample takes ten seconds
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "way", [pytest.param(w, marks=pytest.mark.slow if "bicubic" in w else ()) for w in FEW]
 )
@@ -128,6 +131,7 @@ def test_pixels_outside_count_as_zero_whatever_lies_at_the_border(ways: list[tup
     check(sampling(ways), x, grid)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 def test_gradients_of_varying_sizes(mode: str) -> None:
     x = torch.randn(2, 3, 5, 6)

@@ -93,6 +93,7 @@ def test_a_failure_that_no_operator_of_others_makes(device: FakeDevice) -> None:
     assert status().partitions == [] and "recording failed with RuntimeError: no" in status().text()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_several_sizes(dynamic: bool) -> None:
     run = compiled(lambda x, w: with_culprit(x, w) * x.shape[0], dynamic=dynamic)

@@ -49,6 +49,7 @@ def operands() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 4), torch.randn(4, 4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap", (False, True))
 def test_what_runs_is_safe_from_recordings(overlap: bool) -> None:
     run = compiled(work, overlap_collectives=overlap, overlap_memory=500, network_bandwidth=1)
@@ -79,6 +80,7 @@ def test_results_that_are_waited_for_later() -> None:
         same([wait(t) for t in actual], [wait(t) for t in expected])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap", (False, True))
 def test_a_device_that_records_collectives_records_the_whole(
     overlap: bool, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def test_what_is_before_and_after_is_recorded(device: FakeDevice) -> None:
     assert "partition 0 is recorded 1 times, 5 calls replayed" in report
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("pools", [False, True])
 def test_results_that_are_held_stay_as_they_are(pools: bool) -> None:
     run = compiled(lambda x, w: (around(x, w), layers(x, w)), memory_pools=pools)

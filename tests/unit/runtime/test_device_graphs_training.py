@@ -123,6 +123,7 @@ def test_gradients_cleared_after_the_forward(device: FakeDevice) -> None:
     assert status("backward").replays >= 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_two_forwards_before_their_backwards(device: FakeDevice, order: tuple[int, int]) -> None:
     model, run, reference = pair()
@@ -168,6 +169,7 @@ def test_a_backward_that_runs_twice(device: FakeDevice) -> None:
         same(state(model), state(reference))
 
 
+@pytest.mark.slow
 def test_a_backward_that_runs_once_and_then_twice(device: FakeDevice) -> None:
     """What was recorded for one that runs once may use memory that one that runs again still needs."""
     model, run, reference = pair()

@@ -51,6 +51,7 @@ MERELY_PASSING: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("shape", [(ROWS, COLUMNS), (8, 25, COLUMNS), (ROWS - 3, COLUMNS)])
 def test_gradients_of_weights_read_rows_once(name: str, shape: tuple[int, ...]) -> None:

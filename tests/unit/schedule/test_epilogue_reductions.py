@@ -92,6 +92,7 @@ WHOLE: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_groups_are_combined_with_the_matmul(folding, name, dynamic):
@@ -105,6 +106,7 @@ def test_groups_are_combined_with_the_matmul(folding, name, dynamic):
         assert parse(text(kernel)) == kernel
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", WHOLE)
 def test_other_reductions_stay_whole(folding, name):
     function, args = WHOLE[name]
@@ -126,6 +128,7 @@ def _flat(name: str) -> tuple[Any, ...]:
     return function, *args
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("milliseconds", "winner"), ((1.0, "interpreter+reductions"), (5.0, "interpreter")))
 def test_it_is_timed_against_the_matmul_alone(folding, monkeypatch, tmp_path, milliseconds, winner):
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
@@ -176,6 +179,7 @@ REASONS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", REASONS)
 def test_what_is_not_begun_has_its_reason(folding, monkeypatch, tmp_path, name):
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
@@ -184,6 +188,7 @@ def test_what_is_not_begun_has_its_reason(folding, monkeypatch, tmp_path, name):
     assert REASONS[name] in reasons(run(function, *args))["interpreter"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tuned", (False, True))
 def test_a_kernel_may_be_refused_as_a_whole(folding, monkeypatch, tmp_path, tuned):
     def configs(self: Any, kernel: Kernel) -> tuple[()]:

@@ -180,6 +180,7 @@ def test_softmax_of_few_long_rows_reads_them_twice() -> None:
     assert record.decisions("split")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", [(4, 6, 16, 16), (5, 3, 9, 11)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_batch_norm_in_training(shape: tuple[int, ...], layout: torch.memory_format) -> None:
@@ -207,6 +208,7 @@ def test_batch_norm_in_training(shape: tuple[int, ...], layout: torch.memory_for
     assert record.decisions("split")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["sum", "prod"])
 @pytest.mark.parametrize("shape", [(1, 4096), (3, 1024), (2, 997)])
 @pytest.mark.parametrize("dim", [0, 1])

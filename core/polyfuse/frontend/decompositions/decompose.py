@@ -22,6 +22,7 @@ from polyfuse.frontend.decompositions import (
     losses,
     operators,
     optimizers,
+    padding,
     sampling,
 )
 from polyfuse.frontend.decompositions.attention import scaled_dot_product_attention
@@ -116,6 +117,11 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "index_add": indexing.index_add,
     "index_reduce": indexing.index_reduce,
     "grid_sampler_2d": operators.in_opmath(sampling.grid_sample_2d),
+    **{
+        f"{margin}_pad{rank}d_backward": partial(padding.edge_pad_backward, rank=rank, margin=margin)
+        for margin in ("reflection", "replication")
+        for rank in (2, 3)
+    },
     "put": indexing.put,
     "take": indexing.take,
     "_unsafe_masked_index": indexing.unsafe_masked_index,
@@ -168,6 +174,7 @@ gathers needs no atomic additions, and known sizes make addresses that need no a
 REPLACED: Final[Mapping[str, Callable[..., Any]]] = {
     "multilabel_margin_loss_forward": losses.multilabel_margin_loss_forward,
     "max_pool1d": operators.max_pool1d,
+    "_pad_circular": padding.pad_circular,
     "scaled_dot_product_attention": scaled_dot_product_attention,
 }
 """Operators that torch breaks up before autograd sees them, and whose pieces are wrong, computed for types

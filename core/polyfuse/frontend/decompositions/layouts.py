@@ -14,7 +14,7 @@ from polyfuse.frontend.decompositions.operators import like_layout
 from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["LAID_OUT"]
+__all__ = ["LAID_OUT", "has_channels_last"]
 
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -49,7 +49,7 @@ def _by_rows(result: Tensor, given: Sequence[Any]) -> Tensor:
 def _by_rows_or_channels(result: Tensor, given: Sequence[Any]) -> Tensor:
     """On the CPU, the first result lies row by row, unless that of the decomposition, which follows the
     argument, has its channels last."""
-    if shapes.is_unbacked(result) or result.device.type != "cpu" or _has_channels_last(result):
+    if shapes.is_unbacked(result) or result.device.type != "cpu" or has_channels_last(result):
         return result
     return result.contiguous()
 
@@ -59,7 +59,7 @@ def _in_the_format_of_the_first(result: Tensor, given: Sequence[Any]) -> Tensor:
     x = given[0]
     if shapes.is_unbacked(x):
         return result
-    last = _CHANNELS_LAST[x.dim()] if _has_channels_last(x) else torch.contiguous_format
+    last = _CHANNELS_LAST[x.dim()] if has_channels_last(x) else torch.contiguous_format
     return result.contiguous(memory_format=last)
 
 
@@ -75,7 +75,7 @@ def _as_sums(result: Tensor, given: Sequence[Any]) -> Tensor:
     return like_layout(result, total)
 
 
-def _has_channels_last(x: Tensor) -> bool:
+def has_channels_last(x: Tensor) -> bool:
     """Whether the strides say so, also those of dimensions of size one, which could say anything."""
     if x.dim() not in _CHANNELS_LAST or x.is_contiguous():
         return False

@@ -22,6 +22,9 @@ from polyfuse.symbolic.index import atoms
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
 
+_FEW_TURNS = 2
+"""How often a remainder may begin anew where backends cut loops there."""
+
 IndexMap = Callable[[Sequence[IndexLike]], Sequence[IndexLike]]
 """From the indices of a view to those of what it looks at."""
 
@@ -58,7 +61,8 @@ def look_at(
             return result
     assert back is not None
     body = value.at(back(axes_of(result.size)))
-    if value.body is not None and _splits(body) and not _splits(value.body):
+    turns = _FEW_TURNS if ctx.target_info(value.device).loops_by_ranges else 0
+    if value.body is not None and _splits(body, turns) and not _splits(value.body, turns):
         # dividing indices at every element costs more than storing the value and looking at it anew
         ctx.realize(value, "its view divides indices")
         if value.faithful:
@@ -86,12 +90,16 @@ def _window(view: View, size: tuple[IndexLike, ...], back: IndexMap) -> View | N
     return View(view.buffer, size, tuple(strides), offset, view.dtype)
 
 
-def _splits(body: Any) -> bool:
-    """Whether a load's address divides an axis variable."""
+def _splits(body: Any, turns: int) -> bool:
+    """Whether a load's address divides an axis variable; a remainder that begins anew at most `turns` times
+    is no division.
+    """
     for element in loads(body):
         for atom in atoms(element.index):
             if atom.kind in ("floordiv", "mod") and free_axes(atom.args[0]):
-                return True
+                value, by = atom.args
+                if atom.kind == "floordiv" or not is_nonnegative((turns + 1) * by - 1 - value):
+                    return True
     return False
 
 

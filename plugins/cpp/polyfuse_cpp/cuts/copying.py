@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,12 +24,17 @@ class Copying:
         made: the name of each value, by what computes it.
         numbers: values that are index expressions.
         answers: values that are known to be true or false.
+        zeros: constants that are zero, of floating point and without a sign.
+        unsigned: values that are never a zero with a sign. Adding zero leaves them as they are; it makes such
+            a value of any other, and so does adding one of them.
     """
 
     body: list[Statement] = field(default_factory=list)
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
     numbers: dict[str, IndexLike] = field(default_factory=dict)
     answers: dict[str, bool] = field(default_factory=dict)
+    zeros: set[str] = field(default_factory=set)
+    unsigned: set[str] = field(default_factory=set)
 
     def constant(self, value: int | bool, dtype: DType) -> str:
         """The name of a constant."""
@@ -64,6 +70,10 @@ class Copying:
                 self.numbers[name] = payload
             if op == "const" and dtype is DType.bool:
                 self.answers[name] = bool(payload)
+            if op == "const" and dtype.is_float and payload == 0 and math.copysign(1.0, payload) > 0:
+                self.zeros.add(name)
+            if name in self.zeros or (op == "add" and not self.unsigned.isdisjoint(args)):
+                self.unsigned.add(name)
         return self.made[key]
 
     def _decided(self, op: str, args: tuple[str, ...]) -> str | None:
@@ -72,6 +82,10 @@ class Copying:
             for known, other in (args, args[::-1]):
                 if known in self.answers:
                     return other if self.answers[known] is (op == "bitwise_and") else known
+        if op == "add":
+            for zero, other in (args, args[::-1]):
+                if zero in self.zeros and other in self.unsigned:
+                    return other
         if op == "where":
             if args[0] in self.answers:
                 return args[1] if self.answers[args[0]] else args[2]

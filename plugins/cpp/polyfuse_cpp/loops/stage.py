@@ -14,6 +14,7 @@ from polyfuse_cpp.loops.entry import function
 from polyfuse_cpp.loops.nest import emit_sections
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.memory.address import index_text
+from polyfuse_cpp.memory.byte_rows import byte_rows
 from polyfuse_cpp.memory.index_checks import limit_checks
 from polyfuse_cpp.memory.interleave import interleaved_stores
 from polyfuse_cpp.memory.streaming_stores import streaming_stores
@@ -279,6 +280,10 @@ class StageText:
         invariant = outside.emit_invariants(
             facts.statements, {plan.lane, plan.tile, plan.repeated, *facts.raxes}
         )
+        rows = None if self.streaming or self.tables else byte_rows(facts, plan)
+        if rows is not None:
+            rows.emit(outside)
+            return
         out.line(f"i64 {name} = from;")
         with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
             frame = self.frame(plan.lane, plan.unroll)

@@ -1,10 +1,5 @@
 // Atomic read-modify-write of one element: atomic_add, atomic_mul, atomic_min, atomic_max, for every dtype.
 namespace pf {
-template <int SIZE> struct word_of;
-template <> struct word_of<1> { typedef u8 type; };
-template <> struct word_of<2> { typedef u16 type; };
-template <> struct word_of<4> { typedef u32 type; };
-template <> struct word_of<8> { typedef u64 type; };
 // Compare-exchange on the bits, so that NaN and negative zero are values like any other.
 template <class F, class T> PF_INLINE void atomic_update(F f, T* p) {
   typedef typename word_of<sizeof(T)>::type U;

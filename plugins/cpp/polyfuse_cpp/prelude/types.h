@@ -52,6 +52,13 @@ struct f8e5m2 { u8 bits; };
 struct f8e4m3fnuz { u8 bits; };
 struct f8e5m2fnuz { u8 bits; };
 
+// The unsigned integer of so many bytes.
+template <int SIZE> struct word_of;
+template <> struct word_of<1> { typedef u8 type; };
+template <> struct word_of<2> { typedef u16 type; };
+template <> struct word_of<4> { typedef u32 type; };
+template <> struct word_of<8> { typedef u64 type; };
+
 template <class A, class B> struct same { enum { value = 0 }; };
 template <class A> struct same<A, A> { enum { value = 1 }; };
 

@@ -1,0 +1,119 @@
+"""Rows whose elements are only moved, or combined bit by bit: done in whole registers of bytes.
+
+Vectors have as many lanes as a register has numbers of four bytes, so that those of bools or of floats of
+16 bits fill a part of one. What is done to bits alone needs no lanes: padding, joining, selecting of rows and
+logic of masks run over bytes, and what does not fill a register at the end of a row is done by one that
+overlaps the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polyfuse.ir.statements import Compute, Load, Statement, Store
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import coefficient, substitute, symbol
+from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.loops.body import Frame
+from polyfuse_cpp.memory.address import index_text
+from polyfuse_cpp.tiling import Plan
+
+__all__ = ["ByteRows", "byte_rows"]
+
+_BITWISE = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
+
+
+@dataclass(frozen=True)
+class ByteRows:
+    """The rows of a kernel.
+
+    Attributes:
+        facts: those of the kernel.
+        lane: the axis that a row runs along.
+        varying: the statements that vary along a row, by the names of their values.
+        stores: what is stored, in order.
+    """
+
+    facts: Facts
+    lane: str
+    varying: Mapping[str, Load | Compute]
+    stores: tuple[Store, ...]
+
+    def emit(self, frame: Frame) -> None:
+        """Write the row from ``from`` to ``to``; `frame` knows what does not vary along it."""
+        frame.features.add("bytes")
+        for stmt in self.stores:
+            whole = self._bytes(stmt.value, self.facts.memory[stmt.buffer], frame)
+            row = f"byte_row({self._start(stmt, frame)}, to - from, "
+            frame.out.line(f"{row}[&](auto w, i64 i) {{ return {whole}; }});")
+
+    def _bytes(self, name: str, kind: DType, frame: Frame) -> str:
+        """The bytes of a value at element ``i`` of the row, as many as ``w`` has."""
+        stmt = self.varying.get(name)
+        if stmt is None:
+            return f"bytes_of<{kind}>(w, {frame.text(name, False)})"
+        if isinstance(stmt, Load):
+            found = f"bytes_at(w, {self._start(stmt, frame)} + i)"
+            if stmt.mask is None or stmt.other is None:
+                return found
+            return f"({frame.text(stmt.mask, False)} ? {found} : {self._bytes(stmt.other, kind, frame)})"
+        texts = [self._bytes(a, kind, frame) for a in stmt.args]
+        if stmt.op == "bitwise_not":
+            ones = "bytes_of<bool>(w, true)" if kind is DType.bool else "bytes_of<u8>(w, u8(255))"
+            return f"({texts[0]} ^ {ones})"
+        return f"({texts[0]} {_BITWISE[stmt.op]} {texts[1]})"
+
+    def _start(self, stmt: Load | Store, frame: Frame) -> str:
+        """The address of an access at the start of the row."""
+        names = {f"@{k}": frame.text(name, False) for k, name in enumerate(stmt.indirect)}
+        start = substitute(stmt.index, {self.lane: symbol("from")})
+        return f"{stmt.buffer} + {index_text(start, names)}"
+
+
+def byte_rows(facts: Facts, plan: Plan) -> ByteRows | None:
+    """The rows of a kernel that only moves or combines bits along its lanes; None of another one."""
+    kernel, lane = facts.kernel, plan.lane
+    if not lane or plan.across or plan.tile or plan.repeated or facts.raxes or kernel.row_buffers:
+        return None
+    if len(kernel.sections) != 1:
+        return None
+    varying: dict[str, Load | Compute] = {}
+    stores: list[Store] = []
+    kinds: dict[str, DType] = {}
+    for stmt in facts.statements:
+        if isinstance(stmt, Store):
+            kind = facts.memory[stmt.buffer]
+            if not _is_row(stmt, facts, lane) or stmt.mode != "set" or stmt.mask is not None:
+                return None
+            if kinds.get(stmt.value, kind) is not kind:
+                return None
+            stores.append(stmt)
+        elif not facts.is_pure(stmt) or lane in facts.depends_of(stmt):
+            found = _kind(stmt, facts, lane, kinds)
+            if found is None or not isinstance(stmt, Load | Compute):
+                return None
+            varying[stmt.targets[0]], kinds[stmt.targets[0]] = stmt, found
+    # a value is read where it is stored: it may not have been written to since
+    loads = {s.buffer for s in varying.values() if isinstance(s, Load)}
+    if not stores or (len(stores) > 1 and loads & facts.may_change):
+        return None
+    return ByteRows(facts, lane, varying, tuple(stores))
+
+
+def _kind(stmt: Statement, facts: Facts, lane: str, kinds: Mapping[str, DType]) -> DType | None:
+    """The type in memory of a value that varies along the lanes; None where bits do not make it."""
+    if isinstance(stmt, Load):
+        kind = facts.memory[stmt.buffer]
+        if not _is_row(stmt, facts, lane) or (stmt.mask and lane in facts.depends[stmt.mask]):
+            return None
+        return kind if stmt.other is None or kinds.get(stmt.other, kind) is kind else None
+    if not isinstance(stmt, Compute) or (stmt.op not in _BITWISE and stmt.op != "bitwise_not"):
+        return None
+    found = {kinds.get(a, facts.dtypes[a]) for a in stmt.args}
+    return found.pop() if len(found) == 1 else None
+
+
+def _is_row(stmt: Load | Store, facts: Facts, lane: str) -> bool:
+    """Whether an access goes through memory element by element, along the lanes."""
+    return coefficient(stmt.index, lane) == 1 and not any(lane in facts.depends[v] for v in stmt.indirect)
