@@ -40,6 +40,7 @@ def test_types_that_eager_mode_refuses(name, dtype):
     assert outcome(torch.compile(REFUSED[name], backend="polyfuse"), x) is NotImplementedError
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
@@ -52,6 +53,7 @@ def test_types_that_eager_mode_refuses(name, dtype):
         (lambda x: 1.5 - x, torch.bool),
         (lambda x: x.float() - x, torch.bool),
         (lambda x: torch.clamp(x, x, x), torch.bool),
+        (torch.special.log_ndtr, torch.float16),
         (F.celu, torch.int32),
         (F.hardshrink, torch.int32),
         (lambda x: F.soft_margin_loss(x, x), torch.int32),

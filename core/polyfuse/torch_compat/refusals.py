@@ -20,6 +20,7 @@ __all__ = ["is_ever_refused", "is_refused"]
 
 _BOOL = frozenset((torch.bool,))
 _COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
+_HALF = frozenset((torch.float16, torch.bfloat16))
 _WIDE = frozenset((torch.int8, torch.int16, torch.int32, torch.int64))
 _INTEGERS = _WIDE | {torch.uint8}
 
@@ -45,6 +46,7 @@ _GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
     "fmod.Tensor gcd linalg_cross max_pool2d_with_indices max_pool3d_with_indices median mv mvlgamma "
     "nanmedian pow.Tensor_Tensor reflection_pad1d relu remainder.Tensor replication_pad1d replication_pad2d "
     "round.default rsub searchsorted.Tensor sub threshold trace trunc vdot": _BOOL,
+    "special_log_ndtr": _HALF,
     # real numbers; and what tracing refuses, where eager mode does not (`nan_to_num`)
     "_native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm native_group_norm "
     "clamp clamp.Tensor clamp_max clamp_min glu hardshrink huber_loss mse_loss nan_to_num nansum "

@@ -289,6 +289,7 @@ def test_sorting_of_integers_of_any_size(folder):
     check(call(path, [[x, keep]])[0], Sorted()(x, keep))
 
 
+@pytest.mark.slow
 def test_transposed_convolutions(folder):
     model = torch.nn.Sequential(
         torch.nn.ConvTranspose2d(
@@ -302,6 +303,7 @@ def test_transposed_convolutions(folder):
     check(call(path, [[x]])[0], model(x))
 
 
+@pytest.mark.slow
 def test_parts_that_are_joined(folder):
     class Joined(torch.nn.Module):
         def forward(self, x, y):

@@ -104,14 +104,14 @@ def value_of(index, values):
         raise
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TREES, VALUES)
 def test_arithmetic_means_what_python_means(tree, values):
     index, expected = both(tree, values)
     assert value_of(index, values) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TREES, VALUES)
 def test_bounds_and_signs_hold_everywhere(tree, values):
     index, expected = both(tree, values)
@@ -122,7 +122,7 @@ def test_bounds_and_signs_hold_everywhere(tree, values):
         assert expected >= 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TREES, TREES, VALUES)
 def test_comparisons_that_are_proved_hold(left, right, values):
     a, x = both(left, values)
@@ -133,7 +133,7 @@ def test_comparisons_that_are_proved_hold(left, right, values):
         assert x == y
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TREES, TREES, VALUES)
 def test_substitution_is_evaluation_in_two_steps(tree, inner, values):
     outer, _ = both(tree, values)
@@ -155,7 +155,7 @@ def _try(function):
         raise
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TREES, VALUES)
 def test_host_text_evaluates_to_the_same(tree, values):
     index, expected = both(tree, values)
@@ -167,7 +167,7 @@ def test_host_text_evaluates_to_the_same(tree, values):
     assert found == expected
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TREES, VALUES)
 def test_coefficients_are_differences(tree, values):
     index, _ = both(tree, values)
@@ -177,7 +177,7 @@ def test_coefficients_are_differences(tree, values):
     assert value_of(step, values) == after - value_of(index, values)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TREES)
 def test_equal_expressions_are_one_object(tree):
     first = _try(lambda: build(tree, {**AXES, **SYMBOLS}))
