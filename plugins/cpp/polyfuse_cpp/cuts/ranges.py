@@ -147,7 +147,10 @@ def _inside(facts: Facts, plan: Plan) -> Ranges | None:
     made = Facts.of(kernel)
     if not inner or points < _MOST_POINTS or made.cost > _LESS * facts.cost:
         return None
-    cells = {(0,): _planned(made, plan, inner), (1,): (facts, plan)}
+    cells: dict[tuple[int, ...], tuple[Facts, Plan]] = {
+        (0,): _planned(made, plan, inner),
+        (1,): (facts, plan),
+    }
     return Ranges(inner, cells, by_rows=True, inner=True)
 
 
