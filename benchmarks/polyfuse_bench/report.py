@@ -4,7 +4,6 @@ docs/parity.md and docs/correctness.md.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_architectures import architectures_page
 from polyfuse_bench.report_autotuning import autotuning_table
 from polyfuse_bench.report_chart import kernels_chart, speed_chart
+from polyfuse_bench.report_distributed import parallel_training_section, two_devices_section
 from polyfuse_bench.report_engines import (
     engines_chart,
     engines_readme,
@@ -132,7 +132,8 @@ def performance_page(results: Path) -> str | None:
             ("memory", _memory_section),
             ("host", _host_section),
             ("fusion_rules", fusion_rules_section),
-            ("two_devices", _two_devices_section),
+            ("two_devices", two_devices_section),
+            ("parallel_training", parallel_training_section),
         )
         for content in _variants(kind, results)
         for section in [make(content)]
@@ -303,34 +304,6 @@ def _host_section(content: dict[str, Any]) -> list[str]:
         "computing. *native*: with the option `native_host`.",
     )
     return _one_table(content, "Calls of graphs of small kernels", words, "graph")
-
-
-def _two_devices_section(content: dict[str, Any]) -> list[str]:
-    table = []
-    for case in in_order(row["case"] for row in content["rows"]):
-        rows = {row["side"]: row for row in content["rows"] if row["case"] == case and row["milliseconds"]}
-        times = {side: statistics.median(row["milliseconds"]) for side, row in rows.items()}
-        ours = rows.get(POLYFUSE)
-        if ours is None or INDUCTOR not in rows:
-            continue
-        shown = [f"{times[side]:.3g} ms" if side in times else "" for side in (EAGER, INDUCTOR, POLYFUSE)]
-        open_ = " / ".join(f"{rows[side]['exposed_ms']:.3g} ms" for side in (INDUCTOR, POLYFUSE))
-        peak = ours["peak_bytes"] / rows[EAGER]["peak_bytes"] if EAGER in rows else 1.0
-        table.append([case, *shown, f"{times[INDUCTOR] / times[POLYFUSE]:.2f}×", open_, f"{peak:.2f}"])
-    head = ["case", "eager", "Inductor", "Polyfuse", "over Inductor", "exposed communication", "peak memory"]
-    return [
-        f"## {content['ranks']} processes on {content['ranks']} devices, {content['device']}",
-        "",
-        "Tensor-parallel Llama blocks of the 8B shape, decoding with them (with device graphs), and FSDP2",
-        "training of a 1B shape, in bf16. *exposed communication*: of a call by Inductor and by Polyfuse,",
-        "where no other kernel runs; *peak memory*: as a share of eager mode's.",
-        "",
-        f"Measured {content['taken']}, torch {content['torch']}. To repeat it: `PYTHONPATH=benchmarks",
-        f"torchrun --standalone --nproc-per-node {content['ranks']} -m polyfuse_bench.two_devices`.",
-        "",
-        *markdown(head, table),
-        "",
-    ]
 
 
 def _one_table(

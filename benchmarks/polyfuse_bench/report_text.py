@@ -35,7 +35,7 @@ def place(content: dict[str, Any]) -> str:
     return f" on {content['device_name']}" if content.get("device_name") else ""
 
 
-_BY_THEMSELVES = ("opdb", "architectures", "fuzz")
+_BY_THEMSELVES = ("opdb", "architectures", "fuzz", "parallel_training")
 """Campaigns whose pages say by themselves how they are run."""
 
 

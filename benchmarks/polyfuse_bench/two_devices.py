@@ -3,6 +3,9 @@ Inductor and Polyfuse, in rounds that alternate.
 
     PYTHONPATH=benchmarks torchrun --standalone --nproc-per-node 2 -m polyfuse_bench.two_devices --out FILE
 
+Sides may be followed by `whole`, as in `--sides "inductor,polyfuse whole,polyfuse"`: without matmuls in
+pieces beside collectives (`chunk_collectives`), for which `--costs` measures collectives first.
+
 Each rank runs this file. What is decided (to go on, to stop) is decided by all ranks together, and a time is
 that of the slowest rank. Without a GPU, ranks compute on the CPU over Gloo, with `--tiny` sizes.
 """
@@ -27,7 +30,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 SIDES = ("eager", "inductor", "polyfuse")
-CASES = ("blocks forward", "blocks training", "decode 1", "decode 32", "fsdp2 training")
+CASES = (
+    "blocks forward",
+    "blocks training",
+    "sequence forward",
+    "sequence training",
+    "decode 1",
+    "decode 32",
+    "fsdp2 training",
+)
 
 
 @dataclass(frozen=True)
@@ -98,11 +109,42 @@ class _Summed(torch.autograd.Function):
         return gradient.view_as(gradient)
 
 
-class Block(nn.Module):
-    """One rank's share of a Llama block. Sizes: (rows, length, width) to the same."""
+class _Gathered(torch.autograd.Function):
+    """Rows of all ranks, (1, length of a part, width) to (1, length, width); its gradient is summed and
+    scattered.
+    """
 
-    def __init__(self, width: int, heads: int, kv_heads: int, inner: int, parts: int) -> None:
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return collectives.all_gather_tensor(x[0].contiguous(), 0, dist.group.WORLD)[None]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return collectives.reduce_scatter_tensor(gradient[0].contiguous(), "sum", 0, dist.group.WORLD)[None]
+
+
+class _Scattered(torch.autograd.Function):
+    """Rows that are summed over ranks, of which each keeps its part; its gradient is gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return collectives.reduce_scatter_tensor(x[0].contiguous(), "sum", 0, dist.group.WORLD)[None]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return collectives.all_gather_tensor(gradient[0].contiguous(), 0, dist.group.WORLD)[None]
+
+
+class Block(nn.Module):
+    """One rank's share of a Llama block. Sizes: (rows, length, width) to the same; with `sequence`, a part of
+    the length.
+    """
+
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, inner: int, parts: int, sequence: bool = False
+    ) -> None:
         super().__init__()
+        self.sequence = sequence
         self.size, self.heads, self.kv_heads = width // heads, heads // parts, kv_heads // parts
         self.parts = parts
         linear = lambda a, b: nn.Linear(a, b, bias=False)  # noqa: E731
@@ -126,9 +168,13 @@ class Block(nn.Module):
         return x + self._summed(self.down(F.silu(gate) * up))
 
     def _copied(self, x: Tensor) -> Tensor:
+        if self.sequence:
+            return _Gathered.apply(x)
         return _Copied.apply(x) if self.parts > 1 and torch.is_grad_enabled() else x
 
     def _summed(self, x: Tensor) -> Tensor:
+        if self.sequence:
+            return _Scattered.apply(x)
         return _Summed.apply(x) if self.parts > 1 else x
 
 
@@ -177,10 +223,21 @@ def _angles(begin: int, length: int, size: int, device: str, dtype: torch.dtype)
 
 
 def _compiled(function: Any, side: str, graphs: bool) -> Any:
-    torch.compiler.reset()
     if side == "eager":
         return function
-    return torch.compile(function, backend=side, **({"mode": "reduce-overhead"} if graphs else {}))
+    given: dict[str, Any] = {"backend": side.partition(" ")[0]}
+    options = _options(side)
+    if graphs and options:
+        given["options"] = options | {"device_graphs": True}
+    elif graphs:
+        given["mode"] = "reduce-overhead"
+    elif options:
+        given["options"] = options
+    return torch.compile(function, **given)
+
+
+def _options(side: str) -> dict[str, Any]:
+    return {"chunk_collectives": "off"} if side.endswith(" whole") else {}
 
 
 def _graphed(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -211,16 +268,17 @@ def prepare(case: str, side: str, sizes: Sizes, device: str, dtype: torch.dtype)
         return _sharded(side, sizes, device, dtype)
     decoding = case.startswith("decode")
     rows = int(case.split()[1]) if decoding else 1
-    length = 1 if decoding else sizes.length
+    length, sequence = 1 if decoding else sizes.length, case.startswith("sequence")
     with torch.device(device):
         made = Blocks(
-            Block(sizes.width, sizes.heads, sizes.kv_heads, sizes.inner, world) for _ in range(sizes.blocks)
+            Block(sizes.width, sizes.heads, sizes.kv_heads, sizes.inner, world, sequence)
+            for _ in range(sizes.blocks)
         ).to(dtype)
-        x = torch.randn(rows, length, sizes.width, dtype=dtype) * 0.1
+        x = torch.randn(rows, length // world if sequence else length, sizes.width, dtype=dtype) * 0.1
     size = sizes.width // sizes.heads
     cos, sin = _angles(sizes.seen if decoding else 0, length, size, device, dtype)
     run = _compiled(made, side, decoding and on_gpu)
-    if case == "blocks training":
+    if case.endswith("training"):
 
         def train() -> Tensor:
             given = x.detach().requires_grad_()
@@ -247,11 +305,10 @@ def _sharded(side: str, sizes: Sizes, device: str, dtype: torch.dtype) -> Callab
     with torch.device(device):
         model = Language(sizes)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    torch.compiler.reset()
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)
         if side != "eager":
-            block.compile(backend=side)
+            block.compile(backend=side.partition(" ")[0], options=_options(side) or None)
     fully_shard(model, mp_policy=policy)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(5 + dist.get_rank())
@@ -336,6 +393,9 @@ def measure(
     case: str, sides: Sequence[str], sizes: Sizes, device: str, dtype: torch.dtype, rounds: int
 ) -> list[Row]:
     """All sides of one case. A side that fails on one rank is left out on all."""
+    # sides share the code of the models, each with graphs of its own, which all stay
+    torch.compiler.reset()
+    torch._dynamo.config.recompile_limit = 64
     rows, calls, first = [Row(case, side) for side in sides], {}, None
     for row in rows:
         begin = time.perf_counter()
@@ -386,6 +446,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--costs", action="store_true", help="measure what collectives cost, before all else")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to see that everything works")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
@@ -394,6 +455,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    if given.costs:
+        from polyfuse.distributed.measure import measure_collectives
+
+        measure_collectives(largest=64 << 20 if device == "cuda" else 1 << 20)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     rows: list[Row] = []
     longest = 0.0

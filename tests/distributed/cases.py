@@ -190,11 +190,16 @@ def overlapped(function: Any) -> Any:
     return compiled(function, overlap_collectives=True, overlap_memory=1000, network_bandwidth=1)
 
 
+def chunked(function: Any) -> Any:
+    """`function` compiled with matmuls in pieces beside its collectives."""
+    return compiled(function, chunk_collectives="2")
+
+
 def judge(case: Callable[..., Answer], rank: int) -> str:
     """What is wrong with a compiled case; empty if nothing is."""
     try:
         expected = case(rank, lambda function: function)
-        for compile in (compiled, overlapped) if case in IN_GRAPHS else (compiled,):
+        for compile in (compiled, overlapped, chunked) if case in IN_GRAPHS else (compiled,):
             torch._dynamo.reset()
             torch.testing.assert_close(case(rank, compile), expected)
     except Exception:

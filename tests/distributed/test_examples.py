@@ -21,15 +21,15 @@ SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "comm
 SECONDS = 900
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_equals_one_process(name: str, tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+def run(name: str, ranks: int, tmp_path: Path, **changes: str) -> None:
+    """Run a script, which fails where it is not equal to one process."""
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
     environment = child_environment(
         OMP_NUM_THREADS="1",
         POLYFUSE_CACHE_DIR=str(tmp_path),
         POLYFUSE_STRICT="1",
         POLYFUSE_BACKENDS="interpreter",
+        **changes,
     )
     done = subprocess.run(
         [*command, str(FOLDER / name)],
@@ -41,6 +41,18 @@ def test_a_script_equals_one_process(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "equal to one process" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_equals_one_process(name: str, tmp_path: Path) -> None:
+    run(name, 4, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_matmuls_in_pieces_equal_one_process(ranks: int, tmp_path: Path) -> None:
+    run("tensor_parallel.py", ranks, tmp_path, POLYFUSE_CHUNK_COLLECTIVES="2")
 
 
 def start(script: str, rank: int, port: int, folder: Path) -> preforked.Started:

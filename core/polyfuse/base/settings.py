@@ -242,6 +242,14 @@ class Settings:
         "the same.",
         minimum=0,
     )
+    chunk_collectives: str = option(
+        "auto",
+        "Number of pieces of a matmul and an all-gather before it, or a sum over ranks behind it: pieces are "
+        "multiplied while others are sent. `auto`: on devices with processors of their own, as many as "
+        "measured costs of collectives (`polyfuse collectives`) or `network_bandwidth` say that it gains by, "
+        "else one. All ranks need the same.",
+        choices=("auto", "off", "2", "4", "8"),
+    )
     network_bandwidth: int = option(
         0,
         "Megabytes per second between processes, from which the time of collectives is estimated; 0: what "

@@ -139,6 +139,9 @@ def compile_whole(
             programs.add(key, sizes, item.module)
         built.module.sized = programs
     report = graph_report(aten, lowered.report, built, clock)
+    noted = tuple(Decision(note.kind, note.first, note.second, note.reason) for note in aten.notes)
+    session.observe(noted)
+    report = replace(report, decisions=(*noted, *report.decisions))
     publish(report)
     if session.settings.metric_tables:
         append_tables(Path(session.settings.metric_tables).expanduser(), report)

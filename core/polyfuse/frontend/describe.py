@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.frontend.graph import AtenGraph, GraphInput, GraphKind, GraphOutput, kind_of
+from polyfuse.frontend.graph import AtenGraph, GraphInput, GraphKind, GraphOutput, Note, kind_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake
 
@@ -90,6 +90,7 @@ def describe(
     user_outputs: int | None = None,
     rewrites: Sequence[tuple[str, int]] = (),
     passes: Sequence[PassText] = (),
+    notes: Sequence[Note] = (),
 ) -> AtenGraph:
     """Put a finished graph and the facts about its inputs and outputs into an `AtenGraph`."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -121,6 +122,7 @@ def describe(
         shape_env=fake.shape_env_of(fake_mode),
         rewrites=tuple(rewrites),
         passes=tuple(passes),
+        notes=tuple(notes),
     )
 
 

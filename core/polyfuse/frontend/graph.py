@@ -69,6 +69,20 @@ class GraphOutput:
     """Saved for the backward; the user never sees it."""
 
 
+@dataclass(frozen=True)
+class Note:
+    """What a rewrite says of the nodes that it changed, for people: a decision of the compiler.
+
+    Attributes:
+        kind, first, second, reason: as those of `Decision`.
+    """
+
+    kind: str
+    first: str
+    second: str
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class AtenGraph:
     """A functional ATen graph with what the compiler has to know about its inputs and outputs.
@@ -89,6 +103,8 @@ class AtenGraph:
     """Rewrites done, by pass."""
     passes: tuple[PassText, ...] = ()
     """The text before and after each pass of the rewrites, where stages are dumped."""
+    notes: tuple[Note, ...] = ()
+    """What rewrites decided about single nodes."""
 
     def node(self, name: str) -> Node:
         """The node called `name`."""

@@ -19,7 +19,14 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.text import PassTexts
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.freezing.freeze import freeze, values_of
-from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler, WantsChannelsLast
+from polyfuse.frontend.graph import (
+    AtenGraph,
+    BoxedCallable,
+    GraphKind,
+    InnerCompiler,
+    Note,
+    WantsChannelsLast,
+)
 from polyfuse.frontend.rewrites.layouts import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
 from polyfuse.frontend.saved_inputs import copy_overwritten
@@ -101,7 +108,8 @@ class Traced:
         mode = dynamo.tracing_fake_mode() or fake.detect_fake_mode(inputs)
         _adopt_inputs(gm, inputs, mode)
         texts = PassTexts(bool(self.settings.dump) or is_traced())
-        rewrites = _rewritten(gm, kind, self.settings, self.more, texts)
+        notes: list[Note] = []
+        rewrites = _rewritten(gm, kind, self.settings, self.more, texts, notes)
         static = tuple(dynamo.static_input_indices()) if kind != "backward" else ()
         frozen = freeze(gm, static, self.settings) if self.settings.freezing and kind == "inference" else None
         if frozen is not None:
@@ -117,6 +125,7 @@ class Traced:
             user_outputs=dynamo.num_user_outputs() if kind == "forward" else None,
             rewrites=rewrites,
             passes=texts.made,
+            notes=notes,
         )
         with fake.real_tensors():
             compiled = self.inner(graph)
@@ -138,12 +147,17 @@ def _lay_out(gm: GraphModule, settings: Settings, wants: WantsChannelsLast | Non
 
 
 def _rewritten(
-    gm: GraphModule, kind: GraphKind, settings: Settings, more: MoreRewrites | None, texts: PassTexts
+    gm: GraphModule,
+    kind: GraphKind,
+    settings: Settings,
+    more: MoreRewrites | None,
+    texts: PassTexts,
+    notes: list[Note] | None = None,
 ) -> tuple[tuple[str, int], ...]:
     """How often each rewrite applied."""
     if not settings.graph_rewrites:
         return ()
-    return rewrite_graph(gm, settings, stage=kind, more=more, texts=texts)
+    return rewrite_graph(gm, settings, stage=kind, more=more, texts=texts, notes=notes)
 
 
 def _adopt_inputs(gm: GraphModule, inputs: Sequence[Any], mode: Any) -> None:

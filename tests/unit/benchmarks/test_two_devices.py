@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SCRIPT = """
 import sys
 from polyfuse_bench.two_devices import main
-main(["--tiny", "--rounds", "2", "--sides", "eager,polyfuse", *sys.argv[1:]])
+main(["--tiny", "--rounds", "2", "--costs", "--sides", "eager,polyfuse whole,polyfuse", *sys.argv[1:]])
 """
 
 
@@ -55,4 +55,4 @@ def test_every_case_runs_on_two_ranks(tmp_path: Path) -> None:
     outputs = [rank.communicate(500) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 10 and all(row["milliseconds"] and not row["error"] for row in rows), rows
+    assert len(rows) == 21 and all(row["milliseconds"] and not row["error"] for row in rows), rows

@@ -61,6 +61,7 @@ def explain_graph(report: GraphReport, everything: bool = False) -> str:
     lines += _section("library calls", _tally(report.calls), most)
     lines += _section("chosen by timing", _tally(_choices(report, everything)), most)
     lines += _section("not timed", _tally(_declined(report)), most)
+    lines += _section("matmuls in pieces beside collectives", _chunked(report), most)
     lines += _section("overlapped collectives", _overlapped(report), most)
     lines += _section("not fused", _unfused(report), most)
     lines += _section("eager fallbacks", _tally(f"{op}: {why}" for op, why in report.fallbacks), most)
@@ -111,6 +112,13 @@ def _declined(report: GraphReport) -> Iterator[str]:
     for decision in report.decisions:
         if decision.kind == "declined":
             yield f"{decision.second or 'generated kernels'}: {decision.reason}"
+
+
+def _chunked(report: GraphReport) -> Iterator[str]:
+    """Which matmuls are cut, and what that changes by estimates."""
+    for decision in report.decisions:
+        if decision.kind == "chunk":
+            yield f"{decision.second} beside {decision.first}: {decision.reason}"
 
 
 def _overlapped(report: GraphReport) -> Iterator[str]:

@@ -9,8 +9,10 @@ from torch.fx import GraphModule
 
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import NO_TEXTS, PassTexts
+from polyfuse.frontend.graph import Note
 from polyfuse.frontend.rewrites.attention import fuse_attention
 from polyfuse.frontend.rewrites.casts import merge_casts
+from polyfuse.frontend.rewrites.chunked import chunk_products
 from polyfuse.frontend.rewrites.collectives import bucket_collectives
 from polyfuse.frontend.rewrites.constant_folding import (
     fold_constants,
@@ -19,6 +21,7 @@ from polyfuse.frontend.rewrites.constant_folding import (
     spell_as_full,
 )
 from polyfuse.frontend.rewrites.cse import merge_duplicates
+from polyfuse.frontend.rewrites.equal_collectives import merge_collectives
 from polyfuse.frontend.rewrites.noop import remove_copies, remove_identity_views, remove_neutral_arithmetic
 from polyfuse.frontend.rewrites.scatter import scatter_into_sums
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
@@ -65,6 +68,8 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("scatter-into-sums", scatter_into_sums),
     ("merge-duplicates", merge_duplicates),
     ("remove-dead-again", remove_dead),
+    ("merge-collectives", merge_collectives),
+    ("chunk-products", chunk_products),
     ("bucket-collectives", bucket_collectives),
 )
 """Name and function of every rewrite, in the order in which they run."""
@@ -84,14 +89,15 @@ def rewrite_graph(
     stage: Stage,
     more: MoreRewrites | None = None,
     texts: PassTexts = NO_TEXTS,
+    notes: list[Note] | None = None,
 ) -> tuple[tuple[str, int], ...]:
     """Run every rewrite on `module`, in place, and `more` after them; returns how often each one applied,
     leaving out those that did not.
 
-    `texts` is told of the graph before and after each. `settings.fuel` limits the number of rewrites of one
-    graph. Dropping dead calls costs none.
+    `texts` is told of the graph before and after each, and `notes` gets what is to be told of single ones.
+    `settings.fuel` limits the number of rewrites of one graph. Dropping dead calls costs none.
     """
-    state = Rewriting(module, settings, stage, settings.fuel)
+    state = Rewriting(module, settings, stage, settings.fuel, [] if notes is None else notes)
     counts: list[tuple[str, int]] = []
     texts.begin(lambda: str(module.graph))
     for name, function in PASSES:

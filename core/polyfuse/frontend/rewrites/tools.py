@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root, mutated_nodes, output_args, output_node
+from polyfuse.frontend.graph import Note
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, shapes
 
@@ -35,6 +36,8 @@ class Rewriting:
     stage: Stage
     fuel: int | None = None
     """Rewrites left; None: no limit."""
+    notes: list[Note] = field(default_factory=list)
+    """What is to be told of rewrites."""
     _escaping: frozenset[Node] | None = field(default=None, repr=False)
 
     @property

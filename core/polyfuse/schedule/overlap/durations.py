@@ -9,12 +9,10 @@ from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode, Node, Reduction, View
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.plugin import TargetInfo
-from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.ranks.costs import any_costs, costs_of, kind_of
+from polyfuse.runtime.ranks.estimates import collective_seconds
 from polyfuse.schedule.fusion.score import nbytes, touched_bytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike, product
-from polyfuse.torch_compat.groups import group_of, processes_of_host
 
 __all__ = ["communication_seconds", "computing_seconds"]
 
@@ -58,12 +56,4 @@ def communication_seconds(
     within a host where all processes of the group are on one.
     """
     largest = max(nbytes(graph, names, hint) for names in (reads(node), node.writes()))
-    group = group_of(node.group)
-    ranks = len(group.ranks) if group is not None else 0
-    on_host = group is not None and group.is_on_one_host(processes_of_host())
-    if group is not None and not bandwidth and any_costs():
-        kind = device.partition(":")[0]
-        table = costs_of(group.library(kind), device_of(kind).facts(), ranks, on_host)
-        if table is not None:
-            return table.of(kind_of(node.op), largest, ranks)
-    return device_of(device).collective_seconds(node.op, largest, bandwidth, ranks, on_host)
+    return collective_seconds(node.op, largest, node.group, device, bandwidth)

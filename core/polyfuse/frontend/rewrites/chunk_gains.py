@@ -1,0 +1,105 @@
+"""In how many pieces a matmul and the collective beside it take least time, by estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from polyfuse.base.settings import Settings
+from polyfuse.runtime.devices.registry import device_of
+from polyfuse.runtime.ranks.estimates import collective_seconds, known_seconds
+from polyfuse.torch_compat.tracing import fake, shapes
+
+__all__ = ["PIECES", "Chunking", "Work", "best_chunking", "numbers_of"]
+
+PIECES: Final = (2, 4, 8)
+"""How many there may be."""
+
+_START: Final = 5e-6
+"""Seconds in which a kernel or call begins and ends."""
+_LEAST: Final = 0.1
+"""Share of the shorter of the two that a gain must be: estimates are not better than that."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A collective and the matmuls beside it.
+
+    Attributes:
+        op, group: the collective's operator, and the name of its group.
+        device: where all of it is.
+        nbytes: of the larger of what the collective reads and writes.
+        operations: additions and multiplications of the matmuls.
+        copied: bytes that are read and written in addition where there are pieces.
+    """
+
+    op: str
+    group: str
+    device: torch.device
+    nbytes: float
+    operations: float
+    copied: float
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """What is expected of pieces.
+
+    Attributes:
+        pieces: how many.
+        usual, exposed: seconds of communication beside which nothing computes, in one piece and in `pieces`.
+    """
+
+    pieces: int
+    usual: float
+    exposed: float
+
+
+def best_chunking(work: Work, settings: Settings, possible: Sequence[int]) -> Chunking | None:
+    """Into how many pieces the work is cut; None: it stays whole.
+
+    What the option `chunk_collectives` names is done. Else only what was measured, or the option
+    `network_bandwidth`, decides, so that ranks with equal tables and devices decide alike; and nothing is cut
+    on a device of few processors, which carry the messages themselves.
+
+    Args:
+        possible: numbers of pieces that there may be.
+    """
+    if settings.chunk_collectives == "off":
+        return None
+    bandwidth = settings.network_bandwidth * 1e6
+    device = str(work.device)
+    properties = device_of(work.device.type).properties(work.device.index or 0)
+    multiplying = work.operations / properties.operations
+
+    def message(share: int) -> float:
+        return collective_seconds(work.op, work.nbytes / share, work.group, device, bandwidth)
+
+    def chunked(pieces: int) -> Chunking:
+        each, part = message(pieces), multiplying / pieces
+        # the first or the last message has nothing beside it; others wait for the matmul, or it for them
+        return Chunking(pieces, message(1), each + (pieces - 1) * max(0.0, each - part))
+
+    def more(found: Chunking) -> float:
+        return found.exposed + (found.pieces - 1) * _START + work.copied / properties.bandwidth
+
+    if settings.chunk_collectives != "auto":
+        pieces = int(settings.chunk_collectives)
+        return chunked(pieces) if pieces in possible else None
+    if not properties.units:
+        return None
+    if not bandwidth and known_seconds(work.op, work.nbytes, work.group, device) is None:
+        return None
+    best = min(map(chunked, possible), key=more, default=None)
+    if best is None or best.usual - more(best) < _LEAST * min(best.usual, multiplying):
+        return None
+    return best
+
+
+def numbers_of(values: Sequence[torch.Tensor]) -> Callable[[object], float]:
+    """The number that a size is in the example inputs."""
+    env = fake.shape_env_of(fake.detect_fake_mode(list(values)))
+    return lambda size: float(shapes.hint(env, size, 1))
