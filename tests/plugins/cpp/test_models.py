@@ -114,6 +114,7 @@ def test_matmuls_and_attention_of_any_size(attention):
         check(result, model(x))
 
 
+@pytest.mark.slow
 def test_views_of_attention(folder):
     class Views(torch.nn.Module):
         def forward(self, x):
@@ -275,6 +276,7 @@ def stable_places(x: torch.Tensor) -> torch.Tensor:
     return torch.sort(x, dim=0, stable=True).indices
 
 
+@pytest.mark.slow
 def test_sorting_of_integers_of_any_size(folder):
     class Sorted(torch.nn.Module):
         def forward(self, x, keep):

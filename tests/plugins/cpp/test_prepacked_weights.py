@@ -50,6 +50,7 @@ def test_laid_out_once_and_again_after_a_change(
     assert any(name.startswith("cpp+packed path=5") for name in reasons(report))
 
 
+@pytest.mark.slow
 def test_two_layers_have_packed_weights_of_their_own(run: Run) -> None:
     first, second = torch.nn.Linear(24, 64), torch.nn.Linear(64, 32)
     model = torch.nn.Sequential(first, torch.nn.Tanh(), second, torch.nn.Tanh(), first)

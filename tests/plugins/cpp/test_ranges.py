@@ -89,3 +89,52 @@ def test_the_middle_is_a_copy() -> None:
     for kind in KINDS:
         text = backend("avx2").emit(padded(kind, 37).build()).text
         assert not any(word in text for word in ("load_masked", "where(", "gather(", "load_near"))
+
+
+def windows(side: int, channels: int = 16) -> KernelBuilder:
+    """The sums of 5x5 windows of an image [6, side, side, channels], zero beyond its border."""
+    k = KernelBuilder({"x0": 6, "x1": side, "x2": side, "x3": channels})
+    k.arg("a", f32), k.out("o", f32)
+    s = k.section()
+    total, zero = s.const(0.0, f32), s.const(0.0, f32)
+    for dy in range(-2, 3):
+        for dx in range(-2, 3):
+            y, x = k["x1"] + dy, k["x2"] + dx
+            tests = [s.op("ge", s.index(p), s.index(0)) for p in (y, x)]
+            tests += [s.op("lt", s.index(p), s.index(side)) for p in (y, x)]
+            inside = tests[0]
+            for test in tests[1:]:
+                inside = s.op("bitwise_and", inside, test)
+            at = ((k["x0"] * side + y) * side + x) * channels + k["x3"]
+            total = s.op("add", total, s.load("a", at, mask=inside, other=zero))
+    s.store("o", ((k["x0"] * side + k["x1"]) * side + k["x2"]) * channels + k["x3"], total)
+    return k
+
+
+def test_what_has_too_many_ranges_is_cut_into_the_inner_one_and_the_rest() -> None:
+    kernel = windows(20).build()
+    assert (
+        "if (axis_1 >= 2 && axis_1 < 18 && axis_2 >= 2 && axis_2 < 18)" in backend("avx2").emit(kernel).text
+    )
+    a, out = torch.randn(6, 20, 20, 16), torch.zeros(6, 20, 20, 16)
+    compiled(kernel)(a, out)
+    channels_second = a.permute(0, 3, 1, 2)
+    means = torch.nn.functional.avg_pool2d(channels_second, 5, 1, 2, divisor_override=1)
+    torch.testing.assert_close(out, means.permute(0, 2, 3, 1))
+
+
+def test_zero_is_added_once() -> None:
+    k = KernelBuilder({"x0": 40, "x1": 64})
+    k.arg("a", f32), k.out("o", f32)
+    s = k.section()
+    total = s.load("a", k["x0"] * 64 + k["x1"])
+    for row in range(5):
+        first = s.op("lt", s.index(k["x0"]), s.index(1))
+        total = s.op("add", total, s.load("a", row * 64 + k["x1"], mask=first, other=s.const(0.0, f32)))
+    s.store("o", k["x0"] * 64 + k["x1"], total)
+    rest = backend("avx2").emit(k.build()).text.split("else")[1].split("}")[0]
+    assert rest.count("add(") == 1
+    a, out = torch.zeros(40, 64), torch.ones(40, 64)
+    a[3] = -0.0
+    compiled(k.build())(a, out)
+    assert not torch.signbit(out).any(), "of -0.0 and 0.0, the sum is 0.0"

@@ -33,6 +33,16 @@ def test_gradients(window: tuple[int, int, int, int]) -> None:
     check(gradient(lambda x: F.avg_pool2d(x, *window[:3], ceil_mode=True, count_include_pad=False)), sample())
 
 
+def test_gradients_of_maxima_with_channels_last_are_added_by_the_library() -> None:
+    x = sample().expand(2, -1, -1, -1).contiguous(memory_format=torch.channels_last)
+    for window, calls in (((5, 1, 2), 1), ((3, 2, 1), 1), ((2, 2, 0), 0)):
+        record = check(gradient(lambda x, w=window: F.max_pool2d(x, *w)), x)
+        assert (
+            record.graphs[-1].nodes
+            and [type(n).__name__ for n in record.graphs[-1].nodes].count("ExternCall") == calls
+        )
+
+
 AVERAGES = {
     "whole windows, padded": (3, 2, 1, False, True),
     "whole windows": (2, 2, 0, False, False),

@@ -15,7 +15,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
-from polyfuse.lowering.indexing.conditions import all_of, less, masked
+from polyfuse.lowering.indexing.conditions import less, masked
 from polyfuse.lowering.reductions.reduction import number
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.shapes.windows import (
@@ -34,7 +34,10 @@ from polyfuse.lowering.shapes.windows import (
 )
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import make
-from polyfuse.symbolic import IndexLike, maximum, minimum
+from polyfuse.symbolic import IndexLike, contiguous_strides, maximum, minimum
+
+_MANY = 4
+"""Elements of a window from which on what it passes back is stored."""
 
 
 @lowers("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default", stores=(0,))
@@ -170,12 +173,38 @@ def adaptive_avg_pool_backward(
         return _average_backward(ctx, node, grad, w.even)
     if math.prod(w.overlaps) > LARGEST_WRITTEN_OUT:
         raise UnsupportedError("no kernel computes the backward of heavily overlapping adaptive windows")
-    axes, zero = axes_of(result.size), const(0.0, kind)
-    over = adaptive_windows(w.out, w.size)  # the windows over an element, as if they were its elements
+    # what a window passes to each of its elements is computed once, and one dimension after the other is
+    # spread out: the last pass, the largest, then reads contiguous memory
+    inner, lead = axes_of(grad.size), grad.rank - rank
+    like = TensorValue(kind, kind.torch, grad.device, grad.size, grad.stride)
+    found = ctx.lazy(like, make("div", grad.at(inner), number(w.elements(inner), kind)))
+    for d in reversed(range(rank)):
+        if math.prod(w.size) >= _MANY * math.prod(w.out):
+            ctx.realize(found, "read by many elements")
+        size = (*grad.size[: lead + d], *result.size[lead + d :])
+        spread = _spread_out(found, lead + d, size)
+        like = result if d == 0 else TensorValue(kind, kind.torch, grad.device, size, _ordered(size, result))
+        found = ctx.lazy(like, spread)
+    return found
+
+
+def _ordered(size: tuple[IndexLike, ...], like: TensorValue) -> tuple[IndexLike, ...]:
+    """Dense strides, the channels innermost where those of `like` are."""
+    if like.rank < 4 or like.stride[1] != 1 or like.size[1] == 1:
+        return contiguous_strides(size)
+    outer, inner, *rest = contiguous_strides((size[0], *size[2:], size[1]))
+    return (outer, rest[-1], inner, *rest[:-1])
+
+
+def _spread_out(shares: TensorValue, dim: int, size: tuple[IndexLike, ...]) -> Expr:
+    """What an element gets along one dimension: the sum of the shares of the windows that it is in."""
+    axes, m = axes_of(size), shares.size[dim]
+    over = adaptive_windows((m,), (size[dim],))  # the windows over an element, as if they were its elements
+    zero = const(0.0, shares.kernel_type.compute)
 
     def term(step: Sequence[int]) -> Expr:
-        windows = over.indices(axes, step)
-        share = make("div", grad.at([*axes[:-rank], *windows]), number(w.elements(windows), kind))
-        return masked(share, all_of(*map(less, windows, over.ends(axes))), zero)
+        (window,), (end,) = over.indices((axes[dim],), step), over.ends((axes[dim],))
+        share = shares.at([*axes[:dim], 0 if m == 1 else window, *axes[dim + 1 :]])
+        return masked(share, less(window, end), zero)
 
-    return ctx.lazy(result, added(map(term, steps_of(w.overlaps))))
+    return added(map(term, steps_of(over.counts)))

@@ -54,6 +54,15 @@ _MOST_TURNS = 2
 _MOST_STATEMENTS = 600
 """Statements of all ranges together, beyond which compiling them costs more than they save."""
 
+_MOST_INSIDE = 12
+"""Ranges of one axis of which the longest is looked for."""
+
+_MOST_POINTS = 0.5
+"""The part of the points that lies in the longest ranges, for these to be worth code of their own."""
+
+_LESS = 0.8
+"""The part of the price that is left there."""
+
 _ROWS = 32
 """Rows from which on threads have enough of them to share, none of which is divided."""
 
@@ -76,11 +85,14 @@ class Ranges:
         cells: what is known of the kernel of each combination of ranges, by their positions, and how it runs.
         by_rows: whether every row runs through its ranges; otherwise there are few rows, only the lane axis
             is cut, and threads share each range.
+        inner: whether there is one range of each axis, outside of which points run as those of the whole
+            kernel do (the last cell): all combinations would be too many statements.
     """
 
     axes: Mapping[str, tuple[Range, ...]]
     cells: Mapping[tuple[int, ...], tuple[Facts, Plan]]
     by_rows: bool
+    inner: bool = False
 
 
 def cut_into_ranges(facts: Facts, plan: Plan) -> Ranges | None:
@@ -113,10 +125,33 @@ def cut_into_ranges(facts: Facts, plan: Plan) -> Ranges | None:
             found, cells = {name: ranges, **found}, cut
         elif name == plan.lane:
             return None
+        else:
+            return _inside(facts, plan)
     if len(cells) < 2:
         return None
     planned = {key: _planned(Facts.of(cell), plan, found) for key, cell in cells.items()}
     return Ranges(found, planned, by_rows=rows >= _ROWS)
+
+
+def _inside(facts: Facts, plan: Plan) -> Ranges | None:
+    """The longest range of every axis but the lanes', if most points lie in all of them and do less there."""
+    kernel, inner, points = facts.kernel, dict[str, tuple[Range, ...]](), 1.0
+    for name in plan.axes[:-1]:
+        ranges = tuple(islice(_ranges(kernel, name, facts.sizes[name], turns=False), _MOST_INSIDE + 1))
+        if not 1 < len(ranges) <= _MOST_INSIDE:
+            continue
+        longest = max(ranges, key=lambda r: facts.example(r.size))
+        points *= facts.example(longest.size) / facts.hints[name]
+        inner[name] = (longest,)
+        kernel = _cell(kernel, name, longest)
+    made = Facts.of(kernel)
+    if not inner or points < _MOST_POINTS or made.cost > _LESS * facts.cost:
+        return None
+    cells: dict[tuple[int, ...], tuple[Facts, Plan]] = {
+        (0,): _planned(made, plan, inner),
+        (1,): (facts, plan),
+    }
+    return Ranges(inner, cells, by_rows=True, inner=True)
 
 
 def _planned(facts: Facts, plan: Plan, cut: Mapping[str, tuple[Range, ...]]) -> tuple[Facts, Plan]:

@@ -28,8 +28,28 @@ class RangedText(StageText):
         outer = self.plan.axes[:-1]
         self._odometer(outer, "begin")
         with self.out.block("for (i64 item = begin; item < end; ++item)"):
-            self._branches(tuple(self.ranges.axes.items()), ())
+            if self.ranges.inner:
+                self._inside()
+            else:
+                self._branches(tuple(self.ranges.axes.items()), ())
             self._advance(outer)
+
+    def _inside(self) -> None:
+        """A row within the range of each axis, and any other one."""
+        out, found = self.out, {name: part for name, (part,) in self.ranges.axes.items()}
+        tests = []
+        for name, part in found.items():
+            first, end = index_text(part.first), index_text(part.first + part.size)
+            tests.append(f"{name} >= {first} && {name} < {end}")
+        size = index_text(self.facts.sizes[self.plan.lane])
+        for cell, opening in ((0, f"if ({' && '.join(tests)})"), (1, "else ")):
+            facts, plan = self.ranges.cells[(cell,)]
+            with out.block(opening):
+                if cell == 0:
+                    for name, part in found.items():
+                        out.line(f"const i64 {part.name} = {name} - {_plain(index_text(part.first))};")
+                out.line(f"const i64 from = 0, to = {size};")
+                StageText(facts, plan, out, self.features, self.name).lane_range()
 
     def _branches(self, axes: Sequence[tuple[str, tuple[Range, ...]]], cell: tuple[int, ...]) -> None:
         """What is done in the ranges that a row lies in: of `axes`, and (`cell`) those of the axes before."""
