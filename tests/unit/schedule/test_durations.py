@@ -8,10 +8,10 @@ from polyfuse.ir.expr import apply
 from polyfuse.ir.nodes import Collective, ExternCall
 from polyfuse.plugin import TargetInfo
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.runtime.ranks import estimates
 from polyfuse.runtime.ranks.costs import KINDS, CollectiveCosts, forget_costs, use_costs
 from polyfuse.schedule.fusion.space import fresh_axes
 from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
-from polyfuse.schedule.overlap import durations
 from polyfuse.schedule.overlap.durations import communication_seconds, computing_seconds
 from polyfuse.symbolic import IndexLike
 from polyfuse.torch_compat.groups import Group
@@ -70,7 +70,7 @@ def test_collectives_of_a_group_on_one_host(monkeypatch: pytest.MonkeyPatch) -> 
     (node,) = m.nodes
     assert isinstance(node, Collective)
     away = communication_seconds(node, m.graph(), "cpu", 0.0, number)
-    monkeypatch.setattr(durations, "group_of", lambda name: Group(name, (2, 3), None, None))
+    monkeypatch.setattr(estimates, "group_of", lambda name: Group(name, (2, 3), None, None))
     many = communication_seconds(node, m.graph(), "cpu", 0.0, number)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     near = communication_seconds(node, m.graph(), "cpu", 0.0, number)
@@ -105,7 +105,7 @@ def test_what_was_measured_comes_before_what_is_guessed(monkeypatch: pytest.Monk
         def library(self, device_type: str) -> str:
             return "gloo"
 
-    monkeypatch.setattr(durations, "group_of", lambda name: Known(name, (2, 3), None, None))
+    monkeypatch.setattr(estimates, "group_of", lambda name: Known(name, (2, 3), None, None))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     rows = dict.fromkeys(KINDS, ((1 << 10, 1.0), (1 << 20, 7.0)))
     use_costs([CollectiveCosts("gloo", device_of("cpu").facts(), 2, True, rows)])
