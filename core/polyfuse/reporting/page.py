@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import atomic_write
 from polyfuse.reporting.describe import FORMAT
 
-__all__ = ["page", "read_report", "write_json", "write_page"]
+__all__ = ["document", "page", "read_report", "write_document", "write_json", "write_page"]
 
 _DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
@@ -26,27 +26,12 @@ def page(data: Mapping[str, Any]) -> str:
     assets = files("polyfuse.reporting") / "assets"
     script = (assets / "report.js").read_text(encoding="utf-8")
     style = (assets / "report.css").read_text(encoding="utf-8")
-    title = html.escape(f"{data['title']} – Polyfuse report")
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title>",
-            f"<style>{style}</style>",
-            "</head>",
-            "<body>",
-            '<div id="app"><p>This page needs JavaScript.</p></div>',
-            f'<script id="data" type="application/json">{_embedded(data)}</script>',
-            f"<script>{script}</script>",
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    body = [
+        '<div id="app"><p>This page needs JavaScript.</p></div>',
+        f'<script id="data" type="application/json">{_embedded(data)}</script>',
+        f"<script>{script}</script>",
+    ]
+    return document(f"{data['title']} – Polyfuse report", _POLICY, style, body)
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
@@ -57,15 +42,49 @@ def _embedded(data: Mapping[str, Any]) -> str:
 
 def write_page(path: Path, data: Mapping[str, Any]) -> None:
     """Write the HTML file."""
-    _write(path, page(data))
+    write_document(path, page(data))
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write the data alone."""
-    _write(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_document(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
+def document(title: str, policy: str, style: str, body: Iterable[str]) -> str:
+    """A page.
+
+    Args:
+        title: as text.
+        policy: what the browser may do (Content-Security-Policy).
+        style: CSS.
+        body: lines of HTML.
+    """
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{html.escape(title)}</title>",
+            f"<style>{style}</style>",
+            "</head>",
+            "<body>",
+            *body,
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def write_document(path: Path, text: str) -> None:
+    """Write a file of a report.
+
+    Raises:
+        PolyfuseError: it cannot be written.
+    """
     try:
         atomic_write(path, text)
     except OSError as error:

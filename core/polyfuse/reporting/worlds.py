@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from polyfuse.base.errors import PolyfuseError
-from polyfuse.base.files import atomic_write
+from polyfuse.reporting.page import document, write_document
 
-__all__ = ["worlds_page", "write_worlds_page"]
+__all__ = ["collectives_text", "hidden_seconds", "worlds_page", "write_worlds_page"]
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = """
@@ -42,20 +41,10 @@ def worlds_page(worlds: Sequence[Mapping[str, Any]], title: str) -> str:
         worlds: of each what `SimulatedRank.result` returns: seconds, bytes, and the collectives of a step.
         title: the program and its arguments.
     """
-    name = html.escape(f"{title} – one rank of larger worlds")
+    name = f"{title} – one rank of larger worlds"
     costs = ", ".join(sorted({str(world["costs"]) for world in worlds}))
     lines = [
-        "<!doctype html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{name}</title>",
-        f"<style>{_STYLE}</style>",
-        "</head>",
-        "<body>",
-        f"<h1>{name}</h1>",
+        f"<h1>{html.escape(name)}</h1>",
         "<p>What this rank computes was run and timed; its communication was played by costs of collectives"
         f" ({html.escape(costs)}). Ranks are taken to be equally fast.</p>",
         *_table(worlds),
@@ -64,7 +53,7 @@ def worlds_page(worlds: Sequence[Mapping[str, Any]], title: str) -> str:
     ]
     for world in worlds:
         lines += [f"<h2>{world['ranks']} ranks</h2>", *_timeline(world)]
-    return "\n".join([*lines, "</body>", "</html>", ""])
+    return document(name, _POLICY, _STYLE, lines)
 
 
 def write_worlds_page(path: Path, worlds: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -73,10 +62,20 @@ def write_worlds_page(path: Path, worlds: Sequence[Mapping[str, Any]], title: st
     Raises:
         PolyfuseError: the file cannot be written.
     """
-    try:
-        atomic_write(path, worlds_page(worlds, title))
-    except OSError as error:
-        raise PolyfuseError(f"{path} cannot be written ({error.strerror})", "name another file") from error
+    write_document(path, worlds_page(worlds, title))
+
+
+def hidden_seconds(world: Mapping[str, Any]) -> float:
+    """Communication of a step beside which something computes."""
+    return max(0.0, float(world["communication"] - world["exposed"]))
+
+
+def collectives_text(world: Mapping[str, Any]) -> str:
+    """Collectives of a step by kind."""
+    found = world["collectives"].items()
+    return (
+        ", ".join(f"{count} {kind} ({nbytes / 2**20:.1f} MiB)" for kind, (count, nbytes) in found) or "none"
+    )
 
 
 def _table(worlds: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -84,17 +83,12 @@ def _table(worlds: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "<table>"
     yield "<tr>" + "".join(f'<th scope="col">{title}</th>' for title in titles) + "</tr>"
     for world in worlds:
-        hidden = max(0.0, world["communication"] - world["exposed"])
-        times = [world["seconds"], world["computing"], world["exposed"], hidden]
-        kinds = ", ".join(
-            f"{count} {html.escape(kind)} ({nbytes / 2**20:.1f} MiB)"
-            for kind, (count, nbytes) in world["collectives"].items()
-        )
+        times = [world["seconds"], world["computing"], world["exposed"], hidden_seconds(world)]
         cells = [
             str(world["ranks"]),
             *(_milliseconds(seconds) for seconds in times),
             f"{world['peak_bytes'] / 2**20:.0f} MiB",
-            kinds or "none",
+            html.escape(collectives_text(world)),
         ]
         yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     yield "</table>"

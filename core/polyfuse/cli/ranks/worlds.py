@@ -128,19 +128,16 @@ def _apart(arguments: argparse.Namespace) -> tuple[int, list[dict[str, Any]]]:
 
 def worlds_text(worlds: Sequence[dict[str, Any]]) -> str:
     """A line for each world."""
+    from polyfuse.reporting.worlds import collectives_text, hidden_seconds
+
     titles = f"{'ranks':>6}{'step ms':>10}{'computing':>11}{'exposed':>10}{'hidden':>10}{'peak MiB':>10}"
     lines = [f"{titles}  collectives"]
     for world in worlds:
-        hidden = max(0.0, world["communication"] - world["exposed"])
-        cells = [world["seconds"], world["computing"], world["exposed"], hidden]
-        kinds = ", ".join(
-            f"{count} {kind} ({nbytes / 2**20:.1f} MiB)"
-            for kind, (count, nbytes) in world["collectives"].items()
-        )
+        cells = [world["seconds"], world["computing"], world["exposed"], hidden_seconds(world)]
         first, *rest = (f"{seconds * 1e3:.2f}" for seconds in cells)
         lines.append(
             f"{world['ranks']:6}{first:>10}{rest[0]:>11}{rest[1]:>10}{rest[2]:>10}"
-            f"{world['peak_bytes'] / 2**20:10.0f}  {kinds or 'none'}"
+            f"{world['peak_bytes'] / 2**20:10.0f}  {collectives_text(world)}"
         )
     if any(not world["steps"] for world in worlds):
         lines.append("no step repeats: the numbers are of all after the last compile; run more steps")

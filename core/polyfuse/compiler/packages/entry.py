@@ -128,11 +128,9 @@ def _transposes(program: ExportedProgram) -> bool:
     between whose layout would fix their sizes.
     """
     for node in program.graph.nodes:
-        if node.op == "call_function" and str(node.target).startswith(
-            ("aten.conv_transpose", "aten.convolution")
-        ):
-            if "transpose" in str(node.target) or node.args[6]:
-                return True
+        name = str(node.target) if node.op == "call_function" else ""
+        if name.startswith("aten.conv_transpose") or (name.startswith("aten.convolution") and node.args[6]):
+            return True
     return False
 
 
