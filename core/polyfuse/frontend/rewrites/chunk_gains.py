@@ -19,8 +19,8 @@ PIECES: Final = (2, 4, 8)
 """How many there may be."""
 
 _PIECE: Final = 170e-6
-"""Seconds that each further piece takes: one more message to start and wait for, one more matmul, their part of
-the copy that joins pieces. Two H100s, bf16, Llama blocks of 8B shapes: 162 to 174 us, forward.
+"""Seconds that each further piece takes: one more message to start and wait for, one more matmul, their part
+of the copy that joins pieces. Two H100s, bf16, Llama blocks of 8B shapes: 162 to 174 us, forward.
 """
 _LEAST: Final = 0.1
 """Share of the shorter of the two that a gain must be: estimates are not better than that."""
