@@ -12,7 +12,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from types import MemberDescriptorType, ModuleType
 from typing import Any, get_args
 
@@ -59,8 +61,9 @@ def members(kind: type) -> Iterator[str]:
             continue
         if isinstance(value, (staticmethod, classmethod)):
             yield f"    {type(value).__name__} {name}{signature(value.__func__)}"
-        elif isinstance(value, property):
-            yield f"    property {name}: {inspect.signature(value.fget).return_annotation}"  # type: ignore[arg-type]
+        elif isinstance(value, (property, cached_property)):
+            function: Any = value.fget if isinstance(value, property) else value.func
+            yield f"    property {name}: {inspect.signature(function).return_annotation}"
         elif inspect.isfunction(value):
             mark = "abstract " if getattr(value, "__isabstractmethod__", False) else ""
             yield f"    {mark}def {name}{signature(value)}"
@@ -78,7 +81,7 @@ def default(field: dataclasses.Field[Any]) -> str:
 
 
 def signature(function: Any) -> str:
-    return str(inspect.signature(function))
+    return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(function)))  # of functions that are defaults
 
 
 def interface() -> str:
