@@ -31,7 +31,7 @@ from polyfuse.testing.cases.reduction import reduction_cases
 from polyfuse.testing.cases.scalar import scalar_cases
 from polyfuse.testing.cases.section import section_cases
 from polyfuse.testing.contract import Trial, run_contract
-from polyfuse.testing.device_checks import device_checks
+from polyfuse.testing.device_checks import check_device
 from polyfuse.testing.launch import Faults, check
 from polyfuse.testing.matrix import Cell, Matrix, Status
 
@@ -291,7 +291,7 @@ class Run:
     def _device(self) -> Iterator[Cell]:
         """What a device promises; the host promises nothing that could be tried."""
         if not device_of(self.device).is_host:
-            for name, fault in device_checks(self.device):
+            for name, fault in check_device(self.device):
                 yield Cell("device", name, "", Status.FAIL if fault else Status.PASS, shorten(fault, 300))
 
     def _is_emitted(self, case: Case) -> bool:
