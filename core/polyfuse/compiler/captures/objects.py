@@ -98,9 +98,10 @@ def _address(value: Any) -> str:
         for name in (named, getattr(value, "__name__", named)):
             if isinstance(home, str) and _found(home, name) is value:
                 return f"{home}:{name} {_file(home)}"
-    owner = getattr(value, "__self__", None) if isinstance(value, BuiltinFunctionType) else None
-    if isinstance(owner, (type, ModuleType)) and getattr(owner, value.__name__, None) is value:
-        return f"{described(owner)}:{value.__name__}"
+    of = getattr(value, "__self__", None) if isinstance(value, BuiltinFunctionType) else None
+    name = str(getattr(value, "__name__", ""))
+    if isinstance(of, (type, ModuleType)) and getattr(of, name, None) is value:
+        return f"{described(of)}:{name}"
     for name in dir(types) if isinstance(value, type) else ():  # as that of methods, which say `builtins`
         if getattr(types, name) is value:
             return f"types:{name}"
