@@ -8,12 +8,7 @@ from pathlib import Path
 
 import torch
 
-from polyfuse.base.settings import Settings
-from polyfuse.ir.interpreter.interpret import run_kernel
-from polyfuse.ir.nodes import Pointwise
-from polyfuse.ir.text.parse import parse_kernel
-from polyfuse.ir.text.print import text
-from polyfuse.plugin import Backend, No, Source, Yes
+from polyfuse.plugin import Backend, No, Pointwise, Settings, Source, Yes, parse_kernel, run_kernel, text
 
 
 class Tiny(Backend):

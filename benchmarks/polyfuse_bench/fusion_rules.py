@@ -52,16 +52,6 @@ class Case:
     dtype: torch.dtype = torch.float32
 
 
-def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return w * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
-
-
-def _norm_of_heads(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    rows, columns = x.shape
-    heads = x.view(rows // 8, 8, 8, columns // 8).transpose(1, 2)
-    return _rms_norm(heads.reshape(x.shape), w)
-
-
 def _layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, (x.shape[-1],), w, b)
 
@@ -76,6 +66,10 @@ def _affine(x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _row_sums(x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple((x * a).sum(-1) for a in others)
+
+
+def _softmaxes(x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple((x * a).softmax(-1) for a in others)
 
 
 def _products_and_sum(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -106,7 +100,6 @@ def _linear_chain(x: torch.Tensor, w: torch.Tensor, *others: torch.Tensor) -> to
 
 
 _MATRIX: Shape = (4096, 4096)
-_VECTOR: Shape = (4096,)
 _LARGE: Shape = (1 << 20,)
 _SMALL: Shape = (1 << 16,)
 _SQUARE: Shape = (1024, 1024)
@@ -155,19 +148,14 @@ CASES: Mapping[str, Case] = {
         )
     },
     **{
-        f"whole-groups-{name}": Case(
-            "triton.whole-groups",
-            function,
-            [_MATRIX] + [_VECTOR] * vectors,
-            f"training step of {words}",
+        f"long-rows-{columns}": Case(
+            "triton.few-long-rows",
+            _softmaxes,
+            [(rows, columns)] * 9,
+            f"eight `softmax(x * a)` of one `x`, rows of {columns}",
             device="cuda",
-            trains=True,
         )
-        for name, function, vectors, words in (
-            ("rms-norm", _rms_norm, 1, "RMS norm"),
-            ("layer-norm", _layer_norm, 2, "layer_norm"),
-            ("heads", _norm_of_heads, 1, "RMS norm of transposed heads"),
-        )
+        for rows, columns in ((512, 16384), (4096, 4096))
     },
 }
 

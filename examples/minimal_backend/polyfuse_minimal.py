@@ -2,13 +2,23 @@
 
 import numpy as np
 
-from polyfuse.base.errors import KernelBuildError
-from polyfuse.ir.expr import walk
-from polyfuse.ir.nodes import Pointwise
-from polyfuse.ir.statements import Compute, Load, Store
-from polyfuse.ir.types import DType
-from polyfuse.plugin import Backend, Manifest, No, Source, Yes, hookimpl
-from polyfuse.symbolic import axis_name, python_text
+from polyfuse.plugin import (
+    Backend,
+    Compute,
+    DType,
+    KernelBuildError,
+    Load,
+    Manifest,
+    No,
+    Pointwise,
+    Source,
+    Store,
+    Yes,
+    axis_name,
+    hookimpl,
+    python_text,
+    walk,
+)
 
 OPS = {"add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "neg": "-{}"}
 

@@ -4,8 +4,17 @@ it into planned memory.
 With `gemm="fastest"` it is timed against what torch calls, and used where it is faster.
 """
 
-from polyfuse.ir.nodes import ExternCall
-from polyfuse.plugin import API_VERSION, CallSite, Choice, Manifest, Offer, ReplacementCalls, Yes, hookimpl
+from polyfuse.plugin import (
+    API_VERSION,
+    CallSite,
+    Choice,
+    ExternCall,
+    Manifest,
+    Offer,
+    ReplacementCalls,
+    Yes,
+    hookimpl,
+)
 
 
 def plain(site: CallSite) -> ReplacementCalls:

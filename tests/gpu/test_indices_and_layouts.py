@@ -104,6 +104,8 @@ def test_training_of_convolutions(dtype: torch.dtype, window: int) -> None:
         return [grad.double() for grad in found]
 
     exact, eager, mine = gradients(torch.float64, False), gradients(dtype, False), gradients(dtype, True)
+    # a bias before a batch norm has no gradient but roundings
+    smallest = 1e-3 * max(truth.norm() for truth in exact)
     for truth, theirs, ours in zip(exact, eager, mine, strict=True):
-        scale = truth.norm().clamp_min(1e-6)
+        scale = truth.norm().clamp_min(smallest)
         assert (ours - truth).norm() / scale <= 2 * (theirs - truth).norm() / scale + 1e-3

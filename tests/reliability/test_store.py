@@ -11,6 +11,8 @@ import torch
 
 import preforked
 from polyfuse.base.settings import child_environment
+from polyfuse.cache import units
+from polyfuse.cache.records import read_record
 from polyfuse.compiler.session import forget_sessions
 
 X = torch.randn(5, 30)
@@ -65,6 +67,18 @@ def test_a_damaged_unit_is_built_again(tmp_path, warned, pattern, same_size):
     warned.clear()
     check()
     assert not warned, "it is healed"
+
+
+@pytest.mark.parametrize("unseen", [2, 9])
+def test_a_record_that_is_seen_before_its_content(tmp_path, warned, monkeypatch, unseen):
+    """As on some file systems, where a folder that another process renames gets its name first."""
+    folder, looks = tmp_path / "unit", iter(range(unseen))
+    folder.mkdir()
+    (folder / "kernels.txt").write_text("built")
+    units.seal_unit(folder, {"a" * 52: "source"})
+    monkeypatch.setattr(units, "read_record", lambda p: read_record(p) if next(looks, None) is None else {})
+    assert (units.unit_kernels(folder) is None) == (unseen > 4)
+    assert len(warned) == (unseen > 4)
 
 
 def test_a_damaged_pointer_is_a_miss(tmp_path, warned):

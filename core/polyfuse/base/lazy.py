@@ -13,7 +13,7 @@ def attribute(package: str, places: Mapping[str, str], name: str) -> object:
 
     Args:
         package: its name.
-        places: `"module:attribute"` for each of its names.
+        places: `"module:attribute"` for each of its names, or `"module"` where it is one.
         name: the one that is asked for.
 
     Raises:
@@ -22,4 +22,5 @@ def attribute(package: str, places: Mapping[str, str], name: str) -> object:
     if name not in places:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     module, _, found = places[name].partition(":")
-    return getattr(import_module(module), found)
+    imported = import_module(module)
+    return getattr(imported, found) if found else imported

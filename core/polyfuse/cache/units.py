@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ __all__ = ["file_digests", "seal_unit", "unit_kernels", "unit_size"]
 
 # Units whose check is remembered; beyond it, all are forgotten, and checked again when they are needed.
 _REMEMBERED: Final = 8192
+
+# How often a record that cannot be read is read again, and seconds before each time.
+_LOOKS: Final = 3
+_PAUSE: Final = 0.01
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,12 @@ def unit_size(folder: Path) -> int:
 
 def _check(folder: Path) -> _Checked | None:
     record = read_record(folder / CONTENTS)
-    if not record and (folder / CONTENTS).exists():
-        record = read_record(folder / CONTENTS)  # another process published it meanwhile
+    for _ in range(_LOOKS):
+        if record or not (folder / CONTENTS).exists():
+            break
+        # another process published it meanwhile; on some file systems a name is seen before what it names
+        time.sleep(_PAUSE)
+        record = read_record(folder / CONTENTS)
     files = record.get("files")
     if not isinstance(files, dict):
         if (folder / CONTENTS).exists():

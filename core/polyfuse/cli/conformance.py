@@ -25,6 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="the backend to test, such as `polyfuse backends` lists")
     parser.add_argument("--quick", action="store_true", help="leave out what differs only in type or size")
     parser.add_argument(
+        "--kernels", action="store_true", help="run kernels alone, without the checks of contract and device"
+    )
+    parser.add_argument(
         "--format",
         choices=("table", "markdown", "json", "html"),
         default="table",
@@ -50,7 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the kit and print the matrix; the status is 1 when something failed, or passed before."""
-    matrix = run_conformance(arguments.name, arguments.quick, arguments.device, arguments.jobs)
+    contract = not arguments.kernels
+    matrix = run_conformance(arguments.name, arguments.quick, arguments.device, arguments.jobs, contract)
     if arguments.format == "table":
         matrix.print(Console())
     else:

@@ -3,12 +3,13 @@
 `facts` (what is known of a kernel), made of `values` and `access`; `slices`, `spans` (bounds of values),
 `affine` (steps of indices), `aliasing`, `contraction` (matrix multiplications recognised), `products` (that
 must be rounded once), `names` (that generated text can use), `roofline` (estimates of time), `writer`
-(indented text). No text of any target language.
+(indented text), `c_text` (indices as C, which is like them in many languages).
 """
 
 from polyfuse.kit.access import Access
 from polyfuse.kit.affine import Affine, affine, fits_i32_throughout, is_multiple, row_major, stride
 from polyfuse.kit.aliasing import memories, without_aliases
+from polyfuse.kit.c_text import c_index
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.kit.facts import KernelFacts
 from polyfuse.kit.names import with_safe_names
@@ -30,6 +31,7 @@ __all__ = [
     "Writer",
     "affine",
     "backward_slice",
+    "c_index",
     "fill",
     "fits_i32_throughout",
     "is_multiple",

@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -174,7 +175,7 @@ class ProgramTimer:
     def _repeat(self, function: Callable[[list[Any]], Any], again: _Again) -> None:
         """Run the program a few times more on the same inputs: its first call is slower than others."""
         began = time.perf_counter()
-        with torch.random.fork_rng(enabled=True):
+        with _random_numbers_as_before(self._device):
             for _ in range(_REPEATS):
                 if time.perf_counter() - began + self.calls[-1].seconds > _REPEAT_SECONDS:
                     break
@@ -196,6 +197,13 @@ class ProgramTimer:
         if not good:
             return None
         return [statistics.median(_span(c.events[i]) for c in good) * 1e3 for i in range(len(numbers))]
+
+
+def _random_numbers_as_before(device: Device | None) -> AbstractContextManager[None]:
+    """A context after which the generators of the host, and of a device that has some, are as before."""
+    if device is None or not hasattr(device.module(), "get_rng_state"):
+        return torch.random.fork_rng(devices=())
+    return torch.random.fork_rng(device_type=device.type)
 
 
 def _span(event: Event) -> float:

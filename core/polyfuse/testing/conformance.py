@@ -31,7 +31,7 @@ from polyfuse.testing.cases.reduction import reduction_cases
 from polyfuse.testing.cases.scalar import scalar_cases
 from polyfuse.testing.cases.section import section_cases
 from polyfuse.testing.contract import Trial, run_contract
-from polyfuse.testing.device_checks import device_checks
+from polyfuse.testing.device_checks import check_device
 from polyfuse.testing.launch import Faults, check
 from polyfuse.testing.matrix import Cell, Matrix, Status
 
@@ -57,23 +57,30 @@ def all_cases(quick: bool = False) -> Iterator[Case]:
     yield from alias_cases(quick)
 
 
-def run(backend: str | Backend, quick: bool = False, device: str = "cpu", jobs: int = 1) -> Matrix:
+def run(
+    backend: str | Backend, quick: bool = False, device: str = "cpu", jobs: int = 1, contract: bool = True
+) -> Matrix:
     """Run the whole kit for a backend, given as an object or by its name.
 
     A backend given by its name can be run in several processes (`jobs`), each with a part of the cases.
+    Without `contract`, kernels alone are run: what the contract and the device promise is not tried.
     """
-    if isinstance(backend, str):
-        return _in_processes(backend, quick, device, jobs) if jobs > 1 else _share(backend, quick, device)
-    return Run(backend, device, quick).matrix(tuple(all_cases(quick)))
+    if not isinstance(backend, str):
+        return Run(backend, device, quick).matrix(tuple(all_cases(quick)), contract)
+    if jobs > 1:
+        return _in_processes(backend, quick, device, jobs, contract)
+    return _share(backend, quick, device, contract=contract)
 
 
-def _share(backend: str, quick: bool, device: str, number: int = 0, jobs: int = 1) -> Matrix:
+def _share(
+    backend: str, quick: bool, device: str, number: int = 0, jobs: int = 1, contract: bool = True
+) -> Matrix:
     """The outcome of every case of a number modulo `jobs`; the first process checks the contract."""
     plugins = PluginManager(Settings.resolve())
     find_devices_with(Extensions(plugins).device)
     made = plugins.backend(backend)
     _require_device(device)
-    return Run(made, device, quick).matrix(tuple(all_cases(quick))[number::jobs], contract=number == 0)
+    return Run(made, device, quick).matrix(tuple(all_cases(quick))[number::jobs], contract and number == 0)
 
 
 def _require_device(device: str) -> None:
@@ -88,12 +95,15 @@ def _require_device(device: str) -> None:
         raise BackendUnavailableError(cause, fix) from error
 
 
-def _in_processes(backend: str, quick: bool, device: str, jobs: int) -> Matrix:
+def _in_processes(backend: str, quick: bool, device: str, jobs: int, contract: bool) -> Matrix:
     start = time.perf_counter()
     # one executor for each process: a process that dies takes only its own part with it
     context = multiprocessing.get_context("spawn")
     pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(jobs)]
-    futures = [pool.submit(_share, backend, quick, device, number, jobs) for number, pool in enumerate(pools)]
+    futures = [
+        pool.submit(_share, backend, quick, device, number, jobs, contract)
+        for number, pool in enumerate(pools)
+    ]
     cases = tuple(all_cases(quick))
     parts: list[Matrix] = []
     for number, future in enumerate(futures):
@@ -281,7 +291,7 @@ class Run:
     def _device(self) -> Iterator[Cell]:
         """What a device promises; the host promises nothing that could be tried."""
         if not device_of(self.device).is_host:
-            for name, fault in device_checks(self.device):
+            for name, fault in check_device(self.device):
                 yield Cell("device", name, "", Status.FAIL if fault else Status.PASS, shorten(fault, 300))
 
     def _is_emitted(self, case: Case) -> bool:

@@ -9,12 +9,14 @@ import torch
 from polyfuse.runtime.devices.device import Device
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["DEVICE_CHECKS", "device_checks"]
+__all__ = ["DEVICE_CHECKS", "check_device"]
 
 _COUNT = 4096
+_LONG = 64
+"""Launches that a host gives faster than a device does them."""
 
 
-def device_checks(device: str) -> Iterator[tuple[str, str]]:
+def check_device(device: str) -> Iterator[tuple[str, str]]:
     """Each check's name, and what is wrong; empty if nothing is. For a device such as ``"cuda:0"``."""
     where = torch.device(device)
     for name, check in _CHECKS.items():
@@ -58,6 +60,23 @@ def _streams(device: Device, where: torch.device) -> str:
         return "after its context, a stream is still the current one"
     device.synchronize(where.index)
     return _expect(x, 2.0)
+
+
+def _waiting(device: Device, where: torch.device) -> str:
+    x = torch.ones(_COUNT, device=where)
+    device.synchronize(where.index)
+    begin, end = device.event(), device.event()
+    with device.use_stream(device.new_stream(where.index)):
+        begin.record()
+        for _ in range(_LONG):
+            x.add_(1)
+        end.record()
+    device.synchronize(where.index)
+    try:
+        begin.elapsed_time(end)
+    except RuntimeError as error:
+        return f"after waiting for the device, an event was not reached: {error}"
+    return _expect(x, 1.0 + _LONG)
 
 
 def _copies(device: Device, where: torch.device) -> str:
@@ -152,6 +171,7 @@ _CHECKS: dict[str, Callable[[Device, torch.device], str]] = {
     "a guard makes its device the current one": _currents,
     "events measure time": _events,
     "streams are used and left": _streams,
+    "waiting for a device waits for all its streams": _waiting,
     "copies keep values": _copies,
     "the allocator makes what is asked for, and counts it": _memory,
     "recorded work is replayed": _recording,

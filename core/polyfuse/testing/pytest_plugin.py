@@ -2,7 +2,7 @@
 
 ::
 
-    from polyfuse.testing.pytest_plugin import conformance_tests
+    from polyfuse.testing import conformance_tests
 
     test_conformance = conformance_tests("mine")
 

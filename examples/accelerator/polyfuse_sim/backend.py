@@ -5,8 +5,7 @@ import json
 
 import torch
 
-from polyfuse.base.errors import KernelBuildError, KernelLaunchError
-from polyfuse.plugin import Backend, Config, Source
+from polyfuse.plugin import Backend, Config, KernelLaunchError, Source
 from polyfuse_sim import codegen
 from polyfuse_sim.device import SimDevice  # noqa: F401 - and gives torch the device
 from polyfuse_sim.driver import LIBRARY, compile_library
@@ -31,10 +30,7 @@ class SimBackend(Backend):
         unit = folder / "unit.cpp"
         unit.write_text("\n".join([codegen.HEADER, *dict.fromkeys(source.rendered() for source in sources)]))
         (folder / "unit.json").write_text(json.dumps({source.key: source.meta for source in sources}))
-        try:
-            compile_library(unit, folder / "unit.so", *FLAGS)
-        except RuntimeError as error:
-            raise KernelBuildError("g++ failed", "report the kernel", output=str(error)) from error
+        compile_library(unit, folder / "unit.so", *FLAGS)
 
     def load(self, folder):
         return load_packaged(folder, {})

@@ -1,13 +1,7 @@
 """A kernel as C++: loops over 32-bit indices. What has no text here is refused."""
 
-from polyfuse.ir.expr import walk
-from polyfuse.ir.nodes import LoopNode, Reduction, Scan
-from polyfuse.ir.ops import REDUCTIONS, SCALAR_OPS, STORE_MODES, identity
-from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, Reduce, Store
-from polyfuse.ir.types import DType
-from polyfuse.kit import Writer
-from polyfuse.plugin import No, Source, Yes
-from polyfuse.symbolic import axis, axis_name, substitute
+from polyfuse import plugin as pf
+from polyfuse.plugin import DType
 
 TYPES = {
     DType.f32: "float",
@@ -46,42 +40,51 @@ HEADER = """#include <algorithm>
 #include <vector>
 template <class T> T least(T a, T b) { return a != a || a < b ? a : b; }
 template <class T> T greatest(T a, T b) { return a != a || a > b ? a : b; }
-static int floordiv(int a, int b) { return a / b - (a % b && (a < 0) != (b < 0)); }
-static int mod(int a, int b) { return a - floordiv(a, b) * b; }
+static int index_div(int a, int b) { return a / b - (a % b && (a < 0) != (b < 0)); }
+static int index_mod(int a, int b) { return a - index_div(a, b) * b; }
+static int index_min(int a, int b) { return a < b ? a : b; }
+static int index_max(int a, int b) { return a > b ? a : b; }
 constexpr float inf = std::numeric_limits<float>::infinity(), none = std::numeric_limits<float>::quiet_NaN();
 """
 
+# Where their values start, and what one more `x` does to them.
 _SPECIAL = {
-    "welford": "{2} += 1; {{ float d = {x} - {0}; {0} += d / {2}; {1} += d * ({x} - {0}); }}",
-    "online_softmax": "if ({x} > {0}) {{ {1} *= {0} == -inf ? 0 : std::exp({0} - {x}); {0} = {x}; }}"
-    " {1} += {x} == {0} && {x} != -inf ? 1 : std::exp({x} - {0});",
+    "welford": (
+        ("0", "0", "0"),
+        "{2} += 1; {{ float d = {x} - {0}; {0} += d / {2}; {1} += d * ({x} - {0}); }}",
+    ),
+    "online_softmax": (
+        ("-inf", "0"),
+        "if ({x} > {0}) {{ {1} *= {0} == -inf ? 0 : std::exp({0} - {x}); {0} = {x}; }}"
+        " {1} += {x} == {0} && {x} != -inf ? 1 : std::exp({x} - {0});",
+    ),
 }
 
 
 def claims(node):
     """Loops over types and operations that have a text."""
-    if not isinstance(node, LoopNode) or isinstance(node, Scan):
-        return No(f"no {type(node).__name__.lower()} on this device")
-    if isinstance(node, Reduction) and node.kind not in _SPECIAL:
-        kind = REDUCTIONS.get(node.kind)
+    if not isinstance(node, pf.LoopNode) or isinstance(node, pf.Scan):
+        return pf.No(f"no {type(node).__name__.lower()} on this device")
+    if isinstance(node, pf.Reduction) and node.kind not in _SPECIAL:
+        kind = pf.REDUCTIONS.get(node.kind)
         if kind is None or not kind.is_plain:
-            return No(f"no reduction {node.kind}")
-    if getattr(node, "mode", "set") not in (*STORE_MODES, "check"):
-        return No(f"no store mode {node.mode}")
-    for expr in walk(*node.expressions()):
+            return pf.No(f"no reduction {node.kind}")
+    if getattr(node, "mode", "set") not in (*pf.STORE_MODES, "check"):
+        return pf.No(f"no store mode {node.mode}")
+    for expr in pf.walk(*node.expressions()):
         if expr.dtype not in TYPES:
-            return No(f"the device has no {expr.dtype}")
-        if expr.op in ("rand", "bitcast") or (expr.op in SCALAR_OPS and expr.op not in OPS):
-            return No(f"no operation {expr.op}")
+            return pf.No(f"the device has no {expr.dtype}")
+        if expr.op in ("rand", "bitcast") or (expr.op in pf.SCALAR_OPS and expr.op not in OPS):
+            return pf.No(f"no operation {expr.op}")
         if expr.op in ("sign", "bitwise_not") and not expr.dtype.is_float:
-            return No(f"no operation {expr.op} on {expr.dtype}")
-    return Yes()
+            return pf.No(f"no operation {expr.op} on {expr.dtype}")
+    return pf.Yes()
 
 
 def kernel_text(kernel, unroll):
     """The function that runs a kernel, with its innermost loops unrolled so often."""
-    w = Writer("  ")
-    with w.block(f'extern "C" void {Source.SYMBOL}(const int64_t* given)'):
+    w = pf.kit.Writer("  ")
+    with w.block(f'extern "C" void {pf.Source.SYMBOL}(const int64_t* given)'):
         for k, arg in enumerate(kernel.args):
             kind = "const int" if arg.kind == "size" else f"{TYPES[arg.dtype]}* const"
             value = "int" if arg.kind == "size" else f"{TYPES[arg.dtype]}*"
@@ -93,7 +96,7 @@ def kernel_text(kernel, unroll):
         for head in points:
             w.line(head + " {")
         for section in kernel.sections:
-            reduces = [stmt for stmt in section.body if isinstance(stmt, Reduce)]
+            reduces = [stmt for stmt in section.body if isinstance(stmt, pf.Reduce)]
             for stmt in reduces:
                 for target, start in zip(stmt.targets, _starts(stmt), strict=True):
                     w.line(f"{TYPES[stmt.dtype]} {target} = {start};")
@@ -117,16 +120,13 @@ def _cell(dtype):
 
 
 def _loop(variable, size):
-    name = axis_name(variable)
+    name = pf.axis_name(variable)
     return f"for (int {name} = 0; {name} < {_index(size)}; ++{name})"
 
 
 def _starts(stmt):
-    if stmt.kind == "welford":
-        return ("0", "0", "0")
-    if stmt.kind == "online_softmax":
-        return ("-inf", "0")
-    return (constant(identity(stmt.kind, stmt.dtype), stmt.dtype),)
+    plain = stmt.kind not in _SPECIAL
+    return (constant(pf.identity(stmt.kind, stmt.dtype), stmt.dtype),) if plain else _SPECIAL[stmt.kind][0]
 
 
 def constant(value, dtype):
@@ -141,49 +141,33 @@ def constant(value, dtype):
 def _statement(stmt):
     made = f"const {TYPES[stmt.dtype]} {stmt.targets[0]} = " if stmt.targets else ""
     match stmt:
-        case Compute():
+        case pf.Compute():
             return f"{made}{OPS[stmt.op].format(*stmt.args, args=', '.join(stmt.args))};"
-        case Constant():
+        case pf.Constant():
             return f"{made}{constant(stmt.value, stmt.dtype)};"
-        case Cast():
+        case pf.Cast():
             return f"{made}({TYPES[stmt.dtype]}){stmt.arg};"
-        case IndexValue():
+        case pf.IndexValue():
             return f"{made}{_index(stmt.index)};"
-        case Load():
+        case pf.Load():
             read = f"{stmt.buffer}[{_index(stmt.index, stmt.indirect)}]"
             return f"{made}{read};" if stmt.mask is None else f"{made}{stmt.mask} ? {read} : {stmt.other};"
-        case Reduce():
+        case pf.Reduce():
             x = stmt.args[0]
             if stmt.kind in _SPECIAL:
-                return _SPECIAL[stmt.kind].format(*stmt.targets, x=x)
+                return _SPECIAL[stmt.kind][1].format(*stmt.targets, x=x)
             target = stmt.targets[0]
-            return f"{target} = {OPS[REDUCTIONS[stmt.kind].combine].format(target, x)};"
-        case Store():
+            return f"{target} = {OPS[pf.REDUCTIONS[stmt.kind].combine].format(target, x)};"
+        case pf.Store():
             mask = "" if stmt.mask is None else f"if ({stmt.mask}) "
             if stmt.mode == "check":
                 return f'{mask}throw std::runtime_error("a value from data is out of range");'
             place = f"{stmt.buffer}[{_index(stmt.index, stmt.indirect)}]"
-            op = STORE_MODES[stmt.mode]
+            op = pf.STORE_MODES[stmt.mode]
             return f"{mask}{place} = {OPS[op].format(place, stmt.value) if op else stmt.value};"
     raise AssertionError(f"{type(stmt).__name__} was refused")
 
 
 def _index(index, indirect=()):
     """An index as C++; `@k` in it is the value called `indirect[k]`."""
-    for position, name in enumerate(indirect):
-        index = substitute(index, {f"@{position}": axis(f"(int){name}", 1 << 62)})
-    if isinstance(index, int):
-        return str(index)
-    parts = [str(index.const)]
-    for monomial, factor in index.terms:
-        parts.append(" * ".join([str(factor), *map(_atom, monomial)]))
-    return " + ".join(parts)
-
-
-def _atom(atom):
-    if atom.kind in ("axis", "sym"):
-        return atom.name
-    if atom.kind == "host":
-        raise ValueError(f"{atom.name} is computed by the host")
-    name = {"min": "std::min<int>", "max": "std::max<int>"}.get(atom.kind, atom.kind)
-    return f"{name}({', '.join(map(_index, atom.args))})"
+    return pf.kit.c_index(index, {f"@{k}": f"int({name})" for k, name in enumerate(indirect)})

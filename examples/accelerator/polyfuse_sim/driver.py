@@ -2,12 +2,13 @@
 
 import ctypes
 import os
-import subprocess
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 from platformdirs import user_cache_path
+
+from polyfuse.plugin import run_program
 
 SOURCE = Path(__file__).parent / "runtime.cpp"
 TORCH = Path(torch.__file__).parent
@@ -16,10 +17,7 @@ TORCH = Path(torch.__file__).parent
 def compile_library(source: Path, target: Path, *flags: str) -> None:
     """A shared library, complete as soon as it has its name."""
     made = target.with_suffix(f".{os.getpid()}")
-    command = ["g++", "-std=c++20", "-shared", "-fPIC", str(source), *flags, "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+    run_program(["g++", "-std=c++20", "-shared", "-fPIC", str(source), *flags, "-o", str(made)])
     made.rename(target)
 
 
@@ -55,4 +53,4 @@ def memory(index: int) -> tuple[int, int, int]:
     """Bytes of a device: in tensors, in tensors at most, and taken from the host."""
     found = (ctypes.c_int64 * 3)()
     LIBRARY.sim_memory(index, found)
-    return found[0], found[1], found[2]
+    return tuple(found)

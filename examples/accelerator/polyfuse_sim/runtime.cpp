@@ -28,7 +28,7 @@ namespace {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
-constexpr c10::DeviceIndex kDevices = 2;
+constexpr c10::DeviceIndex kDevices = 2, kStreams = 33;
 constexpr size_t kMemory = size_t{1} << 30, kAlignment = 256;
 constexpr int64_t kElements = int64_t{1} << 26;
 
@@ -41,7 +41,7 @@ struct Stream {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> tasks;
-  size_t unfinished = 0;
+  std::atomic<size_t> unfinished = 0;
   std::string error;
   std::unique_ptr<Graph> captured;
   int64_t pool = 0;
@@ -55,15 +55,11 @@ struct Stream {
     changed.notify_all();
   }
   void wait() {
-    std::unique_lock lock(mutex);
     TORCH_CHECK(!captured, "the host cannot wait for a stream that is captured");
-    changed.wait(lock, [this] { return !unfinished; });
+    while (size_t left = unfinished) unfinished.wait(left);
+    std::lock_guard lock(mutex);
     std::string found = std::exchange(error, "");
     TORCH_CHECK(found.empty(), "a kernel failed: ", found);
-  }
-  bool idle() {
-    std::lock_guard lock(mutex);
-    return !unfinished;
   }
   void work() {
     at::AutoDispatchBelowADInplaceOrView below;
@@ -81,34 +77,28 @@ struct Stream {
       lock.lock();
       if (error.empty()) error = failed;
       --unfinished;
-      changed.notify_all();
+      unfinished.notify_all();
     }
   }
 };
 
 struct Event {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool reached = true;
+  std::atomic<bool> reached = true;
   double milliseconds = 0;
-
-  void wait() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [this] { return reached; });
-  }
+  void wait() { reached.wait(false); }
 };
 using EventPtr = std::shared_ptr<Event>;
 
 thread_local c10::DeviceIndex now_device = 0;
 thread_local c10::StreamId now_stream[kDevices] = {0, 0};
 std::mutex registry;
-std::vector<Stream*> streams[kDevices];  // never freed: threads run until the process ends
+std::atomic<Stream*> streams[kDevices][kStreams];  // never freed: threads run until the process ends
 
 Stream& stream_at(c10::DeviceIndex device, c10::StreamId id) {
   std::lock_guard lock(registry);
-  auto& all = streams[device];
-  while (all.size() <= static_cast<size_t>(id)) all.push_back(new Stream);
-  return *all[id];
+  auto& one = streams[device][id];
+  if (!one) one = new Stream;
+  return *one;
 }
 Stream& current() { return stream_at(now_device, now_stream[now_device]); }
 
@@ -132,7 +122,7 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device where) const override { return named(where, 0); }
   c10::Stream getNewStream(c10::Device where, int) const override {
     static std::atomic<int64_t> made{0};
-    return named(where, 1 + made++ % 32);
+    return named(where, 1 + made++ % (kStreams - 1));
   }
   c10::Stream getStreamFromGlobalPool(c10::Device where, bool) const override { return getNewStream(where, 0); }
   c10::Stream exchangeStream(c10::Stream to) const override {
@@ -143,27 +133,18 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& on, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (!*event) *event = new EventPtr(std::make_shared<Event>());
     EventPtr made = *static_cast<EventPtr*>(*event);
-    {
-      std::lock_guard lock(made->mutex);
-      made->reached = false;
-    }
+    made->reached = false;
     stream(on).give([made] {
       using namespace std::chrono;
-      std::lock_guard lock(made->mutex);
       made->milliseconds = duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
       made->reached = true;
-      made->changed.notify_all();
+      made->reached.notify_all();
     });
   }
   void block(void* event, const c10::Stream& on) const override {
     stream(on).give([made = *static_cast<EventPtr*>(event)] { made->wait(); });
   }
-  bool queryEvent(void* event) const override {
-    if (!event) return true;
-    EventPtr made = *static_cast<EventPtr*>(event);
-    std::lock_guard lock(made->mutex);
-    return made->reached;
-  }
+  bool queryEvent(void* event) const override { return !event || (*static_cast<EventPtr*>(event))->reached; }
   void synchronizeEvent(void* event) const override { (*static_cast<EventPtr*>(event))->wait(); }
   double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
     return (*static_cast<EventPtr*>(end))->milliseconds - (*static_cast<EventPtr*>(begin))->milliseconds;
@@ -171,15 +152,10 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<EventPtr*>(event);
   }
-  bool queryStream(const c10::Stream& of) const override { return stream(of).idle(); }
+  bool queryStream(const c10::Stream& of) const override { return !stream(of).unfinished; }
   void synchronizeStream(const c10::Stream& of) const override { stream(of).wait(); }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
-    std::vector<Stream*> all;
-    {
-      std::lock_guard lock(registry);
-      all = streams[device];
-    }
-    for (Stream* one : all) one->wait();
+    for (Stream* one : streams[device]) if (one) one->wait();
   }
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override;
 };
@@ -265,10 +241,6 @@ struct Hooks : at::PrivateUse1HooksInterface {
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
-  bool isPinnedPtr(const void*) const override { return false; }
-  c10::Device getDeviceFromPtr(void* data) const override {
-    return {kType, static_cast<c10::DeviceIndex>(memory.holds(data, 0, 1) ? 1 : 0)};
-  }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     c10::DeviceGuard guard(storage.device());
     auto made = memory.allocate(bytes);
@@ -286,6 +258,10 @@ at::Tensor on_host(const at::Tensor& tensor) {
   auto options = tensor.options().device(c10::kCPU);
   if (!tensor.numel()) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), options);
+}
+
+at::Tensor on_device(const at::Tensor& like) {
+  return at::empty_strided(like.sizes(), like.strides(), like.options().device(c10::Device(kType, now_device)));
 }
 
 at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
@@ -446,7 +422,7 @@ void anything(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         stack->push_back(like);
         continue;
       }
-      auto made = at::empty_strided(like.sizes(), like.strides(), like.options().device(c10::Device(kType, now_device)));
+      auto made = on_device(like);
       targets.push_back(on_host(made));
       stack->push_back(made);
     }
@@ -466,8 +442,7 @@ void anything(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : on_cpu)
     stack->push_back(mapped(value, [&](const at::Tensor& tensor) {
       for (auto& [ours, theirs] : known) if (theirs.is_same(tensor)) return ours;
-      auto made = at::empty_strided(
-          tensor.sizes(), tensor.strides(), tensor.options().device(c10::Device(kType, now_device)));
+      auto made = on_device(tensor);
       on_host(made).copy_(tensor);
       return made;
     }));

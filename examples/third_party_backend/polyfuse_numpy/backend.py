@@ -8,12 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from polyfuse.base.errors import KernelBuildError
-from polyfuse.ir.expr import walk
-from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import SCALAR_OPS
-from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Yes
+from polyfuse.plugin import (
+    SCALAR_OPS,
+    Backend,
+    Claim,
+    Config,
+    Kernel,
+    KernelBuildError,
+    Launchable,
+    LoopNode,
+    No,
+    Node,
+    Reduction,
+    Scan,
+    Scatter,
+    Source,
+    Yes,
+    walk,
+)
 from polyfuse_numpy.kernel import HEADER, kernel_text
 from polyfuse_numpy.ops import MODES, OPS, REDUCTIONS, SCANS, TYPES
 

@@ -6,11 +6,25 @@ vary. So a section needs no loops: a looped one differs only in the shape of wha
 
 from __future__ import annotations
 
-from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, Reduce, Scan, Statement, Store
-from polyfuse.plugin import Source
-from polyfuse.symbolic import IndexLike, axis, axis_name, python_text, substitute
+from polyfuse.plugin import (
+    Cast,
+    Compute,
+    Constant,
+    IndexLike,
+    IndexValue,
+    Kernel,
+    Load,
+    Reduce,
+    ScanStatement,
+    Source,
+    Statement,
+    Store,
+    UnsupportedError,
+    axis,
+    axis_name,
+    python_text,
+    substitute,
+)
 from polyfuse_numpy.ops import OPS, TYPES, constant
 
 HEADER = """import math
@@ -61,7 +75,7 @@ def _statement(stmt: Statement, shape: str, loops: int, rows: dict[str, str]) ->
             return f"{targets} = np.asarray({_index(stmt.index)}, np.int64)"
         case Reduce():
             return f"{targets}, = reduce({stmt.kind!r}, {args}, full, {loops})"
-        case Scan():
+        case ScanStatement():
             return f"{targets} = scan({stmt.kind!r}, {args}, full)"
         case Load():
             place = rows.get(stmt.buffer, "") + _index(stmt.index, stmt.indirect)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyfuse.ir.expr import Expr, apply
-from polyfuse.plugin import LoweringContext, TensorValue
+from polyfuse.plugin import Expr, LoweringContext, TensorValue, apply
 
 
 def swiglu(ctx: LoweringContext, node: Any, gate: TensorValue, up: TensorValue) -> TensorValue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyfuse.ir.types import DType
+from polyfuse.plugin import DType
 
 TYPES: dict[DType, str] = {
     DType.f32: "float32",

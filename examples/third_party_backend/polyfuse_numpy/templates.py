@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from string import Template
 from typing import Any
 
-from polyfuse.ir.nodes import View
-from polyfuse.ir.types import DType
 from polyfuse.plugin import (
     CallSite,
     Choice,
     Claim,
     Config,
+    DType,
     LoweringContext,
     No,
     Source,
     TemplateSource,
     TensorValue,
+    View,
     Yes,
 )
 

@@ -1,5 +1,5 @@
 """The conformance kit, a test for each of its cells."""
 
-from polyfuse.testing.pytest_plugin import conformance_tests
+from polyfuse.testing import conformance_tests
 
 test_conformance = conformance_tests("numpy", quick=True)

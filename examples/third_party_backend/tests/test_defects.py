@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyfuse.testing.lying.installed import planted
+from polyfuse.testing import planted
 
 MET = ("index-off-by-one", "swapped-operands", "stale-row", "reduction-start", "tail-unwritten")
 

@@ -68,6 +68,7 @@ class CppBackend(Backend):
             depthwise_loops=True,
             loops_by_ranges=True,
             column_bytes=_COLUMN_BYTES,
+            column_reductions=True,
             two_pass_row=_TWO_PASS_ROW,
             size_classes=_SIZE_CLASSES,
         )

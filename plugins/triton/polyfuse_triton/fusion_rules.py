@@ -2,73 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from polyfuse.ir.expr import loads
-from polyfuse.ir.nodes import LoopNode, Node, Pointwise, Reduction, Scan, Scatter
+from polyfuse.ir.nodes import LoopNode, Node, Reduction
 from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
-from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, axis_size, coefficient, free_axes, product
+from polyfuse.symbolic import axis_name, axis_size, free_axes, product
 
-__all__ = ["RULES", "keeps_groups"]
+__all__ = ["RULES"]
+
+_LONG: Final = 4096
+"""Elements of a row from which on it takes a good part of a thread block's registers."""
+
+_MOST: Final = 6
+"""Arrays of which a thread block keeps a row each."""
+
+_SAVED: Final = 4
+"""A fusion that saves this part of the traffic is worth more rows."""
 
 
-def keeps_groups(first: Sequence[Node], second: Sequence[Node]) -> Claim:
-    """Whether rows of which groups add to one row each stay rows: a program can then take a whole group, and
-    needs no atomic operations.
+def few_long_rows(pair: FusionPair) -> Claim:
+    """Whether two groups of nodes, of which neither needs what the other computes for each element, keep few
+    long rows in registers.
+
+    Measured on an H100: eight softmaxes of products with one matrix, in rows of 16384 elements, take 415
+    microseconds in one kernel and 297 in two; rows of 4096, 451 and 431; rows of 1024, 200 and 218.
     """
-    nodes = (*first, *second)
-    for node in nodes:
-        if isinstance(node, Scatter) and _is_grouped(node):
-            rows = axis_size(node.axes[0])
-            if not all(isinstance(other, LoopNode) and _has_rows(other, rows) for other in nodes):
-                return No("rows that add to shared sums would be taken apart, and need atomic operations")
-            if any(isinstance(o, Scatter) and o.mode == "add" and not _is_grouped(o) for o in nodes):
-                return No("what adds to shared sums would be beside what needs atomic operations")
-    return Yes()
+    if pair.streams <= _MOST or pair.shared_bytes * _SAVED >= pair.touched_bytes:
+        return Yes()
+    longest = min(_kept_row(pair.first), _kept_row(pair.second))
+    if longest < _LONG or _passes_on(pair.first, pair.second):
+        return Yes()
+    return No(f"rows of {pair.streams} arrays, {longest} elements each, would not stay in registers")
 
 
-def _rows_stay_whole(pair: FusionPair) -> Claim:
-    return keeps_groups(pair.first, pair.second)
+RULES: Final = (FusionRule("few-long-rows", allows=few_long_rows),)
 
 
-RULES: Final = (FusionRule("whole-groups", allows=_rows_stay_whole),)
+def _kept_row(nodes: Sequence[Node]) -> int:
+    """Elements of the longest row for which something is computed from what it was reduced to, in these nodes
+    or before them; 0 if there is none.
+    """
+    reduced = {name for node in nodes if isinstance(node, Reduction) for name in node.writes()}
+    return max((_row(node, reduced) for node in nodes if isinstance(node, LoopNode)), default=0)
 
 
-def _is_grouped(node: Scatter) -> bool:
-    return node.mode == "add" and any(
-        atom.kind == "floordiv" and free_axes(atom.args[0]) == (axis_name(node.axes[0]),)
-        for atom in atoms(node.index)
+def _row(node: LoopNode, reduced: Collection[str]) -> int:
+    axes = node.raxes or node.axes[-1:]
+    size = product(axis_size(axis) for axis in axes)
+    names = {axis_name(axis) for axis in axes}
+    of_row = any(
+        item.buffer in reduced or (not node.raxes and names.isdisjoint(free_axes(item.index)))
+        for item in loads(*node.expressions())
+        if item.index != 0
     )
+    return size if of_row and isinstance(size, int) else 0
 
 
-def _has_rows(node: LoopNode, rows: IndexLike) -> bool:
-    """Whether a node runs through so many rows, and all that it accesses takes them as one axis."""
-    axes, outer = (*node.axes, *node.raxes), list[Index]()
-    for var in axes:
-        if product(axis_size(a) for a in outer) == rows:
-            break
-        outer.append(var)
-    if product(axis_size(a) for a in outer) != rows:
-        return False
-    return all(_is_one_axis(index, outer) for index in _indices(node))
-
-
-def _is_one_axis(index: IndexLike, axes: Sequence[Index]) -> bool:
-    step: IndexLike | None = None
-    for var in reversed(axes):
-        found = coefficient(index, axis_name(var))
-        if found is None and len(axes) > 1:
-            return False
-        if step is not None and found != step:
-            return False
-        step = None if found is None else found * axis_size(var)
-    return True
-
-
-def _indices(node: LoopNode) -> Iterator[IndexLike]:
-    for expr in node.expressions():
-        for item in loads(expr):
-            yield item.index
-    if isinstance(node, (Pointwise, Reduction, Scan, Scatter)):
-        yield node.index
+def _passes_on(first: Sequence[Node], second: Sequence[Node]) -> bool:
+    """Whether the second reads what the first computes for each element, not only what it reduces rows to."""
+    written = {name for node in first if not isinstance(node, Reduction) for name in node.writes()}
+    return any(
+        item.buffer in written
+        for node in second
+        if isinstance(node, LoopNode)
+        for item in loads(*node.expressions())
+    )

@@ -1,6 +1,8 @@
-"""Rows that add to shared sums stay whole."""
+"""Long rows that registers must keep."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -8,49 +10,52 @@ from requirements import TRITON
 
 pytest.importorskip("triton", reason=TRITON)
 
-from polyfuse.ir.expr import load
-from polyfuse.ir.nodes import Pointwise, Reduction, Scatter
+from polyfuse.ir.expr import apply, load
+from polyfuse.ir.nodes import Node, Pointwise, Reduction
 from polyfuse.ir.types import DType
+from polyfuse.plugin import FusionPair, TargetInfo
 from polyfuse.symbolic import axis
-from polyfuse_triton.fusion_rules import keeps_groups
+from polyfuse_triton.fusion_rules import few_long_rows
 
-ROWS, COLUMNS = 60, 300
-I, J = axis("i0", ROWS), axis("i1", COLUMNS)
-B, S = axis("i2", 4), axis("i3", 15)
-PLACE = I * COLUMNS + J
-SPLIT = (B * 15 + S) * COLUMNS + J
+ROWS, COLUMNS = 64, 16384
+I = axis("i0", ROWS)
 
 
-def scatter(index=None, mode: str = "add") -> Scatter:
-    target = (I // 5) * COLUMNS + J if index is None else index
-    return Scatter("s", (I, J), (), "part", target, (), load("x", PLACE, DType.f32), mode)
+def normalized(name: str, source: str, columns: int = COLUMNS) -> tuple[Node, ...]:
+    """A row divided by its sum."""
+    j = axis("i1", columns)
+    place = I * columns + j
+    value = load(source, place, DType.f32)
+    total = Reduction(f"r_{name}", (I,), (j,), (f"sum_{name}",), I, "sum", (value,))
+    divided = apply("div", value, load(f"sum_{name}", I, DType.f32))
+    return total, Pointwise(f"p_{name}", (I, j), (), name, place, divided)
 
 
-def pointwise(*axes, place, also=None) -> Pointwise:
-    value = load("x", place, DType.f32)
-    return Pointwise("p", axes, (), "y", place, value if also is None else load("m", also, DType.f32))
+def pair(first: tuple[Node, ...], second: tuple[Node, ...]) -> FusionPair:
+    size = ROWS * COLUMNS * 4
+    target = TargetInfo()
+    return FusionPair(first, second, "cuda:0", "triton", target, ROWS, COLUMNS, size, 8 * size, 8, 8)
 
 
-def test_rows_as_one_axis_or_several_that_count_as_one():
-    for other in (
-        pointwise(I, J, place=PLACE),
-        pointwise(B, S, J, place=SPLIT),
-        pointwise(B, S, J, place=SPLIT, also=J),
-        Reduction("r", (B, S), (J,), ("z",), B * 15 + S, "sum", (load("x", SPLIT, DType.f32),)),
-        Pointwise("q", (I,), (), "z", I, load("z0", I, DType.f32)),
-    ):
-        assert keeps_groups([scatter()], [other])
-        assert keeps_groups([other], [scatter()])
+def test_many_long_rows_stay_apart():
+    many = pair(normalized("a", "x"), normalized("b", "x"))
+    claim = few_long_rows(many)
+    assert not claim and "rows of 8 arrays, 16384 elements" in claim.reason
+    assert few_long_rows(replace(many, streams=6))
+    assert few_long_rows(replace(many, shared_bytes=many.touched_bytes // 4))
 
 
-def test_rows_that_are_taken_apart():
-    for other in (
-        pointwise(B, S, J, place=SPLIT, also=B * COLUMNS + J),
-        pointwise(B, S, J, place=SPLIT, also=S),
-        pointwise(J, I, place=J * ROWS + I),
-    ):
-        assert not keeps_groups([scatter()], [other])
-        assert keeps_groups([scatter(PLACE)], [other]) and keeps_groups([scatter(mode="max")], [other])
-    assert not keeps_groups([scatter()], [scatter(PLACE)])
-    assert keeps_groups([scatter()], [scatter()]) and keeps_groups([scatter()], [scatter(PLACE, "set")])
-    assert keeps_groups([pointwise(B, S, J, place=SPLIT)], [pointwise(I, J, place=PLACE)])
+def test_short_rows_are_fused():
+    assert few_long_rows(pair(normalized("a", "x", 1024), normalized("b", "x", 1024)))
+
+
+def test_parts_of_which_the_rows_were_reduced_before_count_too():
+    assert not few_long_rows(pair(normalized("a", "x")[1:], normalized("b", "x")[1:]))
+
+
+def test_rows_that_are_only_reduced_are_not_kept():
+    assert few_long_rows(pair(normalized("a", "x")[:1], normalized("b", "x")))
+
+
+def test_what_needs_the_other_is_fused():
+    assert few_long_rows(pair(normalized("a", "x"), normalized("b", "a")))

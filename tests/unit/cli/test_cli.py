@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ from fake_plugins import install, plugin
 from polyfuse import cli
 from polyfuse.base.log import reset_warned
 from polyfuse.base.version import version
+from polyfuse.testing import conformance
 from polyfuse.testing.matrix import Cell, Matrix, Status
 
 
@@ -194,3 +196,12 @@ def test_conformance_prints_the_matrix_and_fails_with_it(capsys, monkeypatch):
         assert ("✗" in capsys.readouterr().out) == (ended == 1)
     assert cli.main(["conformance", "toy", "--format", "markdown"]) == 1
     assert "|" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("given", "found"), [((), True), (("--kernels",), False)])
+def test_conformance_of_kernels_alone(capsys, monkeypatch, given, found):
+    few = tuple(itertools.islice(conformance.all_cases(quick=True), 1))
+    monkeypatch.setattr(conformance, "all_cases", lambda quick: few)
+    cli.main(["conformance", "interpreter", "--quick", "--format", "json", *given])
+    groups = {cell["group"] for cell in json.loads(capsys.readouterr().out)["cells"]}
+    assert "scalar operations" in groups and (len(groups) > 1) == found

@@ -12,24 +12,37 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from types import MemberDescriptorType, ModuleType
+from typing import Any, get_args
 
 import pytest
 
 import polyfuse.plugin as door
+from polyfuse import testing
 from polyfuse.base.errors import IncompatibleBackendError
 from polyfuse.plugin import API_VERSION, check_api
 from polyfuse.plugin.hooks import specs
+
+OPTIONS = "Settings"
+"""Its fields are the options, which docs/reference/settings.md lists; plugins rely on their own."""
 
 HOOKS = [name for name in specs.__all__ if name.startswith("polyfuse_")]
 
 
 def described(name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, type):
+    if isinstance(value, ModuleType):
+        for part in value.__all__:
+            yield from described(f"{name}.{part}", getattr(value, part))
+    elif isinstance(value, Mapping):  # tables: further rows are no change
+        kinds = {type(row).__name__ for row in value.values()}
+        yield f"{name}: mapping of str to {' or '.join(sorted(kinds))}"
+    elif isinstance(value, type):
         yield f"class {name}({', '.join(base.__name__ for base in value.__bases__)})"
         yield from members(value)
-    elif callable(value):
+    elif callable(value) and not get_args(value):
         yield f"def {name}{signature(value)}"
     else:
         yield f"{name}: {type(value).__name__} = {value!r}"
@@ -38,7 +51,7 @@ def described(name: str, value: Any) -> Iterator[str]:
 def members(kind: type) -> Iterator[str]:
     if issubclass(kind, enum.Enum):
         yield from (f"    {member.name} = {member.value!r}" for member in kind)
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) and kind.__name__ != OPTIONS:
         yield from (f"    {field.name}: {field.type}{default(field)}" for field in dataclasses.fields(kind))
     known = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     for name, value in list(vars(kind).items()):
@@ -48,11 +61,14 @@ def members(kind: type) -> Iterator[str]:
             continue
         if isinstance(value, (staticmethod, classmethod)):
             yield f"    {type(value).__name__} {name}{signature(value.__func__)}"
-        elif isinstance(value, property):
-            yield f"    property {name}: {inspect.signature(value.fget).return_annotation}"  # type: ignore[arg-type]
+        elif isinstance(value, (property, cached_property)):
+            function: Any = value.fget if isinstance(value, property) else value.func
+            yield f"    property {name}: {inspect.signature(function).return_annotation}"
         elif inspect.isfunction(value):
             mark = "abstract " if getattr(value, "__isabstractmethod__", False) else ""
             yield f"    {mark}def {name}{signature(value)}"
+        elif isinstance(value, MemberDescriptorType):
+            yield f"    {name}: {kind.__annotations__[name]}"
         elif not callable(value):
             annotated = kind.__annotations__.get(name, type(value).__name__)
             yield f"    {name}: {annotated} = {value!r}"
@@ -65,7 +81,7 @@ def default(field: dataclasses.Field[Any]) -> str:
 
 
 def signature(function: Any) -> str:
-    return str(inspect.signature(function))
+    return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(function)))  # of functions that are defaults
 
 
 def interface() -> str:
@@ -73,6 +89,8 @@ def interface() -> str:
     for name in sorted(door.__all__):
         if name != "API_VERSION":
             lines += [*described(name, getattr(door, name)), ""]
+    for name in testing.__all__:
+        lines += [*described(f"polyfuse.testing.{name}", getattr(testing, name)), ""]
     for name in sorted(HOOKS):
         options = getattr(specs, name).polyfuse_spec
         marks = [mark for mark, given in sorted(options.items()) if given]

@@ -15,7 +15,7 @@ from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.plugin import Device, DeviceProperties, TargetInfo
 from polyfuse.runtime.devices import registry
 from polyfuse.runtime.devices.registry import class_name, device_of, import_device, use_device
-from polyfuse.testing.device_checks import device_checks
+from polyfuse.testing.device_checks import check_device
 from polyfuse.torch_compat.devices.host_switches import matmul_precision
 from polyfuse.torch_compat.groups import Group
 from polyfuse_cuda.device import CudaDevice
@@ -160,7 +160,7 @@ class Broken(Device):
 
 def test_the_kit_finds_broken_promises() -> None:
     use_device("cpu", Broken("cpu"))
-    found = dict(device_checks("cpu"))
+    found = dict(check_device("cpu"))
     assert found["a guard makes its device the current one"].endswith("the current one is 7")
     assert "no multiple" in found["the allocator makes what is asked for, and counts it"]
     assert found["facts stay the same"] == "the properties have no name"

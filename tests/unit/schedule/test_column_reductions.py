@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from polyfuse.plugin import TargetInfo
 from polyfuse.schedule import Launch
 from polyfuse.schedule.reductions.column_reductions import _rows_of_group
 from wide_device import WIDE, Planned, WideBackend, wide
@@ -21,6 +22,12 @@ class Summing(WideBackend):
     """Adds up what groups of rows scatter to one index."""
 
     chosen = replace(WIDE, column_reductions=True, row_bytes=1 << 20)
+
+
+class OnThreads(WideBackend):
+    """A host, of whose caches a matrix of `ROWS` rows does not fit into the one of a core."""
+
+    chosen = TargetInfo(column_reductions=True, column_bytes=32 << 10)
 
 
 def reads(record: Planned, graph: int, elements: int) -> int:
@@ -47,6 +54,7 @@ NORMS: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
 
 MERELY_PASSING: dict[str, Callable[..., torch.Tensor]] = {
     "bias and gelu": lambda x, w, b: F.gelu(x + b) * w,
+    "bias and relu": lambda x, w, b: F.relu(x + b) * w,
     "two sums without a row": lambda x, w, b: torch.tanh(x * w + b),
 }
 
@@ -75,6 +83,22 @@ def test_work_that_merely_passes_through_rows_is_no_company(name: str) -> None:
     for got, wanted in zip(gradients(run_wide, args, weight), gradients(fn, args, weight), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
     assert not any("columns are added up" in d.reason for d in record.schedules[1].decisions)
+
+
+@pytest.mark.parametrize(
+    "name, rows",
+    [("layer norm", ROWS), ("bias and relu", ROWS), ("bias and relu", 130), ("bias and gelu", ROWS)],
+)
+def test_threads_add_up_what_they_pass_through(name: str, rows: int) -> None:
+    fn = NORMS[name][0] if name in NORMS else MERELY_PASSING[name]
+    args = [torch.randn(rows, COLUMNS), torch.randn(COLUMNS), torch.randn(COLUMNS)]
+    weight = torch.randn(rows, COLUMNS)
+    run_host, record = wide(fn, backend=OnThreads)
+    for got, wanted in zip(gradients(run_host, args, weight), gradients(fn, args, weight), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    joined = any("columns are added up" in d.reason for d in record.schedules[1].decisions)
+    # fewer rows are as well read twice, and an error function takes longer than memory
+    assert joined == (rows == ROWS and "gelu" not in name)
 
 
 def test_a_sum_by_itself_stays_as_it_is() -> None:
@@ -124,3 +148,9 @@ def test_groups_keep_a_device_busy(columns: int, rows: int) -> None:
     assert groups * columns <= 2 * blocks * max(columns, 4096)
     if rows > 8 * blocks * max(1, 4096 // columns):
         assert groups * max(columns, 256) >= blocks * 2048
+
+
+@pytest.mark.parametrize("rows", [100, 2048, 1_000_000])
+def test_groups_on_threads_do_not_depend_on_their_number(rows: int) -> None:
+    count = _rows_of_group(rows, 768, 0)
+    assert count >= 32 and -(-rows // count) <= 64

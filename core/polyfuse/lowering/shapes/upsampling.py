@@ -23,7 +23,7 @@ from polyfuse.lowering.indexing.conditions import TRUE, all_of, between, masked
 from polyfuse.lowering.indexing.gather import AnyIndex, fetch
 from polyfuse.lowering.reductions.reduction import number
 from polyfuse.lowering.registry import lowers
-from polyfuse.lowering.shapes.windows import added, summed
+from polyfuse.lowering.shapes.windows import LARGEST_WRITTEN_OUT, added, summed
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make, scalar, where
 from polyfuse.symbolic import IndexLike, is_equal, maximum, minimum
@@ -105,17 +105,21 @@ class Grid:
 
     def positions(self) -> torch.Tensor:
         """`base` of every output position, as eager mode finds it; sizes must be known."""
+        assert isinstance(self.size, int)
+        with fake.real_tensors():
+            return self.coordinates().floor().long().clamp_max(self.size - 1)
+
+    def coordinates(self) -> torch.Tensor:
+        """`coordinate` of every output position; sizes must be known."""
         assert isinstance(self.size, int) and isinstance(self.out, int)
         with fake.real_tensors():
             at = torch.arange(self.out, dtype=self.kind.torch)
             step = torch.tensor(_step_value(self), dtype=self.kind.torch)
             if self.rule == "exact":
-                at = ((at.double() + 0.5) * step.double()).to(self.kind.torch)
-            elif self.rule == "linear":
-                at = (step * (at + 0.5) - 0.5).clamp_min(0)
-            else:
-                at = at * step
-            return at.floor().long().clamp_max(self.size - 1)
+                return ((at.double() + 0.5) * step.double()).to(self.kind.torch)
+            if self.rule == "linear":
+                return (step * (at + 0.5) - 0.5).clamp_min(0)
+            return at * step
 
     def _rational(self, index: IndexLike) -> IndexLike | None:
         """`base` by integer arithmetic, where that gives what eager mode finds."""
@@ -304,7 +308,9 @@ class _Spread:
         firsts = grid.positions()
         with fake.real_tensors():
             inputs = torch.arange(size)
-            first = torch.searchsorted((firsts + reach).clamp_max(size - 1), inputs)
+            # an output position that lies on an input position takes nothing from the next
+            reached = (firsts + reach).minimum(grid.coordinates().ceil().long()) if reach else firsts
+            first = torch.searchsorted(reached.clamp_max(size - 1), inputs)
             last = torch.searchsorted(firsts, inputs, right=True) - 1
             guess = inputs * out // size
             used = last >= first
@@ -378,16 +384,36 @@ def _gathered(
     kind, rank = result.kernel_type.compute, len(spreads)
     zero = const(0.0, kind)
 
-    def term(index: Sequence[IndexLike], step: Sequence[IndexLike]) -> Expr:
+    counts = [s.count for s in spreads]
+
+    def element(index: Sequence[IndexLike], sources: Sequence[IndexLike]) -> Expr:
         inner = index[len(index) - rank :]
-        sources = [s.start(p) + t for s, p, t in zip(spreads, inner, step, strict=True)]
         exists = all_of(*(s.uses(at, p) for s, at, p in zip(spreads, sources, inner, strict=True)))
         safe = [0 if n == 1 else at for n, at in zip(grad.size[-rank:], sources, strict=True)]
-        found = masked(cast(grad.at([*index[: len(index) - rank], *safe]), kind), exists, zero)
-        for spread, at, p in zip(spreads, sources, inner, strict=True):
-            share = spread.share(at, p)
-            if share is not None:
-                found = make("mul", found, share)
+        return masked(cast(grad.at([*index[: len(index) - rank], *safe]), kind), exists, zero)
+
+    def weighted(d: int, found: Expr, index: Sequence[IndexLike], source: IndexLike) -> Expr:
+        share = spreads[d].share(source, index[len(index) - rank + d])
+        return found if share is None else make("mul", found, share)
+
+    def term(index: Sequence[IndexLike], step: Sequence[IndexLike]) -> Expr:
+        sources = [s.start(p) + t for s, p, t in zip(spreads, index[len(index) - rank :], step, strict=True)]
+        found = element(index, sources)
+        for d, source in enumerate(sources):
+            found = weighted(d, found, index, source)
         return found
 
-    return ctx.lazy(result, summed(ctx, result, [s.count for s in spreads], term))
+    axes = axes_of(result.size)
+
+    def written_out(sources: list[IndexLike]) -> Expr:
+        """The sum along the dimensions after those of `sources`, each of whose weights is a factor of it."""
+        d = len(sources)
+        if d == rank:
+            return element(axes, sources)
+        start = spreads[d].start(axes[len(axes) - rank + d])
+        steps = [start + t for t in range(counts[d])]
+        return added(weighted(d, written_out([*sources, at]), axes, at) for at in steps)
+
+    if 0 < math.prod(counts) <= LARGEST_WRITTEN_OUT:
+        return ctx.lazy(result, written_out([]))
+    return ctx.lazy(result, summed(ctx, result, counts, term))

@@ -19,8 +19,15 @@ def current_stream(device_type: str) -> Callable[[int], int]:
     raw = getattr(torch._C, f"_{device_type}_getCurrentRawStream", None)
     if raw is not None:
         return raw
-    module = torch.get_device_module(device_type)
-    return lambda index: int(getattr(module.current_stream(index), f"{device_type}_stream"))
+    module, name = torch.get_device_module(device_type), f"{device_type}_stream"
+
+    def address(index: int) -> int:
+        stream = module.current_stream(index)
+        # torch's own `Stream`, which devices without a class of theirs have, knows a number
+        found = getattr(stream, name, None)
+        return int(stream.stream_id if found is None else found)
+
+    return address
 
 
 def c_function(library: str, name: str) -> int:

@@ -95,9 +95,14 @@ def _launch(stage: StageText, out: Writer) -> None:
         return
     limited = {name for name, _, _ in plan.limits}
     total = product(facts.sizes[a] for a in (*facts.axes, *facts.raxes) if not limited or a != "chunk")
-    out.line(f"const int team = team_for(items, ({index_text(total)}) * {facts.cost});")
+    shares, first, last = "items", "items * at / of", "items * (at + 1) / of"
+    if whole := stage.share_text():
+        out.line(f"const i64 whole = {whole}, shares = (items + whole - 1) / whole;")
+        shares = "shares"
+        first, last = "shares * at / of * whole", "index_min(items, shares * (at + 1) / of * whole)"
+    out.line(f"const int team = team_for({shares}, ({index_text(total)}) * {facts.cost});")
     with out.block("if (team == 1)", "} else {"):
         out.line(alone)
-    share = f"items * at / of, items * (at + 1) / of, {str(plan.along).lower()}"
+    share = f"{first}, {last}, {str(plan.along).lower()}"
     in_parallel(out, f"{stage.name}({passed}{share});", indent="  ")
     out.line("}")

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from polyfuse.symbolic import product
 from polyfuse_cpp.cuts.ranges import Range, Ranges
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.nest import emit_sections
 from polyfuse_cpp.loops.stage import StageText
 from polyfuse_cpp.memory.address import index_text
+from polyfuse_cpp.tiling import Plan
 
 __all__ = ["RangedText"]
 
@@ -23,6 +25,16 @@ class RangedText(StageText):
     def items_text(self) -> str:
         """The number of rows, as text."""
         return index_text(product(self.facts.sizes[a] for a in self.plan.axes[:-1]))
+
+    def share_text(self) -> str:
+        """The number of rows that threads must not divide, as text; empty for one."""
+        return str(self.together) if self.together > 1 else ""
+
+    def _cell(self, facts: Facts, plan: Plan) -> StageText:
+        """The text of a part of a row, which belongs to the thread that has the row."""
+        cell = StageText(facts, plan, self.out, self.features, self.name)
+        cell.together = self.together
+        return cell
 
     def _items(self) -> None:
         outer = self.plan.axes[:-1]
@@ -49,7 +61,7 @@ class RangedText(StageText):
                     for name, part in found.items():
                         out.line(f"const i64 {part.name} = {name} - {_plain(index_text(part.first))};")
                 out.line(f"const i64 from = 0, to = {size};")
-                StageText(facts, plan, out, self.features, self.name).lane_range()
+                self._cell(facts, plan).lane_range()
 
     def _branches(self, axes: Sequence[tuple[str, tuple[Range, ...]]], cell: tuple[int, ...]) -> None:
         """What is done in the ranges that a row lies in: of `axes`, and (`cell`) those of the axes before."""
@@ -69,7 +81,7 @@ class RangedText(StageText):
     def _range(self, part: Range, cell: tuple[int, ...]) -> None:
         """One range of one row."""
         facts, plan = self.ranges.cells[cell]
-        text = StageText(facts, plan, self.out, self.features, self.name)
+        text = self._cell(facts, plan)
         text.tables = None
         size = index_text(part.size)
         if plan.lane:

@@ -17,6 +17,7 @@ from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.byte_rows import byte_rows
 from polyfuse_cpp.memory.index_checks import limit_checks
 from polyfuse_cpp.memory.interleave import interleaved_stores
+from polyfuse_cpp.memory.row_groups import rows_of_group
 from polyfuse_cpp.memory.streaming_stores import streaming_stores
 from polyfuse_cpp.memory.tables import lane_tables
 from polyfuse_cpp.tiling import Plan, are_rows_apart, is_apart
@@ -60,6 +61,7 @@ class StageText:
         self.checks = limit_checks(self.facts)
         self.tables = lane_tables(self.facts, self.plan)
         self.by_rows = are_rows_apart(self.facts, self.plan)
+        self.together = rows_of_group(self.facts, self.plan)
 
     def emit(self) -> None:
         """Write the function."""
@@ -84,6 +86,15 @@ class StageText:
             return blocks
         rest = product(facts.sizes[a] for a in plan.axes[:-1])
         return blocks if rest == 1 else f"({index_text(rest)}) * ({blocks})"
+
+    def share_text(self) -> str:
+        """The number of items that threads must not divide, as text; empty for one."""
+        if self.together == 1:
+            return ""
+        if not self.plan.lane or self.plan.across:
+            return str(self.together)
+        blocks = blocks_text(self.facts.sizes[self.plan.lane], self.plan.lanes)
+        return f"{self.together} * ({blocks})"
 
     def _items(self) -> None:
         """Write the loops over the items from ``begin`` to ``end``."""
@@ -112,9 +123,7 @@ class StageText:
         exclusive = frozenset(
             id(a.stmt)
             for a in self.facts.all_accesses
-            if a.is_store
-            and a.mode != "set"
-            and (self.by_rows or self.plan.serial or self.plan.along or self._never_collides(a.stmt))
+            if a.is_store and a.mode != "set" and (self._is_threads_own() or self._never_collides(a.stmt))
         )
         return Frame(
             facts=self.facts,
@@ -130,6 +139,10 @@ class StageText:
             interleaved=self.interleaved,
             checks=self.checks,
         )
+
+    def _is_threads_own(self) -> bool:
+        """Whether no two threads update one element."""
+        return self.by_rows or self.plan.serial or self.plan.along or self.together > 1
 
     def _never_collides(self, stmt: Statement) -> bool:
         access = next(a for a in self.facts.all_accesses if a.stmt is stmt)
