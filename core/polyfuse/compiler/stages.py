@@ -139,7 +139,8 @@ def compile_whole(
             programs.add(key, sizes, item.module)
         built.module.sized = programs
     report = graph_report(aten, lowered.report, built, clock)
-    noted = tuple(Decision(note.kind, note.first, note.second, note.reason) for note in aten.notes)
+    called = [Decision("library", item.op, item.node, item.reason) for item in lowered.report.preferred]
+    noted = (*(Decision(n.kind, n.first, n.second, n.reason) for n in aten.notes), *called)
     session.observe(noted)
     report = replace(report, decisions=(*noted, *report.decisions))
     publish(report)

@@ -23,6 +23,7 @@ from polyfuse.ir.nodes import Opaque, Origin, Pointwise
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
 from polyfuse.lowering.broadcasts import recomputed_points
+from polyfuse.lowering.calls.eager_kernels import preferred
 from polyfuse.lowering.calls.extern import host_object
 from polyfuse.lowering.calls.fallback import ACCEPT, is_eager_by_design, run_eagerly
 from polyfuse.lowering.calls.host import is_token
@@ -30,7 +31,7 @@ from polyfuse.lowering.context import Readers, origins_of, tensors_in
 from polyfuse.lowering.indexing.scatter import stores_nowhere
 from polyfuse.lowering.offered import OpenContext, combined
 from polyfuse.lowering.registry import Registry
-from polyfuse.lowering.report import LoweringReport
+from polyfuse.lowering.report import Fallback, LoweringReport
 from polyfuse.lowering.value import TensorValue
 from polyfuse.plugin import Extensions, Lowering, TargetInfo
 from polyfuse.runtime.devices.registry import device_of
@@ -125,7 +126,7 @@ class _Lowerer:
             for source in node.all_input_nodes:
                 last_use[source] = position
         for node in reversed(nodes):
-            self.rows[node] = self._row(node)
+            self.rows[node] = self._preferred(node, self._row(node))
             found = Readers()
             for user in node.users:
                 self._add_reader(found, node, user)
@@ -146,6 +147,16 @@ class _Lowerer:
             if offers:
                 return combined(name, offers, own, self.extensions)
         return own
+
+    def _preferred(self, node: Node, row: Lowering | None) -> Lowering | None:
+        """A row that calls the operator, where that is faster. Lowerings of plugins come first."""
+        if row is None or row.library or row is not self.registry.get(ops.op_name(node.target)):
+            return row
+        found = preferred(node, row, self.rows, self.aten.shape_env, self.ctx.settings)
+        if found is None:
+            return row
+        self.ctx.report.preferred.append(Fallback(node.name, ops.op_name(node.target), found[1]))
+        return found[0]
 
     def _add_reader(self, found: Readers, node: Node, user: Node) -> None:
         row = self.rows.get(user)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Fallback:
-    """One node that runs as an eager operator for want of a lowering."""
+    """One node that runs as an eager operator: for want of a lowering, or because that is faster."""
 
     node: str
     op: str
@@ -22,12 +22,14 @@ class LoweringReport:
         native: operators lowered, with how often.
         library: operators left to a library call on purpose, with how often.
         fallbacks: operators that run in eager mode because nothing here can express them.
+        preferred: library calls that could have been lowered, but are faster so.
         realized: buffers made for lazy values, with the reason.
     """
 
     native: dict[str, int] = field(default_factory=dict)
     library: dict[str, int] = field(default_factory=dict)
     fallbacks: list[Fallback] = field(default_factory=list)
+    preferred: list[Fallback] = field(default_factory=list)
     realized: dict[str, str] = field(default_factory=dict)
 
     def count(self, table: dict[str, int], op: str) -> None:

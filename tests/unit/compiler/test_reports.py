@@ -101,6 +101,21 @@ def test_the_explanation_names_kernels_calls_and_reasons() -> None:
     assert "x: one starts" not in shown or "element" in shown
 
 
+def test_the_explanation_says_why_an_operator_is_called() -> None:
+    def gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        _, at = torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])
+        rest = ([3, 3], [2, 2], [1, 1], [1, 1], False)
+        return torch.ops.aten.max_pool2d_with_indices_backward(grad, x, *rest, at)
+
+    images = [torch.randn(2, 3, n, n).contiguous(memory_format=torch.channels_last) for n in (4, 8)]
+    compiled(gradient, *images)
+    title, why = "called because eager mode's kernel is faster:", "it adds faster than 4 windows are read"
+    assert (
+        f"{title}\n    aten.max_pool2d_with_indices_backward.default: with the channels last, {why}"
+        in explain()
+    )
+
+
 def test_nothing_compiled_and_eager_graphs_are_said_so() -> None:
     assert explain() == "nothing was compiled with Polyfuse\n"
     assert "run in eager mode: because" in explain([GraphReport("g", "inference", 3, eager="because")])

@@ -59,6 +59,7 @@ def explain_graph(report: GraphReport, everything: bool = False) -> str:
         )
     lines += _launches(report, most)
     lines += _section("library calls", _tally(report.calls), most)
+    lines += _section("called because eager mode's kernel is faster", _tally(_preferred(report)), most)
     lines += _section("chosen by timing", _tally(_choices(report, everything)), most)
     lines += _section("not timed", _tally(_declined(report)), most)
     lines += _section("matmuls in pieces beside collectives", _chunked(report), most)
@@ -96,6 +97,13 @@ def _kernels(report: GraphReport, most: int) -> Iterator[str]:
             yield f"     {launch.note}"
         for source in launch.sources[:2]:
             yield f"     {short_source(source)}"
+
+
+def _preferred(report: GraphReport) -> Iterator[str]:
+    """Operators that kernels could have computed, and why they are called."""
+    for decision in report.decisions:
+        if decision.kind == "library":
+            yield f"{decision.first}: {decision.reason}"
 
 
 def _choices(report: GraphReport, everything: bool) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const, index_value
 from polyfuse.ir.types import DType
-from polyfuse.lowering.calls.extern import call
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import exists
 from polyfuse.lowering.indexing.scatter import neutral
@@ -29,7 +28,6 @@ from polyfuse.lowering.shapes.windows import (
 )
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make, where
-from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import IndexLike
 
 
@@ -112,10 +110,6 @@ def _flat(indices: Axes, size: Axes) -> IndexLike:
     return flat
 
 
-_MANY_WINDOWS = 9
-"""Windows over an element that take longer to read on several threads than to add to on one."""
-
-
 @lowers(
     "aten.max_pool2d_with_indices_backward.default",
     "aten.max_pool3d_with_indices_backward.default",
@@ -136,11 +130,6 @@ def max_pool_backward(
     result = ctx.template(node.meta["val"])
     kind, rank = result.kernel_type.compute, pooled_rank(node)
     w = windows_of(rank, kernel, stride, padding, dilation)
-    if rank == 2 and _adds_faster(ctx, result, w):
-        name = "aten.max_pool2d_with_indices_backward.default"
-        args = (grad, value, kernel, stride, padding, dilation, ceil_mode, indices)
-        found: TensorValue = call(ctx, node.meta["val"], name, args)
-        return found
     axes = axes_of(result.size)
     zero, here = const(0.0, kind), index_value(_flat(axes[-rank:], result.size))
 
@@ -149,18 +138,3 @@ def max_pool_backward(
         return where(make("eq", cast(indices.at(at), DType.i64), here), cast(grad.at(at), kind), zero)
 
     return ctx.lazy(result, sum_over_windows(w, axes, grad.size, passed, zero))
-
-
-def _adds_faster(ctx: LoweringContext, result: TensorValue, w: Windows) -> bool:
-    """Whether eager mode's operator is faster than reads of all windows over an element: on a CPU, with
-    channels last, it adds vectors of channels where they belong, one image on each thread.
-    """
-    if (
-        not device_of(result.device).is_host
-        or result.rank != 4
-        or result.stride[1] != 1
-        or result.size[1] == 1
-    ):
-        return False
-    over = math.prod(-(-k // s) for k, s in zip(w.kernel, w.stride, strict=True))
-    return over > 1 and (over > _MANY_WINDOWS or ctx.sizes.hint(result.size[0]) > 1)
