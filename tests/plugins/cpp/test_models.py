@@ -340,6 +340,48 @@ def test_several_entries(folder):
     check(call(path, [[x]], entry="once")[0], x + 1)
 
 
+class Convolves(torch.nn.Module):
+    """Only the first weight is read by a convolution over several channels, and by nothing else."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        first, deep, other = self.layers
+        y = deep(torch.relu(first(x)))
+        return other(y) * other.weight.sum()
+
+
+class Shows(Convolves):
+    def forward(self, x):
+        return self.layers[0].weight * x.mean()
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_weights_of_convolutions_lie_as_kernels_read_them(folder, shown):
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d
+    layers = torch.nn.ModuleList(
+        [conv(4, 8, 3, padding=1), conv(8, 8, 3, groups=8), conv(8, 4, 2, bias=False)]
+    ).eval()
+    model, shows, x = Convolves(layers), Shows(layers), torch.randn(2, 4, 9, 9)
+    programs = {"forward": export(model, (x,))}
+    if shown:
+        programs["shows"] = export(shows, (x,))
+    path = package(programs, path=folder / f"convolves{shown}.pf", native=True)
+    check(call(path, [[x]], entry="forward")[0], model(x))
+    found = load(path)
+    torch.testing.assert_close(found["forward"](x), model(x))
+    last = [name for name, value in found.constants.items() if not value.is_contiguous()]
+    assert last == ([] if shown else ["layers.0.weight"])
+    layers[0].weight.data.normal_()
+    replaced = load(path, constants={"layers.0.weight": layers[0].weight})
+    torch.testing.assert_close(replaced["forward"](x), model(x))
+    if shown:
+        torch.testing.assert_close(replaced["shows"](x), shows(x))
+
+
 def test_what_needs_python_is_refused_by_name(folder):
     class Waves(torch.nn.Module):
         def forward(self, x):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
 
 from polyfuse.aot.description import Argument, Entry, Source, Symbol
 from polyfuse.base.digest import stable_json
@@ -20,7 +19,7 @@ from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.stages import compile_whole
-from polyfuse.frontend.exported import ExportedGraph, ExportedInput, functional_graph
+from polyfuse.frontend.exported import ExportedGraph, ExportedInput
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
 from polyfuse.ir.text.print import text as ir_text
@@ -71,20 +70,19 @@ class PackagedEntry:
 
 def compile_entry(
     name: str,
-    program: ExportedProgram,
+    exported: ExportedGraph,
     table: WeightTable,
     session: CompileSession,
     modules: tuple[str, ...],
     *,
-    native: bool = False,
+    last: bool,
 ) -> PackagedEntry:
-    """Compile an exported program; its tensors go into `table`. With `native`, kernels compute what they can,
-    and libraries the rest.
+    """Compile an exported program; its tensors go into `table`. `last`: whether convolutions may get their
+    channels last.
     """
-    exported = functional_graph(program, session.settings.numerics, own_kernels=native)
     values = fx.placeholder_values(exported.module.graph)
     env = fake.shape_env_of(fake.detect_fake_mode(values))
-    built = _compile(name, exported, session, last=not (native and _transposes(program)))
+    built = _compile(name, exported, session, last)
     texts = shapes.condition_texts(env, values)
     kernels = {kernel: _packaged(kernel, pending) for kernel, pending in built.kernels.items()}
     operators = tuple(sorted(set(_operators(built.module.text))))
@@ -123,19 +121,7 @@ def compile_entry(
     )
 
 
-def _transposes(program: ExportedProgram) -> bool:
-    """Whether a program has transposed convolutions, which own kernels take apart: into images with zeros in
-    between whose layout would fix their sizes.
-    """
-    for node in program.graph.nodes:
-        name = str(node.target) if node.op == "call_function" else ""
-        if name.startswith("aten.conv_transpose") or (name.startswith("aten.convolution") and node.args[6]):
-            return True
-    return False
-
-
 def _compile(name: str, exported: ExportedGraph, session: CompileSession, last: bool) -> BuiltGraph:
-    """`last`: whether convolutions may get their channels last."""
     found: list[BuiltGraph] = []
 
     def inner(graph: AtenGraph) -> BoxedCallable:

@@ -24,10 +24,12 @@ from polyfuse.base.text import shorten
 from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS
 from polyfuse.compiler.compile import decided
+from polyfuse.compiler.packages.convolution_weights import lay_out_weights
 from polyfuse.compiler.packages.entry import PackagedEntry, PackagedKernel, compile_entry
 from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession, session_for
+from polyfuse.frontend.exported import functional_graph
 from polyfuse.plugin import Backend
 from polyfuse.runtime.devices.registry import class_name, known_devices
 
@@ -93,9 +95,17 @@ def package(
         )
     session = session_for(settings)
     table = WeightTable(embedded=weights)
+    programs = _programs(model, args, kwargs, dynamic_shapes)
+    graphs = {
+        name: functional_graph(program, settings.numerics, own_kernels=native)
+        for name, program in programs.items()
+    }
+    last = {name for name, program in programs.items() if not (native and _transposes(program))}
+    if native:
+        graphs = lay_out_weights(graphs, last, session.wants_channels_last)
     entries = {
-        name: compile_entry(name, program, table, session, tuple(modules), native=native)
-        for name, program in _programs(model, args, kwargs, dynamic_shapes).items()
+        name: compile_entry(name, graph, table, session, tuple(modules), last=name in last)
+        for name, graph in graphs.items()
     }
     libraries = native_libraries(entries, table.rows(), session) if native else {}
     target = Path(path)
@@ -128,6 +138,17 @@ def _programs(
                 f"give it an identifier of at most {_LONGEST_NAME} bytes",
             )
     return found
+
+
+def _transposes(program: ExportedProgram) -> bool:
+    """Whether a program has transposed convolutions, which own kernels take apart: into images with zeros in
+    between whose layout would fix their sizes.
+    """
+    for node in program.graph.nodes:
+        name = str(node.target) if node.op == "call_function" else ""
+        if name.startswith("aten.conv_transpose") or (name.startswith("aten.convolution") and node.args[6]):
+            return True
+    return False
 
 
 def _write(
