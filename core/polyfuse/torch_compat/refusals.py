@@ -49,7 +49,7 @@ _GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
     "special_log_ndtr": _HALF,
     # real numbers; and what tracing refuses, where eager mode does not (`nan_to_num`)
     "_native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm native_group_norm "
-    "clamp clamp.Tensor clamp_max clamp_min glu hardshrink huber_loss mse_loss nan_to_num nansum "
+    "clamp clamp.Tensor clamp_max clamp_min elu glu hardshrink huber_loss mse_loss nan_to_num nansum "
     "nll_loss_forward smooth_l1_loss special_xlog1py xlogy": _COMPLEX,
 }
 

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfuse.frontend.decompositions.refused import REFUSES
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.refusals import is_ever_refused, is_refused
 from polyfuse.torch_compat.tracing import decomp, shapes
+from polyfuse.torch_compat.tracing.global_state import plain_operators
 
 __all__ = [
     "diagonal_scatter",
@@ -126,14 +128,16 @@ _FUNCTIONAL: Mapping[str, Callable[..., Any]] = {
 
 
 def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the operator where eager mode raises for the types of its tensors, so that it still does."""
+    """Keep the operator where eager mode raises for its arguments, so that it still does."""
     name = ops.op_name(op)
-    if not is_ever_refused(name):
+    refuses = REFUSES.get(ops.base_name(op))
+    if not is_ever_refused(name) and refuses is None:
         return decomposition
 
     @functools.wraps(decomposition)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if is_refused(name, (a.dtype for a in args if isinstance(a, Tensor))):
+        refused = is_refused(name, (a.dtype for a in args if isinstance(a, Tensor)))
+        if refused or (refuses is not None and refuses(*args, **kwargs)):
             functional = _FUNCTIONAL.get(name)
             return NotImplemented if functional is None else functional(*args)
         return decomposition(*args, **kwargs)
@@ -152,13 +156,22 @@ def floating_before_autograd(op: Any, decomposition: Callable[..., Any]) -> Call
 
 
 def logit(x: Tensor, eps: float | None = None) -> Any:
-    """Bounds rounded to the input's dtype, as eager mode does, the rest in float32."""
+    """Half precision is computed in float32, but on the CPU, where eager mode has no wider type for any step
+    and rounds the bounds too: an `eps` too small for them leaves the infinities."""
     if not x.is_floating_point():
         return NotImplemented
+    half = x.dtype in _HALF
+    narrow = half and x.device.type == "cpu"
+    wide = x.to(torch.float32) if half and not narrow else x
     if eps is not None:
-        x = torch.clamp(x, eps, 1 - eps)
-    wide = x.to(torch.float32) if x.dtype in _HALF else x
+        wide = torch.clamp(wide, *(_rounded_bounds(eps, x.dtype) if narrow else (eps, 1 - eps)))
     return torch.log(wide / (1 - wide)).to(x.dtype)
+
+
+def _rounded_bounds(eps: float, dtype: torch.dtype) -> tuple[float, float]:
+    with plain_operators():
+        low = torch.tensor(float(eps), dtype=dtype)
+        return low.item(), (1 - low).item()
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:

@@ -194,12 +194,22 @@ def index_put(
     if not unsafe:
         check_indices(ctx, node, indices, base, writes=True)
     store_rows(ctx, values, base)
+    shape = _put_shape(base.size, indices, given)
+    if values.dtype is not base.dtype or _never_broadcasts(values.size, shape):
+        raise UnsupportedError("eager mode refuses values of another type or shape")
     into = _target(ctx, node, base, mode)
-    axes = axes_of(_put_shape(base.size, indices, given))
+    axes = axes_of(shape)
     positions = advanced_positions(ctx, base.size, indices, axes, device)
     value = ctx.operand(values, axes, into.kind.compute, device)
     scatter_into(ctx, into.target, axes, positions, value, mode)
     return _converted(ctx, into)
+
+
+def _never_broadcasts(size: Sequence[IndexLike], shape: Sequence[IndexLike]) -> bool:
+    """Whether a size that is known differs from that of the places, and is not 1."""
+    pairs = zip(reversed(size), reversed(shape), strict=False)
+    known = ((n, m) for n, m in pairs if isinstance(n, int) and isinstance(m, int))
+    return len(size) > len(shape) or any(n not in (1, m) for n, m in known)
 
 
 def _put_shape(

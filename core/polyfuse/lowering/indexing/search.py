@@ -27,6 +27,8 @@ def bucketize(
     out_int32: bool = False,
     right: bool = False,
 ) -> TensorValue:
+    if boundaries.rank != 1:
+        raise UnsupportedError("eager mode refuses boundaries of several dimensions")
     return _position(ctx, node, boundaries, value, right)
 
 

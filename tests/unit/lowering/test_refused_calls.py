@@ -1,0 +1,99 @@
+"""Shapes, values and mixed types that eager mode refuses are refused, with eager mode's own error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lowered import check, compiled
+from torch import Tensor
+from torch.nn import functional as F
+
+ROWS = torch.tensor([0, 1])
+LABELS = torch.tensor([0, 1, 2])
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = {
+    "index_add": (lambda x, s: x.index_add(0, ROWS, s), (3, 2), (2,)),
+    "index_add of one": (lambda x, s: x.index_add(0, ROWS, s), (3, 2), (2, 1)),
+    "index_add of too many": (lambda x, s: x.index_add(0, ROWS, s), (3, 2), (3, 2)),
+    "index_reduce": (lambda x, s: x.index_reduce(0, ROWS, s, "amax"), (3, 2), (2,)),
+    "index_put": (lambda x, s: x.index_put((ROWS,), s), (5, 5), (1, 2, 5)),
+    "index_put of one": (lambda x, s: x.index_put((ROWS[:1],), s), (5, 5), (3, 5)),
+    "bucketize": (torch.bucketize, (3, 2), (2, 2)),
+    "select_scatter": (lambda x, s: x.select_scatter(s, 1, 2), (5, 1, 5), (5, 5)),
+    "masked_scatter": (lambda x, s: x.masked_scatter((x > 0).byte(), s), (3,), (3,)),
+    "unfold": (lambda x, s: F.unfold(x, 2, 1, (-1, 1)) + s.sum(), (1, 2, 5, 5), (1,)),
+}
+
+
+def eager_error(fn: Callable[..., Any], *args: Tensor) -> type[Exception]:
+    with pytest.raises((RuntimeError, IndexError)) as eager:
+        fn(*args)
+    return eager.type
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", CALLS)
+def test_shapes_and_values_that_eager_mode_refuses(name: str) -> None:
+    fn, shape, other = CALLS[name]
+    args = torch.ones(shape), torch.ones(other)
+    expected = eager_error(fn, *args)
+    with pytest.raises(expected):
+        compiled(fn)[0](*args)
+
+
+MIXED: dict[str, tuple[Callable[[Tensor, Tensor], Any], tuple[int, ...], tuple[int, ...]]] = {
+    "mv": (torch.mv, (3, 4), (4,)),
+    "dot": (torch.dot, (4,), (4,)),
+    "cross": (torch.linalg.cross, (3,), (3,)),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (4,), w), (3, 4), (4,)),
+    "group_norm": (lambda x, w: F.group_norm(x, 2, w), (3, 4), (4,)),
+    "batch_norm": (lambda x, w: F.batch_norm(x, torch.ones(4), torch.ones(4), w), (3, 4), (4,)),
+    "batch_norm of a batch": (lambda x, w: F.batch_norm(x, None, None, w, training=True), (3, 4), (4,)),
+    "prelu": (F.prelu, (3, 4), (4,)),
+    "binary_cross_entropy": (F.binary_cross_entropy, (3, 4), (3, 4)),
+    "nll_loss": (lambda x, w: F.nll_loss(x, LABELS, w), (3, 4), (4,)),
+    "index_put": (lambda x, s: x.index_put((ROWS,), s), (3,), (2,)),
+    "index_copy": (lambda x, s: x.index_copy(0, ROWS, s), (3,), (2,)),
+    "put": (lambda x, s: x.put(ROWS, s), (3,), (2,)),
+}
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_types_that_eager_mode_refuses(name: str, dtype: torch.dtype) -> None:
+    """A weight that nobody cast is a mistake in the model, which compiling must not hide."""
+    fn, shape, other = MIXED[name]
+    args = torch.ones(shape), torch.ones(other, dtype=dtype)
+    expected = eager_error(fn, *args)
+    with pytest.raises(expected):
+        compiled(fn)[0](*args)
+
+
+def test_mixed_types_that_eager_mode_takes() -> None:
+    x, weight = torch.randn(3, 4).bfloat16(), torch.rand(4)
+    for fn in (
+        lambda x, w: F.layer_norm(x, (4,), w, w),
+        lambda x, w: F.group_norm(x, 2, w, w),
+        lambda x, w: F.batch_norm(x, w, w, w, w),
+    ):
+        run, record = compiled(fn)
+        torch.testing.assert_close(run(x, weight), fn(x, weight))
+        assert not record.report.fallbacks
+
+
+@pytest.mark.parametrize("loss", [F.huber_loss, F.soft_margin_loss])
+def test_losses_of_mixed_types_have_the_type_of_eager_mode(loss: Callable[..., Tensor]) -> None:
+    check(loss, torch.rand(3).bfloat16(), torch.rand(3), native=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_bounds_of_logit_are_rounded_as_in_eager_mode(dtype: torch.dtype) -> None:
+    """An `eps` below what the type has before 1 leaves the infinity at 1."""
+    x = torch.tensor([0.0, 0.1, 0.5, 1.0], dtype=dtype)
+    run, _ = compiled(lambda x: torch.logit(x, 1e-6))
+    torch.testing.assert_close(run(x), torch.logit(x, 1e-6))
+    assert run(x)[-1].isinf()
