@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from polyfuse.runtime.ranks.agreement import begin_compiling, end_compiling
+from polyfuse.torch_compat.captures.frames import Frame, around_frames, collections_deferred
 from polyfuse.torch_compat.tracing.dynamo import watch_compiles
 from polyfuse.torch_compat.tracing.registry import allow_registering_twice
 
@@ -41,6 +42,16 @@ def _reset() -> None:
 
 # Dynamo looks for this on the functions that it used as backends.
 polyfuse.reset = _reset  # type: ignore[attr-defined]
+
+
+def _around(frame: Frame, trace: Callable[[], Any]) -> Any:
+    with collections_deferred():
+        from polyfuse.compiler.captures.lookup import around
+    return around(frame, trace)
+
+
+# Frames may be found that an earlier process traced.
+around_frames(polyfuse, _around)
 
 # Other processes of a distributed program wait while this one traces.
 watch_compiles(begin_compiling, end_compiling)

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -36,7 +36,7 @@ from polyfuse.plugin import Backend, PluginManager, Timer
 from polyfuse.plugin.hooks.registry import register_imported
 from polyfuse.plugin.session.guarded_device import import_guarded
 from polyfuse.plugin.timing import default_timer
-from polyfuse.runtime.devices.registry import device_of
+from polyfuse.runtime.devices.registry import class_name, device_of
 
 __all__ = ["InProcessRunner", "TrialRunner", "WorkerProcess", "WorkerRunner", "main"]
 
@@ -55,10 +55,14 @@ class WorkerProcess:
 
     Attributes:
         problem: what it was prepared for last.
+        devices: the types of device that it was told about.
+        strict: whether faults of their classes are raised there.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.problem: Problem | None = None
+        self.devices = set(setup.devices)
+        self.strict = setup.settings.strict
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
         self._channel, other = Pipe()
         self._process = subprocess.Popen(
@@ -251,6 +255,8 @@ class WorkerRunner(TrialRunner):
         worker = self._worker
         try:
             if worker.problem is not self._problem:
+                assert self._problem is not None
+                _tell_of_device(worker, torch.device(self._problem.device).type)
                 worker.ask("prepare", (self._problem,), _PREPARE_SECONDS)
                 worker.problem = self._problem
         except Fault:
@@ -264,6 +270,15 @@ class WorkerRunner(TrialRunner):
         self._idle = threading.Timer(_IDLE_SECONDS + self._seconds, _close, (weakref.ref(self),))
         self._idle.daemon = True
         self._idle.start()
+
+
+def _tell_of_device(worker: WorkerProcess, device_type: str) -> None:
+    """Let a worker that was started before this process met a type of device know who answers for it."""
+    if device_type not in worker.devices:
+        device = device_of(device_type)
+        devices = {device_type: (class_name(device), device.switches())}
+        worker.ask("use", (devices, worker.strict), _PREPARE_SECONDS)
+        worker.devices.add(device_type)
 
 
 def _close(runner: weakref.ref[WorkerRunner]) -> None:
@@ -290,6 +305,9 @@ def main() -> int:
             if name == "start":
                 benchmark = _started(*arguments)
                 answer = ("done", None)
+            elif name == "use":
+                _use_devices(*arguments)
+                answer = ("done", None)
             else:
                 answer = ("done", getattr(benchmark, name)(*arguments))
         except BaseException as error:
@@ -301,10 +319,14 @@ def main() -> int:
 
 def _started(setup: WorkerSetup) -> Benchmark:
     torch.set_num_threads(setup.threads)
-    for device_type, (name, switches) in setup.devices.items():
-        import_guarded(device_type, name, setup.settings.strict).set_switches(switches)
+    _use_devices(setup.devices, setup.settings.strict)
     torch.set_grad_enabled(False)
     return Benchmark(_loader(setup), _timers(setup))
+
+
+def _use_devices(devices: Mapping[str, tuple[str, Mapping[str, object]]], strict: bool) -> None:
+    for device_type, (name, switches) in devices.items():
+        import_guarded(device_type, name, strict).set_switches(switches)
 
 
 def _loader(setup: WorkerSetup) -> Callable[[str], Backend]:

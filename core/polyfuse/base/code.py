@@ -13,10 +13,16 @@ from pathlib import Path
 from polyfuse.base.digest import DIGEST_LENGTH, digest
 from polyfuse.base.files import atomic_write, read_text
 
-__all__ = ["code_digest", "code_stamp"]
+__all__ = ["begun", "code_digest", "code_stamp"]
 
 # Of the modules that compile this is one of the first to be imported.
 _BEGUN = time.time()
+
+
+def begun() -> float:
+    """Return when this process began to import modules, in seconds since the epoch: what changed later may
+    not be what it runs."""
+    return _BEGUN
 
 
 @cache

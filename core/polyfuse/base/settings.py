@@ -370,6 +370,11 @@ class Settings:
         "same graph reads them instead of compiling. A graph with gradients is stored once its backward "
         "has run.",
     )
+    capture_cache: bool = neutral(
+        False,
+        "Store also what Dynamo makes of each function, so that a later process that compiles the same "
+        "function of the same sources traces nothing. See docs/caching.md for what is not stored.",
+    )
     cache_dir: str = neutral("", "Folder of the caches; empty: the user's cache folder on this platform.")
     remote_cache: str = neutral(
         "",

@@ -26,13 +26,17 @@ from polyfuse.cache.records import parse_record
 from polyfuse.cache.sealing import seal_of, seals_equal
 from polyfuse.cache.zip_reader import Limits, ZipReader, is_plain_name
 
-__all__ = ["PICKLED", "AddUnit", "Unpacked", "pack", "unpack", "zip_entry"]
+__all__ = ["CARRIED", "PICKLED", "AddUnit", "Unpacked", "pack", "unpack", "zip_entry"]
 
 _HEAD: Final = "polyfuse-cache.json"
 _SEAL: Final = "polyfuse-cache.seal"
 
 PICKLED: Final = frozenset({"compiled"})
 """Kinds of artifacts whose reading can execute anything."""
+
+CARRIED: Final = tuple(kind for kind in KINDS if kind != "captures")
+"""Kinds of artifacts that archives hold. What Dynamo made of frames is read where it was written, and nowhere
+else: it names files, and runs in the place of the user's functions."""
 
 # A whole cache folder may go into one archive.
 _LIMITS: Final = Limits(members=1 << 20, directory=1 << 28)
@@ -90,7 +94,7 @@ def unpack(
     stream: IO[bytes],
     add: AddUnit,
     secret: bytes | None = None,
-    kinds: Collection[str] = tuple(KINDS),
+    kinds: Collection[str] = CARRIED,
 ) -> Unpacked:
     """Add what an archive holds to a cache folder, where it is not there.
 
@@ -144,7 +148,7 @@ def _grouped(archive: ZipReader) -> Mapping[tuple[str, str], list[str]]:
     for name in archive.members:
         parts = name.split("/")
         depth = 2 + KINDS.get(parts[0], "").count("/")
-        if parts[0] in KINDS and len(parts) >= depth and is_plain_name(name):
+        if parts[0] in CARRIED and len(parts) >= depth and is_plain_name(name):
             groups.setdefault((parts[0], "/".join(parts[:depth])), []).append(name)
     return groups
 

@@ -35,6 +35,7 @@ CONTENTS = "contents.json"
 KINDS: Final = {
     "kernels": "*/*",
     "compiled": "*",
+    "captures": "*",
     "timings": "*/*",
     "samples": "*/*",
     "checked": "*/*",

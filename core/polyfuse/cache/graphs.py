@@ -21,6 +21,7 @@ class GraphCounts:
 
     Attributes:
         hits: found, and not compiled.
+        captured: of these, found without being traced by Dynamo.
         misses: looked up, not found, and compiled.
         bypasses: not looked up, or compiled and not stored, by reason.
         errors: compiled, and could not be written.
@@ -30,6 +31,7 @@ class GraphCounts:
     misses: int = 0
     bypasses: Mapping[str, int] = field(default_factory=dict)
     errors: int = 0
+    captured: int = 0
 
 
 class GraphFolder:
@@ -86,7 +88,9 @@ def count(event: str, reason: str = "") -> None:
 def graph_counts() -> GraphCounts:
     """The counts of this process."""
     with _LOCK:
-        return GraphCounts(_EVENTS["hit"], _EVENTS["miss"], dict(_REASONS), _EVENTS["error"])
+        return GraphCounts(
+            *(_EVENTS["hit"], _EVENTS["miss"], dict(_REASONS), _EVENTS["error"], _EVENTS["captured"])
+        )
 
 
 def reset_graph_counts() -> None:

@@ -20,7 +20,7 @@ from polyfuse.cache.artifacts import artifacts
 
 __all__ = ["COUNTED", "Trimmed", "sweep", "trim", "trim_if_due"]
 
-COUNTED: Final = ("kernels", "compiled")
+COUNTED: Final = ("kernels", "compiled", "captures")
 """The kinds of artifacts whose bytes the limit is about."""
 
 # What was used within so many seconds is never removed: a process may have found it and be about to read it.
@@ -124,7 +124,13 @@ def sweep(root: Path, older_than: float = 24 * 3600.0) -> int:
     locks that nobody took for so long.
     """
     limit = time.time() - older_than
-    places = [("kernels", "*/.*.tmp"), ("compiled", ".*.tmp"), ("compiled", "*/.*.tmp"), ("locks", "*.lock")]
+    places = [
+        ("kernels", "*/.*.tmp"),
+        ("compiled", ".*.tmp"),
+        ("compiled", "*/.*.tmp"),
+        ("captures", "*/.*.tmp"),
+        ("locks", "*.lock"),
+    ]
     leftovers = [path for kind, places_of in places for path in sorted((root / kind).glob(places_of))]
     return sum(_remove_old(path, limit) for path in leftovers)
 

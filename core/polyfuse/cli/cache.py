@@ -16,7 +16,7 @@ from polyfuse.base.files import replacing
 from polyfuse.base.folders import cache_root
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
-from polyfuse.cache.archive import pack, unpack
+from polyfuse.cache.archive import CARRIED, pack, unpack
 from polyfuse.cache.artifacts import KINDS, artifacts
 from polyfuse.cache.key_fields import KeyNotes, differences
 from polyfuse.cache.limit import COUNTED, trim
@@ -36,6 +36,7 @@ polyfuse cache export warm.pfc     # for another machine of this kind: polyfuse 
 _NAMES: Final = {
     "kernels": "units of kernels",
     "compiled": "compiled graphs",
+    "captures": "functions that Dynamo traced",
     "timings": "timings",
     "samples": "samples of timings",
     "checked": "kernels that agreed with the interpreter",
@@ -82,9 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     trimming.add_argument("--limit", type=int, metavar="MIB", help="instead of the option cache_limit")
     exporting = actions.add_parser("export", help="write artifacts to one file, for another machine")
     exporting.add_argument("file", type=Path)
-    exporting.add_argument(
-        "--kind", action="append", choices=tuple(KINDS), help="only this kind; default: all"
-    )
+    exporting.add_argument("--kind", action="append", choices=CARRIED, help="only this kind; default: all")
     importing = actions.add_parser(
         "import", help="add the artifacts of such a file; they are code: import only files that you trust"
     )
@@ -107,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = arguments.limit is not None
         _trim(root, arguments.limit if asked else settings.cache_limit or sys.maxsize >> 20)
     elif arguments.action == "export":
-        _export(root, tuple(arguments.kind or KINDS), arguments.file)
+        _export(root, tuple(arguments.kind or CARRIED), arguments.file)
     else:
         _import(settings, arguments.file)
     return 0

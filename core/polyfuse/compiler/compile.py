@@ -13,6 +13,7 @@ from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError, Un
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
+from polyfuse.compiler.captures.pending import note_graph
 from polyfuse.compiler.graph_cache.lookup import GraphCache
 from polyfuse.compiler.once import taking_turns
 from polyfuse.compiler.repeated import compile_repeated
@@ -56,6 +57,8 @@ def compile_fx_graph(
         session = session_for(decided(Settings.resolve(mode, translated(options))))
     except (InvalidOptionError, BackendUnavailableError) as error:
         raise shown_as_it_is(error, inspect.currentframe()) from None
+
+    note_graph(gm)
 
     def whole(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_in_session(gm, example_inputs, session)

@@ -7,11 +7,19 @@ from polyfuse.lowering.elements import casts, creation, pointwise
 from polyfuse.lowering.indexing import gather, scatter, search
 from polyfuse.lowering.reductions import reduction, scan
 from polyfuse.lowering.registry import REGISTRY, Registry
-from polyfuse.lowering.shapes import col2im, concat_pad, pooling, pooling_max, upsampling, views
+from polyfuse.lowering.shapes import (
+    col2im,
+    concat_pad,
+    pooling,
+    pooling_max,
+    strided_scatter,
+    upsampling,
+    views,
+)
 
 FAMILIES = (
     *(pointwise, casts, creation),
-    *(views, concat_pad, pooling, pooling_max, upsampling, col2im),
+    *(views, strided_scatter, concat_pad, pooling, pooling_max, upsampling, col2im),
     *(reduction, scan),
     *(gather, search, scatter),
     *(library, host, collectives, functionalized, user_kernels),

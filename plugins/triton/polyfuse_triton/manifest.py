@@ -58,7 +58,7 @@ def polyfuse_manifest() -> Manifest:
 
 @hookimpl
 def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:
-    """Keep rows whole whose groups add to one row each."""
+    """Keep few long rows in registers at a time."""
     if device_type != "cuda":
         return ()
     from polyfuse_triton.fusion_rules import RULES

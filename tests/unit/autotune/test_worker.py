@@ -76,6 +76,7 @@ def test_operands_that_cannot_be_made(runner):
 
 def test_candidates_are_timed_in_another_process(runner):
     runner.prepare(PROBLEM)
+    assert runner._worker is not None and runner._worker.devices == {"cpu"}, "met after the worker's start"
     assert 0 < runner.first(GOOD) < 1e4
     assert runner.sample(GOOD) == 42.0, "the worker imports what the program registered"
     with pytest.raises(Fault, match="raised"):
@@ -138,7 +139,8 @@ def test_kernels_that_never_end_or_break_the_device_cost_only_themselves(monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(worker, "device_of", lambda name: SimpleNamespace(is_host=False))
     backends = {**setup().backends, "stuck": "stuck_of_a_test:Stuck"}
-    runner = WorkerRunner(lambda: WorkerSetup(Settings(), backends), 4)
+    devices = {"cpu": ("polyfuse.runtime.devices.host:HostDevice", {})}
+    runner = WorkerRunner(lambda: WorkerSetup(Settings(), backends, devices=devices), 4)
     try:
         runner.prepare(PROBLEM)
         for key, words in (("hangs", "did not end within 4 seconds"), ("breaks", "illegal memory access")):

@@ -8,7 +8,7 @@ the forward and one for the backward.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,11 @@ from polyfuse.base.files import atomic_write
 from polyfuse.base.folders import distrusted, process_folder
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import GraphFolder, compiled_key
+from polyfuse.cache.artifacts import mark_used
 from polyfuse.cache.graphs import count
 from polyfuse.cache.key_fields import KeyNotes
 from polyfuse.cache.limit import trim_if_due
+from polyfuse.compiler.captures.pending import note_key
 from polyfuse.compiler.graph_cache.record import GraphRecord, PortableGraph, revived
 from polyfuse.compiler.reports.logs import publish, texts_are_logged
 from polyfuse.distributed.costs import costs_facts
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from polyfuse.runtime.ranks.agreement import Agreement
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
-__all__ = ["GraphCache"]
+__all__ = ["GraphCache", "environment_of"]
 
 _log = get_logger("cache")
 
@@ -84,7 +86,8 @@ class GraphCache:
             _log.debug("a graph has no key", exc_info=True)
             self._key, self._refusal = "", f"its key cannot be computed ({type(error).__name__})"
             return self._unlisted()
-        return GraphCacheEntry(self._key, self._folder.path, self._revive, self._stored)
+        seen = note_key(gm, self._key)
+        return GraphCacheEntry(self._key, self._folder.path, self._revive, self._stored, seen=seen)
 
     def _unlisted(self) -> GraphCacheEntry | None:
         """An entry that is found by nobody, where torch itself stores what is compiled."""
@@ -171,42 +174,34 @@ class GraphCache:
             trim_if_due(store.root, store.limit)
 
     def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
-        session = self._session
-        refused = _bypassed_by(session.settings)
-        if refused:
-            raise CacheBypass(refused)
-        code = partial(code_digest, memory=session.store.root / "code")
-        plugins = inventory(session.plugins, code)
-        if session.key_facts is None or plugins is None:
-            raise CacheBypass("a plugin does not say what its results depend on, or its files changed")
+        settings = self._session.settings
+        parts = environment_of(self._session)
         text = captured_text(gm, example_inputs)
         from polyfuse.torch_compat.tracing.aot_cache import bypass_reason
 
         refused = bypass_reason(gm)
         if refused:
             raise CacheBypass(refused)
-        own = code("polyfuse")
-        if not own:
-            raise CacheBypass("the compiler's own files changed since it was loaded")
-        devices = [f"{kind} {sorted(device_of(kind).switches().items())}" for kind in session.device_types()]
-        if session.settings.autotunes:  # what is fastest depends on the machine
-            devices.append(device_of("cpu").facts())
-        devices += costs_facts(session.device_types())
-        parts = {
-            "switch": global_state.switches(),
-            "device": devices,
-            "plugin": plugins,
-            "added by plugins": session.key_facts,
-            "compiler": (own,),
-        }
-        options = session.settings.affecting_code()
         self._fields = {
             **{f"{part} {_first_word(line)}": line for part, lines in parts.items() for line in lines},
-            **{f"option {name}": repr(value) for name, value in options.items()},
+            **{f"option {name}": repr(value) for name, value in settings.affecting_code().items()},
             "graph": text,
         }
         environment = [line for lines in parts.values() for line in lines]
-        return compiled_key(text, environment, session.settings.fingerprint())
+        return compiled_key(text, environment, settings.fingerprint())
+
+    def reopen(self, key: str, name: str) -> Callable[..., Any]:
+        """An entry that was stored under a key, where nothing was captured; whatever is missing raises."""
+        from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry, entry_name, reopened
+
+        self._key = key
+        content = (self._folder.path / key / name).read_bytes()
+        if entry_name(content) != name:
+            raise OSError(f"the entry {name} is damaged")
+        mark_used(self._folder.path / key)
+        found = reopened(content, GraphCacheEntry(key, self._folder.path, self._revive, self._stored))
+        self.settle()
+        return found
 
     def _revive(self, stored: GraphRecord | PortableGraph) -> BoxedCallable:
         """A stored graph as something that can be called."""
@@ -222,6 +217,35 @@ class GraphCache:
             raise
         self._revived.append(report)
         return run
+
+
+def environment_of(session: CompileSession) -> Mapping[str, Sequence[str]]:
+    """What a compiled graph depends on besides the captured one and the options, as lines by their kinds.
+
+    Raises:
+        CacheBypass: nobody can say.
+    """
+    refused = _bypassed_by(session.settings)
+    if refused:
+        raise CacheBypass(refused)
+    code = partial(code_digest, memory=session.store.root / "code")
+    plugins = inventory(session.plugins, code)
+    if session.key_facts is None or plugins is None:
+        raise CacheBypass("a plugin does not say what its results depend on, or its files changed")
+    own = code("polyfuse")
+    if not own:
+        raise CacheBypass("the compiler's own files changed since it was loaded")
+    devices = [f"{kind} {sorted(device_of(kind).switches().items())}" for kind in session.device_types()]
+    if session.settings.autotunes:  # what is fastest depends on the machine
+        devices.append(device_of("cpu").facts())
+    devices += costs_facts(session.device_types())
+    return {
+        "switch": global_state.switches(),
+        "device": devices,
+        "plugin": plugins,
+        "added by plugins": session.key_facts,
+        "compiler": (own,),
+    }
 
 
 def _first_word(line: str) -> str:

@@ -19,6 +19,7 @@ from polyfuse.base.settings import environment
 from polyfuse.base.text import brief
 from polyfuse.plugin.api import API_VERSION
 from polyfuse.plugin.manifest import Manifest, Requires
+from polyfuse.plugin.session.requirements import is_within, plain_requirement
 
 if TYPE_CHECKING:
     from polyfuse.plugin.hooks.registry import Registered
@@ -256,6 +257,15 @@ def _facts(dist: metadata.Distribution) -> tuple[str, str]:
 
 @lru_cache(maxsize=64)
 def _missing_package(text: str, path: ImportPath) -> str:
+    plain = plain_requirement(text)
+    if plain is not None:
+        name, limits = plain
+        version = _installed_version(name, path)
+        if version is None:
+            return _not_installed(name, text)
+        fits = is_within(limits, version)
+        if fits is not None:
+            return "" if fits else _of_another_version(name, version, text)
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
@@ -266,10 +276,17 @@ def _missing_package(text: str, path: ImportPath) -> str:
         return ""
     version = _installed_version(requirement.name, path)
     if version is None:
-        return f"package {requirement.name} is not installed; run pip install '{text}'"
-    if not requirement.specifier.contains(version, prereleases=True):
-        return f"package {requirement.name} is {version}; run pip install '{text}'"
-    return ""
+        return _not_installed(requirement.name, text)
+    fits = requirement.specifier.contains(version, prereleases=True)
+    return "" if fits else _of_another_version(requirement.name, version, text)
+
+
+def _not_installed(name: str, text: str) -> str:
+    return f"package {name} is not installed; run pip install '{text}'"
+
+
+def _of_another_version(name: str, version: str, text: str) -> str:
+    return f"package {name} is {version}; run pip install '{text}'"
 
 
 def _finds(program: str) -> bool:

@@ -35,6 +35,7 @@ __all__ = [
     "artifacts_folder",
     "entry_name",
     "caching",
+    "reopened",
     "bypass_reason",
     "serialisable",
     "without_bundle",
@@ -57,6 +58,7 @@ class GraphCacheEntry:
             stored when its backward has been compiled.
         listed: whether the graph can be found under its key, by other processes too.
         views: results whose geometry is compared at each call.
+        seen: told the name of the file of its entry when that is read or about to be written.
     """
 
     key: str
@@ -65,6 +67,7 @@ class GraphCacheEntry:
     stored: Callable[[], None]
     listed: bool = True
     views: tuple[OutputView, ...] = ()
+    seen: Callable[[str], None] | None = None
 
 
 class Storable(Protocol):
@@ -208,6 +211,32 @@ def without_bundle(content: bytes, unpacked: Callable[[Any], Any]) -> bytes:
     return _pickled_for(_NAMED, entry)
 
 
+def reopened(content: bytes, current: GraphCacheEntry) -> Callable[..., Any]:
+    """An entry as the function that AOTAutograd made, where nothing was captured.
+
+    Args:
+        content: is unpickled, which can execute anything.
+        current: revives it.
+
+    Raises:
+        Exception: something that it needs is not there.
+    """
+    from torch._guards import TracingContext
+    from torch._guards import tracing as torch_tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    token = _CURRENT.set(current)
+    try:
+        entry = pickle.loads(content)
+        entry.guards_expr = None  # they are among Dynamo's
+        with torch_tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+            run = entry.wrap_post_compile([], entry.sanitized_aot_config, {})
+    finally:
+        _CURRENT.reset(token)
+    return with_views(lambda *inputs: run(list(inputs)), getattr(entry, "views", ()))
+
+
 class _Artifact:
     """An entry for `torch.compiler.save_cache_artifacts`: what it holds is made when that is called, since
     kernels are still being built when torch takes note of it.
@@ -322,6 +351,8 @@ def _install() -> None:
         if current is None or key != current.key:
             its_record(kind, key, content)
             return
+        if current.seen is not None:
+            current.seen(entry_name(content))
         artifact = _Artifact(key, content)
         if current.listed and artifact not in manager._seen_artifacts:
             manager._new_cache_artifacts[kind].append(artifact)

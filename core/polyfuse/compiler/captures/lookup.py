@@ -1,0 +1,246 @@
+"""Looks frames up before Dynamo traces them, and stores what it made of those that it traced.
+
+A frame is found by its code, the kinds of its variables, and all that the key of a graph holds besides the
+graph. Of the records there, the first is used whose guards say on this frame what they said when it was
+traced, whose sources are unchanged, and whose graph is in the graph cache. Whatever fails on the way, Dynamo
+traces the frame.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polyfuse.base.digest import digest, stable_json
+from polyfuse.base.errors import PolyfuseError
+from polyfuse.base.files import atomic_write, locked
+from polyfuse.base.log import get_logger
+from polyfuse.base.settings import Settings
+from polyfuse.cache.artifacts import mark_used
+from polyfuse.cache.graphs import count
+from polyfuse.cache.keys import compiled_key
+from polyfuse.compiler.captures.files import file_text, is_versioned
+from polyfuse.compiler.captures.objects import code_text, described
+from polyfuse.compiler.captures.pending import Pending
+from polyfuse.compiler.compile import decided
+from polyfuse.compiler.graph_cache.lookup import GraphCache, environment_of
+from polyfuse.compiler.session import session_for
+from polyfuse.torch_compat.captures.frames import TracedFrame, collections_deferred, dynamo_switches
+from polyfuse.torch_compat.captures.guards import Unstorable, without_comments
+from polyfuse.torch_compat.groups import group_names, group_of, this_rank
+from polyfuse.torch_compat.options.counterparts import translated
+from polyfuse.torch_compat.tracing.dynamo import disable
+
+if TYPE_CHECKING:
+    from polyfuse.compiler.session import CompileSession
+    from polyfuse.torch_compat.captures.frames import Frame
+
+__all__ = ["around"]
+
+_log = get_logger("cache")
+
+_MOST = 8
+"""Records under one key that are tried, the last used first: building guards takes some 0.1 s."""
+
+_RANK = frozenset({"get_rank", "rank", "get_local_rank", "get_group_rank", "get_global_rank"})
+_RANK_TOO = frozenset({"get_coordinate", "get_node_local_rank", "local_rank"})
+"""Names in traced code by which it may depend on the rank, of which there are no guards."""
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is stored of a frame.
+
+    Attributes:
+        traced: what Dynamo made of it.
+        says: digest of what its guards said.
+        files: digest of the sources that were traced.
+        key, entry: where its graph lies in the graph cache.
+        rank: the only one that it holds for; None: for all.
+    """
+
+    traced: TracedFrame
+    says: str
+    files: str
+    key: str
+    entry: str
+    rank: int | None
+
+
+def around(frame: Frame, trace: Callable[[], Any]) -> Any:
+    """What Dynamo returns for a frame, from the cache or by `trace`."""
+    try:
+        settings = decided(Settings.resolve(frame.mode, translated(frame.options)))
+    except PolyfuseError:  # the backend says so itself, where users see it
+        return trace()
+    if not (settings.capture_cache and settings.graph_cache):
+        return trace()
+    try:
+        with collections_deferred():
+            captures = _Captures(session_for(settings), frame)
+    except Exception as error:
+        _log.info("a frame is not looked up: %s", error)
+        return trace()
+    found = captures.find()
+    if found is not None:
+        return found
+    with captures.turn() as waited:
+        found = captures.find() if waited else None
+        return found if found is not None else captures.traced(trace)
+
+
+class _Captures:
+    """The records of one frame."""
+
+    def __init__(self, session: CompileSession, frame: Frame) -> None:
+        self._session, self._frame = session, frame
+        self._key = _key_of(frame, session)
+        self._folder = session.store.root / "captures" / self._key
+
+    def find(self) -> Any | None:
+        """What Dynamo made of it in an earlier process; None where nothing fits."""
+        for path in self._records()[:_MOST]:
+            try:
+                with collections_deferred():
+                    return self._restored(path)
+            except Exception as error:
+                _log.info("a stored frame is not used: %s: %s", type(error).__name__, error)
+        return None
+
+    def _records(self) -> list[Path]:
+        try:
+            return sorted(self._folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        except OSError:  # another process removes them
+            return []
+
+    def _restored(self, path: Path) -> Any:
+        content = path.read_bytes()
+        if digest(content) != path.name:
+            path.unlink(missing_ok=True)
+            raise OSError("it is damaged")
+        record: _Record = pickle.loads(content)
+        if record.rank not in (None, this_rank()):
+            raise LookupError("it holds for another rank")
+        if record.files != _files_text(record.traced):
+            raise LookupError("its sources changed")
+        guards, text = self._frame.guards_on(record.traced, described)
+        if digest(text) != record.says:
+            raise LookupError("its guards say something else")
+        try:
+            graph = GraphCache(self._session, self._agreement()).reopen(record.key, record.entry)
+        except Exception:
+            path.unlink(missing_ok=True)
+            raise
+        result = self._frame.replaced(record.traced, guards, disable(graph, reason="already compiled"))
+        mark_used(path)
+        count("captured")
+        return result
+
+    def _agreement(self) -> Any:
+        if this_rank() < 0:
+            return None
+        from polyfuse.compiler.ranks import agreement_of
+
+        return agreement_of(self._session, partial=False)
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Be the one rank of this host that traces the frame; yields whether another one may have, before."""
+        settings = self._session.settings
+        if this_rank() < 0:
+            yield False
+            return
+        try:
+            lock = locked(
+                self._session.store.root / "locks" / f"{self._key}.lock", float(settings.build_timeout)
+            )
+            lock.__enter__()
+        except (PolyfuseError, OSError) as error:  # traced by each rank for itself then
+            _log.info("tracing without the lock of other ranks: %s", error)
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.__exit__(None, None, None)
+
+    def traced(self, trace: Callable[[], Any]) -> Any:
+        """Have Dynamo trace it, and store what comes of it."""
+        found: list[tuple[TracedFrame, str, str]] = []
+        pending = Pending(lambda key, entry: self._store(*found[0], key, entry))
+        with self._frame.watched(), pending.tracing():
+            result = trace()
+        try:
+            if pending.refused:
+                raise Unstorable(pending.refused)
+            found.append(self._checked(result))
+            pending.keep()
+        except Unstorable as error:
+            _log.info("what Dynamo made of %s is not stored: %s", self._frame.code.co_qualname, error)
+        except Exception:
+            _log.info("what Dynamo made of a frame is not stored", exc_info=True)
+        return result
+
+    def _checked(self, result: Any) -> tuple[TracedFrame, str, str]:
+        """What Dynamo made of the frame, what its guards say, and its sources."""
+        traced = self._frame.traced(result)
+        _, text = self._frame.guards_on(traced, described)
+        if without_comments(text) != without_comments(self._frame.said(result, described)):
+            raise Unstorable("its guards are others when they are built again")
+        return traced, digest(text), _files_text(traced)
+
+    def _store(self, traced: TracedFrame, says: str, files: str, key: str, entry: str) -> None:
+        rank = this_rank()
+        by_rank = rank >= 0 and traced.names & (_RANK | _RANK_TOO)
+        record = _Record(traced, says, files, key, entry, rank if by_rank else None)
+        try:
+            content = pickle.dumps(record)
+            atomic_write(self._folder / digest(content), content)
+        except Exception as error:
+            _log.info("what Dynamo made of a frame cannot be written: %s", error)
+
+
+def _files_text(traced: TracedFrame) -> str:
+    # code that other code made has no file: what made it lies in the files of classes that guards compare
+    real = (file for file in traced.files if not file.startswith("<") and not is_versioned(file))
+    return digest("\n".join(map(file_text, sorted(real))))
+
+
+def _key_of(frame: Frame, session: CompileSession) -> str:
+    environment = [line for lines in environment_of(session).values() for line in lines]
+    code = frame.code
+    parts = (
+        f"python {sys.version} {sys.flags.optimize}",
+        *dynamo_switches(),
+        f"frame of {frame.f_globals.get('__name__')} {code_text(code)}",
+        f"{file_text(code.co_filename)} {frame.mode} {frame.dynamic} {frame.whole}",
+        *_groups(),
+        *(f"{name} {_kind(value)}" for name, value in sorted(frame.f_locals.items())),
+    )
+    return compiled_key("\n".join(parts), environment, session.settings.fingerprint())
+
+
+def _kind(value: object) -> str:
+    """What tells apart frames of equal code whose guards would be of no use to each other."""
+    if isinstance(value, torch.Tensor):
+        return f"tensor {value.dtype} {value.dim()} {value.device} {value.requires_grad}"
+    named = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not isinstance(value, torch.nn.Module):
+        return named
+    owned = [(name, str(x.dtype), x.requires_grad, tuple(x.shape)) for name, x in value.named_parameters()]
+    return f"{named} {value.training} {digest(stable_json(owned))}"
+
+
+def _groups() -> Iterator[str]:
+    """The groups of processes that this one belongs to."""
+    for name in group_names():
+        group = group_of(name)
+        if group is not None:
+            yield f"group {name} of {len(group.ranks)} by {group.libraries}"

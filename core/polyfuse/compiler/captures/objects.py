@@ -1,0 +1,123 @@
+"""Objects that guards compare by identity, as text that is the same in every process.
+
+What is described is what tells one object from another that could be in its place: a function's code with
+what it closes over, the address of a class or a module. Whatever has no such text is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import sys
+import types
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from polyfuse.base.digest import digest
+from polyfuse.compiler.captures.files import file_text
+from polyfuse.frontend.addresses import PLAIN
+from polyfuse.torch_compat.captures.guards import Unstorable
+from polyfuse.torch_compat.ops import NAMESPACE_TYPES, HigherOrderOperator, OpOverload, OpOverloadPacket
+
+__all__ = ["code_text", "described"]
+
+_DEEPEST = 4
+"""How far functions are followed into those that they close over."""
+
+_HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "builtins", "math", "operator")
+"""Where functions of C lie that do not say so themselves."""
+
+
+def described(value: object, depth: int = 0) -> str:
+    """What an object is.
+
+    Raises:
+        Unstorable: it has no text.
+    """
+    if type(value) in PLAIN or type(value) is bytes:
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, enum.Enum):
+        return f"{described(type(value))}.{value.name}"
+    if isinstance(value, NAMESPACE_TYPES):
+        return f"operators {value.__name__}"
+    if isinstance(value, ModuleType):
+        return _module(value)
+    if isinstance(value, type):
+        return f"class {_address(value)}"
+    if isinstance(value, CodeType):
+        return code_text(value)
+    if isinstance(value, FunctionType) and depth < _DEEPEST:
+        return _function(value, depth)
+    if isinstance(value, MethodType) and isinstance(value.__self__, type):
+        return f"{described(value.__func__, depth)} of {described(value.__self__)}"
+    if isinstance(value, (OpOverload, OpOverloadPacket)):
+        return f"operator {value}"
+    if isinstance(value, HigherOrderOperator):
+        return f"operator {value.name()}"
+    if type(value) in (tuple, frozenset):
+        parts = [described(item, depth) for item in value]  # type: ignore[attr-defined]
+        return f"{type(value).__name__}({', '.join(parts if type(value) is tuple else sorted(parts))})"
+    return f"{type(value).__name__} {_address(value)}"
+
+
+def code_text(code: CodeType) -> str:
+    """A code object with those inside it."""
+    parts = [
+        f"{code.co_qualname} {code.co_filename} {code.co_firstlineno} {code.co_flags} {code.co_argcount}",
+        f"{code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_names} {code.co_varnames}",
+        f"{code.co_freevars} {code.co_cellvars}",
+        *(described(constant) for constant in code.co_consts),
+    ]
+    return f"code {digest(*parts, code.co_code, code.co_exceptiontable)}"
+
+
+def _function(function: FunctionType, depth: int) -> str:
+    try:
+        cells = [described(cell.cell_contents, depth + 1) for cell in function.__closure__ or ()]
+    except ValueError as error:
+        raise Unstorable(f"{function.__qualname__} refers to a variable that is not set") from error
+    defaults = [described(value, depth + 1) for value in function.__defaults__ or ()]
+    named = sorted(
+        (key, described(value, depth + 1)) for key, value in (function.__kwdefaults__ or {}).items()
+    )
+    return f"function {function.__module__} {code_text(function.__code__)} {defaults} {named} {cells}"
+
+
+def _module(module: ModuleType) -> str:
+    if sys.modules.get(module.__name__) is not module:
+        raise Unstorable(f"the module {module.__name__} is not the one that is imported")
+    return f"module {module.__name__}"
+
+
+def _address(value: Any) -> str:
+    """Where an object is found, and what the file is in which it lies."""
+    named = getattr(value, "__qualname__", "") or getattr(value, "__name__", "")
+    owner = getattr(value, "__objclass__", None)
+    module = getattr(owner or value, "__module__", None)
+    for home in (module, *_HOMES) if named else ():
+        for name in (named, getattr(value, "__name__", named)):
+            if isinstance(home, str) and _found(home, name) is value:
+                return f"{home}:{name} {_file(home)}"
+    of = getattr(value, "__self__", None) if isinstance(value, BuiltinFunctionType) else None
+    name = str(getattr(value, "__name__", ""))
+    if isinstance(of, (type, ModuleType)) and getattr(of, name, None) is value:
+        return f"{described(of)}:{name}"
+    for name in dir(types) if isinstance(value, type) else ():  # as that of methods, which say `builtins`
+        if getattr(types, name) is value:
+            return f"types:{name}"
+    raise Unstorable(f"a {type(value).__name__} that it compares has no address: {named}")
+
+
+def _found(module: str, name: str) -> object:
+    try:
+        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found
+
+
+def _file(module: str) -> str:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file_text(file) if isinstance(file, str) and file.endswith(".py") else ""
