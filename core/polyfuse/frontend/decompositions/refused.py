@@ -63,7 +63,7 @@ def _no_slice_of(x: Tensor, source: Tensor, dim: int, index: Any) -> bool:
     return outside or _differ([*x.shape[:at], *x.shape[at + 1 :]], source.shape)
 
 
-def _no_stretch_of(
+def _no_range_of(
     x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> bool:
     """Whether `source` has not the shape of that slice of `x`, if known."""
@@ -98,7 +98,7 @@ REFUSES: Final[Mapping[str, Callable[..., bool]]] = {
     "put": _other_count,
     "masked_scatter": lambda x, mask, *_: mask.dtype != torch.bool,
     "select_scatter": _no_slice_of,
-    "slice_scatter": _no_stretch_of,
+    "slice_scatter": _no_range_of,
     "diagonal_scatter": _no_diagonal_of,
     "im2col": _negative_padding,
     "mvlgamma": lambda x, p: p < 1,
