@@ -25,6 +25,8 @@ DYNAMO = "dynamo"
 FREEZING = "freezing"
 # In place of a mode: the host program is native.
 NATIVE = "native"
+# In place of a mode: what Dynamo traced is stored too.
+CAPTURES = "captures"
 # After a mode of Inductor's and a plus sign: its CUTLASS choices take part.
 CUTLASS = "cutlass"
 DEFAULT_BACKENDS = (EAGER, INDUCTOR, POLYFUSE)
@@ -60,6 +62,8 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
 
         inductor_cutlass.offer_sources()
         options["options"] = {**_options_of(backend, base), **inductor_cutlass.OPTIONS}
+    elif mode == CAPTURES:
+        options["options"] = {**options.get("options", {}), "capture_cache": True}
     elif mode == NATIVE:
         options["options"] = {**options.get("options", {}), "native_host": True}
     elif mode:

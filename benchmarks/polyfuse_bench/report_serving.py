@@ -9,7 +9,7 @@ from polyfuse_bench.serving import PARTS, total
 
 __all__ = ["serving_section"]
 
-_TITLES = {"package": "Polyfuse, from a package"}
+_TITLES = {"package": "Polyfuse, from a package", "polyfuse:captures": "Polyfuse, with `capture_cache`"}
 
 
 def serving_section(content: dict[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ NETWORKS = ("llama", "bert", "swin", "mamba")
 PACKAGE = "package"
 """Compiled ahead of time: neither the model nor `transformers` is there."""
 
-CANDIDATES = ("eager", "dynamo", "inductor", "polyfuse", PACKAGE)
+CANDIDATES = ("eager", "dynamo", "inductor", "polyfuse", "polyfuse:captures", PACKAGE)
 """Who is compared: `dynamo` is what `torch.compile` takes by itself, whatever the backend."""
 
 PARTS = ("interpreter", "import torch", "import polyfuse", "model", "first answer", "second answer")
@@ -49,7 +49,7 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     clock.note("import torch")
-    if backend in ("polyfuse", PACKAGE):
+    if backend in ("polyfuse", "polyfuse:captures", PACKAGE):
         import polyfuse.backend  # noqa: F401 (else `torch.compile` imports it)
     clock.note("import polyfuse")
     if backend != PACKAGE:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from polyfuse.cache.graphs import graph_counts
 from polyfuse.compiler.reports.report import last_reports
@@ -50,6 +51,8 @@ def main(rank: int, count: int, meeting: str, answers: str, mode: str) -> None:
     found = {
         "hits": counts.hits,
         "misses": counts.misses,
+        "captured": counts.captured,
+        "traced": counters["stats"]["unique_graphs"],
         "lowered": lowered[0],
         "bypasses": dict(counts.bypasses),
         "problems": list(autotuned_problems()) if mode else [],

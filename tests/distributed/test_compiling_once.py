@@ -22,9 +22,11 @@ pytestmark = pytest.mark.slow
 RANKS = 4
 
 
-def compiled_by_ranks(folder: Path, mode: str = "") -> tuple[list[dict[str, Any]], Counter[str]]:
+def compiled_by_ranks(
+    folder: Path, mode: str = "", **changes: str
+) -> tuple[list[dict[str, Any]], Counter[str]]:
     """What each rank counted, and how often each kernel was built."""
-    ended = run_ranks("distributed.compiling_once", RANKS, folder, str(folder / "answers"), mode)
+    ended = run_ranks("distributed.compiling_once", RANKS, folder, str(folder / "answers"), mode, **changes)
     assert [run.returncode for run in ended] == [0] * RANKS, [run.stderr for run in ended]
     answers = [json.loads((folder / f"answers{rank}").read_text()) for rank in range(RANKS)]
     units = (unit_kernels(path) for path in (folder / "cache" / "kernels").glob("*/*") if path.is_dir())
@@ -37,6 +39,15 @@ def test_graphs_are_lowered_by_one_rank(tmp_path: Path) -> None:
     assert sum(answer["lowered"] for answer in answers) == 3
     assert sum(answer["misses"] for answer in answers) == 2
     assert sum(answer["hits"] for answer in answers) == 2 * (RANKS - 1)
+    assert kernels and set(kernels.values()) == {1}
+    assert len({answer["sum"] for answer in answers}) == 1
+
+
+def test_functions_are_traced_by_one_rank(tmp_path: Path) -> None:
+    answers, kernels = compiled_by_ranks(tmp_path, POLYFUSE_CAPTURE_CACHE="1")
+    # a function that depends on a group of processes is traced by each
+    assert sorted(answer["traced"] for answer in answers) == [1] * (RANKS - 1) + [2]
+    assert sum(answer["captured"] for answer in answers) == RANKS - 1
     assert kernels and set(kernels.values()) == {1}
     assert len({answer["sum"] for answer in answers}) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import time
@@ -69,6 +70,7 @@ def test_a_function_is_traced_by_one_process(tmp_path):
     x = torch.randn(4, 6)
     assert [found(scaled, x), found(scaled, x)] == [0, 1]
     assert len(records(tmp_path)) == 1
+    assert gc.isenabled()
 
 
 def test_a_network_with_other_weights():

@@ -32,7 +32,7 @@ from polyfuse.compiler.captures.pending import Pending
 from polyfuse.compiler.compile import decided
 from polyfuse.compiler.graph_cache.lookup import GraphCache, environment_of
 from polyfuse.compiler.session import session_for
-from polyfuse.torch_compat.captures.frames import TracedFrame, dynamo_switches
+from polyfuse.torch_compat.captures.frames import TracedFrame, collections_deferred, dynamo_switches
 from polyfuse.torch_compat.captures.guards import Unstorable, without_comments
 from polyfuse.torch_compat.groups import group_names, group_of, this_rank
 from polyfuse.torch_compat.options.counterparts import translated
@@ -83,7 +83,8 @@ def around(frame: Frame, trace: Callable[[], Any]) -> Any:
     if not (settings.capture_cache and settings.graph_cache):
         return trace()
     try:
-        captures = _Captures(session_for(settings), frame)
+        with collections_deferred():
+            captures = _Captures(session_for(settings), frame)
     except Exception as error:
         _log.info("a frame is not looked up: %s", error)
         return trace()
@@ -107,7 +108,8 @@ class _Captures:
         """What Dynamo made of it in an earlier process; None where nothing fits."""
         for path in self._records()[:_MOST]:
             try:
-                return self._restored(path)
+                with collections_deferred():
+                    return self._restored(path)
             except Exception as error:
                 _log.info("a stored frame is not used: %s: %s", type(error).__name__, error)
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import marshal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from polyfuse.torch_compat.captures.guards import (
     text_of,
 )
 
-__all__ = ["Frame", "TracedFrame", "around_frames", "dynamo_switches"]
+__all__ = ["Frame", "TracedFrame", "around_frames", "collections_deferred", "dynamo_switches"]
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,19 @@ def around_frames(backend: Callable[..., Any], around: Around) -> None:
     with _LOCK:
         _watchers.by_backend[backend] = around
         _install()
+
+
+@contextmanager
+def collections_deferred() -> Iterator[None]:
+    """Leave garbage where it is inside, for some tenths of a second: one collection looks at all that torch
+    and its imports made, which takes 0.2 s, as long as the rest of a frame that is found."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @cache
