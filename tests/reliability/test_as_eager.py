@@ -61,6 +61,9 @@ def test_types_that_eager_mode_refuses(name, dtype):
         (lambda x: torch.xlogy(x, 2), torch.complex64),
         (lambda x: F.glu(x, 0), torch.complex64),
         (lambda x: x.clamp(min=0), torch.complex64),
+        (lambda x: F.gelu(x, approximate="tanh"), torch.complex64),
+        (F.logsigmoid, torch.complex64),
+        (lambda x: F.fold(x[:1, :1].expand(4, 9), 4, 2), torch.int64),
     ],
 )
 def test_types_that_tracing_does_not_refuse(function, dtype):

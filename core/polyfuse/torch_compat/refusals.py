@@ -39,7 +39,7 @@ _GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
     "upsample_nearest1d upsample_nearest2d": _WIDE | _BOOL,
     # and 64-bit integers
     "avg_pool2d avg_pool3d": (_INTEGERS | _BOOL) - {torch.int64},
-    "im2col max_pool2d_with_indices_backward": _INTEGERS,
+    "col2im im2col max_pool2d_with_indices_backward": _INTEGERS,
     # numbers of all kinds
     "abs addbmm addcdiv addcmul addmv argmax argmin baddbmm bitwise_left_shift.Tensor "
     "bitwise_right_shift.Tensor bmm bucketize.Tensor ceil clamp.Tensor convolution div.Tensor_mode dot floor "
@@ -49,8 +49,9 @@ _GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
     "special_log_ndtr": _HALF,
     # real numbers; and what tracing refuses, where eager mode does not (`nan_to_num`)
     "_native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm native_group_norm "
-    "clamp clamp.Tensor clamp_max clamp_min elu glu hardshrink huber_loss mse_loss nan_to_num nansum "
-    "nll_loss_forward smooth_l1_loss special_xlog1py xlogy": _COMPLEX,
+    "binary_cross_entropy clamp clamp.Tensor clamp_max clamp_min elu gelu glu hardshrink heaviside "
+    "huber_loss log_sigmoid_forward mse_loss nan_to_num nansum nll_loss_forward smooth_l1_loss softshrink "
+    "special_xlog1py xlogy": _COMPLEX,
 }
 
 _WHEREVER: Final = frozenset(("aten.rsub", "aten.sub"))

@@ -24,6 +24,13 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = 
     "bucketize": (torch.bucketize, (3, 2), (2, 2)),
     "select_scatter": (lambda x, s: x.select_scatter(s, 1, 2), (5, 1, 5), (5, 5)),
     "masked_scatter": (lambda x, s: x.masked_scatter((x > 0).byte(), s), (3,), (3,)),
+    "slice_scatter": (lambda x, s: x.slice_scatter(s, 0, 0, 2), (3, 3), (2, 1)),
+    "diagonal_scatter": (lambda x, s: x.diagonal_scatter(s), (3, 3), (1,)),
+    "put": (lambda x, s: x.put(ROWS, s), (5,), (1,)),
+    "cummin": (lambda x, s: x.cummin(7).values + s, (), (1,)),
+    "adaptive_avg_pool2d": (lambda x, s: F.adaptive_avg_pool2d(x, 2) + s, (1, 2, 0, 4), (1,)),
+    "as_strided of an input": (lambda x, s: x.as_strided((10,), (1,)) + s, (5,), (1,)),
+    "as_strided of a result": (lambda x, s: (x * s).as_strided((2,), (1,), 4) * 2, (5,), (1,)),
     "unfold": (lambda x, s: F.unfold(x, 2, 1, (-1, 1)) + s.sum(), (1, 2, 5, 5), (1,)),
 }
 
@@ -71,6 +78,13 @@ def test_mixed_types_that_eager_mode_refuses(name: str, dtype: torch.dtype) -> N
     expected = eager_error(fn, *args)
     with pytest.raises(expected):
         compiled(fn)[0](*args)
+
+
+def test_memory_that_is_behind_a_slice_is_read() -> None:
+    rows = torch.rand(20)
+    run, _ = compiled(lambda x: x.as_strided((10,), (1,)) * 2)
+    assert torch.equal(run(rows[:5]), rows[:10] * 2)
+    check(lambda x: (x * 2)[:5].as_strided((10,), (2,)) + 1, rows)
 
 
 def test_mixed_types_that_eager_mode_takes() -> None:

@@ -28,6 +28,7 @@ from polyfuse.distributed.costs import costs_facts
 from polyfuse.frontend.captured import CacheBypass, captured_text
 from polyfuse.plugin.session.inventory import inventory
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.torch_compat.devices.present import is_present
 from polyfuse.torch_compat.tracing import global_state
 from polyfuse.torch_compat.tracing.aot import cache_record, stored_by_torch
 
@@ -235,7 +236,8 @@ def environment_of(session: CompileSession) -> Mapping[str, Sequence[str]]:
     own = code("polyfuse")
     if not own:
         raise CacheBypass("the compiler's own files changed since it was loaded")
-    devices = [f"{kind} {sorted(device_of(kind).switches().items())}" for kind in session.device_types()]
+    kinds = filter(is_present, session.device_types())  # who answers for another type need not be imported
+    devices = [f"{kind} {sorted(device_of(kind).switches().items())}" for kind in kinds]
     if session.settings.autotunes:  # what is fastest depends on the machine
         devices.append(device_of("cpu").facts())
     devices += costs_facts(session.device_types())

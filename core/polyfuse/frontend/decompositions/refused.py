@@ -21,20 +21,14 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _other_rows(x: Tensor, dim: int, index: Tensor, source: Tensor, *_: Any, **__: Any) -> bool:
-    """Whether `source` is no row for each index: the sizes of its other dimensions are not those of `x`."""
-    if x.dim() != source.dim() or index.dim() > 1:
+    """Whether `source` has not one row for each index, of the type and sizes of those of `x`."""
+    if x.dtype != source.dtype or x.dim() != source.dim() or index.dim() > 1:
         return True
     if any(shapes.is_unbacked(t) for t in (x, index, source)):
         return False
     if x.dim() and any(x.shape[d] != source.shape[d] for d in range(x.dim()) if d != dim % x.dim()):
         return True
     return bool(index.numel() != (source.shape[dim] if source.dim() else 1))
-
-
-def _last(arguments: Sequence[Any]) -> Tensor:
-    """The last tensor of the arguments."""
-    tensors: list[Tensor] = [a for a in arguments if isinstance(a, Tensor)]
-    return tensors[-1]
 
 
 def _mixed(*args: Any, **_: Any) -> bool:
@@ -53,25 +47,59 @@ def _negative_padding(
     return min(padding) < 0
 
 
+def _differ(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether shapes have other ranks, or other sizes that are known."""
+    if len(shape) != len(other):
+        return True
+    known = ((n, m) for n, m in zip(shape, other, strict=True) if isinstance(n, int) and isinstance(m, int))
+    return any(n != m for n, m in known)
+
+
 def _no_slice_of(x: Tensor, source: Tensor, dim: int, index: Any) -> bool:
     """Whether `source` has not the shape of `x` without `dim`, or `index` is out of range, if known."""
     at = dim % x.dim()
-    shape = [*x.shape[:at], *x.shape[at + 1 :]]
-    if source.dim() != len(shape):
-        return True
-    known = (
-        (n, m) for n, m in zip(shape, source.shape, strict=True) if isinstance(n, int) and isinstance(m, int)
-    )
     count = x.shape[at]
     outside = isinstance(index, int) and isinstance(count, int) and not -count <= index < count
-    return outside or any(n != m for n, m in known)
+    return outside or _differ([*x.shape[:at], *x.shape[at + 1 :]], source.shape)
+
+
+def _no_range_of(
+    x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> bool:
+    """Whether `source` has not the shape of that slice of `x`, if known."""
+    shape = list(x.shape)
+    at = dim % max(x.dim(), 1)
+    if source.dim() != x.dim() or not shape:
+        return True
+    if all(n is None or isinstance(n, int) for n in (shape[at], start, end, step)):
+        shape[at] = len(range(shape[at])[start:end:step])
+    else:
+        shape[at] = source.shape[at]
+    return _differ(shape, source.shape)
+
+
+def _no_diagonal_of(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> bool:
+    """Whether `source` has not the shape of that diagonal of `x`, if known."""
+    row, column = dim1 % x.dim(), dim2 % x.dim()
+    length: Any = source.shape[-1] if source.dim() else 1
+    if isinstance(x.shape[row], int) and isinstance(x.shape[column], int):
+        length = max(min(x.shape[row] + min(offset, 0), x.shape[column] - max(offset, 0)), 0)
+    rest = [n for d, n in enumerate(x.shape) if d not in (row, column)]
+    return _differ([*rest, length], source.shape)
+
+
+def _other_count(x: Tensor, index: Tensor, source: Tensor, *_: Any, **__: Any) -> bool:
+    return x.dtype != source.dtype or _differ([index.numel()], [source.numel()])
 
 
 REFUSES: Final[Mapping[str, Callable[..., bool]]] = {
     **dict.fromkeys(("index_add", "index_reduce"), _other_rows),
-    **dict.fromkeys(("index_copy", "put"), lambda x, *rest, **_: x.dtype != _last(rest).dtype),
+    "index_copy": lambda x, dim, index, source: x.dtype != source.dtype,
+    "put": _other_count,
     "masked_scatter": lambda x, mask, *_: mask.dtype != torch.bool,
     "select_scatter": _no_slice_of,
+    "slice_scatter": _no_range_of,
+    "diagonal_scatter": _no_diagonal_of,
     "im2col": _negative_padding,
     "mvlgamma": lambda x, p: p < 1,
     **dict.fromkeys(("addbmm", "addmv", "dot", "linalg_cross", "mv", "vdot"), _mixed),

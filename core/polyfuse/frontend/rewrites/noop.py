@@ -31,7 +31,7 @@ _MAYBE_COPY: Final = (
     aten.resolve_neg.default,
 )
 
-__all__ = ["remove_copies", "remove_identity_views", "remove_neutral_arithmetic"]
+__all__ = ["is_pure_view", "remove_copies", "remove_identity_views", "remove_neutral_arithmetic"]
 
 
 def remove_identity_views(state: Rewriting) -> int:
@@ -41,7 +41,7 @@ def remove_identity_views(state: Rewriting) -> int:
 
     def equal(node: Node) -> Node | None:
         value = tensor_value(node)
-        if not _is_pure_view(node) or value is None:
+        if not is_pure_view(node) or value is None:
             return None
         target = _equal_ancestor(node, value)
         # The caller may rely on getting two tensor objects for two outputs.
@@ -59,11 +59,12 @@ def _equal_ancestor(node: Node, value: torch.Tensor) -> Node | None:
             break
         if same_kind(candidate, value) and _same_window(candidate, value):
             found = ancestor
-        ancestor = ancestor.args[0] if _is_pure_view(ancestor) and ancestor.args else None
+        ancestor = ancestor.args[0] if is_pure_view(ancestor) and ancestor.args else None
     return found
 
 
-def _is_pure_view(node: Node) -> bool:
+def is_pure_view(node: Node) -> bool:
+    """Whether the result of a node always lies in the memory of its first argument."""
     if node.op != "call_function" or node.target in _MAYBE_COPY:
         return False
     facts = ops.facts(node.target)

@@ -26,7 +26,7 @@ from polyfuse.frontend.rewrites.noop import remove_copies, remove_identity_views
 from polyfuse.frontend.rewrites.scatter import scatter_into_sums
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
 from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage
-from polyfuse.frontend.rewrites.views import merge_views, spell_as_permute, spell_as_view
+from polyfuse.frontend.rewrites.views import look_at_memory, merge_views, spell_as_permute, spell_as_view
 from polyfuse.torch_compat import ops
 
 __all__ = ["PASSES", "MoreRewrites", "remove_dead", "rewrite_graph"]
@@ -53,6 +53,7 @@ def remove_dead(state: Rewriting) -> int:
 PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("remove-dead", remove_dead),
     ("spell-as-permute", spell_as_permute),
+    ("look-at-memory", look_at_memory),
     ("spell-as-view", spell_as_view),
     ("spell-as-full", spell_as_full),
     ("lifted-scalars", lifted_scalars),

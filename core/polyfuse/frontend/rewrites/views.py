@@ -7,9 +7,10 @@ from typing import Any
 
 from torch.fx import Node
 
+from polyfuse.frontend.rewrites.noop import is_pure_view
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, tensor_value
 
-__all__ = ["merge_views", "spell_as_permute", "spell_as_view"]
+__all__ = ["look_at_memory", "merge_views", "spell_as_permute", "spell_as_view"]
 
 
 def spell_as_permute(state: Rewriting) -> int:
@@ -64,6 +65,26 @@ def spell_as_view(state: Rewriting) -> int:
         return lambda: state.call_before(node, aten.view.default, node.args[:2])
 
     return state.replace_each(spelled)
+
+
+def look_at_memory(state: Rewriting) -> int:
+    """`as_strided` of a view becomes one of what it looks at: elements that the view lacks are in there."""
+
+    def moved(node: Node) -> Callable[[], Node] | None:
+        result = tensor_value(node)
+        if node.target is not aten.as_strided.default or result is None:
+            return None
+        base: Any = node.args[0]
+        while isinstance(base, Node) and is_pure_view(base):
+            base = base.args[0]
+        start, source = result.storage_offset(), tensor_value(base)
+        if base is node.args[0] or source is None or source.dtype != result.dtype:
+            return None
+        if not isinstance(start, int):
+            return None
+        return lambda: state.call_before(node, node.target, (base, node.args[1], node.args[2], start))
+
+    return state.replace_each(moved)
 
 
 def merge_views(state: Rewriting) -> int:

@@ -153,6 +153,8 @@ def adaptive_avg_pool(ctx: LoweringContext, node: Any, value: TensorValue, outpu
     kind, rank = result.kernel_type.compute, len(output_size)
     if not kind.is_float:
         raise UnsupportedError(f"no kernel averages {result.torch_dtype}")
+    if 0 in value.size[1:]:
+        raise UnsupportedError("eager mode refuses to average nothing")
     w = adaptive_windows(value.size[-rank:], result.size[-rank:])
     if w.even is not None:
         return _average(ctx, node, value, w.even)

@@ -343,7 +343,22 @@ def unfold(
 def as_strided(
     ctx: LoweringContext, node: Any, value: TensorValue, size: Any, stride: Any, storage_offset: Any = None
 ) -> TensorValue:
-    return look(ctx, node, value, None)
+    result = look(ctx, node, value, None)
+    assert result.view is not None
+    buffer = ctx.buffers[result.view.buffer]
+    end = _last(buffer.size, buffer.stride, 0)
+    if is_nonnegative(_last(result.size, result.stride, result.view.offset) - end - 1):
+        # eager mode's operator knows how much memory is behind an input, and refuses what is beyond
+        raise UnsupportedError("elements are outside of what is known of the memory")
+    return result
+
+
+def _last(size: Sequence[IndexLike], stride: Sequence[IndexLike], offset: IndexLike) -> IndexLike:
+    """The largest position of an element, where there is one."""
+    last = offset
+    for n, step in zip(size, stride, strict=True):
+        last = last + (n - 1) * step
+    return last
 
 
 @lowers("aten.view.dtype", view=True)
