@@ -258,7 +258,7 @@ def test_processes_share_the_cases(forked, monkeypatch):
     assert any(cell.group == "contract" for cell in matrix.cells)
 
 
-def dies(backend, quick, device, number, jobs):
+def dies(backend, quick, device, number, jobs, contract):
     """In place of a share of the cases."""
     if number == 1:
         os._exit(9)

@@ -27,6 +27,9 @@ class Event:
 
 
 class Clock(Device):
+    def module(self) -> Any:
+        return None  # torch has none for the type
+
     def event(self, timed: bool = True) -> Any:
         return Event()
 
