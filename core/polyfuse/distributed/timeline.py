@@ -139,8 +139,9 @@ class Timeline:
         self._waited += left
 
     def step(self) -> StepTimes:
-        """The step in the middle by its seconds: of those between marks, else of those that repeat; all since
-        `begin` where nothing does.
+        """The step in the middle by its seconds, among those with the most usual collectives, or the latest:
+        a first step may have more. Steps are what lies between marks, else what repeats; all since `begin`
+        where nothing does.
         """
         flights, spans = self.flights, self._spans()
         if not spans:
@@ -148,8 +149,10 @@ class Timeline:
             begun = flights[0].begun if flights else end
             return _times(flights, begun, end - begun, 0)
         found = [_times(flights[i:j], begun, seconds, len(spans)) for i, j, begun, seconds in spans]
-        found.sort(key=lambda times: times.seconds)
-        return found[(len(found) - 1) // 2]
+        made = [times.collectives for times in found]
+        usual = max(reversed(made), key=made.count)
+        alike = sorted((t for t in found if t.collectives == usual), key=lambda times: times.seconds)
+        return alike[(len(alike) - 1) // 2]
 
     def _spans(self) -> list[tuple[int, int, float, float]]:
         """Of each step the first collective, the one after the last, when it begins, and seconds."""
