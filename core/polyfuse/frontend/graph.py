@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import sympy
 import torch
@@ -27,6 +27,9 @@ class ChannelsLast(enum.IntEnum):
     ALL = 2
     """Its weight, too."""
 
+
+CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The layouts of torch that have them last, by the number of dimensions."""
 
 WantsChannelsLast: TypeAlias = Callable[[torch.Tensor, torch.Tensor, bool], ChannelsLast]
 """From the activation and the weight of a convolution, and whether gradients are needed, to what has its

@@ -382,6 +382,17 @@ def test_weights_of_convolutions_lie_as_kernels_read_them(folder, shown):
         torch.testing.assert_close(replaced["shows"](x), shows(x))
 
 
+def test_weights_that_are_parts_of_one_memory(folder):
+    """As `vector_to_parameters` leaves them: of one storage, and here of one shape."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Conv2d(4, 4, 3, bias=False) for _ in range(2))).eval()
+    torch.nn.utils.vector_to_parameters(torch.randn(2 * 4 * 4 * 9), model.parameters())
+    x = torch.randn(2, 4, 9, 9)
+    found = load(made(folder, model, x, name="parts"))
+    torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-4)
+    assert not any(weight.is_contiguous() for weight in found.constants.values())
+
+
 def test_what_needs_python_is_refused_by_name(folder):
     class Waves(torch.nn.Module):
         def forward(self, x):

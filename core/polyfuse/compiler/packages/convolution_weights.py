@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -11,18 +11,18 @@ import torch
 from torch.fx import Node
 
 from polyfuse.frontend.exported import ExportedGraph, ExportedInput
-from polyfuse.frontend.graph import ChannelsLast
+from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast, WantsChannelsLast
 
 __all__ = ["lay_out_weights"]
 
-_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 _CONVOLUTION: Final = torch.ops.aten.convolution.default
 
-_Wants: TypeAlias = Callable[[torch.Tensor, torch.Tensor, bool], ChannelsLast]
+_Place: TypeAlias = tuple[int, torch.dtype, torch.Size]
+"""Where a tensor begins in memory, its type and shape."""
 
 
 def lay_out_weights(
-    graphs: Mapping[str, ExportedGraph], last: Collection[str], wants: _Wants
+    graphs: Mapping[str, ExportedGraph], last: Collection[str], wants: WantsChannelsLast
 ) -> dict[str, ExportedGraph]:
     """Give the weights of convolutions, of which `wants` tells that their images get channels last, the same
     layout, in the graphs and as they will be stored.
@@ -33,22 +33,22 @@ def lay_out_weights(
         graphs: of all entries.
         last: the entries whose convolutions get channels last.
     """
-    read: dict[int, list[tuple[str, ExportedInput, Node]]] = defaultdict(list)
-    others: set[int] = set()
+    # parts of one memory are tensors of their own: each is stored by itself
+    read: dict[_Place, list[tuple[str, ExportedInput, Node]]] = defaultdict(list)
+    others: set[_Place] = set()
     for name, graph in graphs.items():
         for item, node in _stored(graph):
-            memory = graph.tensors[item.name].untyped_storage().data_ptr()
-            read[memory].append((name, item, node))
+            tensor = graph.tensors[item.name]
+            place = tensor.data_ptr(), tensor.dtype, tensor.shape
+            read[place].append((name, item, node))
             if name not in last or item.mutated or not _convolves_only(node, wants):
-                others.add(memory)
+                others.add(place)
     tensors = {name: dict(graph.tensors) for name, graph in graphs.items()}
-    for memory in read.keys() - others:
-        (first, item, node), *_ = read[memory]
-        layout = _FORMATS[node.meta["val"].dim()]
+    for place in read.keys() - others:
+        (first, item, node), *_ = read[place]
+        layout = CHANNELS_LAST[node.meta["val"].dim()]
         laid_out = tensors[first][item.name].detach().to(memory_format=layout)
-        if any(n.meta["val"].shape != laid_out.shape for _, _, n in read[memory]):
-            continue  # parts of one memory
-        for name, item, node in read[memory]:
+        for name, item, node in read[place]:
             tensors[name][item.name] = laid_out
             node.meta["val"] = node.meta["val"].to(memory_format=layout)
     return {name: replace(graph, tensors=tensors[name]) for name, graph in graphs.items()}
@@ -62,10 +62,10 @@ def _stored(graph: ExportedGraph) -> Iterator[tuple[ExportedInput, Node]]:
             yield item, node
 
 
-def _convolves_only(node: Node, wants: _Wants) -> bool:
+def _convolves_only(node: Node, wants: WantsChannelsLast) -> bool:
     """Whether a tensor is a weight with a window and several channels, and nothing else."""
     weight = node.meta["val"]
-    if weight.dim() not in _FORMATS or not weight.is_contiguous():
+    if weight.dim() not in CHANNELS_LAST or not weight.is_contiguous():
         return False
     if weight.shape[1] == 1 or all(n == 1 for n in weight.shape[2:]) or not node.users:
         return False

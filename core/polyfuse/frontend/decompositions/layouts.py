@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from polyfuse.frontend.decompositions.operators import like_layout
+from polyfuse.frontend.graph import CHANNELS_LAST
 from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat.tracing import shapes
 
 __all__ = ["LAID_OUT", "has_channels_last"]
-
-_CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 Relaid: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -59,7 +58,7 @@ def _in_the_format_of_the_first(result: Tensor, given: Sequence[Any]) -> Tensor:
     x = given[0]
     if shapes.is_unbacked(x):
         return result
-    last = _CHANNELS_LAST[x.dim()] if has_channels_last(x) else torch.contiguous_format
+    last = CHANNELS_LAST[x.dim()] if has_channels_last(x) else torch.contiguous_format
     return result.contiguous(memory_format=last)
 
 
@@ -77,7 +76,7 @@ def _as_sums(result: Tensor, given: Sequence[Any]) -> Tensor:
 
 def has_channels_last(x: Tensor) -> bool:
     """Whether the strides say so, also those of dimensions of size one, which could say anything."""
-    if x.dim() not in _CHANNELS_LAST or x.is_contiguous():
+    if x.dim() not in CHANNELS_LAST or x.is_contiguous():
         return False
     batch, channels, *rest = x.shape
     wanted = contiguous_strides((batch, *rest, channels))

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.describe import output_node
-from polyfuse.frontend.graph import ChannelsLast
+from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast
 from polyfuse.frontend.rewrites.tools import aten, tensor_value
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, shapes
@@ -31,8 +31,6 @@ _ACTIVATIONS: Final = {
 _WEIGHTS: Final = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 """Position of the weight. Some libraries lay it out for their algorithm anyway; torch copies it for others at
 every call, and here one copy serves the forward and its gradients."""
-
-_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 _BY_STRIDES: Final = (
     "as_strided",
@@ -72,7 +70,7 @@ def _layout(node: Node, wants: _Wants) -> ChannelsLast:
     if node.op != "call_function" or node.target not in _ACTIVATIONS:
         return ChannelsLast.NONE
     value, weight = tensor_value(node.args[0]), tensor_value(node.args[_WEIGHTS[node.target]])
-    if value is None or weight is None or value.dim() not in _FORMATS or not value.is_floating_point():
+    if value is None or weight is None or value.dim() not in CHANNELS_LAST or not value.is_floating_point():
         return ChannelsLast.NONE
     return wants(value, weight)
 
@@ -134,7 +132,7 @@ class _Walk:
             if not isinstance(source, Node) or value is None or _is_last(value):
                 continue
             if source not in self._last:
-                wanted = {"memory_format": _FORMATS[value.dim()]}
+                wanted = {"memory_format": CHANNELS_LAST[value.dim()]}
                 self._last[source] = self._call(node, aten.clone.default, (source,), wanted)
             args[position] = self._last[source]
         if args != list(node.args):
@@ -189,7 +187,7 @@ def _writes_only(node: Node) -> bool:
 
 
 def _is_last(value: torch.Tensor) -> bool:
-    return value.is_contiguous(memory_format=_FORMATS[value.dim()])
+    return value.is_contiguous(memory_format=CHANNELS_LAST[value.dim()])
 
 
 def _strides(value: Any) -> Any:
