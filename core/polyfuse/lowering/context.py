@@ -18,13 +18,13 @@ from polyfuse.ir.types import DType, from_torch
 from polyfuse.lowering.elements.numbers import size_number
 from polyfuse.lowering.indexing.index_checks import Checks
 from polyfuse.lowering.report import LoweringReport
-from polyfuse.lowering.shapes.layout import memory_order, span, storage_layout
+from polyfuse.lowering.shapes.layout import memory_order, storage_layout
 from polyfuse.lowering.sizes import SizeTable
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin.target_info import TargetInfo
 from polyfuse.rewrite import cast, is_held, round_half, scalar
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.symbolic import Index, IndexLike, contiguous_strides, free_axes
+from polyfuse.symbolic import Index, IndexLike, contiguous_strides, free_axes, storage_size
 
 _DIVISIONS = frozenset(("div", "sqrt", "rsqrt", "reciprocal"))
 """Operations that take as long as several others, yet are no function."""
@@ -277,7 +277,7 @@ class LoweringContext:
         repeated = [s == 0 and n not in (0, 1) for n, s in zip(value.size, value.stride, strict=True)]
         size = tuple(1 if r else n for n, r in zip(value.size, repeated, strict=True))
         single = TensorValue(value.dtype, value.torch_dtype, value.device, size, value.stride)
-        extent = (span(size, value.stride),)
+        extent = (storage_size(size, value.stride),)
         buffer = self.add_buffer(value.kernel_type, value.torch_dtype, value.device, extent, (1,))
         self.report.realized[buffer.name] = reason + ", with its traced strides"
         single.body = value.at([0 if r else a for a, r in zip(axes_of(value.size), repeated, strict=True)])

@@ -19,8 +19,9 @@ from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.lowering.calls.extern import call
 from polyfuse.lowering.calls.overwriting import is_replaced
 from polyfuse.lowering.context import LoweringContext, tensors_in
-from polyfuse.lowering.shapes.layout import span, storage_layout
+from polyfuse.lowering.shapes.layout import storage_layout
 from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.symbolic import storage_size
 from polyfuse.torch_compat import ops
 
 
@@ -77,7 +78,7 @@ class CallMemory:
         ctx, size, stride = self.ctx, value.size, value.stride
         shape, step = size, stride
         if storage_layout(size, stride, ctx.sizes) != stride:
-            shape, step = (span(size, stride),), (1,)
+            shape, step = (storage_size(size, stride),), (1,)
         return View(
             ctx.add_buffer(value.dtype, value.torch_dtype, value.device, shape, step).name, size, stride
         )

@@ -31,11 +31,3 @@ def storage_layout(
     if 0 in size or not is_dense(size, stride, sizes):
         return contiguous_strides(size)
     return stride
-
-
-def span(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:
-    """Elements from the first to the last in memory."""
-    extent: IndexLike = 1
-    for n, s in zip(size, stride, strict=True):
-        extent = extent + (n - 1) * s
-    return 0 if 0 in size else extent

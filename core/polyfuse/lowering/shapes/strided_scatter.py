@@ -10,10 +10,10 @@ from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import all_of, at_least, less, masked
 from polyfuse.lowering.registry import lowers
-from polyfuse.lowering.shapes.layout import is_dense, span
+from polyfuse.lowering.shapes.layout import is_dense
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import make
-from polyfuse.symbolic import IndexLike, is_nonnegative
+from polyfuse.symbolic import IndexLike, is_nonnegative, storage_size
 
 
 @lowers("aten.as_strided_scatter.default")
@@ -44,7 +44,7 @@ def as_strided_scatter(
     inner = sorted(wide, key=lambda d: -ctx.sizes.hint(stride[d]))
     for position, d in enumerate(inner):
         rest = inner[position + 1 :]
-        within = span([size[k] for k in rest], [stride[k] for k in rest])
+        within = storage_size([size[k] for k in rest], [stride[k] for k in rest])
         if not is_nonnegative(stride[d] - within) or stride[d] == 0:
             raise UnsupportedError("no kernel writes through strides that overlap")
         found[d], place = place // stride[d], place % stride[d]

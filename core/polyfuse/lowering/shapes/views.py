@@ -17,7 +17,16 @@ from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.index_checks import check_number
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.symbolic import IndexLike, coefficient, free_axes, is_equal, is_less, is_nonnegative, substitute
+from polyfuse.symbolic import (
+    IndexLike,
+    coefficient,
+    free_axes,
+    is_equal,
+    is_less,
+    is_nonnegative,
+    storage_size,
+    substitute,
+)
 from polyfuse.symbolic.index import atoms
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
@@ -346,19 +355,11 @@ def as_strided(
     result = look(ctx, node, value, None)
     assert result.view is not None
     buffer = ctx.buffers[result.view.buffer]
-    end = _last(buffer.size, buffer.stride, 0)
-    if is_nonnegative(_last(result.size, result.stride, result.view.offset) - end - 1):
+    end = result.view.offset + storage_size(result.size, result.stride)
+    if is_nonnegative(end - storage_size(buffer.size, buffer.stride) - 1):
         # eager mode's operator knows how much memory is behind an input, and refuses what is beyond
         raise UnsupportedError("elements are outside of what is known of the memory")
     return result
-
-
-def _last(size: Sequence[IndexLike], stride: Sequence[IndexLike], offset: IndexLike) -> IndexLike:
-    """The largest position of an element, where there is one."""
-    last = offset
-    for n, step in zip(size, stride, strict=True):
-        last = last + (n - 1) * step
-    return last
 
 
 @lowers("aten.view.dtype", view=True)
