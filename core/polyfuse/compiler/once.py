@@ -20,7 +20,7 @@ from polyfuse.torch_compat.tracing.aot import backward_at_once
 if TYPE_CHECKING:
     from polyfuse.compiler.session import CompileSession
 
-__all__ = ["Turn", "taking_turns"]
+__all__ = ["Turn", "only_rank", "taking_turns"]
 
 _log = get_logger("ranks")
 
@@ -38,23 +38,37 @@ class Turn:
             found: whether what was compiled can be read, so that nothing is left to do.
         """
         settings = self._session.settings
-        if this_rank() < 0 or not settings.cache:
+        if not settings.cache:
             return
         # also where something is found: its kernels may still be built by the rank that holds the lock
         turn = ExitStack()
-        path = self._session.store.root / "locks" / f"{key}.lock"
-        try:
-            turn.enter_context(locked(path, float(settings.build_timeout)))
-        except (CacheError, OSError) as error:  # compiled by each rank for itself then
-            _log.info("compiling without the lock of other ranks: %s", error)
-            return
-        if found():
+        if not turn.enter_context(only_rank(self._session, key)) or found():
             turn.close()
             return
         self._stack.push(turn)
         # those that wait need the kernels too, and of a graph with gradients the whole
         self._stack.callback(self._session.pool.wait_until_idle)
         self._stack.enter_context(backward_at_once() if settings.graph_cache else nullcontext())
+
+
+@contextmanager
+def only_rank(session: CompileSession, key: str) -> Iterator[bool]:
+    """Be the only rank of this host inside, for a key.
+
+    Yields:
+        whether another one may have been, before; not where this is no distributed program, or where the lock
+        cannot be had: each rank then works for itself.
+    """
+    with ExitStack() as stack:
+        waited = this_rank() >= 0
+        if waited:
+            path = session.store.root / "locks" / f"{key}.lock"
+            try:
+                stack.enter_context(locked(path, float(session.settings.build_timeout)))
+            except (CacheError, OSError) as error:
+                _log.info("compiling without the lock of other ranks: %s", error)
+                waited = False
+        yield waited
 
 
 @contextmanager

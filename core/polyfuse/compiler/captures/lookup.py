@@ -11,7 +11,6 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ import torch
 
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.base.files import atomic_write, locked
+from polyfuse.base.files import atomic_write
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.cache.artifacts import mark_used
@@ -31,6 +30,7 @@ from polyfuse.compiler.captures.objects import code_text, described
 from polyfuse.compiler.captures.pending import Pending
 from polyfuse.compiler.compile import decided
 from polyfuse.compiler.graph_cache.lookup import GraphCache, environment_of
+from polyfuse.compiler.once import only_rank
 from polyfuse.compiler.session import session_for
 from polyfuse.torch_compat.captures.frames import TracedFrame, collections_deferred, dynamo_switches
 from polyfuse.torch_compat.captures.guards import Unstorable, without_comments
@@ -49,8 +49,10 @@ _log = get_logger("cache")
 _MOST = 8
 """Records under one key that are tried, the last used first: building guards takes some 0.1 s."""
 
-_RANK = frozenset({"get_rank", "rank", "get_local_rank", "get_group_rank", "get_global_rank"})
-_RANK_TOO = frozenset({"get_coordinate", "get_node_local_rank", "local_rank"})
+_RANK = frozenset(
+    ("get_rank", "rank", "get_local_rank", "get_group_rank", "get_global_rank")
+    + ("get_coordinate", "get_node_local_rank", "local_rank")
+)
 """Names in traced code by which it may depend on the rank, of which there are no guards."""
 
 
@@ -91,18 +93,18 @@ def around(frame: Frame, trace: Callable[[], Any]) -> Any:
     found = captures.find()
     if found is not None:
         return found
-    with captures.turn() as waited:
+    with only_rank(captures.session, captures.key) as waited:
         found = captures.find() if waited else None
         return found if found is not None else captures.traced(trace)
 
 
 class _Captures:
-    """The records of one frame."""
+    """The records of one frame, under its key."""
 
     def __init__(self, session: CompileSession, frame: Frame) -> None:
-        self._session, self._frame = session, frame
-        self._key = _key_of(frame, session)
-        self._folder = session.store.root / "captures" / self._key
+        self.session, self._frame = session, frame
+        self.key = _key_of(frame, session)
+        self._folder = session.store.root / "captures" / self.key
 
     def find(self) -> Any | None:
         """What Dynamo made of it in an earlier process; None where nothing fits."""
@@ -134,7 +136,7 @@ class _Captures:
         if digest(text) != record.says:
             raise LookupError("its guards say something else")
         try:
-            graph = GraphCache(self._session, self._agreement()).reopen(record.key, record.entry)
+            graph = GraphCache(self.session, self._agreement()).reopen(record.key, record.entry)
         except Exception:
             path.unlink(missing_ok=True)
             raise
@@ -148,28 +150,7 @@ class _Captures:
             return None
         from polyfuse.compiler.ranks import agreement_of
 
-        return agreement_of(self._session, partial=False)
-
-    @contextmanager
-    def turn(self) -> Iterator[bool]:
-        """Be the one rank of this host that traces the frame; yields whether another one may have, before."""
-        settings = self._session.settings
-        if this_rank() < 0:
-            yield False
-            return
-        try:
-            lock = locked(
-                self._session.store.root / "locks" / f"{self._key}.lock", float(settings.build_timeout)
-            )
-            lock.__enter__()
-        except (PolyfuseError, OSError) as error:  # traced by each rank for itself then
-            _log.info("tracing without the lock of other ranks: %s", error)
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            lock.__exit__(None, None, None)
+        return agreement_of(self.session, partial=False)
 
     def traced(self, trace: Callable[[], Any]) -> Any:
         """Have Dynamo trace it, and store what comes of it."""
@@ -198,7 +179,7 @@ class _Captures:
 
     def _store(self, traced: TracedFrame, says: str, files: str, key: str, entry: str) -> None:
         rank = this_rank()
-        by_rank = rank >= 0 and traced.names & (_RANK | _RANK_TOO)
+        by_rank = rank >= 0 and traced.names & _RANK
         record = _Record(traced, says, files, key, entry, rank if by_rank else None)
         try:
             content = pickle.dumps(record)
