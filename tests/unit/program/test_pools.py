@@ -263,7 +263,7 @@ def test_graphs_of_sizes_that_vary_have_pools_too(monkeypatch: pytest.MonkeyPatc
     compiled = torch.compile(model, backend="polyfuse", options=options, dynamic=True)
     with torch.no_grad():
         for rows in (16, 5, 64):
-            x, y = torch.randn(rows, 8), torch.randn(8, 8)
+            x, y = torch.randn(rows, 8, dtype=torch.float64), torch.randn(8, 8, dtype=torch.float64)
             torch.testing.assert_close(compiled(x, y), model(x, y))
     (program,) = plans
     (pool,) = [s for s in program.steps if isinstance(s, Allocate) and s.dtype == "uint8"]
