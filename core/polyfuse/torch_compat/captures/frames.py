@@ -17,6 +17,7 @@ from types import CodeType, ModuleType
 from typing import Any, TypeAlias
 
 from polyfuse.torch_compat.captures.guards import (
+    Compared,
     Describe,
     GuardsDiffer,
     NotingBuilder,
@@ -73,7 +74,7 @@ class Frame:
         self._fail = arguments["hooks"].guard_fail_fn
         self._id = arguments["compile_id"]
         self._traced: list[TracedFrame | str] = []
-        self._compared: Mapping[int, object] = {}
+        self._compared = Compared()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -116,7 +117,7 @@ class Frame:
 
     def said(self, result: Any, describe: Describe) -> str:
         """What the guards say that Dynamo built when it traced the frame."""
-        compared, self._compared = self._compared, {}
+        compared, self._compared = self._compared, Compared()
         return text_of(result.guarded_code.guard_manager, compared, describe)
 
     def guards_on(self, traced: TracedFrame, describe: Describe) -> tuple[Any, str]:
