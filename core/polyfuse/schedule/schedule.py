@@ -13,6 +13,7 @@ from polyfuse.ir.nodes import Collective, ExternCall, LoopNode
 from polyfuse.ir.text.print import text
 from polyfuse.plugin import Backend, FusionRules, TargetInfo
 from polyfuse.plugin.session.fusion_rules import NO_RULES
+from polyfuse.schedule.column_values import store_column_values
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
@@ -163,6 +164,8 @@ def _fuse(
     texts.note("split-reductions", lambda: text(graph))
     graph, owners = repeat_rows(graph, owners, target_info, decisions)
     texts.note("repeat-rows", lambda: text(graph))
+    graph, owners = store_column_values(graph, owners, target_info, hint, decisions)
+    texts.note("store-column-values", lambda: text(graph))
     graph = write_in_place(graph, decisions, exact=settings.numerics == "eager")
     texts.note("write-in-place", lambda: text(graph))
     graph = live_graph(graph, decisions)

@@ -9,6 +9,7 @@ from polyfuse.ir.nodes import ExternCall, LoopNode, Pointwise, Scatter
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.plugin import FusionPair, FusionRules
 from polyfuse.schedule.context import ScheduleContext
+from polyfuse.schedule.fusion.columns import divides_columns
 from polyfuse.schedule.fusion.diagnose import mismatch
 from polyfuse.schedule.fusion.disjoint import disjoint, interleaved
 from polyfuse.schedule.fusion.footprint import keeps_more_alive
@@ -253,6 +254,9 @@ def _check(rules: Rules, first: Unit, second: Unit, match: Match) -> Fusion | st
             if reason:
                 return reason
     reason = _loops_conflict(rules, first, second, match, left)
+    if not reason and rules.target_info(first.backend, first.device).column_bytes:
+        if divides_columns(rules.graph, first, second, match.space, (*left[1], *right[1]), rules.hint):
+            reason = "vectors would run along short groups of columns"
     return reason or Fusion(left, right, match.space)
 
 

@@ -95,6 +95,12 @@ class _SplitSpace:
         return [p for parts in self.parts.values() for p in parts if p.cls == cls]
 
 
+def continues(index: IndexLike, outer: Index, inner: Index) -> bool:
+    """Whether stepping `outer` by one is stepping `inner` by its extent, in this index."""
+    a, b = coefficient(index, axis_name(outer)), coefficient(index, axis_name(inner))
+    return a is not None and b is not None and a == b * axis_size(inner)
+
+
 def exact_quotient(a: IndexLike, b: IndexLike) -> IndexLike | None:
     """``a / b`` where that is provably an integer."""
     if b == 0 or a == 0:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.expr import Expr, walk
-from polyfuse.schedule.fusion.space import Space
+from polyfuse.schedule.fusion.space import Space, continues
 from polyfuse.symbolic import (
     Index,
     IndexLike,
@@ -77,7 +77,7 @@ def merge_axes(axes: Sequence[Index], indices: Sequence[IndexLike], prefix: str)
     """
     groups: list[list[Index]] = []
     for var in axes:
-        if groups and all(_continues(index, groups[-1][-1], var) for index in indices):
+        if groups and all(continues(index, groups[-1][-1], var) for index in indices):
             groups[-1].append(var)
         else:
             groups.append([var])
@@ -88,15 +88,6 @@ def merge_axes(axes: Sequence[Index], indices: Sequence[IndexLike], prefix: str)
         out.append(joined)
         mapping |= unflattened(joined, group)
     return Merged(tuple(out), mapping)
-
-
-def _continues(index: IndexLike, outer: Index, inner: Index) -> bool:
-    """Whether stepping `outer` by one is stepping `inner` by its extent, in this index."""
-    a = coefficient(index, axis_name(outer))
-    b = coefficient(index, axis_name(inner))
-    if a is None or b is None:
-        return False
-    return a == b * axis_size(inner)
 
 
 def merged_space(

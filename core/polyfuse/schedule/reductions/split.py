@@ -15,11 +15,12 @@ from functools import partial
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, const, guard, index_value, load, loads, reindex
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, Node, Reduction, Scan
+from polyfuse.ir.nodes import Buffer, Node, Pointwise, Reduction, Scan
 from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, identity
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.plugin.target_info import is_near, near_divisor
+from polyfuse.schedule.reductions.column_moments import PART, Parts, moments_of_parts, squared_deviations
 from polyfuse.schedule.reductions.column_reductions import split_columns
 from polyfuse.schedule.reductions.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.schedule.result import Decision
@@ -27,6 +28,12 @@ from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coef
 
 __all__ = ["split_reductions"]
 
+_COLUMNS = 16
+"""Neighbouring columns at least that are read together: a whole cache line of numbers of 32 bits."""
+_FEWEST_PARTS = 4
+"""Parts of a column from which adding them up costs little."""
+_CACHED = 4
+"""Times `TargetInfo.column_bytes` up to which a matrix is still in the caches when it is read again."""
 _ALIGNED = 64
 """Splits whose end is tested are multiples of this, so that all begin at an aligned address."""
 
@@ -115,6 +122,9 @@ class _Splitter:
             parts = self.scan(node)
             return _Split(parts, "splits of the scan keep the device busy") if parts else None
         assert isinstance(node, Reduction)
+        moments = self.moments(node, position)
+        if moments is not None:
+            return moments
         columns = split_columns(self.graph, position, self.target_info(node)) if scatters else None
         if columns is not None:
             self.buffers.update(columns[1])
@@ -128,6 +138,32 @@ class _Splitter:
         if partner is not None:
             return _Split(self.softmax(node, partner, division), reason, partner.name)
         return _Split(self.parts(node, division), reason)
+
+    def moments(self, node: Reduction, position: int) -> _Split | None:
+        """The moments of columns that leave the caches before they are read again, from those of their parts;
+        None where `node` is no part of such.
+        """
+        limit, rows = self.target_info(node).column_bytes, product(node.rsizes)
+        if not limit or node.kind not in ("sum", "welford") or not isinstance(rows, int):
+            return None
+        read = rows * self.hint(product(node.sizes)) * node.values[0].dtype.itemsize
+        if (
+            rows < _FEWEST_PARTS * PART
+            or read <= _CACHED * limit
+            or self._contiguous_columns(node) < _COLUMNS
+        ):
+            return None
+        partner = squared_deviations(self.graph, position) if node.kind == "sum" else None
+        if partner is None and (node.kind == "sum" or node.outputs[2] or not all(node.outputs[:2])):
+            return None
+        how = self._divide(node, rows // PART)
+        if how is None or how.inside is not None:
+            return None
+        count = self.hint(product(map(axis_size, how.outer)))
+        parts = Parts(how.outer, how.inner, how.mapping, count, rows // count)
+        made = moments_of_parts(node, partner, parts, self._stored, partial(self._sums, how))
+        reason = f"{count} parts of each column are read once"
+        return _Split(made, reason, partner.name if partner is not None else "")
 
     def division(self, node: Reduction) -> _Division | None:
         """How `node` is split; None where it stays whole."""
@@ -189,6 +225,24 @@ class _Splitter:
                 best, extent = size, self.hint(axis_size(found[0])) if found else 0
         return extent
 
+    def _contiguous_columns(self, node: Reduction) -> int:
+        """How many parallel points are neighbours in memory in the largest operand, along all axes."""
+        read = loads(*node.values)
+        if not read:
+            return 0
+        largest = max(read, key=lambda e: self.hint(self.graph.buffers[e.buffer].numel))
+        steps: list[tuple[int, int]] = []
+        for var in node.axes:
+            step = coefficient(largest.index, axis_name(var))
+            if step is not None and step != 0:
+                steps.append((self.hint(step), self.hint(axis_size(var))))
+        total = 1
+        for step, size in sorted(steps):
+            if step != total:
+                break
+            total *= size
+        return total
+
     def _steps_by_one(self, index: IndexLike, var: Index) -> bool:
         step = coefficient(index, axis_name(var))
         return step is not None and self.hint(step) == 1
@@ -226,6 +280,23 @@ class _Splitter:
         values = tuple(reindex(value, how.mapping) for value in node.values)
         if how.inside is not None:
             values = _confined(kind, values, how.inside)
+        return self._partial_of(node, kind, how, values)
+
+    def _stored(self, node: Pointwise) -> Expr:
+        """The load of what a new node writes, whose buffer is made."""
+        device = self.graph.buffers[loads(node.value)[0].buffer].device
+        self._add_buffer(device, node.output, node.value.dtype, product(node.sizes))
+        return load(node.output, node.index, node.value.dtype)
+
+    def _sums(self, how: _Division, node: Reduction, value: Expr) -> tuple[Reduction, Expr]:
+        """The node that sums a value over the elements of each part, and the load of what it writes."""
+        made, (sums,) = self._partial_of(node, "sum", how, (value,))
+        return made, sums
+
+    def _partial_of(
+        self, node: Reduction, kind: str, how: _Division, values: tuple[Expr, ...]
+    ) -> tuple[Reduction, tuple[Expr, ...]]:
+        """The same of values over the loops of a division."""
         device = self.graph.buffers[node.writes()[0]].device
         # splits outermost where rows are neighbours in memory, innermost where each row is by itself
         side = self._contiguous_side(node)
