@@ -2,6 +2,9 @@
 seconds of CPU time), and forks a child for each script. A child has its own environment, folder, arguments
 and output, and knows nothing of Polyfuse yet. Not for scripts that need an environment variable that the
 interpreter, the loader or torch reads when it starts.
+
+A child waits for its threads and calls what is registered for the end, and is gone then: to take all modules
+apart, torch's among them, is ten times what forking it costs. `whole_end` has it done.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from polyfuse.base.settings import child_environment
@@ -63,7 +67,11 @@ class Started:
 
 
 def start(
-    script: str, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
+    script: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    whole_end: bool = False,
 ) -> Started:
     """Start `script`, a text, as the main module of a child with `arguments`, in `folder` and `environment`:
     all of it, as `child_environment` returns it."""
@@ -73,7 +81,14 @@ def start(
     channel = socket.socket(socket.AF_UNIX)
     channel.connect(_parent().address)
     request = json.dumps(
-        [script, arguments, dict(environment or child_environment()), str(folder or Path.cwd()), output]
+        [
+            script,
+            arguments,
+            dict(environment or child_environment()),
+            str(folder or Path.cwd()),
+            output,
+            whole_end,
+        ]
     ).encode()
     channel.sendall(len(request).to_bytes(8, "little") + request)
     return Started(channel, output)
@@ -85,9 +100,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     timeout: float = 600,
+    whole_end: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Start `script` and wait for its end; like `subprocess.run` with outputs captured."""
-    child = start(script, *arguments, environment=environment, folder=folder)
+    child = start(script, *arguments, environment=environment, folder=folder, whole_end=whole_end)
     stdout, stderr = child.communicate(timeout)
     assert child.returncode is not None
     return subprocess.CompletedProcess(["forked"], child.returncode, stdout, stderr)
@@ -134,8 +150,9 @@ def _receive(channel: socket.socket, count: int) -> bytes:
     return data
 
 
-def _serve(listening: socket.socket) -> str:
-    """Fork a child for each request; returns in the children only, with the script."""
+def _serve(listening: socket.socket) -> tuple[str, bool]:
+    """Fork a child for each request; returns in the children only, with the script and whether its end is
+    to be whole."""
     waked, waker = socket.socketpair()
     waker.setblocking(False)
     signal.set_wakeup_fd(waker.fileno())
@@ -154,7 +171,7 @@ def _serve(listening: socket.socket) -> str:
                 _answer(running.pop(pid), os.waitstatus_to_exitcode(status))
         if listening in ready:
             channel, _ = listening.accept()
-            script, arguments, environment, folder, output = json.loads(
+            script, arguments, environment, folder, output, whole_end = json.loads(
                 _receive(channel, int.from_bytes(_receive(channel, 8), "little"))
             )
             pid = os.fork()
@@ -163,7 +180,7 @@ def _serve(listening: socket.socket) -> str:
                 for each in (waked, waker, listening, channel, *running.values()):
                     each.close()
                 _become(arguments, environment, folder, output)
-                return str(script)
+                return str(script), bool(whole_end)
             running[pid] = channel
             channel.sendall(pid.to_bytes(8, "little", signed=True))
 
@@ -193,6 +210,27 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], folder: st
     sys.argv[:] = ["-c", *arguments]
 
 
+def _ended(run: Callable[[], object]) -> int:
+    """The status with which the interpreter would end after `run`; its threads have ended, and what was
+    registered for the end has been called."""
+    status = 0
+    try:
+        run()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if status and status is not ended.code:
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError):  # the script has closed it
+            stream.flush()
+    return status & 0xFF
+
+
 if __name__ == "__main__":
     import torch
     import torch._dynamo.backends.registry
@@ -209,7 +247,11 @@ if __name__ == "__main__":
         built_libraries.keep(Path(os.environ["LIBRARIES_OF_TESTS"]))
     torch_costs.collect_seldom()
     gc.freeze()  # children share these pages with it, and no collection of theirs looks at them
-    script = _serve(socket.socket(fileno=int(sys.argv[1])))
+    script, whole_end = _serve(socket.socket(fileno=int(sys.argv[1])))
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
-    exec(compile(script, "<string>", "exec"), main.__dict__)
+    compiled = compile(script, "<string>", "exec")
+    if whole_end:
+        exec(compiled, main.__dict__)
+    else:
+        os._exit(_ended(lambda: exec(compiled, main.__dict__)))

@@ -132,5 +132,6 @@ threading.Thread(target=other, args=(x,), daemon=True).start()
 run(x)
 print("right")
 """
-    done = preforked.run(script, environment=child_environment(POLYFUSE_CACHE_DIR=str(tmp_path / "cache")))
+    environment = child_environment(POLYFUSE_CACHE_DIR=str(tmp_path / "cache"))
+    done = preforked.run(script, environment=environment, whole_end=True)
     assert done.returncode == 0 and "right" in done.stdout, done.stderr[-3000:]

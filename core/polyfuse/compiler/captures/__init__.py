@@ -2,5 +2,6 @@
 
 lookup.py    under which key a frame is looked up, when it bypasses the cache, and what is stored
 objects.py   functions, classes and modules as text that is the same in every process
+classes.py   what classes hold, which no guard compares
 files.py     what files of sources held when they were imported
 """

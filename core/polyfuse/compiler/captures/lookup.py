@@ -21,7 +21,7 @@ from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import atomic_write
 from polyfuse.base.log import get_logger
-from polyfuse.base.settings import Settings
+from polyfuse.base.settings import Settings, child_environment
 from polyfuse.cache.artifacts import mark_used
 from polyfuse.cache.graphs import count
 from polyfuse.cache.keys import compiled_key
@@ -33,7 +33,7 @@ from polyfuse.compiler.graph_cache.lookup import GraphCache, environment_of
 from polyfuse.compiler.once import only_rank
 from polyfuse.compiler.session import session_for
 from polyfuse.torch_compat.captures.frames import TracedFrame, collections_deferred, dynamo_switches
-from polyfuse.torch_compat.captures.guards import Unstorable, without_comments
+from polyfuse.torch_compat.captures.guards import Unstorable, hooks_of, without_comments
 from polyfuse.torch_compat.groups import group_names, group_of, this_rank
 from polyfuse.torch_compat.options.counterparts import translated
 from polyfuse.torch_compat.tracing.dynamo import disable
@@ -46,7 +46,7 @@ __all__ = ["around"]
 
 _log = get_logger("cache")
 
-_MOST = 8
+_MOST = 24
 """Records under one key that are tried, the last used first: building guards takes some 0.1 s."""
 
 _RANK = frozenset(
@@ -54,6 +54,10 @@ _RANK = frozenset(
     + ("get_coordinate", "get_node_local_rank", "local_rank")
 )
 """Names in traced code by which it may depend on the rank, of which there are no guards."""
+
+_VARIABLES = frozenset({"environ", "getenv", "environb", "encodekey"})
+"""Those by which it may depend on variables of the environment, and one that Python's own code has there: for
+one that is not set there are no guards."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,9 @@ class _Record:
         traced: what Dynamo made of it.
         says: digest of what its guards said.
         files: digest of the sources that were traced.
-        key, entry: where its graph lies in the graph cache.
+        key, entry: where its graph lies in the graph cache; empty: it has none.
         rank: the only one that it holds for; None: for all.
+        variables: digest of all variables of the environment, where it may depend on them; else empty.
     """
 
     traced: TracedFrame
@@ -74,6 +79,7 @@ class _Record:
     key: str
     entry: str
     rank: int | None
+    variables: str
 
 
 def around(frame: Frame, trace: Callable[[], Any]) -> Any:
@@ -130,20 +136,27 @@ class _Captures:
         record: _Record = pickle.loads(content)
         if record.rank not in (None, this_rank()):
             raise LookupError("it holds for another rank")
+        if record.variables not in ("", _variables()):
+            raise LookupError("it depends on variables of the environment, which changed")
         if record.files != _files_text(record.traced):
             raise LookupError("its sources changed")
         guards, text = self._frame.guards_on(record.traced, described)
         if digest(text) != record.says:
             raise LookupError("its guards say something else")
+        result = self._frame.replaced(record.traced, guards, self._graph(path, record))
+        mark_used(path)
+        count("captured")
+        return result
+
+    def _graph(self, path: Path, record: _Record) -> Callable[..., Any] | None:
+        if not record.traced.graph:
+            return None
         try:
             graph = GraphCache(self.session, self._agreement()).reopen(record.key, record.entry)
         except Exception:
             path.unlink(missing_ok=True)
             raise
-        result = self._frame.replaced(record.traced, guards, disable(graph, reason="already compiled"))
-        mark_used(path)
-        count("captured")
-        return result
+        return disable(graph, reason="already compiled")
 
     def _agreement(self) -> Any:
         if this_rank() < 0:
@@ -180,7 +193,8 @@ class _Captures:
     def _store(self, traced: TracedFrame, says: str, files: str, key: str, entry: str) -> None:
         rank = this_rank()
         by_rank = rank >= 0 and traced.names & _RANK
-        record = _Record(traced, says, files, key, entry, rank if by_rank else None)
+        variables = _variables() if traced.names & _VARIABLES else ""
+        record = _Record(traced, says, files, key, entry, rank if by_rank else None, variables)
         try:
             content = pickle.dumps(record)
             atomic_write(self._folder / digest(content), content)
@@ -203,6 +217,8 @@ def _key_of(frame: Frame, session: CompileSession) -> str:
         f"frame of {frame.f_globals.get('__name__')} {code_text(code)}",
         f"{file_text(code.co_filename)} {frame.mode} {frame.dynamic} {frame.whole}",
         *_groups(),
+        *(f"{kind} of all modules {described(hook)}" for kind, hook in hooks_of(torch.nn.modules.module)),
+        f"tensors {described(torch.Tensor)}",
         *(f"{name} {_kind(value)}" for name, value in sorted(frame.f_locals.items())),
     )
     return compiled_key("\n".join(parts), environment, session.settings.fingerprint())
@@ -216,7 +232,12 @@ def _kind(value: object) -> str:
     if not isinstance(value, torch.nn.Module):
         return named
     owned = [(name, str(x.dtype), x.requires_grad, tuple(x.shape)) for name, x in value.named_parameters()]
-    return f"{named} {value.training} {digest(stable_json(owned))}"
+    parts = [(name, type(part).__qualname__, part.training) for name, part in value.named_modules()]
+    return f"{named} {digest(stable_json([owned, parts]))}"
+
+
+def _variables() -> str:
+    return digest(stable_json(sorted(child_environment().items())))
 
 
 def _groups() -> Iterator[str]:

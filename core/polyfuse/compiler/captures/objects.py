@@ -10,13 +10,17 @@ import enum
 import importlib
 import sys
 import types
+from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
+
 from polyfuse.base.digest import digest
+from polyfuse.compiler.captures.classes import class_text
 from polyfuse.compiler.captures.files import file_text
 from polyfuse.frontend.addresses import PLAIN
-from polyfuse.torch_compat.captures.guards import Unstorable
+from polyfuse.torch_compat.captures.guards import Unstorable, is_constant
 from polyfuse.torch_compat.ops import NAMESPACE_TYPES, HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = ["code_text", "described"]
@@ -26,6 +30,8 @@ _DEEPEST = 4
 
 _HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "builtins", "math", "operator")
 """Where functions of C lie that do not say so themselves."""
+
+_COLLECTIONS = (tuple, list, set, frozenset, dict, torch.Size)
 
 
 def described(value: object, depth: int = 0) -> str:
@@ -37,13 +43,14 @@ def described(value: object, depth: int = 0) -> str:
     if type(value) in PLAIN or type(value) is bytes:
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, enum.Enum):
-        return f"{described(type(value))}.{value.name}"
+        return f"{described(type(value), 1)}.{value.name} {_outlined(value.value, depth + 1)}"
     if isinstance(value, NAMESPACE_TYPES):
         return f"operators {value.__name__}"
     if isinstance(value, ModuleType):
         return _module(value)
     if isinstance(value, type):
-        return f"class {_address(value)}"
+        # of one that something refers to, what is used has guards of its own
+        return f"class {_address(value)}{'' if depth else f' {class_text(value, _outlined)}'}"
     if isinstance(value, CodeType):
         return code_text(value)
     if isinstance(value, FunctionType) and depth < _DEEPEST:
@@ -54,12 +61,33 @@ def described(value: object, depth: int = 0) -> str:
         return f"operator {value}"
     if isinstance(value, HigherOrderOperator):
         return f"operator {value.name()}"
-    if type(value) in (tuple, frozenset):
-        parts = [described(item, depth) for item in value]  # type: ignore[attr-defined]
-        return f"{type(value).__name__}({', '.join(parts if type(value) is tuple else sorted(parts))})"
+    if type(value) in _COLLECTIONS and depth < _DEEPEST:
+        return _collection(value, depth + 1)
+    if type(value) in (slice, range):
+        return f"{value!r}"
+    if is_constant(value) and depth < _DEEPEST:  # it is what its state is, to Dynamo too
+        parts = [described(part, depth + 1) for part in value.__reduce_ex__(2)]
+        return f"constant {described(type(value), 1)} {parts}"
     return f"{type(value).__name__} {_address(value)}"
 
 
+def _collection(value: Any, depth: int) -> str:
+    items = value.items() if isinstance(value, dict) else value
+    parts = [described(item, depth) for item in items]
+    if isinstance(value, set | frozenset):
+        parts.sort()
+    return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def _outlined(value: object, depth: int) -> str:
+    """What is known of an object that no guard compares by itself; of some, their type alone."""
+    try:
+        return described(value, depth)
+    except Unstorable:
+        return f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
+@lru_cache(1 << 14)
 def code_text(code: CodeType) -> str:
     """A code object with those inside it."""
     parts = [

@@ -10,10 +10,12 @@ description of the object, must be what they said when the frame was traced.
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
@@ -23,9 +25,12 @@ from torch._guards import GuardsSet, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
 
 __all__ = [
+    "Compared",
     "GuardsDiffer",
     "NotingBuilder",
     "Unstorable",
+    "hooks_of",
+    "is_constant",
     "rebuilt",
     "recorded",
     "text_of",
@@ -39,7 +44,12 @@ Describe = Callable[[object], str]
 _OF_ONE_PROCESS = frozenset({"WEAKREF_ALIVE", "DICT_VERSION", "GLOBAL_WEAKREF"})
 
 # Not those within names that torch makes of identities: such a variable is part of a record.
+_EQUAL, _TYPE = "EQUALS_MATCH", "TYPE_MATCH"
+# Types of values of which Python prints everything, in the same way everywhere.
+_SAID = (int, float, complex, bool, str, bytes, type(None))
+
 _NUMBER = re.compile(r"\b\d{6,}\b")
+_HOOKS = re.compile(r"_(global_)?(forward|backward)(_pre)?_hooks")
 # What torch adds to a guard for people: the line of the model, unless that was taken away, and hints.
 _COMMENT = re.compile(r"([ \t]+# .*|[ \t]*\(HINT: .*\))?[ \t]*$", re.MULTILINE)
 
@@ -52,26 +62,50 @@ class GuardsDiffer(Exception):
     """The guards of a record say something else on this frame."""
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What guards compare that their text says in words of one process.
+
+    Attributes:
+        by_identity: objects by their identities.
+        by_value: values that have parts, by what Python prints of them: addresses of functions, sets in an
+            order of this process, or nothing of what tells two of them apart.
+        modules: whose types they compare, by the names that guards have for them.
+    """
+
+    by_identity: dict[int, object] = field(default_factory=dict)
+    by_value: dict[str, object] = field(default_factory=dict)
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+
+
 class NotingBuilder(CheckFunctionManager):
-    """Builds guards, and keeps the objects whose identities they compare, and what is said of sizes."""
+    """Builds guards, and keeps the objects that they compare, and what is said of sizes."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        self.compared: dict[int, object] = {}
+        self.compared = Compared()
         super().__init__(*args, **named)
 
     def build_guards(
         self, guards: Any, known: Any, code: CodeType, graph: Any, save: bool, **named: Any
     ) -> Any:
         """Torch notes what guards on sizes say only where it is to store them."""
-        return super().build_guards(guards, known, code, graph, True, **named)
+        builder, manager = super().build_guards(guards, known, code, graph, True, **named)
+        for guard in guards:
+            kinds = guard.guard_types or ()
+            value = builder.get(guard) if _EQUAL in kinds or _TYPE in kinds else None
+            if isinstance(value, torch.nn.Module):
+                self.compared.modules[guard.name] = value
+            elif _EQUAL in kinds and type(value) not in _SAID:
+                self.compared.by_value[repr(value)] = value
+        return builder, manager
 
     def id_ref(self, obj: object, obj_str: str) -> int:
-        self.compared[id(obj)] = obj
+        self.compared.by_identity[id(obj)] = obj
         return super().id_ref(obj, obj_str)
 
-    def taken(self) -> Mapping[int, object]:
+    def taken(self) -> Compared:
         """These objects, which the builder, who lives as long as its guards, then lets go."""
-        found, self.compared = self.compared, {}
+        found, self.compared = self.compared, Compared()
         return found
 
 
@@ -173,21 +207,59 @@ def rebuilt(
         state, shapes = pickle.loads(record)
     # torch's own check counts in the trace around it, which there is not
     state = replace(state, local_scope=f_locals, global_scope=f_globals, skip_guards_check=True)
-    builder = NotingBuilder(code, OutputGraphCommon(state), None, fail, shape_code_parts=shapes)
+    with _unannounced():
+        builder = NotingBuilder(code, OutputGraphCommon(state), None, fail, shape_code_parts=shapes)
     found: Any = builder.guard_manager
     if not found.check(f_locals):
         raise GuardsDiffer("a guard of it fails")
     return found, text_of(found, builder.taken(), describe)
 
 
-def text_of(manager: Any, compared: Mapping[int, object], describe: Describe) -> str:
-    """What guards say, with descriptions in the place of the identities that they compare."""
+@contextmanager
+def _unannounced() -> Iterator[None]:
+    """Torch logs an error where a frame lacks what is guarded, which here says that another record fits."""
+    log: Any = logging.getLogger("torch._guards")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def text_of(manager: Any, compared: Compared, describe: Describe) -> str:
+    """What guards say, with descriptions in the place of identities and of values that have parts; and which
+    hooks modules have, of which Dynamo leaves guards out."""
+    objects, said = compared.by_identity, dict[int, str]()
 
     def described(match: re.Match[str]) -> str:
         number = int(match[0])
-        return f"<{describe(compared[number])}>" if number in compared else match[0]
+        if number in objects and number not in said:
+            said[number] = f"<{describe(objects[number])}>"
+        return said.get(number, match[0])
 
-    return _NUMBER.sub(described, str(manager))
+    hooks = (
+        f"\n{name} {kind} <{describe(hook)}>"
+        for name, module in sorted(compared.modules.items())
+        for kind, hook in hooks_of(module)
+    )
+    text = str(manager) + "".join(hooks)
+    # the longest first: one may be how another begins
+    for printed in sorted(compared.by_value, key=len, reverse=True):
+        text = text.replace(f"== {printed}", f"== <{describe(compared.by_value[printed])}>")
+    return _NUMBER.sub(described, text)
+
+
+def is_constant(value: object) -> bool:
+    """Whether an object is of a type that somebody declared to be constant: compared by its value."""
+    return torch.utils._pytree.is_constant_class(type(value))
+
+
+def hooks_of(module: Any) -> Iterator[tuple[str, object]]:
+    """The hooks of calls of a module, or of `torch.nn.modules.module` for those of all modules, with their
+    kinds, and how they are called."""
+    for kind, hooks in vars(module).items():
+        if _HOOKS.match(kind) and isinstance(hooks, dict):
+            yield from ((kind, hook) for hook in hooks.values())
 
 
 def without_comments(text: str) -> str:
