@@ -131,7 +131,11 @@ def _groups(node: Pointwise | Reduction, graph: Graph, hint: Hint) -> _Groups | 
 
 
 def _values(node: Pointwise | Reduction, groups: _Groups, hint: Hint) -> list[Expr]:
-    """The largest values that keep the two axes from being one and vary along few others."""
+    """The largest values that keep the two axes from being one and vary along few others: each is one for a
+    group. What varies from column to column, and is the same in all groups, stays: it is a channel's, and
+    the groups are pixels.
+    """
+    group, column = map(axis_name, groups)
     points = hint(product((*node.sizes, *node.rsizes)))
     found: dict[Expr, None] = {}
     waiting = list(node.expressions())
@@ -143,6 +147,8 @@ def _values(node: Pointwise | Reduction, groups: _Groups, hint: Hint) -> list[Ex
         read = [e for e in walk(value) if e.op in ("load", "index")]
         if (
             any(not continues(e.index, *groups) for e in read)
+            and any(group in free_axes(e.index) for e in read)
+            and not any(coefficient(e.index, column) for e in read if group not in free_axes(e.index))
             and any(e.op == "load" for e in read)
             and own * _REPEATED <= points
             and not any(e.op == "rand" for e in walk(value))

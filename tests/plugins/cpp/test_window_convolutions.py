@@ -17,6 +17,8 @@ from polyfuse_cpp.matmul.problem import matmul_of
 pytestmark = pytest.mark.skipif(
     detect_isa().lanes == 1, reason="without vectors, convolutions are the library's"
 )
+LANES = detect_isa().lanes
+"""Channels of a block: groups of whole blocks are generated."""
 PACKS = "checked.aten.as_strided_copy.default"
 INF, NAN = float("inf"), float("nan")
 
@@ -54,14 +56,18 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(16, 48, 3, padding=2, dilation=2), (2, 16, 9, 18), True),
         (nn.Conv2d(8, 16, (1, 3), padding=(0, 1)), (2, 8, 7, 8), True),
         (nn.Conv2d(160, 16, 3, padding=1), (2, 160, 8, 9), True),
-        (nn.Conv2d(6, 40, 2), (2, 6, 9, 9), True),
-        (nn.Conv2d(24, 24, 3, padding=1, groups=3), (2, 24, 9, 7), True),
-        (nn.Conv2d(20, 48, 3, stride=2, padding=1, groups=2, bias=False), (3, 20, 13, 12), True),
-        (nn.Conv2d(15, 120, (3, 2), padding=(1, 2), groups=3), (2, 15, 9, 7), True),
+        (nn.Conv2d(6, 5 * LANES, 2), (2, 6, 9, 9), True),
+        (nn.Conv2d(5, 32, 5, padding=2), (2, 5, 9, 28), True),
+        (nn.Conv2d(96, 32, 3, padding=1), (2, 96, 7, 14), True),
+        (nn.Conv2d(7, 32, (5, 4), stride=(1, 3), padding=(3, 1)), (2, 7, 9, 85), True),
+        (nn.Conv2d(24, 3 * LANES, 3, padding=1, groups=3), (2, 24, 9, 7), True),
+        (nn.Conv2d(20, 6 * LANES, 3, stride=2, padding=1, groups=2, bias=False), (3, 20, 13, 12), True),
+        (nn.Conv2d(15, 15 * LANES, (3, 2), padding=(1, 2), groups=3), (2, 15, 9, 7), True),
         (nn.Conv2d(32, 64, 3, dilation=2, groups=2), (2, 32, 12, 12), True),
     ],
     ids=[
         *("17 channels", "stride", "stem", "dilation", "1x3", "cut depth", "no border"),
+        *("lines", "passes of a line", "lines and strides"),
         *("groups", "groups and stride", "groups of five blocks", "groups and no border"),
     ],
 )
@@ -86,7 +92,7 @@ def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_windows_over_images_of_any_size(groups: int) -> None:
-    model = nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=groups)
+    model = nn.Conv2d(8, 2 * LANES, 3, stride=2, padding=1, groups=groups)
     call = compiled(model, dynamic=True)
     for size in ((2, 8, 17, 19), (3, 8, 12, 5), (1, 8, 33, 8), (5, 8, 9, 9)):
         agrees(call, model, torch.randn(size).to(memory_format=torch.channels_last))

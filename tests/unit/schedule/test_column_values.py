@@ -89,3 +89,17 @@ def test_what_stays_as_it_is() -> None:
         run_wide, record = wide(scaled, backend=OnThreads)
         torch.testing.assert_close(run_wide(x, g, w), scaled(x, g, w), rtol=1e-4, atol=1e-4)
         assert not record.decisions("columns")
+
+
+def test_values_of_channels_are_no_values_of_groups() -> None:
+    """The channels of a pixel lie in memory as the columns of a group do."""
+
+    def normalised(x: torch.Tensor, y: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x.tanh(), mean, var) + y
+
+    x, y = images(2, 16, 8, 10), images(2, 16, 8, 10)
+    mean, var = torch.randn(16), torch.rand(16) + 0.5
+    run_wide, record = wide(normalised, backend=OnThreads)
+    expected = normalised(x.double(), y.double(), mean.double(), var.double()).float()
+    torch.testing.assert_close(run_wide(x, y, mean, var), expected, rtol=1e-4, atol=1e-4)
+    assert not record.decisions("columns")

@@ -23,6 +23,12 @@ __all__ = ["CHEAP", "emit_sections"]
 CHEAP = 16
 """Price of a tile's row up to which the rows are written side by side, and stay in registers."""
 
+_APART, _AHEAD, _LINE = 512, 8, 64
+"""Bytes between rows from which a loop over rows asks ahead, for how many rows, and bytes of a cache line."""
+
+_UNCACHED = 4 << 20
+"""Bytes of an argument that the second cache does not hold."""
+
 _LONG = 256
 """Steps of a floating-point sum beyond which it is summed in blocks."""
 
@@ -202,6 +208,7 @@ class _Looped:
             return
         if not plan.across:
             with out.block(f"for (i64 {name} = {low}; {name} < {high}; ++{name})"):
+                self._ask_ahead(name, frame)
                 self._body(frame.child(), f"{name} - {low}")
             return
         size, lanes, wide = self.facts.sizes[name], plan.lanes, plan.lanes * self.unroll
@@ -219,6 +226,39 @@ class _Looped:
             with out.block(f"if ({name} < {high})"):
                 out.line(f"const i64 n = {high} - {name};")
                 self._body(frame.child(lane=name, copies=1, tail="n"), waiting)
+
+    def _ask_ahead(self, name: str, frame: Frame) -> None:
+        """Ask for lines of rows that follow: the machine itself only follows lines that lie side by side."""
+        lane, last = self.plan.lane, len(self.plan.raxes)
+        if not lane or frame.tail:
+            return
+        for stmt in self.section.body:
+            if (
+                not isinstance(stmt, Load)
+                or stmt.indirect
+                or stmt.mask is not None
+                or self._level(stmt) != last
+            ):
+                continue
+            size = self.facts.memory[stmt.buffer].itemsize
+            step = coefficient(stmt.index, name)
+            if (
+                coefficient(stmt.index, lane) != 1
+                or not isinstance(step, int)
+                or stmt.buffer in self.facts.row_buffers
+            ):
+                continue
+            if step * size < _APART or self._bytes_of(stmt.buffer) < _UNCACHED:
+                continue
+            each = max(1, _LINE // (self.plan.lanes * size))
+            for copy in range(0, frame.copies, each):
+                at = index_text(frame.at_copy(stmt.index, copy) + _AHEAD * step)
+                frame.out.line(f"__builtin_prefetch({stmt.buffer} + {at});")
+
+    def _bytes_of(self, buffer: str) -> int:
+        """What an argument takes in memory; 0 where that depends on sizes."""
+        extent = next((a.numel for a in self.facts.kernel.args if a.name == buffer), 0)
+        return extent * self.facts.memory[buffer].itemsize if isinstance(extent, int) else 0
 
     # Accesses that run along the innermost loop, and jump along the lanes.
 

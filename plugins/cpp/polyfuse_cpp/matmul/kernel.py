@@ -121,10 +121,8 @@ class MatmulText:
         kind = self.matmul.dtype
         with function(kernel, f"{Source.SYMBOL}_run", self._shares(), out):
             self._extents()
-            out.line(
-                f"const i64 pass_depth = depth_count <= {plan.depth} ? depth_count : "
-                f"matmul_pass(depth_count, {plan.depth});"
-            )
+            most = f"matmul_pass(depth_count, {plan.depth})" if self.a.lines == 0 else str(plan.depth)
+            out.line(f"const i64 pass_depth = depth_count <= {plan.depth} ? depth_count : {most};")
             out.line(
                 "const i64 pass_count = depth_count <= pass_depth ? 1 : "
                 "(depth_count + pass_depth - 1) / pass_depth;"

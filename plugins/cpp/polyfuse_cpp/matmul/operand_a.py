@@ -86,6 +86,12 @@ class OperandAText(OperandText):
         """Whether all tiles are known to have all their rows."""
         return is_multiple(product(self.facts.sizes[a] for a in self.operand.axes), self.plan.rows)
 
+    @property
+    def lines(self) -> int:
+        """Lines of the image that are copied for a pass, which is so many whole ones; 0 if none are."""
+        strip = self.window.strip if self.window is not None else None
+        return strip.lines if strip is not None and strip.whole else 0
+
     # Room for what is packed.
 
     @property
@@ -100,7 +106,9 @@ class OperandAText(OperandText):
         if self.dots:
             return f"tile_count * {self.plan.rows} * (depth_count + {2 * _PAD})"
         tile = self.plan.rows * self.row + _PAD
-        return f"tile_count * pass_count * {tile}" if self.at_once else str(tile)
+        if self.at_once:
+            return f"tile_count * pass_count * {tile}"
+        return str(max(tile, self.window.room + _PAD if self.window is not None else 0))
 
     def element(self) -> str:
         """The type of the elements that are read."""

@@ -16,7 +16,7 @@ from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_name, axis_size, free_axes
 from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.matmul.problem import Matmul
-from polyfuse_cpp.matmul.window import block_width, group_of, window_of
+from polyfuse_cpp.matmul.window import block_width, group_of, lines_of, window_of
 
 __all__ = [
     "MatmulPlan",
@@ -34,6 +34,9 @@ _PACKED_BYTES = 384 << 10
 
 _WINDOW = 640
 """Steps of a pass over the depth of a convolution: the 576 of 64 channels under a window of 3x3 are one."""
+
+_LINE = 1024
+"""Steps of a line of a window beyond which a pass is a part of it."""
 
 _FEW = 96
 """Rows beyond which an operand that is read once for each tile of rows is better packed first."""
@@ -364,6 +367,10 @@ class _Machine:
         fixed = all(isinstance(matmul.facts.sizes[name], int) for name in matmul.depth)
         if not fixed:
             return most
+        if path is OperandPath.PREPACKED and most < steps:
+            line = lines_of(matmul, rows)
+            if 0 < line <= _LINE:
+                return max(1, most // line) * line
         passes = -(-max(1, steps) // most)
         each = -(-max(1, steps) // passes)
         return (each + 31) // 32 * 32

@@ -11,7 +11,17 @@ from polyfuse.symbolic import IndexLike
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["Slide", "Window", "block_width", "group_of", "slide_of", "window_of"]
+__all__ = [
+    "Slide",
+    "Strip",
+    "Window",
+    "block_width",
+    "group_of",
+    "lines_of",
+    "slide_of",
+    "strip_of",
+    "window_of",
+]
 
 _TESTS = ("ge", "lt", "le", "gt", "bitwise_and")
 _PAGE, _MOST_ROWS = 4096, 6
@@ -63,6 +73,30 @@ class Slide:
     outer: str
     apart: IndexLike
     length: IndexLike
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The pixels under the windows of a tile in one line of the image, copied with zeros beyond its border.
+
+    Attributes:
+        across: the axis of the taps in a line, of which a tap further is a pixel further.
+        pixels: of a line.
+        width: elements of a pixel.
+        lines: the most lines that a pass over the depth reads.
+        whole: whether a pass is so many whole ones, unless one is all.
+    """
+
+    across: str
+    pixels: int
+    width: int
+    lines: int
+    whole: bool
+
+    @property
+    def size(self) -> int:
+        """Elements of a line."""
+        return self.pixels * self.width
 
 
 def window_of(matmul: Matmul) -> Window | None:
@@ -132,6 +166,41 @@ def slide_of(matmul: Matmul, window: Window, rows: int) -> Slide | None:
         return Slide(moving[-1], pitch, "", 0, length)
     apart = stride(index, outer[0])
     return None if len(outer) > 1 or apart is None else Slide(moving[-1], pitch, outer[0], apart, length)
+
+
+def strip_of(matmul: Matmul, window: Window, slide: Slide, rows: int, depth: int) -> Strip | None:
+    """How a tile of `rows` rows is copied for passes of `depth` steps; None where rows that are packed one by
+    one take less room, or where it takes more than the pixel to tell whether it is there.
+    """
+    sizes = matmul.facts.sizes
+    inner = window.taps[window.taps.index(slide.outer) + 1 :] if slide.outer else window.taps
+    across = [name for name in inner if sizes[name] != 1]
+    width, length = sizes[window.run], slide.length
+    if len(across) != 1 or not window.mask or not isinstance(width, int) or not isinstance(length, int):
+        return None
+    (name,), further = across, slide.pitch // width
+    if slide.pitch != further * width or slide.pitch > length:
+        return None
+    for stmt in window.conditions:
+        if isinstance(stmt, IndexValue):
+            tap, row = stride(stmt.index, name), stride(stmt.index, slide.along)
+            if not isinstance(tap, int) or row != tap * further:
+                return None
+    pixels = (rows - 1) * further + length // width
+    outer = sizes[slide.outer] if slide.outer else 1
+    whole = depth % length == 0
+    lines = depth // length if whole else 1 + -(-depth // length)
+    strip = Strip(name, pixels, width, min(lines, outer) if isinstance(outer, int) else lines, whole)
+    return strip if strip.lines * strip.size <= rows * depth else None
+
+
+def lines_of(matmul: Matmul, rows: int) -> int:
+    """Steps of a line of the window if tiles of `rows` rows are copied in lines; else 0."""
+    window = window_of(matmul)
+    slide = slide_of(matmul, window, rows) if window is not None else None
+    if window is None or slide is None or not isinstance(slide.length, int):
+        return 0
+    return slide.length if strip_of(matmul, window, slide, rows, slide.length) is not None else 0
 
 
 def _grow(conditions: Sequence[Statement], axes: Sequence[str]) -> bool:

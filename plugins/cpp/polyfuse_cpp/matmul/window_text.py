@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.problem import MatrixOperand
-from polyfuse_cpp.matmul.window import Window, slide_of
+from polyfuse_cpp.matmul.window import Slide, Strip, Window, slide_of, strip_of
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["WindowText"]
@@ -17,8 +17,9 @@ __all__ = ["WindowText"]
 
 @dataclass
 class WindowText(OperandText):
-    """A window. `tiles`: whether each tile is packed by itself, which it need not be where it lies within the
-    image and in one line of it (`slide`).
+    """A window. `tiles`: whether each tile is packed by itself, which it need not be where it lies in one
+    line of the image (`slide`): it is read in place if all of it is there, and otherwise from a copy of
+    the pixels under it (`strip`).
     """
 
     window: Window
@@ -27,13 +28,25 @@ class WindowText(OperandText):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.slide = slide_of(self.matmul, self.window, self.plan.rows) if self.tiles else None
+        self.strip = self._strip()
         self.kind = self.matmul.dtype
         self.size = self.plan.rows * self.plan.vectors * self.lanes
+
+    def _strip(self) -> Strip | None:
+        slide, plan = self.slide, self.plan
+        if slide is None:
+            return None
+        return strip_of(self.matmul, self.window, slide, plan.rows, plan.depth)
 
     @property
     def operand(self) -> MatrixOperand:
         """Operand A."""
         return self.matmul.a
+
+    @property
+    def room(self) -> int:
+        """Elements of a copy."""
+        return self.strip.lines * self.strip.size if self.strip else 0
 
     @property
     def has_border(self) -> bool:
@@ -55,21 +68,55 @@ class WindowText(OperandText):
         first = dict.fromkeys(self.matmul.depth, "0") | ({slide.outer: chunk} if slide.outer else {})
         out.line(f"bool inside = rows_here == {rows};")
         out.line(f"const {self.kind}* inside_at = {self.window.load.buffer};")
+        out.line(f"i64 lines_apart = {index_text(slide.apart)};")
         with out.block("if (inside)"):
             self._start(self.operand.axes, "row_from", fixed=False)
             out.line(f"inside = {slide.along} + {rows - 1} < {index_text(self.facts.sizes[slide.along])};")
             out.line(f"inside_at += {index_text(self.window.load.index, first)};")
             if self.window.mask:
+                out.line("bool there = inside;")
                 self._corner(dict.fromkeys(self.window.taps, "0"))
                 out.line(f"{slide.along} += {rows - 1};")
                 self._corner({n: f"{index_text(self.facts.sizes[n])} - 1" for n in self.window.taps})
+                if self.strip is None:
+                    out.line("inside = there;")
+                else:
+                    with out.block("if (inside && !there)"):
+                        out.line(f"{slide.along} -= {rows - 1};")
+                        self._copy(slide, self.strip)
+
+    def _copy(self, slide: Slide, strip: Strip) -> None:
+        """Copy the pixels under a tile, line by line, and have it read them there."""
+        out, length = self.out, index_text(slide.length)
+        out.line(f"{self.kind}* to = packed_a;")
+        out.line(f"const i64 first_line = depth_from / ({length});")
+        with out.block(f"for (i64 line = first_line; line * ({length}) < depth_from + depth_here; ++line)"):
+            for name in self.window.taps:
+                if name != strip.across:
+                    out.line(f"const i64 {name} = {'line' if name == slide.outer else '0'};")
+            out.line(f"i64 pixel = 0, pixel_end = {strip.pixels};")
+            for at, move in (("pixel", "++pixel"), ("pixel_end - 1", "--pixel_end")):
+                with out.block(f"for (; pixel < pixel_end; {move})"):
+                    out.line(f"const i64 {strip.across} = {at};")
+                    out.line(f"if ({self.there()}) break;")
+            width = strip.width
+            # up to a vector is written behind each part, before the next one is
+            out.line(f"matmul_zeros(to, pixel * {width});")
+            source = f"inside_at + (line - first_line) * lines_apart + pixel * {width}"
+            out.line(f"matmul_row(to + pixel * {width}, {source}, (pixel_end - pixel) * {width});")
+            out.line(f"matmul_zeros(to + pixel_end * {width}, ({strip.pixels} - pixel_end) * {width});")
+            out.line(f"to += {strip.size};")
+        out.line("inside_at = packed_a;")
+        out.line(f"lines_apart = {strip.size};")
+        if self.has_border:
+            out.line("border = true;")
 
     def _corner(self, taps: dict[str, str]) -> None:
         """Test whether a row's first or last element is there."""
         with self.out.block():
             for name, text in taps.items():
                 self.out.line(f"const i64 {name} = {text};")
-            self.out.line(f"inside = inside && {self.there()};")
+            self.out.line(f"there = there && {self.there()};")
 
     def there(self) -> str:
         """Text of whether an element is there."""
@@ -118,7 +165,7 @@ class WindowText(OperandText):
             return
         length = index_text(slide.length)
         name = f"matmul_window<{plan.rows}, {plan.vectors}, {self.kind}, {slide.pitch}, {fixed}>"
-        lies = f"depth_from % ({length}), {length}, {index_text(slide.apart)}"
+        lies = f"depth_from % ({length}), {length}, lines_apart"
         self.out.line(f"if (inside) {name}(inside_at, {lies}, {rest}")
         self.out.line(f"else {packed}")
 

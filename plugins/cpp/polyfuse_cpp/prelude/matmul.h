@@ -9,6 +9,22 @@ template <class V> PF_INLINE V add_product(V a, V b, V c) {
 #endif
 }
 
+// sum += a * b, in the registers where the sums are: g++ would choose others from step to step, and move sums between
+// loops, or keep some of them in memory, where a tile fills nearly all registers.
+template <class V> PF_INLINE void accumulate(V& sum, V a, V b) { sum = add_product(a, b, sum); }
+#if PF_FMA && defined(__x86_64__) && PF_W > 1
+#define PF_ACCUMULATE(V, NAME) \
+  PF_INLINE void accumulate(V& sum, V a, V b) { __asm__(NAME " %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+PF_ACCUMULATE(vf32, "vfmadd231ps")
+PF_ACCUMULATE(nf64, "vfmadd231pd")
+#endif
+// The number at p in all lanes. Where rows overlap, g++ would keep the numbers that one of them loads until another has
+// need of them, and move sums to memory for that.
+template <class V, class T> PF_INLINE void spread(V& lanes, const T* p) { lanes = fill<V>(*p); }
+#if defined(__AVX2__) && PF_W > 1
+PF_INLINE void spread(vf32& lanes, const f32* p) { __asm__("vbroadcastss %1, %0" : "=v"(lanes) : "m"(*p)); }
+#endif
+
 // Memory of one thread that lasts from launch to launch: fresh memory would cost a fault for each page. A library has a list
 // of it, by which it is given back before the library is unloaded (`polyfuse_unload`): its threads may live on.
 struct matmul_memory { char* at; i64 bytes; matmul_memory* next; };
@@ -66,9 +82,10 @@ PF_INLINE void tile_step(const T* a, const T* b, i64 next, V (&sum)[R * C]) {
   }
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) {
-    V left = fill<V>(a[i * ROW]);
+    V left;
+    spread(left, a + i * ROW);
 #pragma GCC unroll 8
-    for (int j = 0; j < C; ++j) sum[i * C + j] = add_product(left, right[j], sum[i * C + j]);
+    for (int j = 0; j < C; ++j) accumulate(sum[i * C + j], left, right[j]);
   }
 }
 
@@ -154,11 +171,11 @@ PF_INLINE void taps_step(const T* const (&a)[R], const i64 (&from)[G], i64 k, co
     for (int j = 0; j < G * C; ++j) right[j] = load<Vec>(b + j / C * block + j % C * lanes);
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
-      V left = fill<V>(a[i][from[0] + k]);
+      V left;
+      spread(left, a[i] + from[0] + k);
 #pragma GCC unroll 16
       for (int j = 0; j < G * C; ++j) {
-        V& s = sum[j / C][i * C + j % C];
-        s = add_product(left, right[j], s);
+        accumulate(sum[j / C][i * C + j % C], left, right[j]);
       }
     }
   } else {
@@ -169,9 +186,10 @@ PF_INLINE void taps_step(const T* const (&a)[R], const i64 (&from)[G], i64 k, co
       for (int j = 0; j < C; ++j) right[j] = load<Vec>(b + g * block + j * lanes);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
-        V left = fill<V>(a[i][from[g] + k]);
+        V left;
+        spread(left, a[i] + from[g] + k);
 #pragma GCC unroll 8
-        for (int j = 0; j < C; ++j) sum[g][i * C + j] = add_product(left, right[j], sum[g][i * C + j]);
+        for (int j = 0; j < C; ++j) accumulate(sum[g][i * C + j], left, right[j]);
       }
     }
   }
