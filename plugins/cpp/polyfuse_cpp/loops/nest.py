@@ -23,8 +23,8 @@ __all__ = ["CHEAP", "emit_sections"]
 CHEAP = 16
 """Price of a tile's row up to which the rows are written side by side, and stay in registers."""
 
-_APART, _AHEAD, _LINE = 512, 8, 64
-"""Bytes between rows from which a loop over rows asks ahead, for how many rows, and bytes of a cache line."""
+_APART, _AHEAD, _LINE = (512, 4096), 4, 64
+"""Bytes between rows where a loop over rows asks ahead, for how many rows, and bytes of a cache line."""
 
 _UNCACHED = 4 << 20
 """Bytes of an argument that the second cache does not hold."""
@@ -248,7 +248,7 @@ class _Looped:
                 or stmt.buffer in self.facts.row_buffers
             ):
                 continue
-            if step * size < _APART or self._bytes_of(stmt.buffer) < _UNCACHED:
+            if not _APART[0] <= step * size <= _APART[1] or self._bytes_of(stmt.buffer) < _UNCACHED:
                 continue
             each = max(1, _LINE // (self.plan.lanes * size))
             for copy in range(0, frame.copies, each):
