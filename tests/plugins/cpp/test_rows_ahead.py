@@ -41,6 +41,27 @@ def test_large_matrices(rows: int, columns: int, dtype: DType, isa: str) -> None
     torch.testing.assert_close(p, a.double().square().sum(0).float(), rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [DType.f32, DType.bf16])
+@pytest.mark.parametrize(("parts", "rows", "columns"), [(72, 64, 520), (300, 32, 263)])
+def test_parts_of_columns_ask_for_the_next_part(
+    parts: int, rows: int, columns: int, dtype: DType, isa: str
+) -> None:
+    k = KernelBuilder({"x0": parts, "x1": columns}, {"r0": rows})
+    k.arg("a", dtype), k.out("o")
+    s = k.section(looped=True)
+    value = s.load("a", k["x0"] * (rows * columns) + k["r0"] * columns + k["x1"])
+    total = s.reduce("sum", s.cast(value, DType.f32))
+    k.section().store("o", k["x0"] * columns + k["x1"], total)
+    made = k.build()
+    kernel = replace(made, args=(replace(made.args[0], numel=parts * rows * columns), *made.args[1:]))
+    text = backend(isa).emit(kernel).text
+    assert f"+ {rows * columns})" in next(line for line in text.splitlines() if "__builtin_prefetch(" in line)
+    a, o = torch.randn(parts, rows, columns).to(dtype.torch), torch.empty(parts, columns)
+    compiled(kernel, isa)(a, o)
+    torch.testing.assert_close(o, a.double().sum(1).float(), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(1000, 520), (60000, 24)])
 def test_small_ones_and_those_of_short_rows_are_followed_anyway(rows: int, columns: int) -> None:
     assert "__builtin_prefetch(" not in backend().emit(column_sums(rows, columns, DType.f32)).text

@@ -9,7 +9,7 @@ from polyfuse.ir.kernel import Section
 from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit import Access, is_multiple
-from polyfuse.symbolic import IndexLike, coefficient, free_axes
+from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.reductions import BLOCK, Reducer
@@ -25,6 +25,9 @@ CHEAP = 16
 
 _APART, _AHEAD, _LINE = (512, 4096), 4, 64
 """Bytes between rows where a loop over rows asks ahead, for how many rows, and bytes of a cache line."""
+
+_BLOCK = 256 << 10
+"""Bytes of rows that the second cache holds beside others."""
 
 _UNCACHED = 4 << 20
 """Bytes of an argument that the second cache does not hold."""
@@ -228,7 +231,9 @@ class _Looped:
                 self._body(frame.child(lane=name, copies=1, tail="n"), waiting)
 
     def _ask_ahead(self, name: str, frame: Frame) -> None:
-        """Ask for lines of rows that follow: the machine itself only follows lines that lie side by side."""
+        """Ask for lines that follow: the machine itself only follows lines that lie side by side, and a strip
+        of columns has few of each row.
+        """
         lane, last = self.plan.lane, len(self.plan.raxes)
         if not lane or frame.tail:
             return
@@ -248,12 +253,33 @@ class _Looped:
                 or stmt.buffer in self.facts.row_buffers
             ):
                 continue
-            if not _APART[0] <= step * size <= _APART[1] or self._bytes_of(stmt.buffer) < _UNCACHED:
+            if step * size < _APART[0] or self._bytes_of(stmt.buffer) < _UNCACHED:
+                continue
+            following = self._following_rows(stmt, name, step, frame)
+            if following is None and step * size <= _APART[1]:
+                following = stmt.index + _AHEAD * step
+            if following is None:
                 continue
             each = max(1, _LINE // (self.plan.lanes * size))
             for copy in range(0, frame.copies, each):
-                at = index_text(frame.at_copy(stmt.index, copy) + _AHEAD * step)
+                at = index_text(following + copy * self.plan.lanes)
                 frame.out.line(f"__builtin_prefetch({stmt.buffer} + {at});")
+
+    def _following_rows(self, stmt: Load, name: str, step: int, frame: Frame) -> IndexLike | None:
+        """Where the rows behind those of this loop begin, if they are as many and whole: each strip asks for
+        its share of them, line by line. None where they do not follow, or do not fit into the second cache.
+        """
+        lane, rows = self.plan.lane, self.facts.sizes[name]
+        if not isinstance(rows, int) or self.facts.sizes[lane] != step or len(self.plan.raxes) > 1:
+            return None
+        block, size = rows * step, self.facts.memory[stmt.buffer].itemsize
+        if block * size > _BLOCK or any(n == name for n, _, _ in self.plan.limits):
+            return None
+        if not any(coefficient(stmt.index, other) == block for other in self.plan.axes):
+            return None
+        here, row = axis(lane, step), axis(name, rows)
+        share = here * rows + row * (frame.copies * self.plan.lanes)
+        return substitute(stmt.index, {lane: 0, name: 0}) + block + share
 
     def _bytes_of(self, buffer: str) -> int:
         """What an argument takes in memory; 0 where that depends on sizes."""
