@@ -17,6 +17,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.frontend.decompositions.forced import is_named
 from polyfuse.frontend.describe import output_args
 from polyfuse.frontend.graph import AtenGraph
+from polyfuse.frontend.rewrites.tools import is_refused
 from polyfuse.ir.expr import const
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.nodes import Opaque, Origin, Pointwise
@@ -36,7 +37,7 @@ from polyfuse.lowering.value import TensorValue
 from polyfuse.plugin import Extensions, Lowering, TargetInfo
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Index
-from polyfuse.torch_compat import ops, refusals
+from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx, shapes
 
 _log = get_logger("lowering")
@@ -138,7 +139,7 @@ class _Lowerer:
         name = ops.op_name(node.target)
         if is_named(name, self.ctx.settings.force_fallback):
             return None
-        if _is_refused(node, name):
+        if is_refused(node):
             return None
         own = self.registry.get(name)
         device = _device_type(node) if self.extensions is not None else ""
@@ -315,7 +316,7 @@ class _Lowerer:
         row = self.rows[node]
         if row is None:
             forced = is_named(name, ctx.settings.force_fallback)
-            refused = _is_refused(node, name)
+            refused = is_refused(node)
             reason = "asked for by the option force_fallback" if forced else "it has no lowering"
             if refused:
                 reason = "eager mode refuses this dtype"
@@ -396,12 +397,6 @@ def _input_name(position: int, name: str) -> str:
     Exported programs name inputs as their authors did, and backwards after operators, which users name too.
     """
     return name if _NUMBERED.fullmatch(name) else plain_word(f"i{position}_{name}")
-
-
-def _is_refused(node: Node, name: str) -> bool:
-    """Whether eager mode raises for the types of a call's tensors, which it then does here too."""
-    values = (argument.meta.get("val") for argument in node.all_input_nodes)
-    return refusals.is_refused(name, (value.dtype for value in values if isinstance(value, torch.Tensor)))
 
 
 def _is_getitem(node: Node) -> bool:

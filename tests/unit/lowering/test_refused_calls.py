@@ -31,6 +31,15 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = 
     "adaptive_avg_pool2d": (lambda x, s: F.adaptive_avg_pool2d(x, 2) + s, (1, 2, 0, 4), (1,)),
     "as_strided of an input": (lambda x, s: x.as_strided((10,), (1,)) + s, (5,), (1,)),
     "as_strided of a result": (lambda x, s: (x * s).as_strided((2,), (1,), 4) * 2, (5,), (1,)),
+    "softmax": (lambda x, s: torch.softmax(x, 100) + s, (), (1,)),
+    "index_select of another dimension": (lambda x, s: x.index_select(1, ROWS[:1]) + s, (), (1,)),
+    "index_select of one number, twice": (lambda x, s: x.index_select(0, ROWS) + s, (), (1,)),
+    "index_select of a second number": (lambda x, s: x.index_select(0, ROWS[1:]) + s, (), (1,)),
+    "index_reduce of another dimension": (lambda x, s: x.index_reduce(1, ROWS[0], s, "amax"), (), ()),
+    "gather of a second number": (lambda x, s: x.gather(0, ROWS[1:]) + s, (), (1,)),
+    "scatter of a second number": (lambda x, s: x.scatter(-1, ROWS[1:], s), (), (1,)),
+    "scatter_add of a second number": (lambda x, s: x.scatter_add(0, ROWS[1:], s), (), (1,)),
+    "scatter_reduce of a second number": (lambda x, s: x.scatter_reduce(0, ROWS[1:], s, "amax"), (), (1,)),
     "unfold": (lambda x, s: F.unfold(x, 2, 1, (-1, 1)) + s.sum(), (1, 2, 5, 5), (1,)),
 }
 
@@ -78,6 +87,48 @@ def test_mixed_types_that_eager_mode_refuses(name: str, dtype: torch.dtype) -> N
     expected = eager_error(fn, *args)
     with pytest.raises(expected):
         compiled(fn)[0](*args)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("index", [ROWS[0], ROWS[:1]], ids=["number", "row"])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_one_number_counts_as_a_row_of_one(dim: int, index: Tensor) -> None:
+    check(lambda x: x.index_select(dim, index) + 1, torch.tensor(2.0))
+    check(lambda x: x.gather(dim, index) + 1, torch.tensor(2.0))
+    check(lambda x: x.scatter_add(dim, index, torch.full_like(index, 3.0, dtype=x.dtype)), torch.tensor(2.0))
+    check(lambda x: torch.softmax(x, dim) + x, torch.tensor(2.0))
+
+
+STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x.as_strided((x.shape[0] + 1, 4), (4, 1)) + 1,
+    "offset": lambda x: x.as_strided((x.shape[0], 4), (4, 1), x.shape[0]) + 1,
+    "stride": lambda x: x.as_strided((2, x.shape[1]), (x.numel(), 1)) * 2,
+    "of a result": lambda x: (x * 2).as_strided((x.shape[0] + 1, 4), (4, 1)) + 1,
+}
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", STRIDED)
+def test_strides_beyond_memory_of_a_varying_size(name: str) -> None:
+    """What cannot be known of sizes that vary is looked at in each call."""
+    fn = STRIDED[name]
+    run, _ = compiled(fn, dynamic=True)
+    with pytest.raises(RuntimeError):
+        run(torch.randn(4, 4))
+    longer = torch.randn(8, 4)[:4] if name != "of a result" else torch.randn(2, 8)
+    torch.testing.assert_close(run(longer), fn(longer))
+
+
+def test_what_is_refused_raises_where_nobody_reads_it() -> None:
+    """Of the two forms of a loss, the labels choose one for every row; eager mode computes both."""
+    x, y = (torch.randn(3, 4, dtype=torch.complex64) for _ in range(2))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cosine_embedding_loss(x, y, torch.ones(3))
+
+    expected = eager_error(loss, x, y)
+    with pytest.raises(expected):
+        compiled(loss)[0](x, y)
 
 
 def test_memory_that_is_behind_a_slice_is_read() -> None:

@@ -24,6 +24,8 @@ def _other_rows(x: Tensor, dim: int, index: Tensor, source: Tensor, *_: Any, **_
     """Whether `source` has not one row for each index, of the type and sizes of those of `x`."""
     if x.dtype != source.dtype or x.dim() != source.dim() or index.dim() > 1:
         return True
+    if x.dim() == 0 and dim not in (0, -1):
+        return True
     if any(shapes.is_unbacked(t) for t in (x, index, source)):
         return False
     if x.dim() and any(x.shape[d] != source.shape[d] for d in range(x.dim()) if d != dim % x.dim()):

@@ -25,7 +25,7 @@ from polyfuse.frontend.rewrites.equal_collectives import merge_collectives
 from polyfuse.frontend.rewrites.noop import remove_copies, remove_identity_views, remove_neutral_arithmetic
 from polyfuse.frontend.rewrites.scatter import scatter_into_sums
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
-from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage
+from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage, is_refused
 from polyfuse.frontend.rewrites.views import look_at_memory, merge_views, spell_as_permute, spell_as_view
 from polyfuse.torch_compat import ops
 
@@ -37,14 +37,14 @@ MoreRewrites: TypeAlias = Callable[[Rewriting], Sequence[tuple[str, int]]]
 
 def remove_dead(state: Rewriting) -> int:
     """Drop calls whose result nobody reads; random ones stay, since eager mode would have drawn their
-    numbers.
+    numbers, and those that eager mode refuses, since they raise.
     """
     count = 0
     for node in reversed(list(state.graph.nodes)):
         if node.users or node.op not in ("call_function", "get_attr"):
             continue
         facts = ops.facts(node.target) if node.op == "call_function" else None
-        if facts is None or not (facts.effects or facts.is_random):
+        if facts is None or not (facts.effects or facts.is_random or is_refused(node)):
             state.graph.erase_node(node)
             count += 1
     return count

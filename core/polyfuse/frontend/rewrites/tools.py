@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root, mutated_nodes, output_args, output_node
 from polyfuse.frontend.graph import Note
-from polyfuse.torch_compat import ops
+from polyfuse.torch_compat import ops, refusals
 from polyfuse.torch_compat.tracing import fake, fx, shapes
 
 Stage: TypeAlias = Literal["joint", "inference", "forward", "backward"]
@@ -247,3 +247,10 @@ def is_used_elementwise(node: Node) -> bool:
         return facts.pointwise and not facts.mutates
 
     return bool(node.users) and all(map(reads_elements, node.users))
+
+
+def is_refused(node: Node) -> bool:
+    """Whether eager mode raises for the types of a call's tensors."""
+    values = (argument.meta.get("val") for argument in node.all_input_nodes)
+    dtypes = (value.dtype for value in values if isinstance(value, torch.Tensor))
+    return refusals.is_refused(ops.op_name(node.target), dtypes)

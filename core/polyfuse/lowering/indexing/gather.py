@@ -18,7 +18,7 @@ from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.shapes.views import wrap
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make, where
-from polyfuse.symbolic import IndexLike, axis, is_less, is_nonnegative, product
+from polyfuse.symbolic import IndexLike, axis, is_equal, is_less, is_nonnegative, product
 from polyfuse.symbolic.index import as_atom
 
 AnyIndex = IndexLike | Expr
@@ -165,7 +165,7 @@ def check_index(
     `rows` are the sizes of what each index selects, where that follows the index tensor's own: short rows are
     checked in the loops over their elements, so that the indices are read once; for long ones, that costs
     nothing."""
-    if not ctx.checks.enabled or selected.rank == 0 or selected.dtype is None or 0 in indices.size:
+    if not ctx.checks.enabled or selected.dtype is None or 0 in indices.size:
         return
     words = words_for(node, selected.rank, dim)
     if words is None:
@@ -176,7 +176,7 @@ def check_index(
     beside = tuple(rows) if isinstance(short, int) and 1 < short <= _SHORT_ROW else ()
     axes = axes_of((*indices.size, *beside))
     position = position_at(ctx, indices, axes[: indices.rank], selected.device)
-    size = selected.size[dim]
+    size = selected.size[dim] if selected.rank else 1
     if not may_be_outside(position, -size if words.wraps else 0, size):
         return
     counted = _value(wrapped(position, size) if words.wraps else position)
@@ -208,10 +208,12 @@ def index_select(
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
     axes = axes_of(result.size)
+    dim = wrap(dim, value.rank)
+    if value.rank == 0 and not is_equal(product(indices.size), 1):
+        raise UnsupportedError("eager mode refuses to select from one element but once")
+    check_index(ctx, node, indices, value, dim, rows=value.size[1:] if dim == 0 and indices.rank else ())
     if value.rank == 0:
         return ctx.lazy(result, value.at(()))
-    dim = wrap(dim, value.rank)
-    check_index(ctx, node, indices, value, dim, rows=value.size[1:] if dim == 0 and indices.rank else ())
     row = position_at(ctx, indices, axes[dim : dim + 1] if indices.rank else (), result.device)
     positions: list[AnyIndex] = list(axes)
     positions[dim] = clamped(row, value.size[dim])
@@ -229,10 +231,10 @@ def gather(
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
     axes = axes_of(result.size)
-    if value.rank == 0:
-        return ctx.lazy(result, value.at(()))
     dim = wrap(dim, value.rank)
     check_index(ctx, node, indices, value, dim)
+    if value.rank == 0:
+        return ctx.lazy(result, value.at(()))
     positions: list[AnyIndex] = list(axes)
     # an index of no dimensions counts as one of one
     positions[dim] = clamped(

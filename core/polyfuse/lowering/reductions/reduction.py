@@ -274,7 +274,8 @@ def softmax(
     kind = _computed(ctx, node)
     if value.dtype is None or not value.dtype.is_float:
         raise UnsupportedError(f"no kernel computes the softmax of {value.torch_dtype}")
-    dims = (wrap(dim, value.rank),) if value.rank else ()
+    at = wrap(dim, value.rank)
+    dims = (at,) if value.rank else ()
     row = tuple(1 if d in dims else n for d, n in enumerate(value.size))
     largest = ctx.temporary(kind, value.device, row)
     (top,) = reduce(ctx, "max", value.size, dims, lambda p: (cast(value.at(p), kind),), (largest,))

@@ -104,8 +104,6 @@ def running_extreme(
 ) -> tuple[TensorValue, TensorValue]:
     extreme, position = (ctx.template(f) for f in node.meta["val"])
     own, dtype = axes_of(value.size), value.kernel_type
-    if value.rank == 0 and dim not in (0, -1):
-        raise UnsupportedError("eager mode refuses a dimension that is not there")
     dim = wrap(dim, value.rank)
     if value.rank == 0 or value.size[dim] == 1:
         return ctx.lazy(extreme, value.at(own)), ctx.lazy(position, index_value(0))

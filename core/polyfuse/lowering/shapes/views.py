@@ -122,8 +122,11 @@ def _splits(body: Any, turns: int) -> bool:
 
 
 def wrap(dim: int, rank: int) -> int:
-    """A dimension counted from the front."""
-    return dim + rank if dim < 0 else dim
+    """A dimension counted from the front. A tensor without dimensions counts as one that has one."""
+    if rank == 0 and dim not in (0, -1):
+        # torch's shape functions let some operators pass
+        raise UnsupportedError("eager mode refuses a dimension that is not there")
+    return dim + max(rank, 1) if dim < 0 else dim
 
 
 @lowers(
@@ -365,10 +368,13 @@ def as_strided(
     assert result.view is not None
     buffer = ctx.buffers[result.view.buffer]
     end = result.view.offset + storage_size(result.size, result.stride)
-    if is_nonnegative(end - storage_size(buffer.size, buffer.stride) - 1):
-        # eager mode's operator knows how much memory is behind an input, and refuses what is beyond
-        raise UnsupportedError("elements are outside of what is known of the memory")
-    return result
+    if is_nonnegative(storage_size(buffer.size, buffer.stride) - end):
+        return result
+    # eager mode's operator knows how much memory there is, and refuses what is beyond
+    seen: TensorValue = call_operator(
+        ctx, node.target, node.meta["val"], (value, size, stride, storage_offset), {}, fallback=False
+    )
+    return seen
 
 
 @lowers("aten.view.dtype", view=True)
