@@ -8,7 +8,7 @@ import gc
 import logging
 import os
 import sys
-from typing import Any
+from typing import Any, Callable  # noqa: UP035  (typing remembers what it made of parameters)
 
 
 def collect_seldom() -> None:
@@ -53,6 +53,14 @@ def spare() -> None:
     wrappers = sys.modules.get("torch._functorch._aot_autograd.runtime_wrappers")
     if wrappers is not None and hasattr(wrappers, "_AnalyzeCustomOpInputOutputMode"):
         _look_at_custom_operators_alone(wrappers._AnalyzeCustomOpInputOutputMode)
+    operators = sys.modules.get("torch._ops")
+    if operators is not None:
+        # an exported program registers a thousand functions to decompose, each with an annotation that is
+        # made anew where it is not remembered, as those of `typing` are
+        operators.Callable = Callable  # type: ignore[attr-defined]
+    exports = sys.modules.get("torch._export.utils")
+    if exports is not None and hasattr(exports, "_materialize_cpp_cia_ops"):
+        _look_for_new_operators_alone(exports)
     random = sys.modules.get("torch._decomp.decompositions_for_rng")
     if random is not None:
         _reset_without_tensors(random.PhiloxState)
@@ -74,6 +82,25 @@ def _look_at_custom_operators_alone(mode: Any) -> None:
         return whole(self, func, types, args, kwargs)
 
     mode.__torch_dispatch__ = dispatch
+
+
+def _look_for_new_operators_alone(exports: Any) -> None:
+    """Decomposing an exported program asks for each of all composite operators, once for each namespace."""
+    import torch
+
+    ask = exports._materialize_cpp_cia_ops
+    if ask.__module__ == __name__:
+        return
+    count = 0
+
+    def ask_for_more() -> None:
+        nonlocal count
+        known = len(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
+        if known != count:
+            ask()
+            count = known
+
+    exports._materialize_cpp_cia_ops = ask_for_more
 
 
 def _reset_without_tensors(state: Any) -> None:

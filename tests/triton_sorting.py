@@ -56,27 +56,32 @@ def faults_of_sorting(dtype: torch.dtype, dynamic: bool = False) -> list[str]:
     from polyfuse.compiler.reports.report import last_reports, reset_reports
     from triton_interpreted import offer
 
+    def every(given: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        return {name: function(given[name]) for name, (function, _) in CASES.items()}
+
     offer()
     faults: list[str] = []
-    for name, (function, size) in CASES.items():
-        torch._dynamo.reset()
-        reset_reports()
-        options = {"backends": "interpreted", "triton.sorted_row": "1024"}
-        compiled = torch.compile(function, backend="polyfuse", options=options, dynamic=dynamic)
-        for rows in (0, 3) if dynamic and len(size) > 1 else (0,):
-            x = numbers((size[0] + rows, *size[1:]), dtype)
-            if dynamic:
-                torch._dynamo.mark_static(x, x.dim() - 1)
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always", UserWarning)
-                found, wanted = compiled(x), function(x)
-            faults += [f"{name}: {w.message}" for w in seen if "polyfuse" in str(w.message)]
-            for got, right in zip(*map(torch.utils._pytree.tree_leaves, (found, wanted)), strict=True):
+    torch._dynamo.reset()
+    reset_reports()
+    options = {"backends": "interpreted", "triton.sorted_row": "1024"}
+    compiled = torch.compile(every, backend="polyfuse", options=options, dynamic=dynamic)
+    for more in (0, 3) if dynamic else (0,):
+        sizes = {name: (size[0] + more * (len(size) > 1), *size[1:]) for name, (_, size) in CASES.items()}
+        given = {name: numbers(size, dtype) for name, size in sizes.items()}
+        for x in given.values() if dynamic else ():
+            torch._dynamo.mark_static(x, x.dim() - 1)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", UserWarning)
+            found, wanted = compiled(given), every(given)
+        faults += [str(w.message) for w in seen if "polyfuse" in str(w.message)]
+        for name, x in given.items():
+            pair = map(torch.utils._pytree.tree_leaves, (found[name], wanted[name]))
+            for got, right in zip(*pair, strict=True):
                 if got.stride() != right.stride() or not _same(got, right):
                     faults.append(f"{name}: {x.tolist()} gave {got.tolist()}, not {right.tolist()}")
-        calls = [call for report in last_reports() for call in report.calls]
-        if any(call.startswith("aten.") for call in calls):
-            faults.append(f"{name}: the library is called: {calls}")
+    calls = [call for report in last_reports() for call in report.calls]
+    if any(call.startswith("aten.") for call in calls):
+        faults.append(f"the library is called: {calls}")
     return faults
 
 

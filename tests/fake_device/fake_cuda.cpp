@@ -3,10 +3,14 @@
 // Tensors on "cuda:0" and "cuda:1" have memory like any other; operators on them run as those of the CPU do.
 // What is real is everything around: dispatch by device, device guards, the engine's threads, allocation.
 
-#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>

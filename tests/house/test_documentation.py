@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from house.source_tree import CORE, ROOT, core_files, plugin_files
+from house.source_tree import CORE, ROOT, core_files, nodes_of, plugin_files
 from polyfuse.base import errors
 from polyfuse.base.settings import option_infos
 
@@ -47,7 +47,7 @@ def used_hooks() -> set[str]:
     for file in (*core_files(), *plugin_files()):
         if file.path.is_relative_to(CORE) and not file.path.is_relative_to(CORE / "reference"):
             continue
-        for node in ast.walk(file.tree):
+        for node in nodes_of(file.tree):
             if isinstance(node, ast.FunctionDef) and node.decorator_list and node.name in HOOKS:
                 used.add(node.name)
     return used

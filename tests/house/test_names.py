@@ -12,6 +12,8 @@ from house.source_tree import (
     core_files,
     docstring_nodes,
     example_files,
+    nodes_of,
+    walk,
     walk_run_time,
 )
 
@@ -39,10 +41,10 @@ def words(text: str) -> set[str]:
 def spoken(file: SourceFile) -> Iterator[tuple[str, int]]:
     """Identifiers and texts of a file, without docstrings and the documentation of options."""
     skipped = docstring_nodes(file.tree)
-    for node in ast.walk(file.tree):
+    for node in nodes_of(file.tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "option":
-            skipped |= {id(part) for argument in node.args[1:2] for part in ast.walk(argument)}
-    for node in ast.walk(file.tree):
+            skipped |= {id(part) for argument in node.args[1:2] for part in walk(argument)}
+    for node in nodes_of(file.tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             yield node.value, line
@@ -133,7 +135,7 @@ def test_only_the_settings_read_the_environment():
     for file in all_files():
         if file.place == "core/polyfuse/base/settings.py":
             continue
-        for node in ast.walk(file.tree):
+        for node in nodes_of(file.tree):
             by_attribute = (
                 isinstance(node, ast.Attribute) and node.attr in readers and chain(node)[:1] == ["os"]
             )
@@ -172,7 +174,7 @@ def test_no_loop_runs_over_a_set():
     """The order of a set of texts differs from process to process, and generated code must not."""
     wrong = []
     for file in all_files():
-        for node in ast.walk(file.tree):
+        for node in nodes_of(file.tree):
             if isinstance(node, (ast.For, ast.comprehension)) and iterates_a_set(node.iter):
                 wrong.append(f"{file.place}:{node.iter.lineno}")
     assert not wrong, ", ".join(wrong)

@@ -9,7 +9,7 @@ import functools
 import tomllib
 from collections.abc import Iterator
 
-from house.source_tree import ROOT, all_files, example_files
+from house.source_tree import ROOT, all_files, example_files, walk
 
 NEWEST = (3, 14)
 
@@ -46,7 +46,7 @@ def nodes() -> list[tuple[str, ast.AST]]:
             if "node_modules" not in path.parts:
                 trees.append((str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))))
     kinds = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Call, ast.Subscript, ast.Try)
-    return [(place, node) for place, tree in trees for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [(place, node) for place, tree in trees for node in walk(tree) if isinstance(node, kinds)]
 
 
 def dotted(node: ast.AST) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 
-from house.source_tree import ROOT, all_files
+from house.source_tree import ROOT, all_files, nodes_of
 
 MAX_FILE, MAX_FUNCTION, MAX_METHODS = 600, 100, 25
 MAX_FOLDER = 16
@@ -33,7 +33,7 @@ def test_functions():
     wrong = [
         f"{file.place}:{node.lineno} {node.name} has {length} lines"
         for file in all_files()
-        for node in ast.walk(file.tree)
+        for node in nodes_of(file.tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION
     ]
@@ -43,7 +43,7 @@ def test_functions():
 def test_classes():
     wrong = []
     for file in all_files():
-        for node in ast.walk(file.tree):
+        for node in nodes_of(file.tree):
             if isinstance(node, ast.ClassDef):
                 methods = sum(isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) for item in node.body)
                 if methods > MAX_METHODS:

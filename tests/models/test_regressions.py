@@ -192,3 +192,18 @@ def test_what_is_computed_into_a_view_leaves_the_strides_of_the_whole(dynamic: b
     found, expected = checks.compile_function(function, dynamic=dynamic)(x), function(x)
     checks.assert_close(found, expected, "output")
     assert [y.stride() for y in found] == [y.stride() for y in expected]
+
+
+@pytest.mark.parametrize("backend", ["cpp", "halide"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
+    """Rows, columns and blocks; the mean of odd counts of a number is not that number, until corrected."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        spreads = [x.var(-1), x.std((0, 2)), x.transpose(1, 2).contiguous().var(1), torch.var_mean(x)[0]]
+        return [*spreads, F.layer_norm(x, x.shape[-1:]), F.group_norm(x, 2), F.instance_norm(x)]
+
+    compiled = checks.compile_function(function, dynamic=False, options={"backends": [backend]})
+    for number in (3.3, -1234.567, 1e5):
+        for found in compiled(torch.full((2, 4, 1001), number, dtype=dtype)):
+            assert torch.count_nonzero(found) == 0, number

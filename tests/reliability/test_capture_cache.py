@@ -212,13 +212,119 @@ def broken(x: torch.Tensor) -> torch.Tensor:
     return y.cos()
 
 
-def test_of_a_function_in_parts_the_last_is_found():
-    """The others define functions for what follows."""
-    x = torch.randn(4)
-    for number in range(2):
+def broken_at_once(x: torch.Tensor) -> torch.Tensor:
+    print("a line that Dynamo leaves to Python")
+    return x.sin()
+
+
+def broken_by_a_value(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    return y.cos() if y.abs().sum().item() > 1e6 else y.sin()
+
+
+def broken_in_a_context(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y = x.sin()
+        torch._dynamo.graph_break()
+        y = y.cos()
+    return y * 2
+
+
+def broken_with_a_closure(x: torch.Tensor) -> torch.Tensor:
+    count = x.sin()
+
+    def inner(y: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count = count + 1
+        return y * count
+
+    torch._dynamo.graph_break()
+    return inner(x)
+
+
+def broken_in_a_called_function(x: torch.Tensor) -> torch.Tensor:
+    return broken(x.sin()).cos()
+
+
+def broken_in_a_list(x: torch.Tensor) -> torch.Tensor:
+    return sum([broken(x * number) for number in range(1, 3)])
+
+
+@pytest.mark.parametrize(
+    ("function", "frames"),
+    [
+        *((broken, 2), (broken_at_once, 2), (broken_by_a_value, 2), (broken_in_a_context, 2)),
+        *((broken_with_a_closure, 2), (broken_in_a_called_function, 4), (broken_in_a_list, 4)),
+    ],
+)
+def test_functions_with_graph_breaks(function, frames):
+    """What follows a break is a function, whose code is stored with what comes before it."""
+    x, captured, traced = torch.linspace(-1, 1, 4), [], []
+    for _ in range(2):
         as_in_a_new_process()
-        torch.testing.assert_close(torch.compile(broken, backend="polyfuse")(x), broken(x))
-        assert graph_counts().captured == number
+        counters.clear()
+        compiled = torch.compile(function, backend="polyfuse")
+        torch.testing.assert_close(compiled(x), function(x))
+        torch.testing.assert_close(compiled(x), function(x))
+        captured.append(graph_counts().captured)
+        traced.append(counters["stats"]["unique_graphs"])
+    assert captured[1] == frames and not traced[1]
+
+
+def broken_twice(x: torch.Tensor, factor: int) -> torch.Tensor:
+    y = x.sin()
+    torch._dynamo.graph_break()
+    y = y * factor
+    torch._dynamo.graph_break()
+    return y.cos()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_follows_a_break_is_traced_again_where_it_must_be(nested):
+    """It may break there once more, though nobody here saw how its code came about."""
+    x, function = torch.linspace(-1, 1, 4), broken_in_a_called_function if nested else broken_twice
+    with torch._dynamo.config.patch(nested_graph_breaks=nested):
+        for factor, found in ((2, 0), (2, 2 if nested else 3), (5, 2 if nested else 1)):
+            args = (x,) if nested else (x, factor)
+            as_in_a_new_process()
+            torch.testing.assert_close(torch.compile(function, backend="polyfuse")(*args), function(*args))
+            assert graph_counts().captured == found
+
+
+class Asking(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        print("shape", tuple(y.shape))
+        return self.last(y * 2 if y.sum().item() > 0 else y)
+
+
+def test_a_network_that_prints_and_asks_for_a_value():
+    torch.manual_seed(0)
+    x, model, frames = torch.randn(3, 4), Asking(), []
+    for _ in range(2):
+        as_in_a_new_process()
+        with torch.no_grad():
+            torch.testing.assert_close(torch.compile(model, backend="polyfuse")(x), model(x))
+        frames.append(graph_counts().captured)
+    assert frames == [0, 3]
+
+
+def test_a_network_that_prints_and_asks_for_a_value_in_training():
+    """Nobody asks for the gradient of the value, so that its graph has no backward, and is not stored; what
+    follows is then traced again."""
+    torch.manual_seed(0)
+    x, model, frames = torch.randn(3, 4), Asking(), []
+    for _ in range(2):
+        as_in_a_new_process()
+        found = torch.autograd.grad(torch.compile(model, backend="polyfuse")(x).sum(), model.parameters())
+        expected = torch.autograd.grad(model(x).sum(), model.parameters())
+        torch.testing.assert_close(found, expected)
+        frames.append(graph_counts().captured)
+    assert frames == [0, 1]
 
 
 @torch.library.custom_op("capture_tests::twice", mutates_args=())
@@ -242,14 +348,15 @@ def with_a_local_class(x: torch.Tensor) -> torch.Tensor:
     return x.sin() * Local.factor
 
 
-@pytest.mark.parametrize("function", [with_an_operator, with_a_local_class])
-def test_what_is_not_stored_is_traced_again(function, tmp_path):
+@pytest.mark.parametrize(("function", "frames"), [(with_an_operator, 0), (with_a_local_class, 1)])
+def test_what_is_not_stored_is_traced_again(function, frames, tmp_path):
+    """Where the class is made is a graph break, and what comes before it is found."""
     x = torch.randn(4)
-    for _ in range(2):
+    for number in range(2):
         as_in_a_new_process()
         torch.testing.assert_close(torch.compile(function, backend="polyfuse")(x), function(x))
-        assert graph_counts().captured == 0
-    assert not records(tmp_path)
+        assert graph_counts().captured == number * frames
+    assert len(records(tmp_path)) == frames
 
 
 def test_it_is_off_unless_asked_for(monkeypatch, tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import preforked
 from called_functions import Twice
 from new_process import as_in_a_new_process
 from polyfuse.base.settings import child_environment
@@ -201,8 +200,11 @@ def run(folder: Path, *backends: str) -> int:
     """How many graphs of ours a process compiled or looked up, once it has read what an earlier one saved."""
     for name, text in FILES.items():
         (folder / name).write_text(text)
-    command = [sys.executable, str(folder / "main.py"), str(folder / "saved"), *backends]
-    found = subprocess.run(command, capture_output=True, text=True, env=child_environment())
+    script = "import runpy, sys\nsys.argv[:] = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    environment = child_environment(PYTHONPATH=str(folder))
+    found = preforked.run(
+        script, str(folder / "main.py"), str(folder / "saved"), *backends, environment=environment
+    )
     assert found.returncode == 0, found.stderr[-3000:]
     return int(found.stdout.split()[-1])
 

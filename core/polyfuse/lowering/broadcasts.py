@@ -10,7 +10,7 @@ import torch
 
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["recomputed_points"]
+__all__ = ["broadcast_run", "recomputed_points"]
 
 
 def recomputed_points(value: torch.Tensor, results: object, shape_env: Any) -> int:
@@ -22,20 +22,46 @@ def recomputed_points(value: torch.Tensor, results: object, shape_env: Any) -> i
     return max((_recomputed(value, r, shape_env) for r in every if isinstance(r, torch.Tensor)), default=0)
 
 
+def broadcast_run(value: torch.Tensor, results: object, shape_env: Any) -> int:
+    """How many neighbouring points of loops over `results`, at least, read one number of `value`; 1 where
+    each reads another, or where that is not known.
+    """
+    every = results if isinstance(results, (tuple, list)) else (results,)
+    return min((_run(value, r, shape_env) for r in every if isinstance(r, torch.Tensor)), default=1)
+
+
 def _recomputed(value: torch.Tensor, result: torch.Tensor, shape_env: Any) -> int:
-    lead = result.dim() - value.dim()
-    if lead < 0 or value.layout is not torch.strided or result.layout is not torch.strided:
-        return 0
-    sizes, strides = _hints(result.shape, shape_env), _hints(result.stride(), shape_env)
-    own, steps = _hints(value.shape, shape_env), _hints(value.stride(), shape_env)
-    if any(n not in (1, whole) for n, whole in zip(own, sizes[lead:], strict=True)):
-        return 0
-    # what `expand` repeats has a stride of zero
-    varies = [False] * lead + [n != 1 and step != 0 for n, step in zip(own, steps, strict=True)]
-    loops = sorted((d for d, n in enumerate(sizes) if n != 1), key=lambda d: -strides[d])
+    sizes, varies, loops = _loops(value, result, shape_env)
     while loops and not varies[loops[-1]]:
         loops.pop()
     return prod(sizes[d] for d in loops) - prod(sizes[d] for d in loops if varies[d])
+
+
+def _run(value: torch.Tensor, result: torch.Tensor, shape_env: Any) -> int:
+    sizes, varies, loops = _loops(value, result, shape_env)
+    run = 1
+    while loops and not varies[loops[-1]]:
+        run *= sizes[loops.pop()]
+    return run
+
+
+def _loops(
+    value: torch.Tensor, result: torch.Tensor, shape_env: Any
+) -> tuple[list[int], list[bool], list[int]]:
+    """The sizes of a result, along which dimensions a value that it broadcasts varies, and the dimensions of
+    the loops over it, outermost first: none where it is not broadcast.
+    """
+    lead = result.dim() - value.dim()
+    if lead < 0 or value.layout is not torch.strided or result.layout is not torch.strided:
+        return [], [], []
+    sizes, strides = _hints(result.shape, shape_env), _hints(result.stride(), shape_env)
+    own, steps = _hints(value.shape, shape_env), _hints(value.stride(), shape_env)
+    if any(n not in (1, whole) for n, whole in zip(own, sizes[lead:], strict=True)):
+        return [], [], []
+    # what `expand` repeats has a stride of zero
+    varies = [False] * lead + [n != 1 and step != 0 for n, step in zip(own, steps, strict=True)]
+    loops = sorted((d for d, n in enumerate(sizes) if n != 1), key=lambda d: -strides[d])
+    return sizes, varies, loops
 
 
 def _hints(numbers: Sequence[Any], shape_env: Any) -> list[int]:

@@ -42,11 +42,17 @@ terms everywhere.)"""
 @dataclass
 class Readers:
     """Who reads a traced value, seen through views: how many passes over it, why it has to be stored, if so,
-    and at how many points all of them compute it again where they broadcast it."""
+    at how many points all of them compute it again where they broadcast it, and for how many neighbouring
+    points each of them, at least, reads one number of it."""
 
     passes: int = 0
     stored: str = ""
     recomputed: int = 0
+    run: int = 0
+
+    def add_run(self, points: int) -> None:
+        """Take note of one more reader."""
+        self.run = min(self.run or points, points)
 
 
 class LoweringContext:

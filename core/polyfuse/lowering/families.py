@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyfuse.lowering.calls import collectives, functionalized, host, library, user_kernels
 from polyfuse.lowering.elements import casts, creation, pointwise
 from polyfuse.lowering.indexing import gather, scatter, search
-from polyfuse.lowering.reductions import reduction, scan
+from polyfuse.lowering.reductions import moments, reduction, scan
 from polyfuse.lowering.registry import REGISTRY, Registry
 from polyfuse.lowering.shapes import (
     col2im,
@@ -20,7 +20,7 @@ from polyfuse.lowering.shapes import (
 FAMILIES = (
     *(pointwise, casts, creation),
     *(views, strided_scatter, concat_pad, pooling, pooling_max, upsampling, col2im),
-    *(reduction, scan),
+    *(reduction, moments, scan),
     *(gather, search, scatter),
     *(library, host, collectives, functionalized, user_kernels),
 )

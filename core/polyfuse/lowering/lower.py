@@ -22,7 +22,7 @@ from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.nodes import Opaque, Origin, Pointwise
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
-from polyfuse.lowering.broadcasts import recomputed_points
+from polyfuse.lowering.broadcasts import broadcast_run, recomputed_points
 from polyfuse.lowering.calls.eager_kernels import preferred
 from polyfuse.lowering.calls.extern import host_object
 from polyfuse.lowering.calls.fallback import ACCEPT, is_eager_by_design, run_eagerly
@@ -167,6 +167,7 @@ class _Lowerer:
             through = self.ctx.readers[user]
             found.passes += through.passes
             found.recomputed += through.recomputed
+            found.add_run(through.run or 1)
             found.stored = found.stored or through.stored
         elif row is None:
             if not _is_size_arithmetic(user):
@@ -177,6 +178,9 @@ class _Lowerer:
             value = node.meta.get("val")
             if node.op == "call_function" and isinstance(value, torch.Tensor) and not row.library:
                 found.recomputed += recomputed_points(value, user.meta.get("val"), self.aten.shape_env)
+                found.add_run(broadcast_run(value, user.meta.get("val"), self.aten.shape_env))
+            else:
+                found.add_run(1)
             many = any(p < len(user.args) and user.args[p] is node for p in row.stores)
             if row.library or many:
                 found.stored = found.stored or f"read by {ops.op_name(user.target)}"

@@ -45,7 +45,8 @@ def rows(length: int, dtype: DType) -> KernelBuilder:
 @pytest.mark.parametrize("dtype", KINDS)
 def test_rows_of_any_length_are_moved_and_filled(dtype: DType) -> None:
     kernels = {n: rows(n, dtype).build() for n in LENGTHS}
-    assert all("byte_row" in backend().emit(kernel).text for kernel in kernels.values())
+    # in 8 lanes: where the machine has 16, the shortest rows are less than a vector, and are not cut
+    assert all("byte_row" in backend("avx2").emit(kernel).text for kernel in kernels.values())
     for n, kernel in kernels.items():
         a = numbers(5, n, dtype=dtype)
         out, ones = (torch.zeros(5, n + 1, dtype=dtype.torch) for _ in range(2))

@@ -68,7 +68,7 @@ class _Record:
         traced: what Dynamo made of it.
         says: digest of what its guards said.
         files: digest of the sources that were traced.
-        key, entry: where its graph lies in the graph cache.
+        key, entry: where its graph lies in the graph cache; empty: it has none.
         rank: the only one that it holds for; None: for all.
         variables: digest of all variables of the environment, where it may depend on them; else empty.
     """
@@ -143,15 +143,20 @@ class _Captures:
         guards, text = self._frame.guards_on(record.traced, described)
         if digest(text) != record.says:
             raise LookupError("its guards say something else")
+        result = self._frame.replaced(record.traced, guards, self._graph(path, record))
+        mark_used(path)
+        count("captured")
+        return result
+
+    def _graph(self, path: Path, record: _Record) -> Callable[..., Any] | None:
+        if not record.traced.graph:
+            return None
         try:
             graph = GraphCache(self.session, self._agreement()).reopen(record.key, record.entry)
         except Exception:
             path.unlink(missing_ok=True)
             raise
-        result = self._frame.replaced(record.traced, guards, disable(graph, reason="already compiled"))
-        mark_used(path)
-        count("captured")
-        return result
+        return disable(graph, reason="already compiled")
 
     def _agreement(self) -> Any:
         if this_rank() < 0:

@@ -21,7 +21,8 @@ class Pending:
 
     Args:
         ready: called once with the key of its graph and the name of the entry there, when both are known and
-            the frame was kept; perhaps in another thread, where the backward is compiled.
+            the frame was kept; perhaps in another thread, where the backward is compiled. Both are empty for
+            a frame without a graph.
     """
 
     def __init__(self, ready: Callable[[str, str], None]) -> None:
@@ -41,8 +42,8 @@ class Pending:
             yield
         finally:
             _CURRENT.reset(token)
-        if self._graphs != 1 or len(self._keys) != 1:
-            self.refused = self.refused or "it has no graph, several, or one that is compiled in pieces"
+        if self._graphs > 1 or len(self._keys) != self._graphs:
+            self.refused = self.refused or "it has several graphs, or one that is compiled in pieces"
 
     def keep(self) -> None:
         """Store the frame as soon as its graph is."""
@@ -67,9 +68,9 @@ class Pending:
         self._settle()
 
     def _settle(self) -> None:
-        if self._kept and self._entry and not self.refused:
+        if self._kept and (self._entry or not self._graphs) and not self.refused:
             self._kept = False
-            self._ready(self._keys[0], self._entry)
+            self._ready(self._keys[0] if self._keys else "", self._entry)
 
 
 _CURRENT: ContextVar[Pending | None] = ContextVar("polyfuse_pending_frame", default=None)

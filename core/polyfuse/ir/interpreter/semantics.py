@@ -127,6 +127,10 @@ def reduce(kind: str, operands: tuple[Tensor, ...], dtype: DType) -> tuple[Tenso
     if kind == "welford":
         count = torch.full(wide.shape[:-1], wide.shape[-1], dtype=torch.float64, device=wide.device)
         mean = wide.mean(-1) if wide.shape[-1] else torch.zeros_like(count)
+        if value.dtype is torch.float64 and wide.shape[-1]:
+            # no type is wider: what the sum lost in rounding, so that equal numbers do not vary
+            offset = (wide - mean.unsqueeze(-1)).mean(-1)
+            mean = torch.where(offset.isfinite(), mean + offset, mean)
         deviation = (wide - mean.unsqueeze(-1)).square().sum(-1)
         return tuple(t.to(value.dtype) for t in (mean, deviation, count))
     if kind == "online_softmax":

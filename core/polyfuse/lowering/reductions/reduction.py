@@ -1,4 +1,4 @@
-"""Reductions: sums, products, extremes and where they are, truth, moments, softmax."""
+"""Reductions: sums, products, extremes and where they are, truth, softmax."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ from polyfuse.torch_compat import ops
 
 Values = Callable[[Sequence[IndexLike]], tuple[Expr, ...]]
 """From an index in each dimension of the operand to what is reduced there."""
-
-
-_SHORT_SIDE = 64
-"""Contiguous elements in each row of a group of columns up to which columns are reduced one by one first."""
-_LONG_COLUMN = 64
-"""Elements of a column from which that pays."""
 
 
 def reduced_dims(dims: Any, rank: int) -> tuple[int, ...]:
@@ -263,129 +257,7 @@ def _positions(
     return extreme, position
 
 
-# Moments.
-
-
-@lowers("aten.var_mean.correction", "aten.var.correction", "aten.std.correction", passes=2)
-def var_mean(
-    ctx: LoweringContext,
-    node: Any,
-    value: TensorValue,
-    dims: Any = None,
-    *,
-    correction: Any = None,
-    keepdim: bool = False,
-) -> Any:
-    """The variance, its root, or the variance and the mean."""
-    name, fakes = ops.base_name(node.target), node.meta["val"]
-    results = [ctx.template(fake) for fake in (fakes if name == "var_mean" else (fakes,))]
-    spread, centre = moments(ctx, value, reduced_dims(dims, value.rank), results[0], correction)
-    variance = ctx.lazy(results[0], make("sqrt", spread) if name == "std" else spread)
-    return (variance, ctx.lazy(results[1], centre)) if name == "var_mean" else variance
-
-
-def moments(
-    ctx: LoweringContext, value: TensorValue, dims: tuple[int, ...], like: TensorValue, correction: Any
-) -> tuple[Expr, Expr]:
-    """Variance and mean over `dims`, as elements of a result of the shape of `like`."""
-    if value.dtype is None or not value.dtype.is_float or like.dtype is None:
-        raise UnsupportedError(f"no kernel computes moments of {value.torch_dtype}")
-    kind = value.dtype.compute
-    count = extent(value, dims)
-    correction = 1 if correction is None else correction
-    if count == 0:
-        return const(math.nan, kind), const(math.nan, kind)
-    deviation, centre = _deviation(ctx, value, dims, like, kind)
-    return make("div", deviation, _degrees(count, correction, kind)), centre
-
-
-def _deviation(
-    ctx: LoweringContext, value: TensorValue, dims: tuple[int, ...], like: TensorValue, kind: DType
-) -> tuple[Expr, Expr]:
-    """The sum of squared distances from the mean, and the mean."""
-    count = extent(value, dims)
-    info = ctx.target_info(like.device)
-    side = _short_side(ctx, value, dims) if info.column_bytes else None
-    if side is not None:
-        return _deviation_of_columns(ctx, value, dims, side, like, kind)
-    if isinstance(count, int) and count <= info.two_pass_row:
-        target = ctx.temporary(kind, like.device, like.size)
-        (total,) = reduce(ctx, "sum", value.size, dims, lambda p: (value.at(p),), (target,))
-        average = ctx.temporary(kind, like.device, like.size)
-        average.body = make("div", total, number(count, kind))
-
-        def squares(indices: Sequence[IndexLike]) -> tuple[Expr, ...]:
-            away = make("sub", value.at(indices), average.at(_kept(indices, dims, like.rank)))
-            return (make("mul", away, away),)
-
-        target = ctx.temporary(kind, like.device, like.size)
-        (deviation,) = reduce(ctx, "sum", value.size, dims, squares, (target,))
-        centre = average.at(axes_of(like.size))
-    else:
-        parts = [ctx.temporary(kind, like.device, like.size) for _ in range(2)]
-        centre, deviation, _ = reduce(
-            ctx, "welford", value.size, dims, lambda p: (value.at(p),), (*parts, None)
-        )
-    return deviation, centre
-
-
-def _short_side(ctx: LoweringContext, value: TensorValue, dims: tuple[int, ...]) -> int | None:
-    """The reduced dimension along which memory is contiguous, if it is short, neighbours of it are kept, and
-    what else is reduced is long: as of groups of channels that are last.
-    """
-    read = max(
-        loads(value.at(axes_of(value.size))),
-        key=lambda e: ctx.sizes.hint(ctx.buffers[e.buffer].numel),
-        default=None,
-    )
-    if read is None or len(dims) < 2:
-        return None
-    steps = [coefficient(read.index, f"i{d}") for d in range(value.rank)]
-    side = next((d for d in dims if steps[d] == 1), None)
-    if side is None or not 1 < ctx.sizes.hint(value.size[side]) <= _SHORT_SIDE:
-        return None
-    beside = any(d not in dims and steps[d] == value.size[side] for d in range(value.rank))
-    rest = ctx.sizes.hint(extent(value, [d for d in dims if d != side]))
-    return side if beside and rest >= _LONG_COLUMN else None
-
-
-def _deviation_of_columns(
-    ctx: LoweringContext,
-    value: TensorValue,
-    dims: tuple[int, ...],
-    side: int,
-    like: TensorValue,
-    kind: DType,
-) -> tuple[Expr, Expr]:
-    """The same from that of each column: loops over these run along memory."""
-    long = tuple(d for d in dims if d != side)
-    size = tuple(1 if d in long else n for d, n in enumerate(value.size))
-    spreads, centres = (ctx.temporary(kind, like.device, size) for _ in range(2))
-    spreads.body, centres.body = _deviation(ctx, value, long, ctx.temporary(kind, like.device, size), kind)
-    target = ctx.temporary(kind, like.device, like.size)
-    (total,) = reduce(ctx, "sum", size, dims, lambda p: (centres.at(p),), (target,))
-    average = ctx.temporary(kind, like.device, like.size)
-    average.body = make("div", total, number(value.size[side], kind))
-    weight = number(extent(value, long), kind)
-
-    def squares(indices: Sequence[IndexLike]) -> tuple[Expr, ...]:
-        away = make("sub", centres.at(indices), average.at(_kept(indices, dims, like.rank)))
-        return (make("add", spreads.at(indices), make("mul", make("mul", away, away), weight)),)
-
-    target = ctx.temporary(kind, like.device, like.size)
-    (deviation,) = reduce(ctx, "sum", size, dims, squares, (target,))
-    return deviation, average.at(axes_of(like.size))
-
-
-def _degrees(count: IndexLike, correction: Any, kind: DType) -> Expr:
-    """``max(count - correction, 0)``."""
-    if isinstance(count, int) and isinstance(correction, (int, float)):
-        return const(max(float(count) - correction, 0.0), kind)
-    left = make("sub", number(count, kind), number(correction, kind))
-    return make("maximum", left, const(0.0, kind))
-
-
-def _kept(indices: Sequence[IndexLike], dims: Sequence[int], rank: int) -> list[IndexLike]:
+def kept(indices: Sequence[IndexLike], dims: Sequence[int], rank: int) -> list[IndexLike]:
     """The index of a reduced result that belongs to an index of the operand."""
     if rank == len(indices):
         return [0 if d in dims else p for d, p in enumerate(indices)]
@@ -409,7 +281,7 @@ def softmax(
     largest.body = None if largest.view is not None else top
 
     def shifted(indices: Sequence[IndexLike]) -> Expr:
-        return make("sub", cast(value.at(indices), kind), largest.at(_kept(indices, dims, value.rank)))
+        return make("sub", cast(value.at(indices), kind), largest.at(kept(indices, dims, value.rank)))
 
     sums = ctx.temporary(kind, value.device, row)
     (total,) = reduce(ctx, "sum", value.size, dims, lambda p: (make("exp", shifted(p)),), (sums,))

@@ -31,6 +31,8 @@ from polyfuse.symbolic.index import atoms
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
 
+_LONG_RUN = 32
+"""Neighbouring points for which an index that is the same at all of them may be divided."""
 _FEW_TURNS = 2
 """How often a remainder may begin anew where backends cut loops there."""
 
@@ -41,7 +43,7 @@ IndexMap = Callable[[Sequence[IndexLike]], Sequence[IndexLike]]
 def look(ctx: LoweringContext, node: Any, value: TensorValue, back: IndexMap | None) -> TensorValue:
     """The view that `node` makes of `value`; `back` maps its indices to the value's. Without `back` only
     torch's own layout of the view can tell, so the value must be stored as traced."""
-    return look_at(ctx, node.meta["val"], value, back)
+    return look_at(ctx, node.meta["val"], value, back, run=ctx.readers[node].run)
 
 
 def look_at(
@@ -51,8 +53,14 @@ def look_at(
     back: IndexMap | None,
     *,
     knows_offset: bool = True,
+    run: int = 0,
 ) -> TensorValue:
-    """`look` for one of several results of a node. `knows_offset`: whether the traced offset has a value."""
+    """`look` for one of several results of a node.
+
+    Args:
+        knows_offset: whether the traced offset has a value.
+        run: for how many neighbouring points its readers read one number of it, at least.
+    """
     result = ctx.template(fake)
     if len(result.stride) != result.rank or fake.is_conj() or fake.is_neg():
         raise UnsupportedError("no kernel reads views of tensors without plain strides")
@@ -71,7 +79,8 @@ def look_at(
     assert back is not None
     body = value.at(back(axes_of(result.size)))
     turns = _FEW_TURNS if ctx.target_info(value.device).loops_by_ranges else 0
-    if value.body is not None and _splits(body, turns) and not _splits(value.body, turns):
+    wide = 0 < _LONG_RUN <= run and ctx.target_info(value.device).column_bytes > 0
+    if value.body is not None and _splits(body, turns) and not _splits(value.body, turns) and not wide:
         # dividing indices at every element costs more than storing the value and looking at it anew
         ctx.realize(value, "its view divides indices")
         if value.faithful:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import marshal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,10 +12,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
-from inspect import signature
+from inspect import getclosurevars, signature
 from itertools import count
-from types import CodeType, ModuleType
-from typing import Any, TypeAlias
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeAlias, cast
 
 from polyfuse.torch_compat.captures.guards import (
     Compared,
@@ -32,12 +33,14 @@ __all__ = ["Frame", "TracedFrame", "around_frames", "collections_deferred", "dyn
 
 @dataclass(frozen=True)
 class TracedFrame:
-    """What Dynamo made of a frame that has one graph.
+    """What Dynamo made of a frame that has one graph, or none and goes on in other functions.
 
     Attributes:
         guards: under which it holds, as `guards.recorded` gives them.
         program: the marshalled code that runs in the place of the frame's.
-        graph: the global variable in which that code finds the compiled graph.
+        graph: the global variable in which that code finds the compiled graph; empty: there is none.
+        resumes: functions for what follows graph breaks, by the global variables in which that code finds
+            them: the module of whose globals they are, empty for the frame's own, and their marshalled code.
         imports: modules, and functions and classes of modules, by the global variables in which code and
             guards find them: the name of the module, and theirs there.
         builtins: the global variable in which guards find Python's builtins; empty: in none.
@@ -48,6 +51,7 @@ class TracedFrame:
     guards: bytes
     program: bytes
     graph: str
+    resumes: Mapping[str, tuple[str, bytes]]
     imports: Mapping[str, tuple[str, str]]
     builtins: str
     files: frozenset[str]
@@ -108,12 +112,9 @@ class Frame:
         if isinstance(found, str):
             raise Unstorable(found)
         code = result.guarded_code.code
-        if not _mentions(code, found.graph):
+        if found.graph and not _mentions(code, found.graph):
             raise Unstorable("its code does not call its graph")
-        try:
-            return TracedFrame(**{**vars(found), "program": marshal.dumps(code)})
-        except ValueError as error:
-            raise Unstorable("its code holds objects") from error
+        return TracedFrame(**{**vars(found), "program": _dumped(code, self.f_globals)})
 
     def said(self, result: Any, describe: Describe) -> str:
         """What the guards say that Dynamo built when it traced the frame."""
@@ -140,25 +141,35 @@ class Frame:
                 raise GuardsDiffer(f"{traced.builtins} is taken")
         return rebuilt(traced.guards, self.code, self.f_locals, self.f_globals, describe, self._fail)
 
-    def replaced(self, traced: TracedFrame, guards: Any, graph: Callable[..., Any]) -> Any:
+    def replaced(self, traced: TracedFrame, guards: Any, graph: Callable[..., Any] | None) -> Any:
         """What Dynamo would have returned, from an earlier trace.
 
         Args:
             guards: of that trace, on the values of this frame.
-            graph: its compiled graph.
+            graph: its compiled graph, if it has one.
         """
         from torch._dynamo import convert_frame, utils
         from torch._dynamo.types import GuardedCode, wrap_guarded_code
 
+        made = {name: self._resume(name, *stored) for name, stored in traced.resumes.items()}
+        if graph is not None:
+            made[traced.graph] = graph
         # the same trace may serve several frames of one module
-        name = f"{traced.graph}_{next(_NUMBERS)}"
-        code = _renamed(marshal.loads(traced.program), traced.graph, name)
+        new = {name: f"{name}_{next(_NUMBERS)}" for name in made}
+        code = _renamed(_loaded(traced.program, self.f_globals), new)
         convert_frame.orig_code_map[code] = self.code
         convert_frame.output_codes.add(code)
-        hook = utils.CleanupHook.create(self.f_globals, name, graph)
-        utils.CleanupManager.instance[code] = [hook]
+        hooks = [utils.CleanupHook.create(self.f_globals, new[name], value) for name, value in made.items()]
+        utils.CleanupManager.instance[code] = hooks
         label = f"Torch-Compiled Region: {self._id}"
         return wrap_guarded_code(GuardedCode(code, guards, self._id, label))
+
+    def _resume(self, name: str, module: str, program: bytes) -> Callable[..., Any]:
+        """What Dynamo defines for what follows a graph break: a function, or what makes one of a closure."""
+        scope = vars(import_module(module)) if module else self.f_globals
+        code = _loaded(program, scope)
+        make = partial(FunctionType, code, scope, name)  # no function of Python's: Dynamo would trace it
+        return partial(make, None) if code.co_freevars else make()
 
 
 Around: TypeAlias = Callable[[Frame, Callable[[], Any]], Any]
@@ -166,6 +177,7 @@ Around: TypeAlias = Callable[[Frame, Callable[[], Any]], Any]
 
 _CURRENT: ContextVar[Frame | None] = ContextVar("polyfuse_frame", default=None)
 _LOCK = threading.Lock()
+_SCOPE = "polyfuse: the global variables of the frame"
 _NUMBERS = count()
 
 
@@ -286,20 +298,39 @@ def _traced(manager: Any, graph: Any) -> TracedFrame:
     builtins = graph.name_of_builtins_dict_key_in_fglobals or ""
     made = {name: graph.global_scope[name] for name in graph.installed_globals if name != builtins}
     graphs = [name for name in made if name.startswith("__compiled_fn")]
-    if len(graphs) != 1:
+    resumes = {
+        name: _resume_code(value, graph.global_scope)
+        for name, value in made.items()
+        if name.startswith("__resume_at")
+    }
+    if len(graphs) > 1 or not (graphs or resumes):
         raise Unstorable("it has no graph, or several")
     imports = {name: (module, "") for name, module in graph.import_sources.items()}
-    imports |= {name: _place_of(name, value) for name, value in made.items() if name not in graphs}
+    own = {*graphs, *resumes}
+    imports |= {name: _place_of(name, value) for name, value in made.items() if name not in own}
     codes = list(graph.tracing_context.traced_code)
     return TracedFrame(
         guards=recorded(manager, graph),
         program=b"",
-        graph=graphs[0],
+        graph=graphs[0] if graphs else "",
+        resumes=resumes,
         imports=imports,
         builtins=builtins,
         files=frozenset(code.co_filename for code in codes),
         names=frozenset(name for code in codes for name in code.co_names),
     )
+
+
+def _resume_code(value: Any, scope: dict[str, Any]) -> tuple[str, bytes]:
+    """The module and the code of a function for what follows a graph break."""
+    code, globals_of = value.__code__, value.__globals__
+    if value.__closure__:  # a function that makes it
+        held = getclosurevars(value).nonlocals
+        code, globals_of = held["code"], held["f_globals"]
+    module = "" if globals_of is scope else str(globals_of.get("__name__"))
+    if module and vars(sys.modules.get(module, sys)) is not globals_of:
+        raise Unstorable("a function for what follows a graph break is of no module")
+    return module, _dumped(code, globals_of)
 
 
 def _place_of(name: str, value: Any) -> tuple[str, str]:
@@ -335,11 +366,26 @@ def _never_again(name: str) -> None:
         pass
 
 
-def _renamed(code: CodeType, old: str, new: str) -> CodeType:
+def _dumped(code: CodeType, scope: dict[str, Any]) -> bytes:
+    """Code as bytes; of its constants, the global variables for functions that it makes are left out."""
+    constants = tuple(_SCOPE if constant is scope else constant for constant in code.co_consts)
+    try:
+        return marshal.dumps(code.replace(co_consts=constants))
+    except ValueError as error:
+        raise Unstorable("its code holds objects") from error
+
+
+def _loaded(program: bytes, scope: dict[str, Any]) -> CodeType:
+    code = marshal.loads(program)
+    constants = tuple(scope if constant == _SCOPE else constant for constant in code.co_consts)
+    return cast("CodeType", code.replace(co_consts=constants))
+
+
+def _renamed(code: CodeType, new: Mapping[str, str]) -> CodeType:
     return code.replace(
-        co_names=tuple(new if name == old else name for name in code.co_names),
+        co_names=tuple(new.get(name, name) for name in code.co_names),
         co_consts=tuple(
-            _renamed(item, old, new) if isinstance(item, CodeType) else item for item in code.co_consts
+            _renamed(item, new) if isinstance(item, CodeType) else item for item in code.co_consts
         ),
     )
 

@@ -9,7 +9,7 @@ from polyfuse.ir.kernel import Section
 from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit import Access, is_multiple
-from polyfuse.symbolic import IndexLike, coefficient, free_axes
+from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.reductions import BLOCK, Reducer
@@ -22,6 +22,15 @@ __all__ = ["CHEAP", "emit_sections"]
 
 CHEAP = 16
 """Price of a tile's row up to which the rows are written side by side, and stay in registers."""
+
+_APART, _AHEAD, _LINE = (512, 4096), 4, 64
+"""Bytes between rows where a loop over rows asks ahead, for how many rows, and bytes of a cache line."""
+
+_BLOCK = 256 << 10
+"""Bytes of rows that the second cache holds beside others."""
+
+_UNCACHED = 4 << 20
+"""Bytes of an argument that the second cache does not hold."""
 
 _LONG = 256
 """Steps of a floating-point sum beyond which it is summed in blocks."""
@@ -202,6 +211,7 @@ class _Looped:
             return
         if not plan.across:
             with out.block(f"for (i64 {name} = {low}; {name} < {high}; ++{name})"):
+                self._ask_ahead(name, frame)
                 self._body(frame.child(), f"{name} - {low}")
             return
         size, lanes, wide = self.facts.sizes[name], plan.lanes, plan.lanes * self.unroll
@@ -219,6 +229,62 @@ class _Looped:
             with out.block(f"if ({name} < {high})"):
                 out.line(f"const i64 n = {high} - {name};")
                 self._body(frame.child(lane=name, copies=1, tail="n"), waiting)
+
+    def _ask_ahead(self, name: str, frame: Frame) -> None:
+        """Ask for lines that follow: the machine itself only follows lines that lie side by side, and a strip
+        of columns has few of each row.
+        """
+        lane, last = self.plan.lane, len(self.plan.raxes)
+        if not lane or frame.tail:
+            return
+        for stmt in self.section.body:
+            if (
+                not isinstance(stmt, Load)
+                or stmt.indirect
+                or stmt.mask is not None
+                or self._level(stmt) != last
+            ):
+                continue
+            size = self.facts.memory[stmt.buffer].itemsize
+            step = coefficient(stmt.index, name)
+            if (
+                coefficient(stmt.index, lane) != 1
+                or not isinstance(step, int)
+                or stmt.buffer in self.facts.row_buffers
+            ):
+                continue
+            if step * size < _APART[0] or self._bytes_of(stmt.buffer) < _UNCACHED:
+                continue
+            following = self._following_rows(stmt, name, step, frame)
+            if following is None and step * size <= _APART[1]:
+                following = stmt.index + _AHEAD * step
+            if following is None:
+                continue
+            each = max(1, _LINE // (self.plan.lanes * size))
+            for copy in range(0, frame.copies, each):
+                at = index_text(following + copy * self.plan.lanes)
+                frame.out.line(f"__builtin_prefetch({stmt.buffer} + {at});")
+
+    def _following_rows(self, stmt: Load, name: str, step: int, frame: Frame) -> IndexLike | None:
+        """Where the rows behind those of this loop begin, if they are as many and whole: each strip asks for
+        its share of them, line by line. None where they do not follow, or do not fit into the second cache.
+        """
+        lane, rows = self.plan.lane, self.facts.sizes[name]
+        if not isinstance(rows, int) or self.facts.sizes[lane] != step or len(self.plan.raxes) > 1:
+            return None
+        block, size = rows * step, self.facts.memory[stmt.buffer].itemsize
+        if block * size > _BLOCK or any(n == name for n, _, _ in self.plan.limits):
+            return None
+        if not any(coefficient(stmt.index, other) == block for other in self.plan.axes):
+            return None
+        here, row = axis(lane, step), axis(name, rows)
+        share = here * rows + row * (frame.copies * self.plan.lanes)
+        return substitute(stmt.index, {lane: 0, name: 0}) + block + share
+
+    def _bytes_of(self, buffer: str) -> int:
+        """What an argument takes in memory; 0 where that depends on sizes."""
+        extent = next((a.numel for a in self.facts.kernel.args if a.name == buffer), 0)
+        return extent * self.facts.memory[buffer].itemsize if isinstance(extent, int) else 0
 
     # Accesses that run along the innermost loop, and jump along the lanes.
 
