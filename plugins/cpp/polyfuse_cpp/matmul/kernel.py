@@ -286,20 +286,10 @@ class MatmulText:
                 if not self.a.whole:
                     out.line(f"if (rows_here < {plan.rows}) {packed}")
                     out.line("else")
-                self._in_place(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}", f"(left_at, {end}")
+                fetches = plan.path in _FETCHING and not self._is_one_tile()
+                in_place = self.a.in_place_tile(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}", fetches)
+                out.line(f"{in_place}(left_at, {end}")
         self._after_tile()
-
-    def _in_place(self, tile: str, passed: str) -> None:
-        """Add up a tile whose rows are read in place; its first block asks for those of the next one."""
-        if self.plan.path not in _FETCHING or self._is_one_tile():
-            self.out.line(f"{tile}>{passed}")
-            return
-        ahead, wide = f"{tile}, {self.a.following}>", self.plan.vectors * self.lanes
-        columns = self.facts.sizes[self.matmul.b.axes[-1]]
-        if self._size(self.block_axes) == "1" and isinstance(columns, int) and columns <= wide:
-            self.out.line(f"{ahead}{passed}")
-        else:
-            self.out.line(f"(block == block_a ? {ahead} : {tile}>){passed}")
 
     def _dots(self) -> None:
         plan, out = self.plan, self.out

@@ -173,10 +173,17 @@ class OperandAText(OperandText):
         elif not self.at_once:
             self._tile()
 
-    @property
-    def following(self) -> int:
-        """Elements from the rows of a tile to those of the next one, where they are read in place; else 0."""
-        return self.plan.rows * self.pitch
+    def in_place_tile(self, begin: str, fetches: bool) -> str:
+        """What adds up a tile whose rows are read in place, a template that begins with `begin`. If it
+        `fetches`, the first block asks for the rows of the next tile.
+        """
+        if not fetches:
+            return f"{begin}>"
+        ahead, wide = f"{begin}, {self.plan.rows * self.pitch}>", self.plan.vectors * self.lanes
+        *outer, last = (self.facts.sizes[axis] for axis in self.matmul.b.axes)
+        if all(size == 1 for size in outer) and isinstance(last, int) and last <= wide:
+            return ahead
+        return f"(block == block_a ? {ahead} : {begin}>)"
 
     # Layouts.
 
