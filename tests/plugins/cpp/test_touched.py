@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cpp_kernels import backend
@@ -17,7 +19,15 @@ def test_results_and_a_residual_are_asked_for() -> None:
     assert {one.pitch for one in found} == {100}
 
 
-@pytest.mark.parametrize(("rows", "asks"), [(300, True), (2, False)])
-def test_a_tile_asks_for_rows_where_there_are_more(rows: int, asks: bool) -> None:
-    text = backend("avx2").emit(Matmul(rows, 100, 600, left="bmk", right="bkn").kernel()).text
-    assert ("matmul_fetch_rows<" in text) is asks
+@pytest.mark.parametrize(
+    ("rows", "columns", "asks"), [(300, 100, "first"), (300, 12, "all"), (2, 100, "none")]
+)
+def test_the_first_tile_of_rows_asks_for_the_next_ones(rows: int, columns: int, asks: str) -> None:
+    text = backend("avx2").emit(Matmul(rows, columns, 600, left="bmk", right="bkn").kernel()).text
+    tiles = [line for line in text.splitlines() if "(left_at, " in line]
+    assert len(tiles) == 1
+    first = "block == block_a ? matmul_tile<" in tiles[0]
+    assert first is (asks == "first")
+    height = re.search(r"matmul_tile<(\d+)", tiles[0])
+    assert height is not None
+    assert (f", {int(height[1]) * 600}>" in tiles[0]) is (asks != "none")

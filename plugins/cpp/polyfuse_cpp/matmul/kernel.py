@@ -238,9 +238,7 @@ class MatmulText:
                 self._tile()
 
     def _fetch(self) -> None:
-        """Ask for what finishing the tile at hand touches, and for the rows of a following one."""
-        if self.plan.path in _FETCHING and not self._is_one_tile():
-            self.a.fetch()
+        """Ask for what finishing the tile at hand touches."""
         if not self.touched:
             return
         with self.out.block("if (pass + 1 == pass_to)"):
@@ -288,7 +286,9 @@ class MatmulText:
                 if not self.a.whole:
                     out.line(f"if (rows_here < {plan.rows}) {packed}")
                     out.line("else")
-                out.line(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}>(left_at, {end}")
+                fetches = plan.path in _FETCHING and not self._is_one_tile()
+                in_place = self.a.in_place_tile(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}", fetches)
+                out.line(f"{in_place}(left_at, {end}")
         self._after_tile()
 
     def _dots(self) -> None:

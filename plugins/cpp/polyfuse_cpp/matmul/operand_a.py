@@ -25,10 +25,6 @@ _PAGE, _WAYS = 4096, 6
 """Bytes after which addresses share a set of the L1 cache, and rows that find room there with what else is
 read."""
 
-_LONG = 2048
-"""Elements of a tile that takes long enough to add up for the next one to arrive; of shorter ones, the one
-after it is asked for."""
-
 
 @dataclass
 class OperandAText(OperandText):
@@ -177,17 +173,17 @@ class OperandAText(OperandText):
         elif not self.at_once:
             self._tile()
 
-    def fetch(self) -> None:
-        """Ask for the rows of a tile that follows, where they are read in place: one row with each block, and
-        those that are left with the last one.
+    def in_place_tile(self, begin: str, fetches: bool) -> str:
+        """What adds up a tile whose rows are read in place, a template that begins with `begin`. If it
+        `fetches`, the first block asks for the rows of the next tile.
         """
-        if not self.pitch:
-            return
-        plan = self.plan
-        tiles = 1 if plan.rows * plan.depth > _LONG else 2
-        following = f"left_at + {tiles * plan.rows * self.pitch}"
-        rows = "block - block_a, block + 1 == block_e"
-        self.out.line(f"matmul_fetch_rows<{plan.rows}, {self.pitch}>({following}, depth_here, {rows});")
+        if not fetches:
+            return f"{begin}>"
+        ahead, wide = f"{begin}, {self.plan.rows * self.pitch}>", self.plan.vectors * self.lanes
+        *outer, last = (self.facts.sizes[axis] for axis in self.matmul.b.axes)
+        if all(size == 1 for size in outer) and isinstance(last, int) and last <= wide:
+            return ahead
+        return f"(block == block_a ? {ahead} : {begin}>)"
 
     # Layouts.
 

@@ -90,11 +90,17 @@ PF_INLINE void tile_step(const T* a, const T* b, i64 next, V (&sum)[R * C]) {
 }
 
 // `count` steps, four at a time: beside the multiplications, what counts steps and moves addresses is a fifth of the
-// instructions otherwise, and threads that share a core share what it can decode. Moves b behind them.
-template <int R, int C, class T, int ROW, int STEP, bool AHEAD, class V>
+// instructions otherwise, and threads that share a core share what it can decode. Moves b behind them. Where FETCH is not 0,
+// asks for what is FETCH elements behind the left operand: a little with each step, for what waits for memory is
+// limited, and operand B must not wait behind it.
+template <int R, int C, class T, int ROW, int STEP, bool AHEAD, i64 FETCH = 0, class V>
 PF_INLINE void tile_steps(const T* a, const T*& b, i64 next, i64 count, V (&sum)[R * C]) {
   i64 k = 0;
   for (; k + 4 <= count; k += 4) {
+    if constexpr (FETCH != 0) {
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) __builtin_prefetch(a + i * ROW + FETCH);
+    }
     tile_step<R, C, T, ROW, AHEAD>(a, b, next, sum);
     tile_step<R, C, T, ROW, AHEAD>(a + STEP, b + next, next, sum);
     tile_step<R, C, T, ROW, AHEAD>(a + 2 * STEP, b + 2 * next, next, sum);
@@ -112,7 +118,7 @@ PF_INLINE void tile_steps(const T* a, const T*& b, i64 next, i64 count, V (&sum)
 // A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is
 // at a[row * ROW + step * STEP]; a step of operand B is C vectors at b, and the next step is NEXT further, or `apart` where
 // that is 0. Sums go to c, row after row; `first` tells that nothing was added up before.
-template <int R, int C, class T, int ROW, int STEP, bool AHEAD, int NEXT>
+template <int R, int C, class T, int ROW, int STEP, bool AHEAD, int NEXT, i64 FETCH = 0>
 static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 apart, i64 depth, T* c, bool first) {
   typedef typename shape<T>::vec V;
   V sum[R * C];
@@ -123,7 +129,7 @@ static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 ap
 #pragma GCC unroll 32
     for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + i * int(Vec::lanes));
   }
-  tile_steps<R, C, T, ROW, STEP, AHEAD>(a, b, NEXT > 0 ? NEXT : apart, depth, sum);
+  tile_steps<R, C, T, ROW, STEP, AHEAD, FETCH>(a, b, NEXT > 0 ? NEXT : apart, depth, sum);
 #pragma GCC unroll 32
   for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
 }
@@ -241,12 +247,6 @@ template <int R, i64 PITCH, int COUNT, class T> PF_INLINE void matmul_fetch(cons
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
     for (int j = 0; j < COUNT; j += 64 / int(sizeof(T))) __builtin_prefetch(p + i * PITCH + j);
-}
-
-// The same for `depth` elements of row `at`, or of all rows from there on, of R that are PITCH apart.
-template <int R, i64 PITCH, class T> PF_INLINE void matmul_fetch_rows(const T* p, i64 depth, i64 at, bool all) {
-  for (const i64 end = all ? R : index_min(R, at + 1); at < end; ++at)
-    for (i64 k = 0; k < depth; k += 64 / int(sizeof(T))) __builtin_prefetch(p + at * PITCH + k);
 }
 
 // Sums of a tile as they are before a pass.
