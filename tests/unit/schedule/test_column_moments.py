@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from polyfuse.plugin import TargetInfo
+from polyfuse.schedule import Launch
 from wide_device import WideBackend, wide
 
 CHANNELS = 32
@@ -53,6 +54,16 @@ def test_parts_give_what_columns_give(name: str, backend: type[WideBackend], dty
         run_wide(x), expected, rtol=close[0], atol=close[1], check_dtype=False, check_stride=False
     )
     assert any("parts of each column are read once" in d.reason for d in record.schedules[0].decisions)
+
+
+@pytest.mark.parametrize("backend", [OnThreads, InOnePass])
+def test_one_kernel_reads_the_matrix(backend: type[WideBackend]) -> None:
+    """Also what corrects the mean is made of the sums of parts."""
+    run_wide, record = wide(MOMENTS["var_mean"], backend=backend)
+    x = images(2, CHANNELS, 16, 24)
+    run_wide(x)
+    kernels = [step.kernel for s in record.schedules for step in s.steps if isinstance(step, Launch)]
+    assert sum(any(arg.numel == x.numel() for arg in kernel.args) for kernel in kernels) == 1
 
 
 @pytest.mark.parametrize("start", [0.0, 1e4, -3e3])

@@ -13,7 +13,7 @@ precision. Squares of the elements themselves would lose any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.expr import Expr, apply, const, load, loads, reindex
@@ -21,7 +21,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Pointwise, Reduction
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, flat_index
 
-__all__ = ["PART", "Parts", "moments_of_parts", "squared_deviations"]
+__all__ = ["PART", "Parts", "deviations", "moments_of_parts"]
 
 PART = 64
 """Elements of a part of a column, about: so many rows of a strip of columns stay in the first cache."""
@@ -46,47 +46,50 @@ class Parts:
     length: int
 
 
-def squared_deviations(graph: Graph, position: int) -> Reduction | None:
-    """The later node that sums ``(x - m)^2`` over the axes over which the node at `position` sums `x`, where
-    `m` is made of that sum.
+def deviations(graph: Graph, position: int) -> tuple[Reduction, ...]:
+    """The later nodes that sum ``(x - m)^2``, or ``x - m``, over the axes over which the node at `position`
+    sums `x`, where `m` is made of that sum; none where no node sums the squares.
     """
     first = graph.nodes[position]
     if not isinstance(first, Reduction) or first.kind != "sum" or not first.values[0].dtype.is_float:
-        return None
+        return ()
     value, total = first.values[0], (first.outputs[0], first.index)
     read = {item.buffer for item in loads(value)}
+    found: list[Reduction] = []
     for node in graph.nodes[position + 1 :]:
         if isinstance(node, Reduction) and node.kind == "sum":
             centre = _centre(node, value)
             alike = (node.axes, node.raxes) == (first.axes, first.raxes)
             if centre is not None and alike and {(e.buffer, e.index) for e in loads(centre)} == {total}:
-                return node
+                found.append(node)
         if not read.isdisjoint(node.writes()):
-            return None
-    return None
+            break
+    return tuple(found) if any(map(_is_of_squares, found)) else ()
+
+
+def _is_of_squares(node: Reduction) -> bool:
+    value = node.values[0]
+    return value.op == "mul" and value.args[0] is value.args[1]
 
 
 def _centre(node: Reduction, value: Expr) -> Expr | None:
-    """`m` where a node sums ``(value - m) * (value - m)``."""
-    square = node.values[0]
-    if square.op != "mul" or square.args[0] is not square.args[1]:
-        return None
-    away = square.args[0]
+    """`m` where a node sums ``(value - m) * (value - m)``, or ``value - m``."""
+    away = node.values[0].args[0] if _is_of_squares(node) else node.values[0]
     return away.args[1] if away.op == "sub" and away.args[0] is value else None
 
 
 def moments_of_parts(
     first: Reduction,
-    second: Reduction | None,
+    others: Sequence[Reduction],
     how: Parts,
     stored: Callable[[Pointwise], Expr],
     partial: Callable[[Reduction, Expr], tuple[Reduction, Expr]],
 ) -> tuple[Pointwise | Reduction, ...]:
-    """The nodes that replace a sum and that of squared deviations, or one reduction to moments.
+    """The nodes that replace a sum and those of `deviations`, or one reduction to moments.
 
     Args:
         first: the sum, or the reduction to moments.
-        second: that of the squares; None beside a reduction to moments.
+        others: the sums of deviations; none beside a reduction to moments.
         how: the parts.
         stored: makes the buffer that a node writes, and loads from it.
         partial: makes the node that sums a value over each part, named after the one given, and the load of
@@ -107,7 +110,7 @@ def moments_of_parts(
     )
     near = stored(start)
     away = apply("sub", value, near)
-    square_of = second or replace(first, name=f"{first.name}_squares")
+    square_of = next(filter(_is_of_squares, others), None) or replace(first, name=f"{first.name}_squares")
     distances, distance = partial(first, away)
     squares, square = partial(square_of, apply("mul", away, away))
     mean = apply("add", near, apply("div", distance, number))
@@ -117,23 +120,26 @@ def moments_of_parts(
         off = apply("sub", mean, centre)
         return apply("add", spread, apply("mul", apply("mul", off, off), number))
 
-    if second is not None:
-        centre = _centre(second, first.values[0])
-        assert centre is not None
+    def final(node: Reduction, made: Expr, outputs: tuple[str, ...]) -> Reduction:
+        name = f"{node.name}_final"
+        return replace(node, name=name, raxes=how.outer, outputs=outputs, kind="sum", values=(made,))
+
+    if others:
         total = apply("add", apply("mul", near, number), distance)
-        outputs, last = first.outputs, replace(second, raxes=how.outer, values=(around(centre),))
+        outputs, last = first.outputs, []
+        for node in others:
+            centre = _centre(node, first.values[0])
+            assert centre is not None
+            # a difference of neighbours is exact, or nearly
+            plain = apply("add", apply("mul", apply("sub", near, centre), number), distance)
+            last.append(final(node, around(centre) if node is square_of else plain, node.outputs))
     else:
         # all parts have as many elements
         total = apply("div", mean, const(float(how.count), dtype))
         outputs = first.outputs[:1]
         centre = load(outputs[0], first.index, dtype)
-        spreads = first.outputs[1:2]
-        last = replace(square_of, raxes=how.outer, outputs=spreads, kind="sum", values=(around(centre),))
-    last = replace(last, name=f"{square_of.name}_final")
-    sums = replace(
-        first, name=f"{first.name}_final", raxes=how.outer, outputs=outputs, kind="sum", values=(total,)
-    )
-    return start, distances, squares, sums, last
+        last = [final(square_of, around(centre), first.outputs[1:2])]
+    return start, distances, squares, final(first, total, outputs), *last
 
 
 def _near(value: Expr, inner: tuple[Index, ...]) -> Expr:

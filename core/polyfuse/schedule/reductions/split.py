@@ -20,7 +20,7 @@ from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, identity
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.plugin.target_info import is_near, near_divisor
-from polyfuse.schedule.reductions.column_moments import PART, Parts, moments_of_parts, squared_deviations
+from polyfuse.schedule.reductions.column_moments import PART, Parts, deviations, moments_of_parts
 from polyfuse.schedule.reductions.column_reductions import split_columns
 from polyfuse.schedule.reductions.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.schedule.result import Decision
@@ -73,18 +73,18 @@ def split_reductions(
         buffers |= split.buffers
         nodes.extend(found.nodes)
         owners |= {part.name: claimed[node.name] for part in found.nodes}
-        done.add(found.partner)
-        decisions.append(Decision("split", node.name, found.partner, found.reason))
+        done.update(found.partners)
+        decisions.append(Decision("split", node.name, "+".join(found.partners), found.reason))
     return replace(graph, buffers=buffers, nodes=tuple(nodes)), owners
 
 
 @dataclass(frozen=True)
 class _Split:
-    """What a reduction or scan becomes: nodes, why, and the name of another node whose work they do too."""
+    """What a reduction or scan becomes: nodes, why, and the names of other nodes whose work they do too."""
 
     nodes: tuple[Node, ...]
     reason: str
-    partner: str = ""
+    partners: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _Splitter:
         reason = f"{count} partial results keep the device busy"
         partner = _sum_of_exponentials(self.graph, position)
         if partner is not None:
-            return _Split(self.softmax(node, partner, division), reason, partner.name)
+            return _Split(self.softmax(node, partner, division), reason, (partner.name,))
         return _Split(self.parts(node, division), reason)
 
     def moments(self, node: Reduction, position: int) -> _Split | None:
@@ -153,17 +153,17 @@ class _Splitter:
             or self._contiguous_columns(node) < _COLUMNS
         ):
             return None
-        partner = squared_deviations(self.graph, position) if node.kind == "sum" else None
-        if partner is None and (node.kind == "sum" or node.outputs[2] or not all(node.outputs[:2])):
+        others = deviations(self.graph, position)
+        if not others and (node.kind == "sum" or node.outputs[2] or not all(node.outputs[:2])):
             return None
         how = self._divide(node, rows // PART)
         if how is None or how.inside is not None:
             return None
         count = self.hint(product(map(axis_size, how.outer)))
         parts = Parts(how.outer, how.inner, how.mapping, count, rows // count)
-        made = moments_of_parts(node, partner, parts, self._stored, partial(self._sums, how))
+        made = moments_of_parts(node, others, parts, self._stored, partial(self._sums, how))
         reason = f"{count} parts of each column are read once"
-        return _Split(made, reason, partner.name if partner is not None else "")
+        return _Split(made, reason, tuple(other.name for other in others))
 
     def division(self, node: Reduction) -> _Division | None:
         """How `node` is split; None where it stays whole."""
