@@ -35,7 +35,7 @@ constexpr int64_t kElements = int64_t{1} << 26;
 // --- streams and events --------------------------------------------------------------------------------------
 
 using Task = std::function<void()>;
-using Graph = std::vector<Task>;
+struct Graph { c10::DeviceIndex device; std::vector<Task> tasks; };
 
 struct Stream {
   std::mutex mutex;
@@ -49,7 +49,7 @@ struct Stream {
 
   void give(Task task) {
     std::lock_guard lock(mutex);
-    if (captured) return captured->push_back(std::move(task));
+    if (captured) return captured->tasks.push_back(std::move(task));
     ++unfinished;
     tasks.push_back(std::move(task));
     changed.notify_all();
@@ -512,7 +512,7 @@ int sim_capture_begin(int64_t pool) {
     Stream& stream = current();
     stream.wait();
     std::lock_guard lock(stream.mutex);
-    stream.captured = std::make_unique<Graph>();
+    stream.captured = std::make_unique<Graph>(Graph{now_device, {}});
     stream.pool = pool;
   });
 }
@@ -521,9 +521,13 @@ void* sim_capture_end() {
   std::lock_guard lock(stream.mutex);
   return stream.captured.release();
 }
-void sim_replay(void* graph) { for (const Task& task : *static_cast<Graph*>(graph)) current().give(task); }
+// on the device where it was captured, whatever the current one is
+void sim_replay(void* graph) {
+  const auto& [device, tasks] = *static_cast<Graph*>(graph);
+  for (const Task& task : tasks) stream_at(device, now_stream[device]).give(task);
+}
 void sim_forget(void* graph) {
-  Guard().synchronizeDevice(now_device);
+  Guard().synchronizeDevice(static_cast<Graph*>(graph)->device);
   delete static_cast<Graph*>(graph);
 }
 void sim_memory(int64_t device, int64_t* found) {

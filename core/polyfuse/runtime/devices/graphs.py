@@ -17,7 +17,9 @@ class DeviceGraph(Protocol):
     """Recorded work."""
 
     def replay(self) -> None:
-        """Give all of it to the current stream."""
+        """Give all of it to the current stream of the device where it was recorded, which need not be the
+        current device.
+        """
 
     def reset(self) -> None:
         """Forget it."""
