@@ -226,7 +226,7 @@ def _bytes(value: Any) -> int:
 def _switched(nodes: Sequence[Node]) -> Any:
     """Of each border of nodes, whether gradients are there switched otherwise than where the graph begins."""
     begun = now = torch.is_grad_enabled()
-    borders = np.zeros(len(nodes) + 1, dtype=np.int64)
+    borders: Any = np.zeros(len(nodes) + 1, dtype=np.int64)
     for place, node in enumerate(nodes):
         if node.target is global_state.SWITCH_GRADIENTS:
             (now,) = node.args
