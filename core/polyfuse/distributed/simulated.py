@@ -17,7 +17,7 @@ from polyfuse.distributed.costs import all_costs
 from polyfuse.distributed.memory import PeakMemory
 from polyfuse.distributed.timeline import StepTimes, Timeline
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.ranks.costs import CollectiveCosts, nearest, use_costs
+from polyfuse.runtime.ranks.costs import CollectiveCosts, costs_put_back, nearest, use_costs
 from polyfuse.torch_compat.simulated_group import SIMULATED, simulated_groups
 
 __all__ = ["SimulatedRank", "World", "measured_tables", "simulated_rank"]
@@ -95,17 +95,18 @@ def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
     }
-    # the compiler overlaps by the costs of the world that is played
-    for device_type in dict.fromkeys(("cpu", kind)):
-        facts = device_of(device_type).facts()
-        use_costs(
-            CollectiveCosts(SIMULATED, facts, table.ranks, on_host, table.seconds)
-            for table in world.tables
-            for on_host in (
-                (True, False) if len({t.on_host for t in world.tables}) == 1 else (table.on_host,)
-            )
-        )
     with ExitStack() as stack:
+        stack.enter_context(costs_put_back())
+        # the compiler overlaps by the costs of the world that is played
+        for device_type in dict.fromkeys(("cpu", kind)):
+            facts = device_of(device_type).facts()
+            use_costs(
+                CollectiveCosts(SIMULATED, facts, table.ranks, on_host, table.seconds)
+                for table in world.tables
+                for on_host in (
+                    (True, False) if len({t.on_host for t in world.tables}) == 1 else (table.on_host,)
+                )
+            )
         stack.enter_context(changed_environment(names))
         stack.enter_context(simulated_groups(world.ranks, rank, timeline))
         hook = register_optimizer_step_post_hook(lambda *_: timeline.mark())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from polyfuse.ir.expr import apply
@@ -9,7 +11,13 @@ from polyfuse.ir.nodes import Collective, ExternCall
 from polyfuse.plugin import TargetInfo
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks import estimates
-from polyfuse.runtime.ranks.costs import KINDS, CollectiveCosts, forget_costs, use_costs
+from polyfuse.runtime.ranks.costs import (
+    KINDS,
+    CollectiveCosts,
+    costs_put_back,
+    forget_costs,
+    use_costs,
+)
 from polyfuse.schedule.fusion.space import fresh_axes
 from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
 from polyfuse.schedule.overlap.durations import communication_seconds, computing_seconds
@@ -18,6 +26,13 @@ from polyfuse.torch_compat.groups import Group
 from schedule_builder import Maker, axes
 
 MEGABYTE = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def no_costs() -> Iterator[None]:
+    with costs_put_back():
+        forget_costs()
+        yield
 
 
 def number(index: IndexLike) -> int:
@@ -109,8 +124,5 @@ def test_what_was_measured_comes_before_what_is_guessed(monkeypatch: pytest.Monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     rows = dict.fromkeys(KINDS, ((1 << 10, 1.0), (1 << 20, 7.0)))
     use_costs([CollectiveCosts("gloo", device_of("cpu").facts(), 2, True, rows)])
-    try:
-        assert communication_seconds(node, m.graph(), "cpu", 0.0, number) == 7.0
-        assert communication_seconds(node, m.graph(), "cpu", 1e6, number) < 7.0, "the user's word counts"
-    finally:
-        forget_costs()
+    assert communication_seconds(node, m.graph(), "cpu", 0.0, number) == 7.0
+    assert communication_seconds(node, m.graph(), "cpu", 1e6, number) < 7.0, "the user's word counts"

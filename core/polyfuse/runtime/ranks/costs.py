@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -16,6 +17,7 @@ __all__ = [
     "CollectiveCosts",
     "any_costs",
     "costs_of",
+    "costs_put_back",
     "forget_costs",
     "kind_of",
     "known_costs",
@@ -170,6 +172,17 @@ def any_costs() -> bool:
 def forget_costs() -> None:
     """Drop all tables of this process."""
     _KNOWN.clear()
+
+
+@contextmanager
+def costs_put_back() -> Iterator[None]:
+    """Have the tables decide afterwards that decide now, whatever is used meanwhile."""
+    before = dict(_KNOWN)
+    try:
+        yield
+    finally:
+        _KNOWN.clear()
+        _KNOWN.update(before)
 
 
 def known_costs(library: str, device: str) -> tuple[CollectiveCosts, ...]:
