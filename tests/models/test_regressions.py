@@ -249,7 +249,7 @@ def test_random_numbers_of_python(dtype: torch.dtype) -> None:
     """Dynamo traces them in single precision and passes them in double precision."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-        drawn = random.random()
+        drawn = random.uniform(0, 1)
         return x * drawn + random.uniform(1, 2), torch.full((3,), drawn) * random.randint(3, 9), drawn
 
     x = torch.randn(3, 4, dtype=dtype)
