@@ -14,10 +14,10 @@ from torch.fx import GraphModule, Node
 from polyfuse.base.log import get_logger
 from polyfuse.frontend.describe import output_args
 from polyfuse.frontend.repeated import GraphRegion, pieces_of
-from polyfuse.runtime.chains import joined
-from polyfuse.runtime.pieces import PieceCall, Strides, in_order
+from polyfuse.runtime.pieces.calls import PieceCall, Strides, in_order
+from polyfuse.runtime.pieces.chains import joined
+from polyfuse.torch_compat.autograd_functions import PlainFunction, found_functions, is_plain
 from polyfuse.torch_compat.tracing import aot, dynamo, fx
-from polyfuse.torch_compat.tracing.autograd_functions import PlainFunction, found_functions, is_plain
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings

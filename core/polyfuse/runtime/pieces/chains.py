@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.pieces import PieceCall, laid_out
-from polyfuse.torch_compat.tracing.autograd_functions import (
+from polyfuse.runtime.pieces.calls import PieceCall, laid_out
+from polyfuse.torch_compat.autograd_functions import (
     PlainFunction,
     direct_backward,
     direct_forward,
