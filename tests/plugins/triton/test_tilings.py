@@ -65,30 +65,31 @@ def test_rows_and_columns_apart_give_the_same(blocks):
     assert "YBLOCK" in text and torch.equal(found[1], wanted[1])
 
 
-def normalised(kind: str) -> Kernel:
+def normalised(kind: str, rows: int = 16384, length: int = 4096) -> Kernel:
     """Rows divided by their mean square, times a weight."""
+    whole = rows * length
     wide = "" if kind == "f32" else "\n    {0} = cast f32 ({1})"
     load = "    {0} = load f32 {2}" if kind == "f32" else "    {1} = load " + kind + " {2}" + wide
-    store = "    store f32 set out0[4096*p0 + r0] = w5"
+    store = f"    store f32 set out0[{length}*p0 + r0] = w5"
     if kind != "f32":
-        store = f"    w6 = cast {kind} (w5)\n    store {kind} set out0[4096*p0 + r0] = w6"
+        store = f"    w6 = cast {kind} (w5)\n    store {kind} set out0[{length}*p0 + r0] = w6"
     found = parse(
         "\n".join(
             [
                 "kernel k on cuda {",
                 "  numerics fast",
-                "  axes p0{16384} ~ 16384",
-                "  raxes r0{4096} ~ 4096",
-                f"  in in0: {kind}[67108864] aligned",
-                f"  in in1: {kind}[4096] aligned",
-                f"  out out0: {kind}[67108864] aligned",
+                f"  axes p0{{{rows}}} ~ {rows}",
+                f"  raxes r0{{{length}}} ~ {length}",
+                f"  in in0: {kind}[{whole}] aligned",
+                f"  in in1: {kind}[{length}] aligned",
+                f"  out out0: {kind}[{whole}] aligned",
                 "  loop {",
-                load.format("v1", "v0", "in0[4096*p0 + r0]"),
+                load.format("v1", "v0", f"in0[{length}*p0 + r0]"),
                 "    v2 = mul f32 (v1, v1)",
                 "    v3 = reduce f32 sum (v2)",
                 "  }",
                 "  loop {",
-                load.format("w1", "w0", "in0[4096*p0 + r0]"),
+                load.format("w1", "w0", f"in0[{length}*p0 + r0]"),
                 load.format("w3", "w2", "in1[r0]"),
                 "    w4 = div f32 (w1, v3)",
                 "    w5 = mul f32 (w4, w3)",
@@ -106,6 +107,25 @@ def normalised(kind: str) -> Kernel:
 def test_a_thread_has_more_points_of_narrow_rows(kind, warps):
     plan = choose_plan(normalised(kind), TARGET)
     assert plan.persistent and plan.num_warps == warps
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "length", "side", "warps"),
+    [
+        ("bf16", 2048, 256, 2, 1),
+        ("bf16", 2048, 768, 1, 1),
+        ("bf16", 2048, 2048, 1, 4),
+        ("f32", 2048, 512, 1, 1),
+        ("f32", 2048, 768, 1, 4),
+        ("bf16", 256, 768, 1, 4),  # few rows: more threads for each
+        ("bf16", 1 << 15, 256, 8, 4),  # as many programs would take their time to start
+        ("bf16", 1 << 15, 768, 2, 4),  # they come from memory
+    ],
+)
+def test_rows_from_the_last_cache_have_few_warps(kind, rows, length, side, warps):
+    plan = choose_plan(normalised(kind, rows, length), TARGET)
+    assert plan.persistent and plan.num_warps == warps
+    assert [dim.block for dim in plan.tiles] == [side][: side > 1]
 
 
 HALVES = """kernel k on cuda {

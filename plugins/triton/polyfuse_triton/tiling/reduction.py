@@ -44,6 +44,12 @@ _ROW_FORCED = 65536
 """The same where nothing else is possible."""
 _TILE = 2048
 """Points of a tile of several short rows."""
+_WARP_BYTES, _THREAD_BYTES = 2048, 32
+"""Bytes of one array in rows of one warp that come from the last cache, and of a thread in longer rows."""
+_CACHED_PROGRAMS, _CACHED_WARPS = 4096, 7
+"""Programs of such rows at most, as each takes its time to start, and warps that a multiprocessor needs."""
+_CACHED_REGISTERS = 240
+"""Registers of a thread by an estimate that is three times what layer norms take."""
 _CHUNK, _SHORTEST_CHUNK = 4096, 1024
 """Points of a row's chunk that is a program of its own."""
 _CLUSTER_CHUNKS = (8192, 16384)
@@ -197,6 +203,8 @@ class _Shape:
         """Rows that fit in registers: of a length that is at most so many points."""
         facts = self.facts
         block = power_of_two(max(1, most))
+        if self._comes_from_cache(block):
+            return self._cached_rows(length, block)
         count = facts.points(facts.axes)
         side = 1 if self.groups is not None else max(1, _TILE // block)
         while side > 1 and count < 2 * self.target.multiprocessors * side:
@@ -208,6 +216,40 @@ class _Shape:
         # the next row of a group is loaded while one is worked on
         stages = 1 if self.groups is None else 2
         return Plan(tiles, reduced, grid, (), True, self._warps(warps, elements), stages, self.groups)
+
+    def _comes_from_cache(self, block: int) -> bool:
+        """Whether all that rows are made of fits in the last cache, there are rows for all multiprocessors,
+        and their programs soon have started.
+        """
+        count = self.facts.points(self.facts.axes)
+        few = count < _PROGRAMS * self.target.multiprocessors
+        if self.groups is not None or few or count > _CACHED_PROGRAMS * self._side_of_cached(block):
+            return False
+        return count * self._row_bytes() <= self.target.l2_bytes // 2
+
+    def _side_of_cached(self, block: int) -> int:
+        """Rows of a program that come from the last cache: two short ones."""
+        return 2 if 2 * block * self._widest() <= _WARP_BYTES else 1
+
+    def _widest(self) -> int:
+        return max((a.itemsize for a in self.looped if self.facts.share(a) > 0.5), default=4)
+
+    def _cached_rows(self, length: IndexLike, block: int) -> Plan:
+        """Rows that come from the last cache. Most of their time is that threads wait for each other: a row
+        of one warp does without, and longer ones have few warps, unless there are few rows.
+        """
+        facts, target = self.facts, self.target
+        count, side = facts.points(facts.axes), self._side_of_cached(block)
+        tiles, grid = self._tile_of_rows(side)
+        elements = block * (tiles[0].block if tiles else 1)
+        size = elements * self._widest()
+        fewest = 1 if size <= _WARP_BYTES else size // (_WARP * _THREAD_BYTES)
+        while elements * facts.registers > fewest * _WARP * _CACHED_REGISTERS:
+            fewest *= 2
+        busy = power_of_two(-(-_CACHED_WARPS * target.multiprocessors * side // max(1, count)))
+        warps = max(fewest, min(busy, elements // (_WARP * _FEW)))
+        reduced = Dim("r", facts.raxes, length, block)
+        return Plan(tiles, reduced, grid, (), True, min(16, warps), 1)
 
     def _products_of_row(self, length: IndexLike, most: int) -> Plan:
         """Whole rows of matrices; two for each program, where there is one matrix, so that the row that they
