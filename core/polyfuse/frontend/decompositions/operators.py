@@ -322,7 +322,8 @@ def with_size(op: Any) -> Callable[..., Any] | None:
 
     def resample(x: Tensor, output_size: Any, *rest: Any) -> Any:
         if "nearest" in ops.base_name(op) and shapes.is_unbacked(x):
-            return decomp.registered()[op](x, output_size, *rest)  # its shape function asks whether `x` is empty
+            # the operator's shape function asks whether `x` is empty
+            return decomp.registered()[op](x, output_size, *rest)
         *options, scales = rest
         spatial = x.shape[2:]
         if output_size is None:
