@@ -27,8 +27,8 @@ _LESS = 0.8
 """The part of the loads along the axis that is left where doing points together pays."""
 
 _FEWER = 0.7
-"""The part of all loads that is left there, weights included, which each point would load: windows of three at
-every second pixel share a quarter, and asking for so many new lines ahead costs more."""
+"""The part of all loads that is left there, weights included, which each point would load: windows of three
+at every second pixel share a quarter, and asking for so many new lines ahead costs more."""
 
 _MOST_STATEMENTS = 400
 """Statements beyond which compiling them costs more than they save."""

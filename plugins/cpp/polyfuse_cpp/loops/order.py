@@ -30,7 +30,7 @@ def used_early(kernel: Kernel) -> Kernel:
 
 
 def _reordered(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The statements in the new order: what is made of nothing, such as an index, right before its first use."""
+    """The new order: what is made of nothing, such as an index, right before its first use."""
     free = {t: stmt for stmt in body if stmt.op in _MADE_OF_NOTHING for t in stmt.targets}
     last = {name: id(stmt) for stmt in body for name in stmt.args}
     by_id = {id(stmt): stmt for stmt in body}
