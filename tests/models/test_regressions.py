@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 
 import pytest
@@ -207,3 +208,54 @@ def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
     for number in (3.3, -1234.567, 1e5):
         for found in compiled(torch.full((2, 4, 1001), number, dtype=dtype)):
             assert torch.count_nonzero(found) == 0, number
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_written_through_keeps_rows_that_lie_apart(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole, part = (torch.empty_strided(x.size(), (2 * x.size(1), 1)).fill_(3) for _ in range(2))
+        like = torch.empty_strided(x.size(), x.stride())
+        whole[:] = x + x
+        part[1:3] = x[:2]
+        part[:, 1] = 5
+        like[:] = x * 3
+        return whole, part, like
+
+    compiled = checks.compile_function(function, dynamic=dynamic)
+    for x in (torch.randn(16, 16)[:, :8], torch.randn(12, 20)[:, 3:11]):
+        for found, expected in zip(compiled(x), function(x), strict=True):
+            assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+def test_a_write_to_a_part_of_a_size_that_comes_from_data() -> None:
+    def function(a: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        joined = torch.cat([a, torch.zeros(2, 3, x[0].item(), 4)], 2)
+        joined[:, :, :5, :] = torch.full((2, 3, 5, 4), 7.0)
+        turned = torch.zeros(4, x.nonzero().shape[0] + 5).t()
+        turned[:5] = a[0, 0, :5]
+        turned[:, 1] = 7
+        return joined, turned
+
+    a = torch.randn(2, 3, 5, 4)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        compiled = checks.compile_function(function)
+        for x in (torch.tensor([3, 0, 2]), torch.tensor([0, 4, 0]), torch.tensor([1, 1, 1])):
+            for found, expected in zip(compiled(a, x), function(a, x), strict=True):
+                assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_random_numbers_of_python(dtype: torch.dtype) -> None:
+    """Dynamo traces them in single precision and passes them in double precision."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+        drawn = random.uniform(0, 1)
+        return x * drawn + random.uniform(1, 2), torch.full((3,), drawn) * random.randint(3, 9), drawn
+
+    x = torch.randn(3, 4, dtype=dtype)
+    compiled = checks.compile_function(function)
+    for seed in range(3):
+        random.seed(seed)
+        found = compiled(x)
+        random.seed(seed)
+        torch.testing.assert_close(found, function(x))

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.testing._internal.two_tensor import TwoTensor
 
 from graph_caching import cache_of_its_own  # noqa: F401
 from new_process import as_in_a_new_process
 from polyfuse.base import code
 from polyfuse.cache.archive import CARRIED
 from polyfuse.cache.graphs import graph_counts
-from polyfuse.compiler.captures import files, lookup
+from polyfuse.cache.key_fields import KeyNotes
+from polyfuse.compiler.captures import files, lookup, pending
 
 
 @pytest.fixture(autouse=True)
@@ -388,3 +390,62 @@ def test_code_that_asks_for_its_rank_holds_for_that_rank(monkeypatch, tmp_path):
 
 def test_records_are_not_carried_to_other_machines():
     assert "captures" not in CARRIED
+
+
+def broken_loop(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = x.sin() + 1
+        torch._dynamo.graph_break()
+    return x
+
+
+def stacked(x: torch.Tensor) -> torch.Tensor:
+    weights = x.unbind(0)
+    y = weights[0]
+    for weight in weights:
+        y = (torch.nn.functional.layer_norm(y @ weight, (6,)).sigmoid() * weight).chunk(2)[0].repeat(2, 1)
+        y = y.sin().tanh() + y.cos()
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "reason"),
+    [
+        (broken_loop, {}, "Dynamo leaves the frame to Python: Unsupported"),
+        (scaled, {"freezing": True}, "it is not looked up: the option 'freezing' is set"),
+        (stacked, {"repeated_layers": "on"}, "its graph is compiled in pieces"),
+    ],
+)
+def test_why_a_frame_is_not_stored_is_counted(tmp_path, function, options, reason):
+    as_in_a_new_process()
+    x = torch.randn(8, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.compile(function, backend="polyfuse", options=options)(x), function(x)
+        )
+    notes = KeyNotes(tmp_path / "cache")
+    assert notes.captures() == {reason: 1}
+    notes.clear()
+    assert not notes.captures()
+
+
+def test_inputs_of_another_type_are_a_counted_reason(tmp_path):
+    as_in_a_new_process()
+    x = TwoTensor(torch.randn(4, 6), torch.randn(4, 6))
+    torch.testing.assert_close(torch.compile(scaled, backend="polyfuse")(x).a, scaled(x).a)
+    assert list(KeyNotes(tmp_path / "cache").captures()) == [
+        "its graph bypasses the graph cache: an input of it is a TwoTensor"
+    ]
+
+
+def test_a_graph_whose_backward_never_runs_is_counted_in_the_end(tmp_path, monkeypatch):
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr(pending.atexit, "register", ends.append)
+    as_in_a_new_process()
+    torch.compile(scaled, backend="polyfuse")(torch.randn(4, 6, requires_grad=True))
+    assert not records(tmp_path)
+    (end,) = ends
+    end()
+    assert list(KeyNotes(tmp_path / "cache").captures()) == [
+        "its graph was not stored: no backward of it has run"
+    ]

@@ -20,7 +20,7 @@ from polyfuse.base.files import atomic_write
 
 __all__ = ["Difference", "KeyNotes", "differences"]
 
-# Bytes of the list of bypasses; beyond, no more are counted.
+# Bytes of a list of reasons; beyond, no more are counted.
 _MOST: Final = 1 << 20
 
 
@@ -45,6 +45,7 @@ class KeyNotes:
     def __init__(self, root: Path) -> None:
         self._folder = root / "compiled" / ".keys"
         self._bypasses = root / "compiled" / ".bypasses"
+        self._untaken = root / "compiled" / ".captures"
 
     def write(self, key: str, fields: Mapping[str, str]) -> None:
         """Note what a key was made of."""
@@ -77,25 +78,41 @@ class KeyNotes:
 
     def bypassed(self, reason: str) -> None:
         """Count a graph that bypassed the graph cache."""
-        with contextlib.suppress(OSError):
-            self._bypasses.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._bypasses, "ab") as stream:
-                if stream.tell() < _MOST:
-                    stream.write(f"{' '.join(reason.split())}\n".encode())
+        _append(self._bypasses, reason)
 
     def bypasses(self) -> Mapping[str, int]:
         """How many graphs bypassed it since the notes were removed, by reason."""
-        try:
-            lines = self._bypasses.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return {}
-        return dict(Counter(lines).most_common())
+        return _counted(self._bypasses)
+
+    def not_captured(self, reason: str) -> None:
+        """Count a frame of which what Dynamo made is not stored, or that is not looked up."""
+        _append(self._untaken, reason)
+
+    def captures(self) -> Mapping[str, int]:
+        """How many frames were not stored, or not looked up, since the notes were removed, by reason."""
+        return _counted(self._untaken)
 
     def clear(self) -> None:
         """Remove the notes."""
-        for path in (*self._folder.glob("*"), self._bypasses):
+        for path in (*self._folder.glob("*"), self._bypasses, self._untaken):
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+def _append(path: Path, reason: str) -> None:
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab") as stream:
+            if stream.tell() < _MOST:
+                stream.write(f"{' '.join(reason.split())}\n".encode())
+
+
+def _counted(path: Path) -> Mapping[str, int]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    return dict(Counter(lines).most_common())
 
 
 def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[Difference]:

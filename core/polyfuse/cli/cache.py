@@ -123,13 +123,13 @@ def usage(root: Path) -> Mapping[str, Held]:
 
 
 def _info(root: Path, settings: Settings, as_json: bool) -> None:
-    found, bypasses = usage(root), KeyNotes(root).bypasses()
+    found, notes = usage(root), KeyNotes(root)
+    bypasses, captures = notes.bypasses(), notes.captures()
     if as_json:
         kinds = {kind: asdict(found[name]) for kind, name in _NAMES.items()}
         limit = settings.cache_limit * _MIB
-        print(
-            json.dumps({"folder": str(root), "limit": limit, "kinds": kinds, "bypasses": bypasses}, indent=2)
-        )
+        report = {"folder": str(root), "limit": limit, "kinds": kinds}
+        print(json.dumps({**report, "bypasses": bypasses, "not_captured": captures}, indent=2))
         return
     print(
         f"{root}, at most {settings.cache_limit} MiB" if settings.cache_limit else f"{root}, without a limit"
@@ -139,9 +139,14 @@ def _info(root: Path, settings: Settings, as_json: bool) -> None:
         print(
             f"{line}, {held.size / _MIB:.1f} MiB, the oldest used {_ago(held.oldest)}" if held.count else line
         )
-    if bypasses:
-        print(f"  {sum(bypasses.values())} graphs bypassed the graph cache:")
-    for reason, count in bypasses.items():
+    _reasons("graphs bypassed the graph cache", bypasses)
+    _reasons("frames are not in the capture cache", captures)
+
+
+def _reasons(what: str, reasons: Mapping[str, int]) -> None:
+    if reasons:
+        print(f"  {sum(reasons.values())} {what}:")
+    for reason, count in reasons.items():
         print(f"    {count}  {reason}")
 
 

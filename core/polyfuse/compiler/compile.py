@@ -30,6 +30,7 @@ from polyfuse.torch_compat.tracing.dynamo import (
     ends_early,
     node_count,
     shown_as_it_is,
+    with_numbers_as_passed,
 )
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def compile_fx_graph(
     except (InvalidOptionError, BackendUnavailableError) as error:
         raise shown_as_it_is(error, inspect.currentframe()) from None
 
+    example_inputs = with_numbers_as_passed(gm, example_inputs)
     note_graph(gm)
 
     def whole(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:

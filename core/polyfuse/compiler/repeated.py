@@ -14,7 +14,9 @@ from torch.fx import GraphModule, Node
 from polyfuse.base.log import get_logger
 from polyfuse.frontend.describe import output_args
 from polyfuse.frontend.repeated import GraphRegion, pieces_of
-from polyfuse.runtime.pieces import PieceCall, Strides, in_order
+from polyfuse.runtime.pieces.calls import PieceCall, Strides, in_order
+from polyfuse.runtime.pieces.chains import joined
+from polyfuse.torch_compat.autograd_functions import PlainFunction, found_functions, is_plain
 from polyfuse.torch_compat.tracing import aot, dynamo, fx
 
 if TYPE_CHECKING:
@@ -24,8 +26,11 @@ __all__ = ["compile_repeated"]
 
 _log = get_logger("compiler")
 
-_LEAST_BYTES = 2 << 20
-"""Of a piece's tensors. A call costs some 60 microseconds, and its backward twice as many."""
+_LEAST_BYTES = 1 << 18
+"""Of a piece's tensors. A call costs some 30 microseconds, with its backward."""
+
+_Piece: TypeAlias = "tuple[Callable[..., Any], PlainFunction | None]"
+"""As it was compiled, and what autograd would call of it."""
 
 Compiler: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -49,17 +54,26 @@ def compile_repeated(
         return None
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     examples = dict(zip(placeholders, example_inputs, strict=True))
-    compiled: dict[Hashable, Callable[..., Any]] = {}
+    compiled: dict[Hashable, _Piece] = {}
     for piece in pieces:
         if piece.key not in compiled:
             with dynamo.context_of_its_own():
                 inputs = [examples[n] if n in examples else dynamo.example_like(n) for n in piece.inputs]
                 module = fx.piece_module(gm, piece.nodes, piece.inputs, piece.outputs)
-                compiled[piece.key] = compiler(module, inputs)
+                with found_functions() as functions:
+                    run = compiler(module, inputs)
+                compiled[piece.key] = run, _plain(functions, piece)
                 if dynamo.written_inputs():  # what other pieces read then, nobody has compared
                     return None
     _log.info("a graph in %d pieces, of which %d are compiled", len(pieces), len(compiled))
     return dynamo.disable(_called(gm, placeholders, pieces, compiled), reason="already compiled")
+
+
+def _plain(functions: Sequence[Any], piece: GraphRegion) -> PlainFunction | None:
+    """A compiled piece without what AOTAutograd does around it, where that is nothing."""
+    if len(functions) != 1 or not is_plain(functions[0], len(piece.inputs), len(piece.outputs)):
+        return None
+    return PlainFunction(functions[0])
 
 
 def _worthwhile(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> bool:
@@ -95,7 +109,7 @@ def _called(
     gm: GraphModule,
     placeholders: Sequence[Node],
     pieces: Sequence[GraphRegion],
-    compiled: dict[Hashable, Callable[..., Any]],
+    compiled: dict[Hashable, _Piece],
 ) -> Callable[..., Any]:
     """The compiled pieces, called in order."""
     numbers = {node: number for number, node in enumerate(placeholders)}
@@ -112,16 +126,16 @@ def _called(
         for turn, piece in enumerate(pieces):
             ended = [n for n in (*piece.inputs, *piece.outputs) if last[n] == turn and n not in kept]
             yield PieceCall(
-                compiled[piece.key],
+                compiled[piece.key][0],
                 tuple(numbers[node] for node in piece.inputs),
                 tuple(numbers[node] for node in piece.outputs),
                 tuple(_strides(node) for node in piece.outputs),
                 tuple(numbers[node] for node in ended),
             )
 
-    return in_order(
-        tuple(calls()), [numbers[n] if isinstance(n, Node) else None for n in results], len(numbers)
-    )
+    returned = [numbers[n] if isinstance(n, Node) else None for n in results]
+    graphs = [compiled[piece.key][1] for piece in pieces]
+    return in_order(tuple(joined(tuple(calls()), graphs, returned)), returned, len(numbers))
 
 
 def _strides(node: Node) -> Strides:

@@ -3,7 +3,7 @@
 Nodes of Dynamo's graph are compared by operator, constants, and the type, sizes and strides of their results.
 The longest run that repeats with some period is cut where the fewest bytes pass from one period to the next.
 Each piece then gets a key: pieces of equal keys compute the same of their inputs, so that one of them is
-compiled for all.
+compiled for all. No cut is made where gradients are switched off for a part, as by `no_grad` in a model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat import ops
-from polyfuse.torch_compat.tracing import fake
+from polyfuse.torch_compat.tracing import fake, global_state
 
 __all__ = ["GraphRegion", "pieces_of"]
 
@@ -94,6 +94,8 @@ def _token(node: Node) -> Hashable:
             raise _NoRepeats
     elif node.op != "call_function" or not _is_pure(node):
         raise _NoRepeats
+    if _example(node) is None and target not in global_state.SILENT_FUNCTIONS:
+        raise _NoRepeats
     return node.op, target, _value(node.args, {}), _value(node.kwargs, {}), _look(_example(node))
 
 
@@ -137,6 +139,8 @@ def _look(value: Any) -> Hashable:
     """What is known of a node's result."""
     if isinstance(value, tuple | list):
         return type(value).__name__, *(_look(item) for item in value)
+    if value is None:
+        return None
     if not fake.is_fake(value):
         raise _NoRepeats  # a number, a switch of torch's, a subclass of tensors
     return _tensor_look(value)
@@ -181,7 +185,9 @@ def _cuts(nodes: Sequence[Node], tokens: Sequence[Hashable]) -> Sequence[int]:
             covered, start, period = whole, first, distance
     if not period:
         return ()
-    return _best_cuts(nodes, start, start + covered, period)
+    cuts = _best_cuts(nodes, start, start + covered, period)
+    off = _switched(nodes)
+    return () if any(off[cut] for cut in cuts) else cuts
 
 
 def _longest_run(same: Any) -> tuple[int, int]:
@@ -202,13 +208,30 @@ def _best_cuts(nodes: Sequence[Node], start: int, end: int, period: int) -> Sequ
     change: Any = np.zeros(len(nodes) + 2, dtype=np.int64)
     for place in range(start, end):
         last = max((places.get(user, len(nodes)) for user in nodes[place].users), default=place)
-        value = _example(nodes[place])
-        passing = _NEVER if isinstance(value, tuple | list) else value.numel() * value.element_size()
+        passing = _bytes(_example(nodes[place]))
         change[place + 1] += passing
         change[last + 1] -= passing
+    passes = np.cumsum(change)[: len(nodes) + 1] + _NEVER * _switched(nodes)
     middle = start + period * ((end - start) // period // 2)
-    best = int(np.argmin(np.cumsum(change)[middle : middle + period]))
+    best = int(np.argmin(passes[middle : middle + period]))
     return tuple(range(start + best, end + 1, period))
+
+
+def _bytes(value: Any) -> int:
+    if value is None:
+        return 0
+    return _NEVER if isinstance(value, tuple | list) else int(value.numel() * value.element_size())
+
+
+def _switched(nodes: Sequence[Node]) -> Any:
+    """Of each border of nodes, whether gradients are there switched otherwise than where the graph begins."""
+    begun = now = torch.is_grad_enabled()
+    borders: Any = np.zeros(len(nodes) + 1, dtype=np.int64)
+    for place, node in enumerate(nodes):
+        if node.target is global_state.SWITCH_GRADIENTS:
+            (now,) = node.args
+        borders[place + 1] = now != begun
+    return borders
 
 
 def _pieces(

@@ -37,7 +37,6 @@ _REPEATED = 16
 _MOST = 8
 """Values that are stored for one node: each is loaded once more at every point."""
 
-Hint = Callable[[IndexLike], int]
 _Groups = tuple[Index, Index]
 """Two axes along which memory is contiguous: that of groups, and that of the columns of one."""
 
@@ -46,7 +45,7 @@ def store_column_values(
     graph: Graph,
     claimed: Mapping[str, Backend],
     target_info: Callable[[str, str], TargetInfo],
-    hint: Hint,
+    hint: Callable[[IndexLike], int],
     decisions: list[Decision],
 ) -> tuple[Graph, Mapping[str, Backend]]:
     """`graph` with such values stored, on devices where columns are worked on in strips
@@ -87,7 +86,9 @@ class _Stored:
     buffers: dict[str, Buffer]
 
 
-def _without_groups(node: Pointwise | Reduction, graph: Graph, hint: Hint, device: str) -> _Stored | None:
+def _without_groups(
+    node: Pointwise | Reduction, graph: Graph, hint: Callable[[IndexLike], int], device: str
+) -> _Stored | None:
     groups = _groups(node, graph, hint)
     if groups is None:
         return None
@@ -113,7 +114,7 @@ def _without_groups(node: Pointwise | Reduction, graph: Graph, hint: Hint, devic
     return _Stored((*made, rest), buffers)
 
 
-def _groups(node: Pointwise | Reduction, graph: Graph, hint: Hint) -> _Groups | None:
+def _groups(node: Pointwise | Reduction, graph: Graph, hint: Callable[[IndexLike], int]) -> _Groups | None:
     """The axes of short groups of contiguous columns; None where there are none, or these are one axis."""
     indices = [node.index] if isinstance(node, Pointwise) else []
     largest = max(loads(*node.expressions()), key=lambda e: hint(graph.buffers[e.buffer].numel), default=None)
@@ -130,7 +131,7 @@ def _groups(node: Pointwise | Reduction, graph: Graph, hint: Hint) -> _Groups | 
     return None
 
 
-def _values(node: Pointwise | Reduction, groups: _Groups, hint: Hint) -> list[Expr]:
+def _values(node: Pointwise | Reduction, groups: _Groups, hint: Callable[[IndexLike], int]) -> list[Expr]:
     """The largest values that keep the two axes from being one and vary along few others: each is one for a
     group. What varies from column to column, and is the same in all groups, stays: it is a channel's, and
     the groups are pixels.

@@ -38,3 +38,8 @@ class Facts(KernelFacts):
     def cost(self) -> int:
         """Rough price of one innermost point."""
         return max(1, self.cost_of(self.statements))
+
+    def bytes_of(self, buffer: str) -> int:
+        """What an argument takes in memory; 0 where that depends on sizes."""
+        extent = next((a.numel for a in self.kernel.args if a.name == buffer), 0)
+        return extent * self.memory[buffer].itemsize if isinstance(extent, int) else 0

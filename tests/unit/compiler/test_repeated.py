@@ -77,6 +77,26 @@ def test_training_computes_what_eager_mode_does() -> None:
     assert compiled_graphs() == kinds
 
 
+def test_parts_without_gradients_within_the_layers() -> None:
+    torch.manual_seed(1)
+    norms = [torch.randn(16, requires_grad=True) for _ in range(7)]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            angle = x.cos()
+        for weight in norms:
+            with torch.no_grad():
+                largest = x.abs().amax(-1, keepdim=True)
+            x = F.layer_norm(x / largest + angle, (16,), weight).sin() * x.sigmoid()
+        return x.square().sum()
+
+    run = torch.compile(step, backend="polyfuse", options={"repeated_layers": "on", "strict": True})
+    x = torch.randn(3, 16, requires_grad=True)
+    expected = torch.autograd.grad(step(x), [x, *norms])
+    torch.testing.assert_close(torch.autograd.grad(run(x), [x, *norms]), expected)
+    assert compiled_graphs().count("backward") < len(norms)
+
+
 def test_parameters_that_change_and_inference() -> None:
     torch.manual_seed(0)
     model = Layers(7).eval()

@@ -41,7 +41,8 @@ def test_in_place_and_out_variants_of_own_decompositions_are_left_alone() -> Non
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_slices(start: int, end: Any, step: int, dim: int) -> None:
     table = decomposition_table("eager")
-    for base in (torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0)):
+    apart = torch.randn(4, 5, 9)[..., :6]  # rows with gaps between them
+    for base in (torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0), apart):
         piece = base.clone().movedim(dim, 0)[slice(start, end, step)].movedim(0, dim)
         source = torch.randn(piece.shape)
         expected = aten.slice_scatter(base, source, dim, start, end, step)

@@ -142,6 +142,45 @@ def test_stays_whole(function: Callable[..., Any]) -> None:
     assert captured_pieces(function, torch.randn(4, 8, requires_grad=True), weights(8)) == ()
 
 
+def _angles_without_gradients(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        angle = x.cos()
+    for weight in weights:
+        x = layer(x * angle, weight)
+    return x
+
+
+def _layers_that_detach(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    for weight in weights:
+        with torch.no_grad():
+            largest = x.abs().amax(-1, keepdim=True)
+        x = layer(x / largest, weight)
+    return x
+
+
+@pytest.mark.parametrize("function", [_angles_without_gradients, _layers_that_detach])
+def test_no_cut_is_made_where_gradients_are_switched_off(function: Callable[..., Any]) -> None:
+    pieces = captured_pieces(function, torch.randn(4, 8, requires_grad=True), weights(8))
+    assert max(Counter(piece.key for piece in pieces).values()) >= 7
+    for piece in pieces:
+        switches = [node.args[0] for node in piece.nodes if node.target is torch._C._set_grad_enabled]
+        assert switches == [False, True] * (len(switches) // 2)
+
+
+def test_attention_that_returns_no_weights_is_in_pieces() -> None:
+    attention = torch.nn.ModuleList(
+        torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(7)
+    )
+
+    def encoder(x: torch.Tensor) -> torch.Tensor:
+        for block in attention:
+            x = block(x)
+        return x
+
+    pieces = captured_pieces(encoder, torch.randn(2, 4, 8))
+    assert max(Counter(piece.key for piece in pieces).values()) >= 6
+
+
 def test_stays_whole_with_sizes_that_vary() -> None:
     assert captured_pieces(stack, torch.randn(4, 8), weights(8), dynamic=True) == ()
 

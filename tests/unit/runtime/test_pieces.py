@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.pieces import PieceCall, in_order
+from polyfuse.runtime.pieces.calls import PieceCall, in_order
 
 
 def test_results_and_inputs() -> None:

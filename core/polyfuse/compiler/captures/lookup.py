@@ -24,6 +24,7 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings, child_environment
 from polyfuse.cache.artifacts import mark_used
 from polyfuse.cache.graphs import count
+from polyfuse.cache.key_fields import KeyNotes
 from polyfuse.cache.keys import compiled_key
 from polyfuse.compiler.captures.files import file_text, is_versioned
 from polyfuse.compiler.captures.objects import code_text, described
@@ -92,9 +93,15 @@ def around(frame: Frame, trace: Callable[[], Any]) -> Any:
         return trace()
     try:
         with collections_deferred():
-            captures = _Captures(session_for(settings), frame)
+            session = session_for(settings)
+    except Exception:  # the backend says so itself, too
+        return trace()
+    try:
+        with collections_deferred():
+            captures = _Captures(session, frame)
     except Exception as error:
         _log.info("a frame is not looked up: %s", error)
+        KeyNotes(session.store.root).not_captured(f"it is not looked up: {error}")
         return trace()
     found = captures.find()
     if found is not None:
@@ -109,6 +116,7 @@ class _Captures:
 
     def __init__(self, session: CompileSession, frame: Frame) -> None:
         self.session, self._frame = session, frame
+        self._notes = KeyNotes(session.store.root)
         self.key = _key_of(frame, session)
         self._folder = session.store.root / "captures" / self.key
 
@@ -168,9 +176,13 @@ class _Captures:
     def traced(self, trace: Callable[[], Any]) -> Any:
         """Have Dynamo trace it, and store what comes of it."""
         found: list[tuple[TracedFrame, str, str]] = []
-        pending = Pending(lambda key, entry: self._store(*found[0], key, entry))
-        with self._frame.watched(), pending.tracing():
-            result = trace()
+        pending = Pending(lambda key, entry: self._store(*found[0], key, entry), self._notes.not_captured)
+        try:
+            with self._frame.watched(), pending.tracing():
+                result = trace()
+        except BaseException as error:
+            self._notes.not_captured(f"Dynamo leaves the frame to Python: {type(error).__name__}")
+            raise
         try:
             if pending.refused:
                 raise Unstorable(pending.refused)
@@ -178,8 +190,10 @@ class _Captures:
             pending.keep()
         except Unstorable as error:
             _log.info("what Dynamo made of %s is not stored: %s", self._frame.code.co_qualname, error)
-        except Exception:
+            self._notes.not_captured(str(error))
+        except Exception as error:
             _log.info("what Dynamo made of a frame is not stored", exc_info=True)
+            self._notes.not_captured(f"it cannot be stored: {type(error).__name__}: {error}")
         return result
 
     def _checked(self, result: Any) -> tuple[TracedFrame, str, str]:
@@ -200,6 +214,7 @@ class _Captures:
             atomic_write(self._folder / digest(content), content)
         except Exception as error:
             _log.info("what Dynamo made of a frame cannot be written: %s", error)
+            self._notes.not_captured(f"it cannot be written: {type(error).__name__}")
 
 
 def _files_text(traced: TracedFrame) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ from polyfuse.frontend.addresses import TORCH_NAMESPACES
 from polyfuse.torch_compat.ops import OpOverload, OpOverloadPacket
 from polyfuse.torch_compat.tracing.dynamo import is_bucket
 
-__all__ = ["Pending", "note_graph", "note_key"]
+__all__ = ["Pending", "note_bypass", "note_graph", "note_key"]
 
 
 class Pending:
@@ -23,10 +24,11 @@ class Pending:
         ready: called once with the key of its graph and the name of the entry there, when both are known and
             the frame was kept; perhaps in another thread, where the backward is compiled. Both are empty for
             a frame without a graph.
+        lost: called with the reason where the process ends and that never happened.
     """
 
-    def __init__(self, ready: Callable[[str, str], None]) -> None:
-        self._ready = ready
+    def __init__(self, ready: Callable[[str, str], None], lost: Callable[[str], None]) -> None:
+        self._ready, self._lost = ready, lost
         self._graph: object = None
         self._graphs = 0
         self._keys: list[str] = []
@@ -49,6 +51,12 @@ class Pending:
         """Store the frame as soon as its graph is."""
         self._kept = True
         self._settle()
+        if self._kept:
+            atexit.register(self._give_up)
+
+    def _give_up(self) -> None:
+        if self._kept:
+            self._lost(self.refused or "its graph was not stored: no backward of it has run")
 
     def note_graph(self, gm: object) -> None:
         """Take note of a graph that Dynamo captured."""
@@ -70,6 +78,7 @@ class Pending:
     def _settle(self) -> None:
         if self._kept and (self._entry or not self._graphs) and not self.refused:
             self._kept = False
+            atexit.unregister(self._give_up)
             self._ready(self._keys[0] if self._keys else "", self._entry)
 
 
@@ -87,6 +96,13 @@ def note_key(gm: object, key: str) -> Callable[[str], None] | None:
     """Take note of the key of a graph; return what is to be told of the entry under it, if anything."""
     current = _CURRENT.get()
     return None if current is None else current.note_key(gm, key)
+
+
+def note_bypass(reason: str) -> None:
+    """Take note that the graph of the frame that is being traced is not stored."""
+    current = _CURRENT.get()
+    if current is not None:
+        current.refused = current.refused or f"its graph bypasses the graph cache: {reason}"
 
 
 def _refused(gm: GraphModule) -> str:

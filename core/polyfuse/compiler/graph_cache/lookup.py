@@ -21,7 +21,7 @@ from polyfuse.cache.artifacts import mark_used
 from polyfuse.cache.graphs import count
 from polyfuse.cache.key_fields import KeyNotes
 from polyfuse.cache.limit import trim_if_due
-from polyfuse.compiler.captures.pending import note_key
+from polyfuse.compiler.captures.pending import note_bypass, note_key
 from polyfuse.compiler.graph_cache.record import GraphRecord, PortableGraph, revived
 from polyfuse.compiler.reports.logs import publish, texts_are_logged
 from polyfuse.distributed.costs import costs_facts
@@ -155,6 +155,7 @@ class GraphCache:
         _log.info("a graph bypasses the graph cache: %s", self._refusal)
         count("bypass", self._refusal)
         self._notes.bypassed(self._refusal)
+        note_bypass(self._refusal)
 
     def _stored(self) -> None:
         """Count what became of storing a graph that was not found."""

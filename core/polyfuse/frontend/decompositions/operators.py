@@ -267,11 +267,16 @@ def _masked_slice_scatter(base: Tensor, src: Tensor, dim: int, start: Any, end: 
 
 def like_layout(result: Tensor, base: Tensor) -> Tensor:
     """The operator's result has the strides of its first argument."""
-    if result.stride() == base.stride():
+    if shapes.exprs_of(result.stride()) == shapes.exprs_of(base.stride()):
         return result
+    if shapes.is_unbacked((*result.stride(), *base.stride())):  # nothing is known of their order
+        return torch.ops.aten.copy.default(base, result)
     order = sorted(range(base.dim()), key=lambda d: (-base.stride(d), d))
     inverse = [order.index(d) for d in range(base.dim())]
-    return result.permute(order).contiguous().permute(inverse)
+    dense = result.permute(order).contiguous().permute(inverse)
+    if dense.stride() == base.stride() or 0 in base.stride():
+        return dense
+    return torch.ops.aten.copy.default(base, dense)  # rows are further apart than they are long
 
 
 def _slice_scatter_by_data(base: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:

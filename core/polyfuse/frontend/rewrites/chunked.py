@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from polyfuse.frontend.graph import Note
 from polyfuse.frontend.rewrites.chunk_gains import PIECES, Chunking, Work, best_chunking, numbers_of
-from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
+from polyfuse.frontend.rewrites.tools import Rewriting, is_contiguous, tensor_value
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
 
@@ -164,7 +164,7 @@ class _Gathered:
         gathered = []
         for first, last in _bounds(state, start, x, self.dim, pieces):
             part = state.call_before(start, aten.slice.Tensor, (x, self.dim, first, last))
-            if not _value(part).is_contiguous():
+            if not is_contiguous(_value(part)):
                 form = {"memory_format": torch.contiguous_format}
                 part = state.call_before(start, aten.clone.default, (part,), form)
             gathered.append(_piece(state, start, (part, ranks, group)))
@@ -237,7 +237,7 @@ def _gathered(start: Node) -> _Gathered | None:
     given, made = tensor_value(start.args[0]), tensor_value(start)
     if wait is None or given is None or made is None or start.kwargs or given.dim() < 2:
         return None
-    if not given.is_contiguous() or not all(isinstance(size, int) for size in given.shape[2:]):
+    if not is_contiguous(given) or not all(isinstance(size, int) for size in given.shape[2:]):
         return None
     cursor, dim, others = wait, 0, list[Node]()
     split = next(iter(wait.users), None)
@@ -363,7 +363,7 @@ def _summed(start: Node) -> _Summed | None:
     """The matmul before a sum over ranks, if it can be cut."""
     wait = _only_wait(start)
     made = tensor_value(start)
-    if wait is None or made is None or start.kwargs or not made.is_contiguous() or not made.dim():
+    if wait is None or made is None or start.kwargs or not is_contiguous(made) or not made.dim():
         return None
     columns = made.shape[-1]
     if start.args[1] not in ("sum", "avg") or not isinstance(columns, int):

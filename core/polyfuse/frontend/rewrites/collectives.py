@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from polyfuse.frontend.describe import mutated_nodes
 from polyfuse.frontend.rewrites.chunked import PIECE
-from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
+from polyfuse.frontend.rewrites.tools import Rewriting, is_contiguous, tensor_value
 from polyfuse.torch_compat import ops
 
 __all__ = ["bucket_collectives"]
@@ -191,7 +191,7 @@ def _as_rows(state: Rewriting, place: Node, given: Any, rows: int) -> Node:
     """An operand as a matrix: a row for each rank that it is for."""
     value = tensor_value(given)
     assert value is not None and isinstance(given, Node)
-    if not value.is_contiguous():
+    if not is_contiguous(value):
         form = {"memory_format": torch.contiguous_format}
         given = state.call_before(place, aten.clone.default, (given,), form)
     return state.call_before(place, aten.view.default, (given, [rows, value.numel() // rows]))

@@ -18,6 +18,7 @@ from polyfuse.frontend.rewrites.tools import (
     UNIFORM_VIEWS,
     Rewriting,
     aten,
+    is_contiguous,
     is_viewed,
     keeps_offset,
     same_sizes,
@@ -49,7 +50,7 @@ def spell_as_full(state: Rewriting) -> int:
             return None
         number: Any = node.args[-1 if node.target is aten.scalar_tensor.default else 1]
         static = all(isinstance(n, int) for n in value.shape)
-        if not static or not value.is_contiguous() or not isinstance(number, bool | int | float):
+        if not static or not is_contiguous(value) or not isinstance(number, bool | int | float):
             return None
         return lambda: _full_before(state, node, value, number)
 
@@ -110,7 +111,7 @@ def _is_foldable(state: Rewriting, node: Node, value: torch.Tensor) -> bool:
     static = all(isinstance(n, int) for n in value.shape)
     if not static or value.dtype.is_complex or value.layout != torch.strided:
         return False
-    return value.is_contiguous() and keeps_offset(node, value, 0) and not state.escapes(node)
+    return is_contiguous(value) and keeps_offset(node, value, 0) and not state.escapes(node)
 
 
 def _uniform_result(node: Node, value: torch.Tensor) -> bool | int | float | None:

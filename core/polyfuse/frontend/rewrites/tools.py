@@ -164,6 +164,20 @@ def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(same_number(x, y) for x, y in zip(a, b, strict=True))
 
 
+def is_contiguous(value: torch.Tensor) -> bool:
+    """Elements lie one after the other; asks nothing of sizes that come from data, so what depends on them
+    is not known to be.
+    """
+    if not shapes.is_unbacked(value):
+        return value.is_contiguous()
+    step: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if not same_number(size, 1) and not same_number(stride, step):
+            return False
+        step = step * torch.sym_max(size, 1)
+    return True
+
+
 def keeps_offset(node: Node, value: torch.Tensor, start: Any) -> bool:
     """May what begins at element `start` of its memory stand for `value`, a result of `node`?
 

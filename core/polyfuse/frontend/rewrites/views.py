@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import Node
 
 from polyfuse.frontend.rewrites.noop import is_pure_view
-from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, tensor_value
+from polyfuse.frontend.rewrites.tools import Rewriting, aten, is_contiguous, same_number, tensor_value
 
 __all__ = ["look_at_memory", "merge_views", "spell_as_permute", "spell_as_view"]
 
@@ -58,7 +58,7 @@ def spell_as_view(state: Rewriting) -> int:
         if node.target is not aten.as_strided.default or source is None or result is None:
             return None
         moved = not same_number(source.storage_offset(), result.storage_offset())
-        if moved or not (source.is_contiguous() and result.is_contiguous()):
+        if moved or not (is_contiguous(source) and is_contiguous(result)):
             return None
         if not same_number(source.numel(), result.numel()):
             return None
@@ -113,4 +113,4 @@ def _viewable(source: Any, node: Node) -> bool:
     directly.
     """
     value, result = tensor_value(source), tensor_value(node)
-    return value is not None and result is not None and value.is_contiguous() and result.is_contiguous()
+    return value is not None and result is not None and is_contiguous(value) and is_contiguous(result)

@@ -16,11 +16,14 @@ _FULL = 64
 _SMALL = 16
 """Times as many points that the larger unit must have: the other one's data are worth little then."""
 
-Hint = Callable[[IndexLike], int]
-
 
 def divides_columns(
-    graph: Graph, first: Unit, second: Unit, space: Space, found: Sequence[UnitAccess], hint: Hint
+    graph: Graph,
+    first: Unit,
+    second: Unit,
+    space: Space,
+    found: Sequence[UnitAccess],
+    hint: Callable[[IndexLike], int],
 ) -> bool:
     """Whether a small unit, such as one over groups of channels, leaves a large one shorter runs of
     neighbouring columns than vectors need and it has alone.
@@ -37,7 +40,9 @@ def divides_columns(
     return alone > 1 and _columns(graph, space, found, hint) < min(alone, _FULL)
 
 
-def _columns(graph: Graph, space: Space, found: Sequence[UnitAccess], hint: Hint) -> int:
+def _columns(
+    graph: Graph, space: Space, found: Sequence[UnitAccess], hint: Callable[[IndexLike], int]
+) -> int:
     """Points that lie side by side in the largest buffer along parallel axes that are one for all accesses; 0
     where loops run along memory.
     """

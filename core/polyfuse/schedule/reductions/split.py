@@ -37,14 +37,12 @@ _CACHED = 4
 _ALIGNED = 64
 """Splits whose end is tested are multiples of this, so that all begin at an aligned address."""
 
-Hint = Callable[[IndexLike], int]
-
 
 def split_reductions(
     graph: Graph,
     claimed: Mapping[str, Backend],
     target_info: Callable[[str, str], TargetInfo],
-    hint: Hint,
+    hint: Callable[[IndexLike], int],
     decisions: list[Decision],
     settings: Settings,
 ) -> tuple[Graph, Mapping[str, Backend]]:
@@ -111,7 +109,7 @@ class _Splitter:
     graph: Graph
     claimed: Mapping[str, Backend]
     target_infos: Callable[[str, str], TargetInfo]
-    hint: Hint
+    hint: Callable[[IndexLike], int]
     buffers: dict[str, Buffer] = field(default_factory=dict)
 
     def split(self, position: int, scatters: bool) -> _Split | None:

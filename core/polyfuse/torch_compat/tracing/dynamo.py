@@ -143,6 +143,36 @@ def flatten_results(
     return run
 
 
+def with_numbers_as_passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Inputs of a graph with the types in which they come; the graph casts those that it knows in another.
+
+    Dynamo draws a random number of Python's again in each call, traces it in the default type, and passes it
+    in double precision.
+
+    Args:
+        gm: what Dynamo captured; changed in place.
+        example_inputs: what it was captured with, an element for each placeholder.
+    """
+    from torch._dynamo.source import RandomValueSource
+
+    inputs = list(example_inputs)
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    for position, (node, value) in enumerate(zip(nodes, inputs, strict=False)):
+        drawn = isinstance(getattr(node.meta.get("grapharg"), "source", None), RandomValueSource)
+        if not drawn or value.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            continue
+        inputs[position] = value.to(torch.float64)
+        with gm.graph.inserting_after(nodes[-1]):
+            cast = gm.graph.call_method("to", (node, value.dtype))
+        node.replace_all_uses_with(cast, delete_user_cb=lambda user, own=cast: user is not own)
+        cast.meta.update(node.meta, example_value=node.meta.get("example_value"))
+        cast.meta.pop("grapharg")
+        node.meta["example_value"] = inputs[position]
+    if any(a is not b for a, b in zip(inputs, example_inputs, strict=True)):
+        gm.recompile()
+    return inputs
+
+
 def reset() -> None:
     """Forget every compiled function."""
     import torch._dynamo

@@ -9,7 +9,13 @@ import torch
 
 from polyfuse.torch_compat.devices.host_switches import matmul_precision
 
-__all__ = ["plain_operators", "switches", "watchers"]
+__all__ = ["SILENT_FUNCTIONS", "SWITCH_GRADIENTS", "plain_operators", "switches", "watchers"]
+
+SWITCH_GRADIENTS = torch._C._set_grad_enabled
+"""What `no_grad` and `enable_grad` become in a captured graph: called with a constant."""
+
+SILENT_FUNCTIONS = (SWITCH_GRADIENTS, torch._C._log_api_usage_once)
+"""Functions in captured graphs that have no result, and need nothing but their place in the order."""
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polyfuse.ir.kernel import Section
-from polyfuse.ir.statements import Load, Statement, Store, statement
+from polyfuse.ir.statements import Load, Statement, Store, statement, with_index, with_names
 from polyfuse.ir.types import DType
 from polyfuse.kit import backward_slice
 from polyfuse.symbolic import IndexLike, is_nonnegative
@@ -35,6 +36,18 @@ class Copying:
     answers: dict[str, bool] = field(default_factory=dict)
     zeros: set[str] = field(default_factory=set)
     unsigned: set[str] = field(default_factory=set)
+
+    def copy(self, stmt: Statement, names: dict[str, str], change: Callable[[IndexLike], IndexLike]) -> None:
+        """Write a statement with other indices; `names` are those of the values that were copied."""
+        args = tuple(names[a] for a in stmt.args)
+        made = with_index(with_names(stmt, stmt.targets, args), change)
+        match made:
+            case Store():
+                self.store(made)
+            case Load():
+                names[made.target] = self.load(made)
+            case _:
+                names[made.targets[0]] = self.value(made.op, args, made.dtype, made.payload)
 
     def constant(self, value: int | bool, dtype: DType) -> str:
         """The name of a constant."""

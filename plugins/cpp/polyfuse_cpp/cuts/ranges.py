@@ -20,11 +20,7 @@ from polyfuse.ir.statements import (
     Compute,
     Constant,
     IndexValue,
-    Load,
-    Store,
     indices,
-    with_index,
-    with_names,
 )
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import (
@@ -38,6 +34,7 @@ from polyfuse.symbolic import (
     substitute,
 )
 from polyfuse_cpp.cuts.copying import Copying, needed
+from polyfuse_cpp.cuts.neighbours import Neighbours, neighbours
 from polyfuse_cpp.cuts.residues import is_plain
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.memory.tables import lane_tables
@@ -87,12 +84,14 @@ class Ranges:
             is cut, and threads share each range.
         inner: whether there is one range of each axis, outside of which points run as those of the whole
             kernel do (the last cell): all combinations would be too many statements.
+        together: rows of one cell that are done together, by the cell.
     """
 
     axes: Mapping[str, tuple[Range, ...]]
     cells: Mapping[tuple[int, ...], tuple[Facts, Plan]]
     by_rows: bool
     inner: bool = False
+    together: tuple[tuple[int, ...], Neighbours] | None = None
 
 
 def cut_into_ranges(facts: Facts, plan: Plan) -> Ranges | None:
@@ -127,10 +126,24 @@ def cut_into_ranges(facts: Facts, plan: Plan) -> Ranges | None:
             return None
         else:
             return _inside(facts, plan)
-    if len(cells) < 2:
-        return None
     planned = {key: _planned(Facts.of(cell), plan, found) for key, cell in cells.items()}
-    return Ranges(found, planned, by_rows=rows >= _ROWS)
+    together = _together(facts, plan, planned) if rows >= _ROWS and len(found[plan.lane]) == 1 else None
+    if len(cells) < 2 and together is None:
+        return None
+    return Ranges(found, planned, by_rows=rows >= _ROWS, together=together)
+
+
+def _together(
+    facts: Facts, plan: Plan, cells: Mapping[tuple[int, ...], tuple[Facts, Plan]]
+) -> tuple[tuple[int, ...], Neighbours] | None:
+    """Rows of a kernel, each in one cell, that are done together in the cell that has most points."""
+    moving = [at for at, name in enumerate(plan.axes[:-1]) if facts.sizes[name] != 1]
+    if not moving:
+        return None
+    largest = max(cells, key=lambda key: cells[key][0].points(cells[key][0].axes))
+    its_facts, its_plan = cells[largest]
+    found = neighbours(its_facts, its_plan, its_plan.axes[moving[-1]])
+    return None if found is None else (largest, found)
 
 
 def _inside(facts: Facts, plan: Plan) -> Ranges | None:
@@ -151,7 +164,8 @@ def _inside(facts: Facts, plan: Plan) -> Ranges | None:
         (0,): _planned(made, plan, inner),
         (1,): (facts, plan),
     }
-    return Ranges(inner, cells, by_rows=True, inner=True)
+    together = _together(facts, plan, {(0,): cells[(0,)]})
+    return Ranges(inner, cells, by_rows=True, inner=True, together=together)
 
 
 def _planned(facts: Facts, plan: Plan, cut: Mapping[str, tuple[Range, ...]]) -> tuple[Facts, Plan]:
@@ -237,17 +251,7 @@ def _cell(kernel: Kernel, name: str, part: Range) -> Kernel:
     copying = Copying()
     names: dict[str, str] = {}
     for stmt in kernel.sections[0].body:
-        args = tuple(names[a] for a in stmt.args)
-        copy = with_index(
-            with_names(stmt, stmt.targets, args), lambda index: substitute(index, {name: own + part.first})
-        )
-        match copy:
-            case Store():
-                copying.store(copy)
-            case Load():
-                names[copy.target] = copying.load(copy)
-            case _:
-                names[copy.targets[0]] = copying.value(copy.op, args, copy.dtype, copy.payload)
+        copying.copy(stmt, names, lambda index: substitute(index, {name: own + part.first}))
     axes = tuple(own if axis_name(a) == name else a for a in kernel.axes)
     sections = needed((Section(False, tuple(copying.body)),))
     made = replace(kernel, axes=axes, sections=sections)

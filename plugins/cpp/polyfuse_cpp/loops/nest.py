@@ -253,7 +253,7 @@ class _Looped:
                 or stmt.buffer in self.facts.row_buffers
             ):
                 continue
-            if step * size < _APART[0] or self._bytes_of(stmt.buffer) < _UNCACHED:
+            if step * size < _APART[0] or self.facts.bytes_of(stmt.buffer) < _UNCACHED:
                 continue
             following = self._following_rows(stmt, name, step, frame)
             if following is None and step * size <= _APART[1]:
@@ -280,11 +280,6 @@ class _Looped:
         here, row = axis(lane, step), axis(name, rows)
         share = here * rows + row * (frame.copies * self.plan.lanes)
         return substitute(stmt.index, {lane: 0, name: 0}) + block + share
-
-    def _bytes_of(self, buffer: str) -> int:
-        """What an argument takes in memory; 0 where that depends on sizes."""
-        extent = next((a.numel for a in self.facts.kernel.args if a.name == buffer), 0)
-        return extent * self.facts.memory[buffer].itemsize if isinstance(extent, int) else 0
 
     # Accesses that run along the innermost loop, and jump along the lanes.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from polyfuse.ir.statements import Load
 from polyfuse.symbolic import product
 from polyfuse_cpp.cuts.ranges import Range, Ranges
 from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.nest import emit_sections
 from polyfuse_cpp.loops.stage import StageText
 from polyfuse_cpp.memory.address import index_text
@@ -61,7 +64,8 @@ class RangedText(StageText):
                     for name, part in found.items():
                         out.line(f"const i64 {part.name} = {name} - {_plain(index_text(part.first))};")
                 out.line(f"const i64 from = 0, to = {size};")
-                self._cell(facts, plan).lane_range()
+                with self._together((cell,)):
+                    self._cell(facts, plan).lane_range()
 
     def _branches(self, axes: Sequence[tuple[str, tuple[Range, ...]]], cell: tuple[int, ...]) -> None:
         """What is done in the ranges that a row lies in: of `axes`, and (`cell`) those of the axes before."""
@@ -78,6 +82,24 @@ class RangedText(StageText):
                 out.line(f"const i64 {part.name} = {name} - {_plain(index_text(part.first))};")
                 self._branches(inner, (*cell, number))
 
+    @contextmanager
+    def _together(self, cell: tuple[int, ...]) -> Iterator[None]:
+        """Rows that are done together where a cell and this thread have so many; else what follows."""
+        if self.ranges.together is None or self.ranges.together[0] != cell:
+            yield
+            return
+        rows, out = self.ranges.together[1], self.out
+        last = index_text(rows.size - (rows.count - 1))
+        with out.block(f"if ({rows.axis} < {last} && item + {rows.count} <= end)"):
+            text = _TogetherText(rows.facts, rows.plan, out, self.features, self.name, rows.ahead)
+            text.together = self.together
+            text.lane_range()
+            moving = next(a for a in reversed(self.plan.axes[:-1]) if self.facts.sizes[a] != 1)
+            out.line(f"item += {rows.count - 1};")
+            out.line(f"{moving} += {rows.count - 1};")
+        with out.block("else"):
+            yield
+
     def _range(self, part: Range, cell: tuple[int, ...]) -> None:
         """One range of one row."""
         facts, plan = self.ranges.cells[cell]
@@ -86,12 +108,25 @@ class RangedText(StageText):
         size = index_text(part.size)
         if plan.lane:
             self.out.line(f"const i64 from = 0, to = {size};")
-            text.lane_range()
+            with self._together(cell):
+                text.lane_range()
             return
         frame = text.frame(None)
         done = frame.emit_invariants(facts.statements, {part.name})
         with self.out.block(f"for (i64 {part.name} = 0; {part.name} < {size}; ++{part.name})"):
             emit_sections(plan, frame.child(), done)
+
+
+@dataclass
+class _TogetherText(StageText):
+    """A part of some rows, which asks for what the rows after them read."""
+
+    ahead: tuple[Load, ...]
+
+    def _rows(self, frame: Frame, invariant: frozenset[int]) -> None:
+        for load in self.ahead if frame.tail is None else ():
+            self.out.line(f"__builtin_prefetch({load.buffer} + {index_text(load.index)});")
+        super()._rows(frame, invariant)
 
 
 def _plain(text: str) -> str:

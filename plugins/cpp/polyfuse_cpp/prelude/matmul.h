@@ -51,7 +51,9 @@ static __attribute__((unused)) void* matmul_scratch(i64 bytes) {
 // How results are shared out among threads: the tiles of rows in `down` parts, the blocks of columns in `over` parts.
 struct matmul_parts { i64 down, over; };
 
-// The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles.
+// The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles, and to
+// have the rows of a tile come from memory as much as an eighth of one: where columns are shared out, each thread reads all
+// rows, writes pieces of lines that lie beside another's, and what runs next finds its rows in two caches.
 static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
   matmul_parts best{1, 1};
   i64 least = -1;
@@ -59,7 +61,8 @@ static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i
     for (i64 over = 1; over <= blocks && (over == 1 || down * over <= 2 * team); ++over) {
       i64 rounds = (batch * down * over + team - 1) / team;
       i64 wide = (blocks + over - 1) / over;
-      i64 work = rounds * wide * ((tiles + down - 1) / down * 16 + layout);
+      i64 longest = (tiles + down - 1) / down;
+      i64 work = rounds * (wide * (longest * 16 + layout) + longest * 2);
       if (least < 0 || work < least) { least = work; best = {down, over}; }
     }
   return best;
@@ -80,7 +83,7 @@ PF_INLINE void tile_step(const T* a, const T* b, i64 next, V (&sum)[R * C]) {
     right[j] = load<Vec>(b + j * int(Vec::lanes));
     if (AHEAD) __builtin_prefetch(b + 8 * next + j * int(Vec::lanes));
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < R; ++i) {
     V left;
     spread(left, a + i * ROW);
@@ -98,7 +101,7 @@ PF_INLINE void tile_steps(const T* a, const T*& b, i64 next, i64 count, V (&sum)
   i64 k = 0;
   for (; k + 4 <= count; k += 4) {
     if constexpr (FETCH != 0) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
       for (int i = 0; i < R; ++i) __builtin_prefetch(a + i * ROW + FETCH);
     }
     tile_step<R, C, T, ROW, AHEAD>(a, b, next, sum);
@@ -175,7 +178,7 @@ PF_INLINE void taps_step(const T* const (&a)[R], const i64 (&from)[G], i64 k, co
     V right[G * C];
 #pragma GCC unroll 16
     for (int j = 0; j < G * C; ++j) right[j] = load<Vec>(b + j / C * block + j % C * lanes);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < R; ++i) {
       V left;
       spread(left, a[i] + from[0] + k);
@@ -190,7 +193,7 @@ PF_INLINE void taps_step(const T* const (&a)[R], const i64 (&from)[G], i64 k, co
       V right[C];
 #pragma GCC unroll 8
       for (int j = 0; j < C; ++j) right[j] = load<Vec>(b + g * block + j * lanes);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
       for (int i = 0; i < R; ++i) {
         V left;
         spread(left, a[i] + from[g] + k);
@@ -219,7 +222,7 @@ static __attribute__((noinline)) void matmul_taps(const T* const* rows, i64 taps
   }
   for (i64 tap = 0; tap < taps; ++tap) {
     const T* a[R];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < R; ++i) a[i] = rows[i];
     rows += R;
     i64 k = 0;
@@ -243,7 +246,7 @@ static __attribute__((noinline)) void matmul_taps(const T* const* rows, i64 taps
 
 // Asks for COUNT elements of R rows that are PITCH apart.
 template <int R, i64 PITCH, int COUNT, class T> PF_INLINE void matmul_fetch(const T* p) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
     for (int j = 0; j < COUNT; j += 64 / int(sizeof(T))) __builtin_prefetch(p + i * PITCH + j);
@@ -469,33 +472,33 @@ static __attribute__((noinline)) void matmul_dots(const A* const* p, const B* co
   for (int j = 0; j < C; ++j) over[j] = V{};
 #pragma GCC unroll 32
   for (int i = 0; i < R * C; ++i) sum[i] = V{};
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < R; ++i) a[i] = p[i] + from;
 #pragma GCC unroll 16
   for (int j = 0; j < C; ++j) b[j] = q[j] + from;
   i64 k = 0;
   for (; k + int(step::steps) <= depth; k += int(step::steps)) {
     typename step::left x[R];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < R; ++i) x[i] = step::take(a[i] + k);
 #pragma GCC unroll 16
     for (int j = 0; j < C; ++j) {
       typename step::right y = step::take_right(b[j] + k);
       if (AHEAD) __builtin_prefetch(b[j] + (k + after), 0, 2);
       if constexpr (step::offset) over[j] = step::add_up(step::offsets(), y, over[j]);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
       for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);
     }
   }
   if (k < depth) {
     typename step::left x[R];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < R; ++i) x[i] = step::take(a[i] + k, depth - k);
 #pragma GCC unroll 16
     for (int j = 0; j < C; ++j) {
       typename step::right y = step::take_right(b[j] + k, depth - k);
       if constexpr (step::offset) over[j] = step::add_up(step::offsets(), y, over[j]);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
       for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);
     }
   }
@@ -505,7 +508,7 @@ static __attribute__((noinline)) void matmul_dots(const A* const* p, const B* co
   }
   alignas(64) T total[(R * C + int(Vec::lanes) - 1) / int(Vec::lanes) * int(Vec::lanes)];
   matmul_sums<R * C>(sum, total);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 16
     for (int j = 0; j < C; ++j) c[i * apart + j] = first ? total[i * C + j] : T(c[i * apart + j] + total[i * C + j]);

@@ -77,7 +77,7 @@ static __attribute__((noinline)) void pair_tile(const bf16* a, const bf16* b, i6
     vi32 right[C];
 #pragma GCC unroll 8
     for (int j = 0; j < C; ++j) right[j] = raw_load<vi32>(b + j * 32);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < R; ++i) {
       i32 two;
       __builtin_memcpy(&two, a + i * ROW + k, 4);

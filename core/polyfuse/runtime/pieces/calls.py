@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["PieceCall", "in_order"]
+__all__ = ["PieceCall", "in_order", "laid_out"]
 
 Strides: TypeAlias = tuple[int, ...] | None
 
@@ -43,9 +43,7 @@ def in_order(calls: Sequence[PieceCall], results: Sequence[int | None], count: i
         for call in calls:
             made = call.run(*[values[number] for number in call.reads])
             for number, value, strides in zip(call.writes, made, call.strides, strict=True):
-                if strides is not None and value.stride() != strides:
-                    value = _laid_out(value, strides)
-                values[number] = value
+                values[number] = laid_out(value, strides)
             for number in call.frees:
                 values[number] = None
         return tuple(None if number is None else values[number] for number in results)
@@ -53,7 +51,9 @@ def in_order(calls: Sequence[PieceCall], results: Sequence[int | None], count: i
     return run
 
 
-def _laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A copy with other strides, through which gradients pass."""
+def laid_out(value: Any, strides: Strides) -> Any:
+    """A value with the strides that its readers expect: itself, or a copy through which gradients pass."""
+    if strides is None or value.stride() == strides:
+        return value
     empty = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
     return empty.copy_(value)
