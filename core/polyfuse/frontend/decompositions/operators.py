@@ -320,7 +320,10 @@ def with_size(op: Any) -> Callable[..., Any] | None:
         return None
     sized = ops.resolve(ops.op_name(op).removesuffix("vec") + "default")
 
-    def resample(x: Tensor, output_size: Any, *rest: Any) -> Tensor:
+    def resample(x: Tensor, output_size: Any, *rest: Any) -> Any:
+        if "nearest" in ops.base_name(op) and shapes.is_unbacked(x):
+            # the operator's shape function asks whether `x` is empty
+            return decomp.registered()[op](x, output_size, *rest)
         *options, scales = rest
         spatial = x.shape[2:]
         if output_size is None:
