@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers as hf
 from torch import nn
 
 from polyfuse_bench.backends import EAGER, FREEZING, INDUCTOR, ONNXRUNTIME, OPENVINO, POLYFUSE, compiled
 from polyfuse_bench.models import Prepared, Size, family, flatten_outputs, prepare
+from polyfuse_bench.models.convolutions import CONVOLUTION_NETWORKS
 from polyfuse_bench.models.family import Family
-from polyfuse_bench.models.vision import image
 from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
@@ -33,22 +32,9 @@ BATCH = 4
 """Images or sequences of a call unless the command line says otherwise."""
 
 
-def resnet50(size: Size) -> nn.Module:
-    tiny = size is Size.TINY
-    depths = [1, 1, 1, 1] if tiny else [3, 4, 6, 3]
-    widths = [16, 16, 32, 32] if tiny else [256, 512, 1024, 2048]
-    config = hf.ResNetConfig(
-        embedding_size=size.pick(64, 8),
-        hidden_sizes=widths,
-        depths=depths,
-        num_labels=size.pick(1000, 10),
-    )
-    return hf.ResNetForImageClassification(config)
-
-
 NETWORKS: Mapping[str, Family] = {
-    "resnet50": Family("resnet50", "image", resnet50, image),
-    **{name: family(name) for name in ("mobilenet_v2", "convnext", "vit", "bert", "llama", "t5")},
+    **CONVOLUTION_NETWORKS,
+    **{name: family(name) for name in ("vit", "bert", "llama", "t5")},
 }
 
 

@@ -244,6 +244,19 @@ def test_a_write_to_a_part_of_a_size_that_comes_from_data() -> None:
                 assert torch.equal(found, expected) and found.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+def test_a_batch_that_comes_from_data_is_resampled(mode: str) -> None:
+    def function(x: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = x[chosen.nonzero().squeeze(1)]
+        return F.interpolate(batch, scale_factor=2, mode=mode), F.interpolate(batch, size=(7, 3), mode=mode)
+
+    x = torch.randn(6, 2, 4, 5)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = checks.compile_function(function)
+        for chosen in (torch.tensor([1, 0, 1, 1, 0, 0]), torch.tensor([0, 0, 0, 0, 1, 0]), torch.ones(6)):
+            torch.testing.assert_close(compiled(x, chosen), function(x, chosen))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_random_numbers_of_python(dtype: torch.dtype) -> None:
     """Dynamo traces them in single precision and passes them in double precision."""

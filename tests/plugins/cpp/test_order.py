@@ -6,6 +6,7 @@ import torch
 
 from cpp_kernels import KernelBuilder, compiled
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.types import DType
 from polyfuse_cpp.loops.order import used_early
 
 STEPS, SIZE = 12, 50
@@ -47,6 +48,41 @@ def test_what_is_reordered_computes_the_same() -> None:
     compiled(largest(), "")(a, o, p)
     best, place = a.unfold(0, STEPS, 1).max(1)
     assert torch.equal(o, best) and torch.equal(p, place.float())
+
+
+def test_places_by_index_are_used_as_early_as_constants() -> None:
+    k = KernelBuilder({"x0": SIZE})
+    k.arg("a"), k.out("o"), k.out("p", DType.i64)
+    s = k.section()
+    top, tests = s.load("a", k["x0"]), list[str]()
+    for step in range(1, STEPS):
+        item = s.load("a", k["x0"] + step)
+        tests.append(s.op("gt", item, top))
+        top = s.op("maximum", top, item)
+    s.store("o", k["x0"], top)
+    place = s.index(k["x0"])
+    for step, test in enumerate(tests, 1):
+        place = s.op("where", test, s.index(k["x0"] + step), place)
+    s.store("p", k["x0"], place)
+    kernel = k.build()
+    body = used_early(kernel).sections[0].body
+    tests_and_uses = [stmt.op for stmt in body if stmt.op in ("gt", "where")]
+    assert tests_and_uses == ["gt", "where"] * (STEPS - 1)
+    a, o, p = torch.randn(SIZE + STEPS - 1), torch.empty(SIZE), torch.empty(SIZE, dtype=torch.int64)
+    compiled(kernel, "")(a, o, p)
+    best, at = a.unfold(0, STEPS, 1).max(1)
+    assert torch.equal(o, best) and torch.equal(p, at + torch.arange(SIZE))
+
+
+def test_what_a_later_section_uses_stays() -> None:
+    k = KernelBuilder({"x0": 8}, {"r0": 8})
+    k.arg("a"), k.out("o")
+    first, loop, last = k.section(), k.section(looped=True), k.section()
+    scale = first.const(2.0)
+    total = loop.reduce("sum", loop.load("a", k["x0"] * 8 + k["r0"]))
+    last.store("o", k["x0"], last.op("mul", total, scale))
+    kernel = k.build()
+    assert scale in {t for p in used_early(kernel).sections for stmt in p.body for t in stmt.targets}
 
 
 def test_short_bodies_stay_as_they_are() -> None:

@@ -14,7 +14,8 @@ import torch
 from polyfuse_bench.backends import EAGER, ONNXRUNTIME, OPENVINO
 from polyfuse_bench.engines import NETWORKS, PEERS, Flat, measure, versions
 from polyfuse_bench.machine import machine
-from polyfuse_bench.models import Size, prepare
+from polyfuse_bench.models import Size, flatten_outputs, prepare
+from polyfuse_bench.models.convolutions import CONVOLUTION_NETWORKS
 from polyfuse_bench.report_engines import engines_chart, engines_readme, engines_section, engines_slower
 from polyfuse_bench.timing import Effort
 
@@ -33,6 +34,21 @@ def test_a_peer_that_is_not_installed_is_named_and_costs_only_itself(monkeypatch
     assert [timing["name"] for timing in row["timings"]] == [EAGER]
     assert set(row["failures"]) == set(PEERS) and "openvino" in row["failures"][OPENVINO]
     assert row["batch"] == 2 and row["threads"] == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("name", CONVOLUTION_NETWORKS)
+def test_a_network_takes_any_batch_and_its_values_neither_grow_nor_vanish(name: str) -> None:
+    for batch in (1, 3):
+        prepared = prepare(CONVOLUTION_NETWORKS[name], Size.TINY, batch=batch)
+        for output in flatten_outputs(prepared.model(**prepared.inputs)):
+            assert output.shape[0] == batch and 1e-30 < output.abs().max() < 1e6
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("name", CONVOLUTION_NETWORKS)
+def test_compiled_convolutions_agree_with_eager_mode(name: str) -> None:
+    row = measure(task(name, (EAGER, "polyfuse")))
+    assert not row["failures"] and row["errors"]["polyfuse"] < 1e-4
 
 
 @pytest.mark.slow

@@ -40,6 +40,22 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = 
     "scatter of a second number": (lambda x, s: x.scatter(-1, ROWS[1:], s), (), (1,)),
     "scatter_add of a second number": (lambda x, s: x.scatter_add(0, ROWS[1:], s), (), (1,)),
     "scatter_reduce of a second number": (lambda x, s: x.scatter_reduce(0, ROWS[1:], s, "amax"), (), (1,)),
+    "group norm of a bias of one": (
+        lambda x, b: torch.native_group_norm(x, None, b, 2, 6, 4, 3, 1e-5)[0],
+        (2, 6, 4),
+        (1,),
+    ),
+    "group norm of a weight of more dimensions": (
+        lambda x, w: torch.native_group_norm(x, w, None, 2, 6, 4, 3, 1e-5)[0],
+        (2, 6, 4),
+        (1, 6, 1),
+    ),
+    "batch norm of a column of means": (lambda x, m: F.batch_norm(x, m, m), (2, 6, 4), (6, 1)),
+    "cross entropy of one weight": (
+        lambda x, w: F.cross_entropy(x, torch.zeros(2, 4, dtype=torch.int64), w),
+        (2, 6, 4),
+        (1,),
+    ),
     "unfold": (lambda x, s: F.unfold(x, 2, 1, (-1, 1)) + s.sum(), (1, 2, 5, 5), (1,)),
 }
 

@@ -192,7 +192,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
 def slice_backward(
     grad: Tensor, input_sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any
 ) -> Any:
-    """The gradient of a unit-step slice is its padding with zeros: one masked read, no scatter."""
+    """The gradient of a slice is its padding with zeros: one masked read, no scatter."""
     rank = len(input_sizes)
     dim = dim + rank if dim < 0 else dim
     bounds = _static_bounds(input_sizes[dim], start, end, step)
@@ -201,15 +201,15 @@ def slice_backward(
         return torch.slice_scatter(zeros, grad, dim, start, end, step)
     low, high = bounds
     size = int(input_sizes[dim])
-    if low == 0 and high == size:
+    if low == 0 and high == size and step == 1:
         return grad.clone()
-    return torch.constant_pad_nd(grad, _padding(rank, dim, low, size - high), 0)
+    return _padded(grad, dim, low, step, size)
 
 
 def slice_scatter(
     base: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Any:
-    """A unit-step slice assignment: read `src` inside the slice and `base` outside, in one pass."""
+    """A slice assignment: read `src` inside the slice and `base` outside, in one pass."""
     rank = base.dim()
     dim = dim + rank if dim < 0 else dim
     size = base.shape[dim]
@@ -218,16 +218,21 @@ def slice_scatter(
         return like_layout(_masked_slice_scatter(base, src, dim, start, end, step), base)
     low, high = bounds
     shape = list(base.shape)
-    shape[dim] = max(high - low, 0)
+    shape[dim] = -(-max(high - low, 0) // step)
     src = src.to(base.dtype).expand(shape)
+    if step != 1:
+        # padded alike, what is inside has the indices of what is read there
+        kept = torch.ones(shape[dim], dtype=torch.bool, device=base.device)
+        alone = [-1 if d == dim else 1 for d in range(rank)]
+        inside = _padded(kept, 0, low, step, size).view(alone)
+        return like_layout(torch.where(inside, _padded(src, dim, low, step, size), base), base)
     if low == 0 and high == size:
         return like_layout(src.clone(), base)
     position = torch.arange(size, device=base.device).view([-1 if d == dim else 1 for d in range(rank)])
     inside = position < high if low == 0 else position >= low
     if low != 0 and high != size:
         inside = inside & (position < high)
-    padded = torch.constant_pad_nd(src, _padding(rank, dim, low, size - high), 0)
-    return like_layout(torch.where(inside, padded, base), base)
+    return like_layout(torch.where(inside, _padded(src, dim, low, 1, size), base), base)
 
 
 def select_scatter(base: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
@@ -299,11 +304,21 @@ def _slice_scatter_by_data(base: Tensor, src: Tensor, dim: int, start: Any, end:
 
 
 def _static_bounds(size: Any, start: Any, end: Any, step: Any) -> tuple[int, int] | None:
-    """Start and end inside `[0, size]`; None unless all is plain and the step is one."""
-    if step != 1 or not all(isinstance(v, int | None) for v in (size, start, end)):
+    """Start and end inside `[0, size]`; None unless all is plain."""
+    if not all(isinstance(v, int | None) for v in (size, start, end)) or not isinstance(step, int):
         return None
     low, high, _ = slice(start, end).indices(size)
     return low, max(low, high)
+
+
+def _padded(values: Tensor, dim: int, low: int, step: int, size: int) -> Tensor:
+    """Values at every `step`-th position of a dimension from `low` on, and zeros at the others of `size`."""
+    rank, length = values.dim(), values.shape[dim]
+    if step != 1:
+        apart = torch.constant_pad_nd(values.unsqueeze(dim + 1), _padding(rank + 1, dim + 1, 0, step - 1), 0)
+        length = min(length * step, size - low)
+        values = apart.flatten(dim, dim + 1).narrow(dim, 0, length)
+    return torch.constant_pad_nd(values, _padding(rank, dim, low, size - low - length), 0)
 
 
 def _padding(rank: int, dim: int, before: int, after: int) -> list[int]:
@@ -320,7 +335,10 @@ def with_size(op: Any) -> Callable[..., Any] | None:
         return None
     sized = ops.resolve(ops.op_name(op).removesuffix("vec") + "default")
 
-    def resample(x: Tensor, output_size: Any, *rest: Any) -> Tensor:
+    def resample(x: Tensor, output_size: Any, *rest: Any) -> Any:
+        if "nearest" in ops.base_name(op) and shapes.is_unbacked(x):
+            # the operator's shape function asks whether `x` is empty
+            return decomp.registered()[op](x, output_size, *rest)
         *options, scales = rest
         spatial = x.shape[2:]
         if output_size is None:

@@ -43,6 +43,20 @@ def _mixed_norm(x: Tensor, *rest: Any, **_: Any) -> bool:
     return bool(others) and others != {x.dtype} and not (x.dtype in _HALF and others == {torch.float32})
 
 
+def _no_channels(x: Tensor, *rest: Any, **named: Any) -> bool:
+    """Whether types are mixed so, or weights, biases and statistics are no vectors of channels of `x`."""
+    vectors = [a for a in rest if isinstance(a, Tensor)]
+    channels = list(x.shape[1:2])
+    return _mixed_norm(x, *rest, **named) or any(_differ(channels, v.shape) for v in vectors)
+
+
+def _other_classes(x: Tensor, target: Tensor, weight: Tensor | None, *_: Any) -> bool:
+    """Whether weights have another type than scores, or are not one for each class."""
+    if weight is None:
+        return False
+    return weight.dtype != x.dtype or _differ(list(x.shape)[:2][-1:], weight.shape)
+
+
 def _negative_padding(
     x: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], *_: Any
 ) -> bool:
@@ -106,20 +120,17 @@ REFUSES: Final[Mapping[str, Callable[..., bool]]] = {
     "mvlgamma": lambda x, p: p < 1,
     **dict.fromkeys(("addbmm", "addmv", "dot", "linalg_cross", "mv", "vdot"), _mixed),
     **dict.fromkeys(("_prelu_kernel", "binary_cross_entropy", "huber_loss", "soft_margin_loss"), _mixed),
-    **dict.fromkeys(
-        ("nll_loss_forward", "nll_loss2d_forward"),
-        lambda x, target, weight, *_: weight is not None and weight.dtype != x.dtype,
-    ),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _other_classes),
+    "native_layer_norm": _mixed_norm,
     **dict.fromkeys(
         (
-            "native_layer_norm",
             "native_group_norm",
             "native_batch_norm",
             "_native_batch_norm_legit",
             "_native_batch_norm_legit_functional",
             "_native_batch_norm_legit_no_training",
         ),
-        _mixed_norm,
+        _no_channels,
     ),
 }
 """By an operator's name without its overload: whether eager mode refuses its arguments."""

@@ -26,6 +26,10 @@ _COUNTS = (4, 2)
 _LESS = 0.8
 """The part of the loads along the axis that is left where doing points together pays."""
 
+_FEWER = 0.7
+"""The part of all loads that is left there, weights included, which each point would load: windows of three
+at every second pixel share a quarter, and asking for so many new lines ahead costs more."""
+
 _MOST_STATEMENTS = 400
 """Statements beyond which compiling them costs more than they save."""
 
@@ -65,8 +69,7 @@ def neighbours(facts: Facts, plan: Plan, name: str) -> Neighbours | None:
     if count * len(facts.statements) > _MOST_STATEMENTS or not count:
         return None
     made = Facts.of(_together(facts.kernel, name, facts.sizes[name], count))
-    alone, shared = _loads(facts, name), _loads(made, name)
-    if shared > _LESS * count * alone:
+    if any(left > most * count for left, most in _left(facts, made, name)):
         return None
     return Neighbours(name, count, facts.sizes[name], made, plan, tuple(_ahead(made, plan, name, count)))
 
@@ -89,9 +92,16 @@ def _ahead(facts: Facts, plan: Plan, name: str, count: int) -> Iterator[Load]:
             yield replace(stmt, index=index + step * count * groups)
 
 
-def _loads(facts: Facts, name: str) -> int:
-    """Loads of other memory at each position of an axis."""
-    return sum(isinstance(s, Load) and name in facts.depends_of(s) for s in facts.statements)
+def _left(facts: Facts, made: Facts, name: str) -> Iterator[tuple[int, float]]:
+    """Loads of points done together, and the most that pay for each: of other memory at each position of an
+    axis, and of all.
+    """
+
+    def counted(of: Facts, axes: set[str]) -> int:
+        return sum(isinstance(s, Load) and axes <= set(of.depends_of(s)) for s in of.statements)
+
+    yield counted(made, {name}), _LESS * counted(facts, {name})
+    yield counted(made, set()), _FEWER * counted(facts, set())
 
 
 def _together(kernel: Kernel, name: str, size: IndexLike, count: int) -> Kernel:

@@ -1,0 +1,74 @@
+"""Gradients of slices with a step, and assignments to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+SLICES = [
+    (None, None, 2),
+    (1, None, 2),
+    (0, 7, 3),
+    (2, -1, 3),
+    (-4, None, 2),
+    (0, 3, 7),
+    (6, 2, 2),
+    (1, 30, 5),
+]
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    torch.compiler.reset()
+    return torch.compile(function, backend="polyfuse", fullgraph=True, **options)
+
+
+def with_size(size: int, dim: int) -> torch.Tensor:
+    return torch.randn(size if dim == 0 else 3, size if dim == 1 else 4)
+
+
+@pytest.mark.parametrize("size", [1, 5, 33])
+@pytest.mark.parametrize("bounds", SLICES)
+def test_gradients_of_steps(size: int, bounds: tuple[Any, Any, int]) -> None:
+    dim = size % 4 // 2
+    x = with_size(size, dim)
+    x.view(-1)[0] = float("nan")
+    x.requires_grad_()
+    part = (slice(None),) * dim + (slice(*bounds),)
+
+    def squares(x: torch.Tensor) -> torch.Tensor:
+        return x[part] * x[part]
+
+    grad = torch.randn_like(squares(x))
+    (wanted,) = torch.autograd.grad(squares(x), x, grad)
+    (actual,) = torch.autograd.grad(compiled(squares)(x), x, grad)
+    torch.testing.assert_close(actual, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("bounds", SLICES[::3])
+def test_assignments_to_steps(dtype: torch.dtype, bounds: tuple[Any, Any, int]) -> None:
+    def assigned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[:, slice(*bounds)] = y
+        return x
+
+    for size in (1, 8, 21):
+        x = with_size(size, 1).abs().to(dtype)
+        for base in (x, x.t().contiguous().t()):
+            y = torch.full_like(base[:, slice(*bounds)], -0.0 if dtype.is_floating_point else 1)
+            actual, wanted = compiled(assigned)(base, y), assigned(base, y)
+            assert torch.equal(actual, wanted) and actual.stride() == wanted.stride()
+            if dtype.is_floating_point:
+                assert torch.equal(actual.signbit(), wanted.signbit())
+
+
+def test_a_size_that_varies() -> None:
+    step = compiled(lambda x: x[:, 1::2] * 2, dynamic=True)
+    for size in (7, 8, 31):
+        x = torch.randn(3, size, requires_grad=True)
+        (grad,) = torch.autograd.grad(step(x).sum(), x)
+        wanted = torch.zeros(3, size)
+        wanted[:, 1::2] = 2
+        assert torch.equal(grad, wanted)
