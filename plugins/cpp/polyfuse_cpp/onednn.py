@@ -85,17 +85,25 @@ _FEW_PAIRS = 1 << 20
 """Multiplications up to which calling oneDNN takes longer than MKL does."""
 
 
+_ROWS_READ_ONCE = 2
+"""Rows for which laying out the other matrix takes longer than the matmul."""
+
+
 def _beats_mkl(site: CallSite) -> bool:
     """Whether torch would call MKL on a CPU whose AVX-512 it does not use, since another maker's. There,
     oneDNN takes between a third and two thirds of the time, with few rows as with hundreds, but for small
-    matmuls. With AVX2 alone, MKL is the faster one, by 3 to 25 %.
+    matmuls, and but for a row or two of a matrix whose rows are contiguous: oneDNN lays it out first, which
+    takes longer than reading it (2048x2048: 1.38 and 0.37 ms for one row, 1.50 and 0.89 for two, 1.76 and
+    2.05 for four). With AVX2 alone, MKL is the faster one, by 3 to 25 %.
     """
     _, rows, weight = _operands(site)
     try:
-        count = prod(evaluate(extent, site.hints) for extent in (*rows.size, weight.size[1]))
+        extents = [evaluate(extent, site.hints) for extent in (*rows.size, weight.size[1])]
     except KeyError:  # a size that nobody can guess
         return False
-    return count >= _FEW_PAIRS and torch.backends.mkl.is_available() and _mkl_leaves_lanes()
+    if extents[0] <= _ROWS_READ_ONCE and weight.stride[1] == 1 and weight.stride[0] != 1:
+        return False
+    return prod(extents) >= _FEW_PAIRS and torch.backends.mkl.is_available() and _mkl_leaves_lanes()
 
 
 def _mkl_leaves_lanes() -> bool:

@@ -123,6 +123,28 @@ def _laid_out(rows: int, columns: int, how: str) -> torch.Tensor:
 
 
 @pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("rows", "right", "taken"),
+    [(1, "rows", False), (2, "rows", False), (3, "rows", True), (2, "columns", True)],
+)
+def test_a_row_or_two_of_contiguous_rows_are_read_once(
+    rows: int, right: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
+    a, b = torch.randn(rows, 40), _laid_out(40, 24, right)
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    options = {"strict": True}
+    function = torch.compile(lambda a, b: torch.mm(a, b), backend="polyfuse", options=options, dynamic=False)
+    torch.testing.assert_close(function(a, b), a @ b)
+    assert (last_reports()[-1].calls == ("mkldnn._linear_pointwise.default",)) is taken
+    forget_sessions()
+
+
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("rows", "taken"), [(1, False), (63, False), (64, True)])
 def test_small_matmuls_are_the_librarys(rows: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
