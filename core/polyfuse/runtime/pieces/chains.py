@@ -136,12 +136,10 @@ def joined(
         results: the values that are returned.
     """
     pairs = list(zip(calls, graphs, strict=True))
-    behind = len(pairs)
     needed = {number for number in results if number is not None}
     made: list[PieceCall] = []
     for known, group in groupby(reversed(pairs), key=lambda pair: pair[1] is not None):
         mine = list(group)[::-1]
-        behind -= len(mine)
         made.extend(
             [_as_one(mine, needed)] if known and len(mine) >= _LEAST_CALLS else [c for c, _ in mine[::-1]]
         )
