@@ -34,6 +34,9 @@ from polyfuse.schedule.schedule import schedule_graph
 
 __all__ = ["GemmSelection", "choose_gemms", "gemm_tasks"]
 
+_SPACE_AND_TIME = 5
+"""Dimensions of what is convolved over space and time."""
+
 
 @dataclass(frozen=True)
 class GemmSelection:
@@ -224,7 +227,9 @@ def _is_dense(call: TemplateCall, graph: Graph) -> bool:
         return False
     if groups == weight.size[0] != 1:
         return False
-    return image.stride[1] == 1 and graph.buffers[call.outputs[0]].stride[1] == 1
+    # torch's convolutions over space and time give them second, and a kernel stores what their readers want
+    last = graph.buffers[call.outputs[0]].stride[1] == 1 or len(image.size) == _SPACE_AND_TIME
+    return last and (image.stride[1] == 1 or image.size[1] == 1)
 
 
 def _is_pointwise(call: TemplateCall) -> bool:

@@ -70,10 +70,12 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
     return found if len(found) > 1 else ()
 
 
-_FEWEST_PIXELS = 64
+_FEWEST_PIXELS = 4
 """Pixels from which on a kernel for a convolution of all channels under a window is as fast as a library."""
 _SEVERAL = 2
-"""The same of a window of 1x1, and of groups of channels."""
+"""The same of a window of 1x1, of groups of channels, and over space and time."""
+_SPACE_AND_TIME = 3
+"""Axes of a window over space and time."""
 
 
 def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
@@ -87,7 +89,8 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
         pixels = prod(evaluate(axis_size(a), hints) for a in rows)
     except KeyError:  # a size that nobody can guess
         return False
-    return pixels >= (_SEVERAL if grouped or all(axis_size(a) == 1 for a in taps) else _FEWEST_PIXELS)
+    alone = grouped or len(taps) == _SPACE_AND_TIME or all(axis_size(a) == 1 for a in taps)
+    return pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
 
 
 def neighbours(kernel: Kernel, config: Config, isa: Isa) -> Sequence[Config]:
