@@ -334,7 +334,7 @@ class Accumulator:
         return _finish(scope, stmt, self._names, self._narrow, _tiles(scope))
 
     def _moments(self) -> tuple[Value, ...]:
-        """The parts' means are compared as distances from a number near that of all, where they lose no digits."""
+        """Means of parts are compared as distances from a number near that of all: they lose no digits."""
         scope, stmt = self._scope, self._stmt
         axis, keep = _axis(scope), _keep(scope)
         plain, tile = Value("", stmt.dtype, _tiles(scope)), Value("", stmt.dtype, _tiles(scope) | {"r"})
