@@ -27,7 +27,7 @@ def shortcuts() -> Iterator[None]:
     a line, for which Dynamo splits whole files into tokens, is looked for only where calls are logged. A
     function is compared with one of `torch.distributed` only where its module is imported already: else it
     cannot be that one. How long guards take, which goes into Dynamo's metrics, is measured without emptying
-    the caches of the processor before. Whatever of it a version of torch does not have is left as it is.
+    the caches of the CPU before. Whatever of it a version of torch does not have is left as it is.
     """
     from torch._dynamo import guards, symbolic_convert
     from torch._dynamo.variables import higher_order_ops
