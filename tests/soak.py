@@ -1,6 +1,7 @@
 """A process that lives for long: it compiles, compiles again, calls from several threads, packages and loads,
-and trims the cache and forgets, in random order, for so many seconds. Prints `begins`; at the end a line of
-counts, what it held after a quarter and at the end, as JSON, and `right` if each result was eager mode's.
+and trims the cache and forgets, in random order, for so many seconds, or so many steps (`6steps`). Prints
+`begins`; at the end a line of counts, what it held after a quarter and at the end, as JSON, and `right` if
+each result was eager mode's.
 
 With a last argument `beside` it disturbs another one on the same folder, and measures nothing.
 """
@@ -116,6 +117,9 @@ def held() -> dict[str, int]:
     torch.compiler.reset()
     forget_sessions()
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("polyfuse-build"):  # of sessions that are forgotten: they end by themselves
+            thread.join(60)
     with open("/proc/self/maps") as lines:
         regions = [line.split() for line in lines]
     with open("/proc/self/statm") as line:
@@ -133,19 +137,22 @@ def held() -> dict[str, int]:
 
 
 def main() -> None:
-    seconds, seed, alone = float(sys.argv[1]), int(sys.argv[2]), "beside" not in sys.argv
+    amount, seed, alone = sys.argv[1], int(sys.argv[2]), "beside" not in sys.argv
+    counted = amount.endswith("steps")
+    limit = float(amount.removesuffix("steps"))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 1000
     pool._REMEMBERED = 16
     print("begins", flush=True)
     soak, start, measured = Soak(seed), time.monotonic(), []
-    for name in ACTIONS if seconds > 60 else ():  # each once, so that what is loaded once is
+    for name in ACTIONS if not counted else ():  # each once, so that what is loaded once is
         getattr(soak, name)()
     soak.compile()
-    while time.monotonic() < start + seconds:
+    passed = 0.0
+    while passed < 1.0:
         soak.step()
-        passed = (time.monotonic() - start) / seconds
+        passed = (soak.done.total() if counted else time.monotonic() - start) / limit
         if alone and passed > 0.25 * (1 + len(measured)):
             measured.append(held())
             print(f"after {100 * passed:.0f} %: {measured[-1]}", flush=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 import preforked
 from polyfuse.base.settings import child_environment
@@ -63,6 +64,8 @@ def start(script: str, rank: int, port: int, folder: Path) -> preforked.Started:
         WORLD_SIZE="2",
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT="0",
         OMP_NUM_THREADS="1",
         POLYFUSE_CACHE_DIR=str(folder),
         POLYFUSE_STRICT="1",
@@ -71,17 +74,16 @@ def start(script: str, rank: int, port: int, folder: Path) -> preforked.Started:
     return preforked.start(script, environment=environment)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where the ranks meet, which is open before they start: nobody else can take it meanwhile."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield store.port
 
 
-def test_stages_of_a_pipeline_equal_one_process(tmp_path: Path) -> None:
+def test_stages_of_a_pipeline_equal_one_process(tmp_path: Path, port: int) -> None:
     script = f"import sys, runpy; sys.path.insert(0, {str(FOLDER)!r})\n"
     script += f"runpy.run_path({str(FOLDER / 'pipeline.py')!r}, run_name='__main__')"
-    port = free_port()
     ranks = [start(script, rank, port, tmp_path) for rank in range(2)]
     outputs = [rank.communicate(SECONDS) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
@@ -105,8 +107,7 @@ for step in range(2):
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
-    port = free_port()
+def test_a_rank_that_dies_ends_the_others(tmp_path: Path, port: int) -> None:
     ranks = [start(DYING.format(folder=str(FOLDER)), rank, port, tmp_path) for rank in range(2)]
     outputs = [rank.communicate(SECONDS) for rank in ranks]
     assert ranks[1].returncode == 3

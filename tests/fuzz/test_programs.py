@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,8 +213,16 @@ def test_a_campaign_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     script = tmp_path / "worker.py"
     script.write_text(WORKER.replace("os._exit(7)", "import time; time.sleep(600)"))
     monkeypatch.setattr(campaign, "WORKER", [str(script)])
-    monkeypatch.setattr(campaign, "_GRACE", 1.0)
-    wanted = campaign.Campaign("cpp", seed=11, count=9, batch=3, minutes=0.001, out=tmp_path / "found.json")
+    now, note = [0.0], campaign._Work._note
+
+    def noted(work: Any, facts: dict[str, Any]) -> None:
+        note(work, facts)
+        if facts.get("seed") == 12:
+            now[0] = 1e6
+
+    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(campaign._Work, "_note", noted)
+    wanted = campaign.Campaign("cpp", seed=11, count=9, batch=3, minutes=1, out=tmp_path / "found.json")
     tally, _ = campaign.search(wanted, lambda *_: None)
     assert not tally.findings and tally.done == {11, 12}
 

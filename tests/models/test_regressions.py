@@ -210,6 +210,33 @@ def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
             assert torch.count_nonzero(found) == 0, number
 
 
+@pytest.mark.parametrize("backend", ["cpp", "halide"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_moments_of_infinities(dtype: torch.dtype, backend: str) -> None:
+    """Not last in its row: eager mode, which moves the mean from number to number, has infinity only then."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        pairs = [torch.var_mean(x, -1), torch.var_mean(x, 0), torch.std_mean(x, -1), torch.var_mean(x)]
+        rows = F.layer_norm(x, x.shape[-1:]), F.group_norm(x, 4), F.rms_norm(x, x.shape[-1:])
+        return [*(t for pair in pairs for t in pair), x.mean(-1), x.var(0), *rows]
+
+    def running(x: torch.Tensor) -> list[torch.Tensor]:
+        mean, variance = torch.zeros_like(x[0]), torch.ones_like(x[0])
+        return [F.batch_norm(x, mean, variance, training=True), variance]
+
+    compiled = [checks.compile_function(f, options={"backends": [backend]}) for f in (function, running)]
+    for special in ((math.inf,), (-math.inf,), (math.inf, math.inf), (math.inf, -math.inf), (math.nan,)):
+        for shape in ((8, 64), (300, 40)):
+            x = torch.randn(shape, dtype=torch.float64).to(dtype)
+            for number, value in enumerate(special):
+                x[number, 3] = x[0, 5 + number] = value
+            for eager, other in zip((function, running), compiled, strict=True):
+                for found, expected in zip(other(x), eager(x), strict=True):
+                    for kind in (math.inf, -math.inf):
+                        assert torch.equal(found == kind, expected == kind), special
+                    assert torch.equal(found.isnan(), expected.isnan()), special
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_is_written_through_keeps_rows_that_lie_apart(dynamic: bool) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

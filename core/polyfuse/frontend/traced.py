@@ -30,6 +30,7 @@ from polyfuse.frontend.graph import (
 from polyfuse.frontend.rewrites.layouts import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
 from polyfuse.frontend.saved_inputs import copy_overwritten
+from polyfuse.frontend.shared_arguments import note_shared_arguments
 from polyfuse.runtime.frozen import FrozenProgram
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import aot, dynamo, fake, fx, shapes
@@ -54,6 +55,7 @@ def compile_traced(
     """Compile a functional ATen graph made elsewhere, such as by `torch.export`; nodes must carry fake
     values.
     """
+    note_shared_arguments(module)
     _lay_out(module, settings, channels_last, training=False)
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     texts = PassTexts(bool(settings.dump) or is_traced())
@@ -78,6 +80,7 @@ class Traced:
     """Whether what is compiled goes into the graph cache."""
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
+        note_shared_arguments(gm)
         _lay_out(gm, self.settings, self.channels_last, training=False)
         return self._compile(gm, inputs, "inference")
 
@@ -93,6 +96,7 @@ class Traced:
         self, joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         """Simplify the joint graph, so that less is saved, then split it."""
+        note_shared_arguments(joint)
         _lay_out(joint, self.settings, self.channels_last, training=True)
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)

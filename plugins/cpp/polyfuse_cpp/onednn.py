@@ -85,8 +85,19 @@ _FEW_PAIRS = 1 << 20
 """Multiplications up to which calling oneDNN takes longer than MKL does."""
 
 
+_LANES = 16
+"""Numbers in a register of AVX-512."""
+
 _ROWS_READ_ONCE = 2
 """Rows for which laying out the other matrix takes longer than the matmul."""
+
+_COLUMNS_READ_ONCE = 4
+"""Columns of a layer's weight with which MKL multiplies rows as fast as memory brings them."""
+
+_COLUMNS_LAID_OUT_FOR = range(2, 13), 1024
+"""Numbers of columns for which rows that are contiguous along the other axis are laid out by oneDNN in less
+time than MKL loses: few, which MKL does badly, and from the second on, where the matmul is long.
+"""
 
 
 def _beats_mkl(site: CallSite) -> bool:
@@ -94,16 +105,30 @@ def _beats_mkl(site: CallSite) -> bool:
     oneDNN takes between a third and two thirds of the time, with few rows as with hundreds, but for small
     matmuls, and but for a row or two of a matrix whose rows are contiguous: oneDNN lays it out first, which
     takes longer than reading it (2048x2048: 1.38 and 0.37 ms for one row, 1.50 and 0.89 for two, 1.76 and
-    2.05 for four). With AVX2 alone, MKL is the faster one, by 3 to 25 %.
+    2.05 for four). So it does with rows that are transposed, as in a weight's gradient. With AVX2 alone, MKL
+    is the faster one, by 3 to 25 %.
     """
     _, rows, weight = _operands(site)
     try:
         extents = [evaluate(extent, site.hints) for extent in (*rows.size, weight.size[1])]
     except KeyError:  # a size that nobody can guess
         return False
-    if extents[0] <= _ROWS_READ_ONCE and weight.stride[1] == 1 and weight.stride[0] != 1:
+    if _is_laid_out(rows, weight, extents):
         return False
     return prod(extents) >= _FEW_PAIRS and torch.backends.mkl.is_available() and _mkl_leaves_lanes()
+
+
+def _is_laid_out(rows: View, weight: View, extents: list[int]) -> bool:
+    """Whether oneDNN would spend more time on the layout of an operand than it saves."""
+    count, depth, columns = extents
+    if columns == 1:
+        return True
+    if count <= _ROWS_READ_ONCE and weight.stride[1] == 1 and weight.stride[0] != 1:
+        return True
+    if rows.stride[0] == 1 and rows.stride[1] != 1:
+        few, many = _COLUMNS_LAID_OUT_FOR
+        return columns not in few and columns < many
+    return weight.stride[0] == 1 and columns <= _COLUMNS_READ_ONCE and depth >= 2 * _LANES
 
 
 def _mkl_leaves_lanes() -> bool:

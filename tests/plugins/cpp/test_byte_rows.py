@@ -55,6 +55,22 @@ def test_rows_of_any_length_are_moved_and_filled(dtype: DType) -> None:
         assert torch.equal(ones, torch.ones_like(ones))
 
 
+@pytest.mark.parametrize("isa", ["", "avx2", "sse"])
+@pytest.mark.parametrize("dtype", KINDS)
+def test_rows_are_reversed(dtype: DType, isa: str) -> None:
+    for n in (1, 17, 33, 200):
+        k = KernelBuilder({"x0": 3, "x1": n})
+        k.arg("a", dtype), k.out("o", dtype)
+        s = k.section()
+        s.store("o", k["x0"] * n + k["x1"], s.load("a", k["x0"] * n - k["x1"] + (n - 1)))
+        kernel = k.build()
+        if n >= 16:
+            assert "bytes_back" in backend(isa).emit(kernel).text
+        a, out = numbers(3, n, dtype=dtype), torch.zeros(3, n, dtype=dtype.torch)
+        compiled(kernel, isa)(a, out)
+        assert torch.equal(out, a.flip(1))
+
+
 def logic(dtype: DType, size: int, names: Sequence[str] = ("a", "b", "o")) -> KernelBuilder:
     k = KernelBuilder({"x0": size})
     k.arg(names[0], dtype), k.arg(names[1], dtype), k.out(names[2], dtype)

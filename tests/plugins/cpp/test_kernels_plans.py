@@ -124,6 +124,27 @@ def test_tiles(dtype: DType, shape: tuple[int, int], isa: str) -> None:
     assert torch.equal(o, a.t())
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_large_results_in_new_pages_are_written_through_the_caches(symbolic: bool) -> None:
+    """Whether a result's pages are there already changes its stores, and not its values."""
+    n = 1 << 23
+    k = KernelBuilder({"x0": symbol("n") if symbolic else n})
+    k.arg("in0", f32), k.out("out0", f32)
+    if symbolic:
+        k.size("n")
+        k.hints = (n,)
+    s = k.section()
+    s.store("out0", k["x0"], s.op("neg", s.load("in0", k["x0"])))
+    kernel = k.build()
+    if backend().isa.lanes * 4 == 64:
+        text = backend().emit(kernel).text
+        assert "is_resident(out0" in text and "const bool past" in text
+    a = torch.randn(n)
+    for out in (torch.empty(n), torch.zeros(n)):
+        compiled(kernel)(a, out, *([n] if symbolic else []))
+        assert torch.equal(out, -a)
+
+
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [f32, DType.f64, DType.i32])
 @pytest.mark.parametrize("offset", [0, 1])

@@ -144,6 +144,36 @@ def test_a_row_or_two_of_contiguous_rows_are_read_once(
     forget_sessions()
 
 
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    ("left", "right", "columns", "taken"),
+    [
+        ("rows", "columns", 1, False),
+        ("rows", "rows", 2, True),
+        ("rows", "columns", 4, False),
+        ("rows", "columns", 5, True),
+        ("columns", "rows", 1, False),
+        ("columns", "rows", 8, True),
+        ("columns", "rows", 16, False),
+        ("columns", "columns", 1024, True),
+    ],
+)
+def test_operands_whose_layout_takes_longer_than_the_matmul(
+    left: str, right: str, columns: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
+    a, b = _laid_out(6, 40, left), _laid_out(40, columns, right)
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    function = torch.compile(torch.mm, backend="polyfuse", options={"strict": True}, dynamic=False)
+    torch.testing.assert_close(function(a, b), a @ b)
+    assert ("mkldnn._linear_pointwise.default" in last_reports()[-1].calls) is taken
+    forget_sessions()
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("rows", "taken"), [(1, False), (63, False), (64, True)])
 def test_small_matmuls_are_the_librarys(rows: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:

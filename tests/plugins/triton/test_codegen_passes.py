@@ -112,6 +112,52 @@ def test_sum_and_squared_differences_take_one_pass(n):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("n", [37, 2000])
+@pytest.mark.parametrize("serial", [False, True])
+def test_moments_far_from_zero(serial, n):
+    """A mean that moved from number to number would be rounded more than each moves it."""
+    m, k = 3, 2 if serial else 1
+    raxes = f"r0{{{n}}} ~ {n}, r1{{{k}}} ~ {k}"
+    body = f"""
+loop {{
+  v1 = load f32 in0[{n * k}*p0 + {k}*r0 + r1]
+  v2, v3, _ = reduce f32 welford (v1)
+}}
+once {{
+  store f32 set out0[p0] = v2
+  store f32 set out1[p0] = v3
+}}"""
+    text = (
+        f"kernel k on cuda {{\nnumerics fast\naxes p0{{{m}}} ~ {m}\nraxes {raxes}\n"
+        f"in in0: f32[{m * n * k}]\nout out0: f32[{m}]\nout out1: f32[{m}]\n{body}\n}}"
+    )
+    for centre in (0.0, 1e6):
+        x = torch.randn(m, n * k) + centre
+        operands = [x.reshape(-1), torch.zeros(m), torch.zeros(m)]
+        for config in (LOOPED, Config.of(rows=2, r=4096)):
+            found, _, _ = in_interpreter(run_text, text, config, operands)
+            spread, mean = torch.var_mean(x.double(), -1, correction=0)
+            torch.testing.assert_close(found[1].double(), mean, rtol=2e-7, atol=2e-6)
+            torch.testing.assert_close(found[2].double() / (n * k), spread, rtol=2e-6, atol=0)
+
+
+def test_differences_from_the_mean_add_up_to_nothing():
+    """The sum that corrects two passes is none beside moments, and takes no pass of its own."""
+    m, n = 3, 100
+    share = torch.tensor(1 / n, dtype=torch.float32).item()
+    rest = "  v10 = reduce f32 sum (v6)\n  v7 = reduce f32 sum (v5)\n"
+    text = centred(m, n, share).replace("  v7 = reduce f32 sum (v6)\n", rest)
+    text = text.replace("out1[p0] = v7", "out1[p0] = v10").replace("out2[p0] = v2", "out2[p0] = v7")
+    x = torch.randn(m, n) + 1e6
+    operands = [x.reshape(-1), torch.zeros(m * n), torch.zeros(m), torch.ones(m)]
+    found, _, code = in_interpreter(run_text, text, LOOPED, operands)
+    assert "welford" in code and code.count("tl.load(in0") == 2
+    assert torch.count_nonzero(found[3]) == 0
+    spread, mean = torch.var_mean(x.double(), -1, keepdim=True)
+    torch.testing.assert_close(found[2].double() / (n - 1), spread[:, 0], rtol=2e-6, atol=0)
+    torch.testing.assert_close(found[1].view(m, n).double(), x.double() - mean, rtol=0, atol=0.07)
+
+
 def test_differences_from_something_else_than_the_mean_stay():
     m, n = 3, 64
     operands = [torch.randn(m * n), torch.zeros(m * n), torch.zeros(m), torch.zeros(m)]

@@ -231,21 +231,23 @@ def test_the_process_that_times_starts_early_only_where_nothing_is_known(tmp_pat
     assert started == ["child"]
 
 
-def _hold(root: str, seconds: float, started: Any) -> None:
+def _hold(root: str, started: Any, looked: Any) -> None:
     with TimingStore(Path(root)).exclusive(10):
         started.set()
-        time.sleep(seconds)
+        looked.wait(60)
+        time.sleep(0.2)  # the other asks for the lock meanwhile
         TimingStore(Path(root)).write("ab", record({"x": 1.0}))
 
 
 def test_processes_measure_one_after_another(tmp_path):
     context = multiprocessing.get_context("fork")
-    started = context.Event()
-    other = context.Process(target=_hold, args=(str(tmp_path), 1.0, started))
+    started, looked = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(str(tmp_path), started, looked))
     other.start()
-    started.wait(60)
+    assert started.wait(60)
     store = TimingStore(tmp_path)
     assert store.read("ab").best is None
+    looked.set()
     with store.exclusive(60):
         assert best_of(store.read("ab")) == "x"
     other.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,14 @@ def no_better_judge() -> None:
 
 
 def test_compare_tells_slow_from_fast() -> None:
-    outcome = compare({"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.0005)}, SHORT)
-    speedup = outcome.speedup("fast", over="slow")
-    assert speedup is not None and speedup > 1.5
+    now = [0.0]
+
+    def taking(seconds: float) -> None:
+        now[0] += seconds
+
+    calls = {"slow": lambda: taking(0.02), "fast": lambda: taking(0.0005)}
+    outcome = compare(calls, SHORT, clock=lambda: now[0])
+    assert outcome.speedup("fast", over="slow") == pytest.approx(40)
     assert [timing.rounds for timing in outcome.timings] == [3, 3]
     assert outcome.speedup("fast", over="absent") is None
 

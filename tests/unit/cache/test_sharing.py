@@ -301,21 +301,29 @@ def test_redis(tmp_path, redis):
         remote_store(address).get("large")
 
 
+def answers(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until a server listens; False if it ended."""
+    while server.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return server.poll() is None
+        time.sleep(0.05)
+    return False
+
+
 @pytest.fixture
 def redis_server(tmp_path) -> Iterator[str]:
     """The address of a `redis-server` of this test's own."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip(REDIS)
-    port = free_port()
-    options = {"port": port, "bind": "127.0.0.1", "dir": tmp_path, "requirepass": "geheim", "save": ""}
+    options = {"bind": "127.0.0.1", "dir": tmp_path, "requirepass": "geheim", "save": ""}
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    server = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL)
+    for _ in range(5):
+        port = free_port()
+        server = subprocess.Popen([program, "--port", str(port), *words], stdout=subprocess.DEVNULL)
+        if answers(server, port):
+            break  # otherwise somebody took the port meanwhile, and it ended
     try:
-        for _ in range(200):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.05)
         yield f"redis://:geheim@127.0.0.1:{port}/2"
     finally:
         server.terminate()

@@ -67,6 +67,25 @@ def test_the_line_is_gone_before_the_program_goes_on(lines):
     assert lines[-1] == ""
 
 
+def test_whoever_settles_waits_for_a_line_that_another_thread_takes_away():
+    drawn, taking = [], threading.Event()
+
+    def draw(text: str) -> None:
+        if not text:
+            taking.set()
+            time.sleep(0.1)
+        drawn.append(text)
+
+    shown = Progress(draw)
+    shown._is_drawn = True
+    other = threading.Thread(target=shown.settle)
+    other.start()
+    assert taking.wait(60)
+    shown.settle()
+    assert drawn == [""]
+    other.join()
+
+
 def test_several_threads_at_once(lines):
     def compile_() -> None:
         with compiling(ON, lambda: "g"):

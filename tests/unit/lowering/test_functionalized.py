@@ -311,3 +311,90 @@ def test_a_copy_of_what_is_written_stays_one() -> None:
     wanted = fn(row, expected)
     torch.testing.assert_close(compiled(fn)[0](row, keys), wanted)
     torch.testing.assert_close(keys, expected)
+
+
+@torch.library.custom_op("polyfuse_tests::double_and_add", mutates_args={"out"})
+def double_and_add(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    out.mul_(2)  # before x is read
+    out.add_(x.clone())
+    return x + 1
+
+
+@double_and_add.register_fake
+def _(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _one_tensor(t: torch.Tensor) -> torch.Tensor:
+    return t
+
+
+def _part(t: torch.Tensor) -> torch.Tensor:
+    return t[1]
+
+
+def _transposed(t: torch.Tensor) -> torch.Tensor:
+    return t.t()
+
+
+def _detached_view(t: torch.Tensor) -> torch.Tensor:
+    return t.view(-1).detach().view(t.shape)
+
+
+def _copy(t: torch.Tensor) -> torch.Tensor:
+    return t.clone()
+
+
+def _equal_result(t: torch.Tensor) -> torch.Tensor:
+    return t * 1
+
+
+READS = (_one_tensor, _part, _transposed, _detached_view, _copy, _equal_result)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("read", READS)
+def test_what_is_read_may_be_what_is_written(
+    read: Callable[[torch.Tensor], torch.Tensor], dynamic: bool
+) -> None:
+    """Of a result, of an input and of a part of either; a copy keeps what was there before."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        held = x * 2
+        first = double_and_add(read(held), held)
+        second = double_and_add(read(y), y)
+        wide = torch.cat([x, x]) + 1
+        third = double_and_add(read(wide[x.size(0) :]), wide[x.size(0) :])
+        return held, first, second, wide, third, held.sum(0)
+
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="polyfuse", dynamic=dynamic)
+    for n in (5, 3):
+        given = [torch.randn(n, n), torch.randn(n, n)]
+        if n == 3:
+            given = [given[0], torch.randn(n, 2 * n)[:, ::2]]
+        mine, eager = [t.clone() for t in given], [t.clone() for t in given]
+        for got, want in zip(run(*mine), fn(*eager), strict=True):
+            torch.testing.assert_close(got, want)
+        torch.testing.assert_close(mine[1], eager[1])
+
+
+def test_equal_tensors_are_two_where_one_is_written() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one, other = x * 2, x * 2
+        return double_and_add(other, one), one, other
+
+    check(fn, torch.randn(4, 4))
+
+
+def test_what_is_read_may_be_what_is_written_in_training() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        total = (x.detach() @ x.detach()).t()
+        double_and_add(total.detach()[:2], total[:2])
+        return ((x * w).sin() * total).sum()
+
+    given = [torch.randn(4, 4, requires_grad=True) for _ in range(2)]
+    want = torch.autograd.grad(fn(*given), given)
+    got = torch.autograd.grad(torch.compile(fn, backend="polyfuse")(*given), given)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)

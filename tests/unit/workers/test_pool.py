@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -124,9 +125,11 @@ def test_kernel_that_never_loads(tmp_path):
 
 
 def test_kernels_under_way_are_shared(tmp_path):
+    all_wanted = threading.Event()
+
     class Slow(ToyBackend):
         def build(self, sources, folder):
-            time.sleep(0.3)
+            all_wanted.wait(60)
             super().build(sources, folder)
 
     count, item = tmp_path / "count", source("text")
@@ -134,6 +137,7 @@ def test_kernels_under_way_are_shared(tmp_path):
         backend, store = Slow(SETTINGS, count), KernelStore(tmp_path / "store")
         futures = [pool.submit(backend, [item], store) for _ in range(3)]
         assert not futures[0].done()
+        all_wanted.set()
         for future in futures:
             future.result()
     assert built(count) == 1

@@ -123,12 +123,13 @@ class Progress:
             if text and not self.text(time.monotonic()):
                 return  # it was over while the line was made
             if text or self._is_drawn:
-                self._is_drawn = bool(text)
+                self._is_drawn = True  # until it is gone: who settles meanwhile waits for that
                 try:
                     self.draw(text)
                 except Exception as error:  # looking on must not be what fails
                     _log.debug("progress cannot be shown: %r", error)
                     self.draw = _draw_nothing
+                self._is_drawn = bool(text)
 
     def _show(self) -> None:
         """Draw until nothing is going on."""

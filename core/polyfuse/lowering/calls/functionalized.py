@@ -4,13 +4,14 @@ them on clones. Which memory they are given instead says `call_memory`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.frontend.shared_arguments import SHARED
 from polyfuse.ir.nodes import View
 from polyfuse.lowering.calls.call_memory import CallMemory
 from polyfuse.lowering.calls.extern import call
@@ -44,8 +45,10 @@ def bases_cloned(
     made = _Call(ctx, node, target)
     others = {name: kwargs[name] for name in ops.argument_names(target) if name in kwargs}
     sources: Any = node.kwargs["_all_bases"]
-    bases, same, memory = made.own(_all_bases, sources, others)
-    arguments = {**others, **same}
+    shared = made.shared(_all_bases)
+    bases, same, memory = made.own(_all_bases, sources, others, shared)
+    windows = {name: _window(bases[position], *place) for name, (position, *place) in shared.items()}
+    arguments = {**others, **same, **windows}
     for name in made.written:
         if f"_{name}_length" not in kwargs:
             arguments[name] = _part(ctx, bases, f"_{name}", kwargs)
@@ -81,14 +84,32 @@ class _Call:
         """Where the results begin that are arguments: without any of its own, there is a None."""
         return max(1, self.results)
 
+    def shared(self, values: Sequence[TensorValue]) -> dict[str, tuple[int, Any, Any, Any]]:
+        """The arguments that are windows on what it writes, whose values are `values`: the position there,
+        sizes, strides and offset."""
+        found = {}
+        for name, (position, part, whole) in self.node.meta.get(SHARED, {}).items():
+            window, base, value = self.ctx.template(part), self.ctx.template(whole), values[position]
+            dense = storage_layout(value.size, value.stride, self.ctx.sizes) == value.stride
+            if dense and value.stride == base.stride:
+                found[name] = position, window.size, window.stride, window.offset - base.offset
+        return found
+
     def own(
-        self, values: Sequence[Any], sources: Sequence[Any], others: Mapping[str, Any]
+        self,
+        values: Sequence[Any],
+        sources: Sequence[Any],
+        others: Mapping[str, Any],
+        shared: Collection[str] = (),
     ) -> tuple[list[Any], dict[str, Any], CallMemory]:
         """Memory of the call's own for what it writes, whose traced nodes are `sources`; those `others`
-        that are the same tensors, and so the same memory; and what was decided."""
+        that are the same tensors, and so the same memory; and what was decided. Those of `shared` are
+        not read where they stand."""
         known = [s for s in sources if isinstance(s, Node) and _is_one_tensor(s)]
         twins = {name: self.node.kwargs[name] for name in others if self.node.kwargs[name] in known}
-        others_read = tensors_in(tuple(value for name, value in others.items() if name not in twins))
+        others_read = tensors_in(
+            tuple(v for name, v in others.items() if name not in twins and name not in shared)
+        )
         reads = [value.view.buffer for value in others_read if value.view is not None]
         memory = CallMemory(self.ctx, self.node, may_be_fresh=not self.results, reads=reads)
         owned = []

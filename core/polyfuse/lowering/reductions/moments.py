@@ -22,6 +22,7 @@ from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import make, where
 from polyfuse.symbolic import IndexLike, coefficient
 from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import fx
 
 _SHORT_SIDE = 64
 """Contiguous elements in each row of a group of columns up to which columns are reduced one by one first."""
@@ -48,8 +49,17 @@ def var_mean(
     name, fakes = ops.base_name(node.target), node.meta["val"]
     results = [ctx.template(fake) for fake in (fakes if name == "var_mean" else (fakes,))]
     spread, centre = moments(ctx, value, reduced_dims(dims, value.rank), results[0], correction)
+    if _is_running_mean(node):
+        centre = where(make("isnan", spread), spread, centre)
     variance = ctx.lazy(results[0], make("sqrt", spread) if name == "std" else spread)
     return (variance, ctx.lazy(results[1], centre)) if name == "var_mean" else variance
+
+
+def _is_running_mean(node: Any) -> bool:
+    """Whether eager mode moves the mean from number to number, so that infinities leave NaN of it. In what it
+    calls normalisations the mean is a sum that is divided, or one that nobody sees."""
+    original = fx.original_operator(node)
+    return original is None or ops.base_name(original) in ("var_mean", "std_mean")
 
 
 def moments(

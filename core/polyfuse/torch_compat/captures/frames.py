@@ -27,6 +27,7 @@ from polyfuse.torch_compat.captures.guards import (
     recorded,
     text_of,
 )
+from polyfuse.torch_compat.captures.shortcuts import shortcuts
 
 __all__ = ["Frame", "TracedFrame", "around_frames", "collections_deferred", "dynamo_switches"]
 
@@ -233,9 +234,10 @@ def _install() -> None:
         arguments = parameters.bind(*args, **named).arguments
         compiler = _innermost(arguments["compiler_fn"])
         around = _watchers.by_backend.get(getattr(compiler, "compiler_fn", None))
-        if around is None or not _is_plain(arguments):
+        if around is None:
             return trace()
-        return around(Frame(arguments, compiler), trace)
+        with shortcuts():
+            return around(Frame(arguments, compiler), trace) if _is_plain(arguments) else trace()
 
     convert_frame._compile = compiled
     convert_frame.CheckFunctionManager = noted

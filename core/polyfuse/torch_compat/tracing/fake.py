@@ -20,6 +20,7 @@ __all__ = [
     "real_tensors",
     "repropagate",
     "shape_env_of",
+    "share_storage",
 ]
 
 
@@ -31,6 +32,17 @@ def is_fake(value: object) -> bool:
 def detect_fake_mode(values: Sequence[Any] = ()) -> FakeTensorMode | None:
     """The fake mode of the running trace, or the one `values` belong to."""
     return _detect(list(values))
+
+
+def share_storage(one: object, other: object) -> bool:
+    """Whether two fake tensors of one type and plain layout are views of one, read without a conversion."""
+    if not (isinstance(one, FakeTensor) and isinstance(other, FakeTensor)):
+        return False
+    if one.layout is not torch.strided or other.layout is not torch.strided or one.dtype != other.dtype:
+        return False
+    if one.is_conj() != other.is_conj() or one.is_neg() != other.is_neg():
+        return False
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def shape_env_of(mode: FakeTensorMode | None) -> Any:

@@ -89,7 +89,11 @@ def _launch(stage: StageText, out: Writer) -> None:
     plan, facts = stage.plan, stage.facts
     passed = arguments(stage.facts.kernel)
     out.line(f"const i64 items = {stage.items_text()};")
-    alone = f"{stage.name}({passed}0, items, true);"
+    past = ""
+    if stage.new_pages:
+        out.line(f"const bool past = {' && '.join(f'is_resident({t})' for t in stage.new_pages)};")
+        past = ", past"
+    alone = f"{stage.name}({passed}0, items, true{past});"
     if plan.serial:
         out.line(alone)
         return
@@ -103,6 +107,6 @@ def _launch(stage: StageText, out: Writer) -> None:
     out.line(f"const int team = team_for({shares}, ({index_text(total)}) * {facts.cost});")
     with out.block("if (team == 1)", "} else {"):
         out.line(alone)
-    share = f"{first}, {last}, {str(plan.along).lower()}"
+    share = f"{first}, {last}, {str(plan.along).lower()}{past}"
     in_parallel(out, f"{stage.name}({passed}{share});", indent="  ")
     out.line("}")

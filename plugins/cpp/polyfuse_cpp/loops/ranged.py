@@ -37,6 +37,9 @@ class RangedText(StageText):
         """The text of a part of a row, which belongs to the thread that has the row."""
         cell = StageText(facts, plan, self.out, self.features, self.name)
         cell.together = self.together
+        if not self.streaming:
+            # the function has no parameter that says whether to
+            cell.streaming = frozenset()
         return cell
 
     def _items(self) -> None:

@@ -72,6 +72,7 @@ class Scope:
         features: headers that the text needs, collected.
         tiles: elements of the tiles that stand for a load or store (by identity), one for each copy.
         streaming: stores (by identity) that bypass the caches where a whole vector is written.
+        past: text of whether these do.
         checks: checks of indices by the name of the limited index.
         interleaved: stores (by identity) with the group that they are interleaved in.
     """
@@ -89,6 +90,7 @@ class Scope:
     checks: Mapping[str, IndexCheck] = field(default_factory=dict)
     tiles: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     streaming: frozenset[int] = frozenset()
+    past: str = "true"
     interleaved: Mapping[int, InterleavedStores] = field(default_factory=dict)
 
     def child(self, **changes: object) -> Self:

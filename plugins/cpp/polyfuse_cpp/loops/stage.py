@@ -18,7 +18,7 @@ from polyfuse_cpp.memory.byte_rows import byte_rows
 from polyfuse_cpp.memory.index_checks import limit_checks
 from polyfuse_cpp.memory.interleave import interleaved_stores
 from polyfuse_cpp.memory.row_groups import rows_of_group
-from polyfuse_cpp.memory.streaming_stores import streaming_stores
+from polyfuse_cpp.memory.streaming_stores import middles, streaming_stores
 from polyfuse_cpp.memory.tables import lane_tables
 from polyfuse_cpp.tiling import Plan, are_rows_apart, is_apart
 
@@ -58,6 +58,7 @@ class StageText:
     def __post_init__(self) -> None:
         self.interleaved = interleaved_stores(self.facts, self.plan)
         self.streaming = streaming_stores(self.facts, self.plan, self.interleaved)
+        self.new_pages = [] if self.plan.tile else middles(self.facts, self.streaming)
         self.checks = limit_checks(self.facts)
         self.tables = lane_tables(self.facts, self.plan)
         self.by_rows = are_rows_apart(self.facts, self.plan)
@@ -65,7 +66,8 @@ class StageText:
 
     def emit(self) -> None:
         """Write the function."""
-        with function(self.facts.kernel, self.name, "i64 begin, i64 end, bool alone", self.out):
+        past = ", bool past" if self.new_pages else ""
+        with function(self.facts.kernel, self.name, f"i64 begin, i64 end, bool alone{past}", self.out):
             heap = self._scratch()
             self._items()
             if self.streaming:
@@ -136,6 +138,7 @@ class StageText:
             local_lanes=self.plan.lanes * self.plan.unroll if apart else 1,
             features=self.features,
             streaming=self.streaming,
+            past="past" if self.new_pages else "true",
             interleaved=self.interleaved,
             checks=self.checks,
         )

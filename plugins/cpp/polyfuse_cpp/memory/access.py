@@ -215,8 +215,9 @@ class MemoryScope(Scope):
             elif self.tail:
                 self.out.line(f"store_interleaved_n({address}, {count} * {self.tail}, {values});")
             else:
-                whole = "stream" if id(group.stores[0]) in self.streaming else "store"
-                self.out.line(f"{whole}_interleaved({address}, {values});")
+                streams = id(group.stores[0]) in self.streaming
+                whole = f"stream_interleaved({self.past}, " if streams else "store_interleaved("
+                self.out.line(f"{whole}{address}, {values});")
 
     def _stored(self, name: str, vector: bool, copy: int) -> str:
         """A value on its way to memory: a half float is not rounded first, for the store does it."""
@@ -228,8 +229,11 @@ class MemoryScope(Scope):
 
     def _store_text(self, stmt: Store, address: str, value: str, count: str = "") -> str:
         if stmt.mode == "set":
-            whole = "stream" if id(stmt) in self.streaming else "store"
-            return f"store_n({address}, {value}, {count});" if count else f"{whole}({address}, {value});"
+            if count:
+                return f"store_n({address}, {value}, {count});"
+            if id(stmt) in self.streaming:
+                return f"stream({address}, {value}, {self.past});"
+            return f"store({address}, {value});"
         self.features.add("update")
         alone = self._alone(stmt)
         if count:

@@ -1,9 +1,9 @@
 """Rows whose elements are only moved, or combined bit by bit: done in whole registers of bytes.
 
 Vectors have as many lanes as a register has numbers of four bytes, so that those of bools or of floats of
-16 bits fill a part of one. What is done to bits alone needs no lanes: padding, joining, selecting of rows and
-logic of masks run over bytes, and what does not fill a register at the end of a row is done by one that
-overlaps the one before.
+16 bits fill a part of one. What is done to bits alone needs no lanes: padding, joining, reversing, selecting
+of rows and logic of masks run over bytes, and what does not fill a register at the end of a row is done by
+one that overlaps the one before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from polyfuse.ir.statements import Compute, Load, Statement, Store
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import coefficient, substitute, symbol
+from polyfuse.symbolic import IndexLike, coefficient, substitute, symbol
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.memory.address import index_text
@@ -54,7 +54,9 @@ class ByteRows:
         if stmt is None:
             return f"bytes_of<{kind}>(w, {frame.text(name, False)})"
         if isinstance(stmt, Load):
-            found = f"bytes_at(w, {self._start(stmt, frame)} + i)"
+            forwards = coefficient(stmt.index, self.lane) == 1
+            start = self._start(stmt, frame)
+            found = f"bytes_at(w, {start} + i)" if forwards else f"bytes_back(w, {start} - i)"
             if stmt.mask is None or stmt.other is None:
                 return found
             return f"({frame.text(stmt.mask, False)} ? {found} : {self._bytes(stmt.other, kind, frame)})"
@@ -84,7 +86,7 @@ def byte_rows(facts: Facts, plan: Plan) -> ByteRows | None:
     for stmt in facts.statements:
         if isinstance(stmt, Store):
             kind = facts.memory[stmt.buffer]
-            if not _is_row(stmt, facts, lane) or stmt.mode != "set" or stmt.mask is not None:
+            if _step(stmt, facts, lane) != 1 or stmt.mode != "set" or stmt.mask is not None:
                 return None
             if kinds.get(stmt.value, kind) is not kind:
                 return None
@@ -105,7 +107,7 @@ def _kind(stmt: Statement, facts: Facts, lane: str, kinds: Mapping[str, DType]) 
     """The type in memory of a value that varies along the lanes; None where bits do not make it."""
     if isinstance(stmt, Load):
         kind = facts.memory[stmt.buffer]
-        if not _is_row(stmt, facts, lane) or (stmt.mask and lane in facts.depends[stmt.mask]):
+        if _step(stmt, facts, lane) not in (1, -1) or (stmt.mask and lane in facts.depends[stmt.mask]):
             return None
         return kind if stmt.other is None or kinds.get(stmt.other, kind) is kind else None
     if not isinstance(stmt, Compute) or (stmt.op not in _BITWISE and stmt.op != "bitwise_not"):
@@ -114,6 +116,7 @@ def _kind(stmt: Statement, facts: Facts, lane: str, kinds: Mapping[str, DType]) 
     return found.pop() if len(found) == 1 else None
 
 
-def _is_row(stmt: Load | Store, facts: Facts, lane: str) -> bool:
-    """Whether an access goes through memory element by element, along the lanes."""
-    return coefficient(stmt.index, lane) == 1 and not any(lane in facts.depends[v] for v in stmt.indirect)
+def _step(stmt: Load | Store, facts: Facts, lane: str) -> IndexLike | None:
+    """How far apart the elements of an access are along the lanes; None where indices from memory say so."""
+    indirect = any(lane in facts.depends[v] for v in stmt.indirect)
+    return None if indirect else coefficient(stmt.index, lane)

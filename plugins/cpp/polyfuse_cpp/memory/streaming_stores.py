@@ -3,6 +3,10 @@
 A store fetches its line first. Where nothing of a result will still be in the caches when it is read, that
 doubles the traffic; and where tiles are transposed, lines that are written one after the other lie far
 apart in memory, so that fetching them costs even more.
+
+Memory that the C library has just mapped is different: the system fills each of its pages with zeros when it
+is first written to, which leaves the page's lines in the caches. Past these, it would be written twice. So a
+kernel asks whether a page in the middle of each such result is there already.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ from polyfuse.kit import Access, is_multiple
 from polyfuse.symbolic import coefficient, free_axes
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.scope import InterleavedStores
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["streaming_stores"]
+__all__ = ["middles", "streaming_stores"]
 
 _LINE = 64
 """Bytes of a cache line; nothing smaller may bypass the caches."""
@@ -35,6 +40,13 @@ def streaming_stores(facts: Facts, plan: Plan, groups: Mapping[int, InterleavedS
     read = facts.aliases_of({a.buffer for a in facts.all_accesses if not a.is_store})
     unread = (a for a in facts.all_accesses if a.buffer not in read)
     return frozenset(id(a.stmt) for a in unread if _is_streaming(a, facts, plan, groups))
+
+
+def middles(facts: Facts, streaming: frozenset[int]) -> list[str]:
+    """Texts of an address in the middle of what each of some stores writes."""
+    found = (a for a in facts.all_accesses if id(a.stmt) in streaming)
+    halves = {name: f"(({index_text(size)}) / 2)" for name, size in facts.sizes.items()}
+    return [f"{a.buffer} + {index_text(a.index, halves)}" for a in found]
 
 
 def _is_streaming(access: Access, facts: Facts, plan: Plan, groups: Mapping[int, InterleavedStores]) -> bool:

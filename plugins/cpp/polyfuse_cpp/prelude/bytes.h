@@ -1,6 +1,7 @@
 // Rows of bytes: whole registers, whatever the type of the elements.
 //   byte_row(p, n, make)  n elements from p on; make(w, i) gives the bytes from element i on, as many as `w` has
 //   bytes_at(w, p)        bytes in memory        bytes_of<T>(w, x)  the bytes of a value, again and again
+//   bytes_back(w, p)      the element at p, then the one before it, and so on
 namespace pf {
 typedef u8 byte_register __attribute__((vector_size(PF_BYTES)));
 typedef u8 byte_half __attribute__((vector_size(16)));
@@ -9,6 +10,25 @@ template <class W, class T> PF_INLINE W bytes_at(W, const T* p) {
   W w;
   __builtin_memcpy(&w, p, sizeof w);
   return w;
+}
+// Elements of a vector in reverse: AT counts down to zero.
+template <int COUNT, int... AT> struct backwards : backwards<COUNT - 1, AT..., COUNT - 1> {};
+template <int... AT> struct backwards<0, AT...> {
+  template <class V> PF_INLINE V of(V v) {
+#if defined(__clang__)
+    return __builtin_shufflevector(v, v, AT...);
+#else
+    return __builtin_shuffle(v, V{AT...});
+#endif
+  }
+};
+template <class W, class T> PF_INLINE W bytes_back(W w, const T* p) {
+  constexpr int count = sizeof(W) / sizeof(T);
+  if constexpr (count == 1) return bytes_at(w, p);
+  else {
+    typedef typename word_of<sizeof(T)>::type words __attribute__((vector_size(sizeof(W))));
+    return (W)backwards<count>::of((words)bytes_at(w, p - (count - 1)));
+  }
 }
 template <class T, class W> PF_INLINE W bytes_of(W, typename shape<T>::value x) {
   typedef typename word_of<sizeof(T)>::type word;

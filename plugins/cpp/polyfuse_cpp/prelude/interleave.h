@@ -1,6 +1,6 @@
 // Vectors whose lanes are interleaved in memory: p[0] is the first lane of the first of them, p[1] that of the second, ...
 //   store_interleaved(p, a, b, ...)           all lanes
-//   stream_interleaved(p, a, b, ...)          the same, past the caches
+//   stream_interleaved(past, p, a, b, ...)    the same, past the caches where `past` says so
 //   store_interleaved_n(p, count, a, b, ...)  the first `count` elements of memory, at least one
 namespace pf {
 #if PF_W > 1
@@ -44,9 +44,9 @@ template <class T, class V, class... R> PF_INLINE void store_interleaved(T* p, V
   const V v[] = {a, rest...};
   each_part<0, 1 + sizeof...(R)>(v, [&](int i, V w) __attribute__((always_inline)) { store(p + i, w); });
 }
-template <class T, class V, class... R> PF_INLINE void stream_interleaved(T* p, V a, R... rest) {
+template <class T, class V, class... R> PF_INLINE void stream_interleaved(bool past, T* p, V a, R... rest) {
   const V v[] = {a, rest...};
-  each_part<0, 1 + sizeof...(R)>(v, [&](int i, V w) __attribute__((always_inline)) { stream(p + i, w); });
+  each_part<0, 1 + sizeof...(R)>(v, [&](int i, V w) __attribute__((always_inline)) { stream(p + i, w, past); });
 }
 template <class T, class V, class... R> PF_INLINE void store_interleaved_n(T* p, i64 count, V a, R... rest) {
   const V v[] = {a, rest...};

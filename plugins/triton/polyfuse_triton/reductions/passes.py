@@ -1,8 +1,8 @@
 """Passes over memory saved, where rows do not fit in registers and every section reads them again.
 
 The maximum of a row and the sum of exponentials below it take one pass instead of two: the sum is scaled
-whenever a larger maximum is met. So do a sum and the sum of squared differences from the mean made of it:
-both come from running moments.
+whenever a larger maximum is met. So do a sum, the sum of differences from the mean made of it and that of
+their squares: all come from running moments.
 """
 
 from __future__ import annotations
@@ -83,10 +83,15 @@ def _join_moments(kernel: Kernel, terms: _Terms, edit: _Edit) -> None:
         if terms.of(first.args[0]) != term:
             continue
         name = first.targets[0]
-        targets = (f"{name}_mean", stmt.targets[0], f"{name}_count")
+        targets = (mean, stmt.targets[0], f"{name}_count")
         edit.changed[id(first)] = replace(first, targets=targets, kind="welford")
         edit.behind[id(first)] = Compute(name, "mul", (targets[0], targets[2]), first.dtype)
-        edit.dropped.add(id(stmt))
+        edit.dropped.update((id(stmt), id(terms.defined(mean))))
+        # distances from the mean add up to nothing: that of moments is not rounded as a sum is
+        for other in sums.values():
+            if id(other) not in edit.dropped and terms.difference(other.args[0]) == (term, mean):
+                edit.dropped.add(id(other))
+                edit.behind[id(other)] = Constant(other.targets[0], 0.0, other.dtype)
 
 
 class _Terms:
@@ -103,17 +108,21 @@ class _Terms:
             self._memo[name] = self._term(name, self._facts.definition(name))
         return self._memo[name]
 
+    def defined(self, name: str) -> Statement:
+        """The statement that makes a value."""
+        return self._facts.definition(name)
+
     def exponent(self, name: str) -> tuple[Any, str] | None:
         """The term of `v` and the name of `m`, where a value is ``exp(v - m)``."""
         power = self._facts.definition(name)
-        return self._difference(power.args[0]) if power.op == "exp" else None
+        return self.difference(power.args[0]) if power.op == "exp" else None
 
     def square_of_difference(self, name: str) -> tuple[Any, str] | None:
         """The term of `v` and the name of `m`, where a value is ``(v - m) * (v - m)``."""
         product = self._facts.definition(name)
         if product.op != "mul" or self.of(product.args[0]) != self.of(product.args[1]):
             return None
-        return self._difference(product.args[0])
+        return self.difference(product.args[0])
 
     def averaged(self, name: str) -> str | None:
         """The name of `s`, where a value is `s` divided by the number of points that are reduced."""
@@ -127,7 +136,8 @@ class _Terms:
                 return other
         return None
 
-    def _difference(self, name: str) -> tuple[Any, str] | None:
+    def difference(self, name: str) -> tuple[Any, str] | None:
+        """The term of `v` and the name of `m`, where a value is ``v - m``."""
         stmt = self._facts.definition(name)
         return (self.of(stmt.args[0]), stmt.args[1]) if stmt.op == "sub" else None
 

@@ -201,10 +201,15 @@ def _moments(
 
     count = scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
     here = count if join is None else scope.define(join.points(stmt.dtype), Value("", stmt.dtype))
+    points = scope.define(f"tl.maximum({here.text}, 1.0)", Value("", stmt.dtype))
     total = scope.define(f"tl.sum({inside(row.text)}, {axis}{keep})", plain)
-    mean = scope.define(f"divide({total.text}, tl.maximum({here.text}, 1.0))", plain)
-    away = scope.define(inside(f"{row.text} - {mean.text}"), plain)
-    squares = scope.define(f"tl.sum({away.text} * {away.text}, {axis}{keep})", plain)
+    near = scope.define(f"divide({total.text}, {points.text})", plain)
+    away = scope.define(inside(f"{row.text} - {near.text}"), plain)
+    # the first mean is off by what its sum lost in rounding
+    moved = scope.define(f"divide(tl.sum({away.text}, {axis}{keep}), {points.text})", plain)
+    left = scope.define(inside(f"{away.text} - {moved.text}"), plain)
+    mean = scope.define(f"{near.text} + {moved.text}", plain)
+    squares = scope.define(f"tl.sum({left.text} * {left.text}, {axis}{keep})", plain)
     if join is not None:
         parts = [*join.of([mean.text, squares.text], ["0.0", "0.0"]), join.points_of_all(stmt.dtype)]
         mean, squares, _ = _finish(scope, stmt, parts, False, dims)
@@ -241,7 +246,7 @@ class Accumulator:
         self._scope = scope
         self._stmt = stmt
         self._kind = stmt.kind
-        count = {"welford": 3, "online_softmax": 2}.get(self._kind, len(stmt.args))
+        count = {"welford": 4, "online_softmax": 2}.get(self._kind, len(stmt.args))
         self._names = [scope.name() for _ in range(count)]
         self._narrow = False
         # walked once, all points of a tile have been met equally often but for those beyond the end
@@ -269,17 +274,20 @@ class Accumulator:
             scope.out.line(f"{names} = {_FUNCTIONS[kind]}({given})")
 
     def _moments_step(self, value: str) -> None:
-        """A step that leaves points beyond the end alone."""
+        """A step that leaves points beyond the end alone. The mean that moves is that of distances from the
+        first value: one far from zero would be rounded more than a step moves it."""
         scope = self._scope
-        mean, squares, count = self._names
+        mean, squares, count, first = self._names
         masks = scope.coordinates.mask(("r",))
         fresh = [scope.name() for _ in self._names[: 2 if self._evenly else 3]]
+        scope.out.line(f"{first} = tl.where({count} == 0.0, {value}, {first})")
         if self._evenly:
             scope.out.line(f"{count} = {count} + 1.0")
-            given = f"{mean}, {squares}, 1.0 / {count}, {value}"
+            given = f"{mean}, {squares}, 1.0 / {count}, {value} - {first}"
             scope.out.line(f"{', '.join(fresh)} = welford_even_step({given})")
         else:
-            scope.out.line(f"{', '.join(fresh)} = welford_step({mean}, {squares}, {count}, {value})")
+            given = f"{mean}, {squares}, {count}, {value} - {first}"
+            scope.out.line(f"{', '.join(fresh)} = welford_step({given})")
         for name, new in zip(self._names, fresh, strict=False):
             scope.out.line(f"{name} = tl.where({masks[0]}, {new}, {name})" if masks else f"{name} = {new}")
 
@@ -307,7 +315,7 @@ class Accumulator:
     def _starts(self) -> list[str]:
         kind, dtype = self._kind, self._stmt.dtype
         if kind == "welford":
-            return ["0.0"] * 3
+            return ["0.0"] * 4
         if kind == "online_softmax":
             return [repr(_LOWEST[dtype]), "0.0"]
         if self._narrow and kind not in ("argmin", "argmax"):
@@ -322,10 +330,24 @@ class Accumulator:
         if kind == "online_softmax":
             return self._softmax()
         if kind == "welford":
-            counts = self._counts() if self._evenly else self._names[2]
-            mean, squares, _ = _finish(scope, stmt, [*self._names[:2], counts], False, _tiles(scope))
-            return mean, squares, scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
+            return self._moments()
         return _finish(scope, stmt, self._names, self._narrow, _tiles(scope))
+
+    def _moments(self) -> tuple[Value, ...]:
+        """Means of parts are compared as distances from a number near that of all: they lose no digits."""
+        scope, stmt = self._scope, self._stmt
+        axis, keep = _axis(scope), _keep(scope)
+        plain, tile = Value("", stmt.dtype, _tiles(scope)), Value("", stmt.dtype, _tiles(scope) | {"r"})
+        mean, squares, _, first = self._names
+        counts = scope.define(self._counts() if self._evenly else self._names[2], tile).text
+        total = scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
+        share = f"divide({counts}, {total.text})"
+        near = scope.define(f"tl.sum({share} * ({first} + {mean}), {axis}{keep})", plain)
+        part = scope.define(f"tl.where({counts} > 0.0, {first} - {near.text} + {mean}, 0.0)", tile)
+        moved = scope.define(f"divide(tl.sum({counts} * {part.text}, {axis}{keep}), {total.text})", plain)
+        away = scope.define(f"{part.text} - {moved.text}", tile)
+        whole = f"tl.sum({squares} + {counts} * {away.text} * {away.text}, {axis}{keep})"
+        return scope.define(f"{near.text} + {moved.text}", plain), scope.define(whole, plain), total
 
     def _softmax(self) -> tuple[Value, ...]:
         """Sums are brought to the largest maximum before they are added: that takes fewer exponentials than

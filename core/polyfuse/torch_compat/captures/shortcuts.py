@@ -1,0 +1,79 @@
+"""What Dynamo is spared while it traces a frame for us: work whose result nobody sees.
+
+Dynamo holds a lock while it compiles a frame, so that what is replaced here is seen by no other compile.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from polyfuse.base.lazy import rare_collections
+
+__all__ = ["shortcuts"]
+
+_FUNC_MAP = "torch.distributed.tensor.experimental._func_map"
+
+
+@contextmanager
+def shortcuts() -> Iterator[None]:
+    """Inside, a frame is traced as ever, in less time.
+
+    Collections of garbage are rarer, unless somebody made them rarer still. The name of the function around
+    a line, for which Dynamo splits whole files into tokens, is looked for only where calls are logged. A
+    function is compared with one of `torch.distributed` only where its module is imported already: else it
+    cannot be that one. How long guards take, which goes into Dynamo's metrics, is measured without emptying
+    the caches of the CPU before. Whatever of it a version of torch does not have is left as it is.
+    """
+    from torch._dynamo import guards, symbolic_convert
+    from torch._dynamo.variables import higher_order_ops
+
+    with ExitStack() as stack:
+        stack.enter_context(rare_collections())
+        logs = [getattr(symbolic_convert, name, None) for name in ("trace_call_log", "trace_source_log")]
+        if all(isinstance(log, logging.Logger) and not log.isEnabledFor(logging.DEBUG) for log in logs):
+            stack.enter_context(_replaced(symbolic_convert, "get_funcname", _unnamed))
+        stack.enter_context(_replaced(guards, "profile_guard_manager", _microseconds_of_guards))
+        mapped = getattr(higher_order_ops, "LocalMapWrappedHigherOrderVariable", None)
+        if _FUNC_MAP not in sys.modules:
+            stack.enter_context(_replaced(mapped, "should_wrap_in_hop", staticmethod(_compared(mapped))))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Have another value under a name of a module or a class, if it has one there."""
+    kept = vars(owner).get(name) if owner is not None else None
+    if kept is None:
+        yield
+        return
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
+def _unnamed(filename: str, lineno: int) -> None:
+    """In the place of the name of the function around a line."""
+
+
+def _microseconds_of_guards(root: Any, f_locals: Any, rounds: int) -> float:
+    """How long one of several checks of guards takes; torch's own empties caches first, 20 ms a frame."""
+    start = time.perf_counter_ns()
+    for _ in range(rounds):
+        root.check(f_locals)
+    return (time.perf_counter_ns() - start) / (1000 * max(1, rounds))
+
+
+def _compared(mapped: Any) -> Callable[[Any], bool]:
+    its_own = getattr(mapped, "should_wrap_in_hop", None)
+
+    def is_mapped(value: Any) -> bool:
+        return its_own is not None and _FUNC_MAP in sys.modules and bool(its_own(value))
+
+    return is_mapped
