@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from polyfuse.base.lazy import rare_collections
+
 __all__ = ["Metrics", "compile", "metrics", "reset"]
 
 
@@ -67,9 +69,10 @@ def compile(
         InvalidOptionError: at the first call, for an option or a mode that does not exist.
     """
     given = None if options is None else dict(options)
-    compiled: Callable[..., Any] = torch.compile(
-        fn, backend="polyfuse", mode=mode, options=given, dynamic=dynamic, fullgraph=fullgraph
-    )
+    with rare_collections():  # the first one imports Dynamo
+        compiled: Callable[..., Any] = torch.compile(
+            fn, backend="polyfuse", mode=mode, options=given, dynamic=dynamic, fullgraph=fullgraph
+        )
     return compiled
 
 

@@ -10,7 +10,13 @@ import torch
 
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["broadcast_run", "recomputed_points"]
+__all__ = ["broadcast_run", "reads_across", "recomputed_points"]
+
+
+_MANY = 8
+"""Times that a value is read across its memory from which storing it pays: such reads take as long as those
+at positions from data, which are what is spared.
+"""
 
 
 def recomputed_points(value: torch.Tensor, results: object, shape_env: Any) -> int:
@@ -28,6 +34,23 @@ def broadcast_run(value: torch.Tensor, results: object, shape_env: Any) -> int:
     """
     every = results if isinstance(results, (tuple, list)) else (results,)
     return min((_run(value, r, shape_env) for r in every if isinstance(r, torch.Tensor)), default=1)
+
+
+def reads_across(value: torch.Tensor, results: object, shape_env: Any) -> bool:
+    """Whether neighbouring points of loops over `results` read `value`, which they broadcast many times, at
+    elements that are not neighbours in its memory.
+    """
+    every = results if isinstance(results, (tuple, list)) else (results,)
+    return any(_across(value, r, shape_env) for r in every if isinstance(r, torch.Tensor))
+
+
+def _across(value: torch.Tensor, result: torch.Tensor, shape_env: Any) -> bool:
+    sizes, varies, loops = _loops(value, result, shape_env)
+    along = next((d for d in reversed(loops) if varies[d]), None)
+    if along is None or value.stride(along - result.dim()) == 1:
+        return False
+    own = prod(sizes[d] for d in loops if varies[d])
+    return _recomputed(value, result, shape_env) >= (_MANY - 1) * own
 
 
 def _recomputed(value: torch.Tensor, result: torch.Tensor, shape_env: Any) -> int:

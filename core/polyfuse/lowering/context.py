@@ -42,12 +42,13 @@ terms everywhere.)"""
 @dataclass
 class Readers:
     """Who reads a traced value, seen through views: how many passes over it, why it has to be stored, if so,
-    at how many points all of them compute it again where they broadcast it, and for how many neighbouring
-    points each of them, at least, reads one number of it."""
+    at how many points all of them compute it again where they broadcast it, whether one of them does so
+    across its memory, and for how many neighbouring points each of them, at least, reads one number of it."""
 
     passes: int = 0
     stored: str = ""
     recomputed: int = 0
+    across: bool = False
     run: int = 0
 
     def add_run(self, points: int) -> None:
@@ -309,7 +310,9 @@ class LoweringContext:
             found = self._costs[body] = (ops, reads, slow)
         return found
 
-    def reason_to_store(self, value: TensorValue, readers: int, recomputed: int = 0) -> str:
+    def reason_to_store(
+        self, value: TensorValue, readers: int, recomputed: int = 0, across: bool = False
+    ) -> str:
         """Why a lazy value with so many readers, which compute it again at so many points, is better stored;
         empty if it is better computed where it is read."""
         assert value.body is not None
@@ -328,14 +331,18 @@ class LoweringContext:
                 return "costly and broadcast"
             if _CHEAPER * allowed < recomputed and any(e.op in _DIVISIONS for e in walk(value.body)):
                 return "divides, and is broadcast"
+            if _CHEAPER * allowed < recomputed and _is_gathered(value, across):
+                return "gathered, and broadcast"
         if ops > _HARD_LIMIT * most_ops or reads > _HARD_LIMIT * most_reads:
             return f"{ops} operations on {reads} reads are enough for one expression"
         return ""
 
-    def store_if_better(self, value: TensorValue, readers: int, recomputed: int = 0) -> TensorValue:
+    def store_if_better(
+        self, value: TensorValue, readers: int, recomputed: int = 0, across: bool = False
+    ) -> TensorValue:
         """Store `value` if that is better for so many readers, which compute it again at so many points."""
         if value.body is not None:
-            reason = self.reason_to_store(value, readers, recomputed)
+            reason = self.reason_to_store(value, readers, recomputed, across)
             if reason:
                 self.realize(value, reason)
         return value
@@ -368,6 +375,20 @@ class LoweringContext:
         """Whether what a traced node makes is read once, by something that does not need it stored."""
         readers = self.readers[node]
         return readers.passes <= 1 and not readers.stored
+
+
+def _is_gathered(value: TensorValue, across: bool) -> bool:
+    """Whether neighbours of a lazy value are read where data say, each for itself, or, where its readers go
+    `across` its memory, whether anything of it is."""
+    assert value.body is not None
+    along = next((f"i{d}" for d, n in reversed(list(enumerate(value.size))) if n != 1), "")
+    positions = (p for read in loads(value.body) for p in read.indirect)
+    return any(across or _varies(p, along) for p in positions)
+
+
+def _varies(value: Expr, along: str) -> bool:
+    """Whether an expression takes other values along an axis."""
+    return any(along in free_axes(e.index) for e in walk(value) if e.op in ("load", "index"))
 
 
 def _full_reads(value: TensorValue) -> int:

@@ -23,7 +23,7 @@ from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.nodes import Opaque, Origin, Pointwise
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
-from polyfuse.lowering.broadcasts import broadcast_run, recomputed_points
+from polyfuse.lowering.broadcasts import broadcast_run, reads_across, recomputed_points
 from polyfuse.lowering.calls.eager_kernels import preferred
 from polyfuse.lowering.calls.extern import host_object
 from polyfuse.lowering.calls.fallback import ACCEPT, is_eager_by_design, run_eagerly
@@ -168,6 +168,7 @@ class _Lowerer:
             through = self.ctx.readers[user]
             found.passes += through.passes
             found.recomputed += through.recomputed
+            found.across = found.across or through.across
             found.add_run(through.run or 1)
             found.stored = found.stored or through.stored
         elif row is None:
@@ -178,8 +179,10 @@ class _Lowerer:
             found.passes += row.passes
             value = node.meta.get("val")
             if node.op == "call_function" and isinstance(value, torch.Tensor) and not row.library:
-                found.recomputed += recomputed_points(value, user.meta.get("val"), self.aten.shape_env)
-                found.add_run(broadcast_run(value, user.meta.get("val"), self.aten.shape_env))
+                results, shape_env = user.meta.get("val"), self.aten.shape_env
+                found.recomputed += recomputed_points(value, results, shape_env)
+                found.across = found.across or reads_across(value, results, shape_env)
+                found.add_run(broadcast_run(value, results, shape_env))
             else:
                 found.add_run(1)
             many = any(p < len(user.args) and user.args[p] is node for p in row.stores)
@@ -363,7 +366,7 @@ class _Lowerer:
             if readers.stored:
                 self.ctx.realize(result, readers.stored)
             else:
-                self.ctx.store_if_better(result, readers.passes, readers.recomputed)
+                self.ctx.store_if_better(result, readers.passes, readers.recomputed, readers.across)
         return result
 
     def _value(self, argument: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lowered import check
 
-from polyfuse.lowering.broadcasts import recomputed_points
+from polyfuse.lowering.broadcasts import reads_across, recomputed_points
 from polyfuse.plugin import TargetInfo
 
 IMAGE = (2, 8, 4, 4)
@@ -46,6 +46,33 @@ def test_gates_are_stored_where_they_cost_more_than_a_launch(points: int, count:
     x, gate = torch.randn(64, 8), torch.randn(8)
     assert stores(lambda x, gate: x * torch.sigmoid(gate), x, gate, points=points) == count
     assert stores(lambda x, gate: x * torch.sigmoid(gate).expand_as(x), x, gate, points=points) == count
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_values_read_across_their_memory(name: str):
+    value, result, _ = SHAPES[name]
+    assert not reads_across(value, result, None)
+
+
+def test_values_read_across_their_memory_many_times():
+    assert reads_across(torch.empty(8, 4).t(), torch.empty(8, 4, 8), None)
+    assert not reads_across(torch.empty(8, 4).t(), torch.empty(7, 4, 8), None)
+    assert not reads_across(torch.empty(4, 8), torch.empty(8, 4, 8), None)
+
+
+@pytest.mark.parametrize(("points", "count"), [(0, 1), (100, 2), (10_000, 1)])
+def test_values_at_positions_from_data_are_stored_where_they_are_broadcast(points: int, count: int):
+    x, table, at = torch.randn(8, 4, 16), torch.randn(9, 4), torch.randint(-9, 9, (16,))
+    plain = stores(lambda x, row, at: x[0] * row[at], x, torch.randn(9), at, points=points)
+    bias = stores(lambda x, table, at: x + table[at].t(), x, table, at, points=points)
+    row = stores(lambda x, row, at: x * row[at], x, torch.randn(9), at, points=points)
+    assert bias - plain == row - plain == count - 1
+
+
+def test_rows_at_positions_from_data_are_read_again():
+    x, table, at = torch.randn(8, 4, 64), torch.randn(9, 64), torch.randint(9, (4,))
+    one = stores(lambda x, table, at: x[0] + table[at], x, table, at, points=0)
+    assert stores(lambda x, table, at: x + table[at], x, table, at, points=1) == one
 
 
 def test_cheap_values_and_values_of_a_row_are_not_stored():

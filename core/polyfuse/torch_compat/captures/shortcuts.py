@@ -5,19 +5,16 @@ Dynamo holds a lock while it compiles a frame, so that what is replaced here is 
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-__all__ = ["shortcuts"]
+from polyfuse.base.lazy import rare_collections
 
-_YOUNG = 50_000
-"""New objects after which the young ones are collected; Python's own 700. A hundred such collections may be
-followed by a look at all that torch and its imports made, which takes some 0.2 s: after 70000 objects, of
-which tracing a small network makes three times as many."""
+__all__ = ["shortcuts"]
 
 _FUNC_MAP = "torch.distributed.tensor.experimental._func_map"
 
@@ -29,35 +26,22 @@ def shortcuts() -> Iterator[None]:
     Collections of garbage are rarer, unless somebody made them rarer still. The name of the function around
     a line, for which Dynamo splits whole files into tokens, is looked for only where calls are logged. A
     function is compared with one of `torch.distributed` only where its module is imported already: else it
-    cannot be that one. Whatever of it a version of torch does not have is left as it is.
+    cannot be that one. How long guards take, which goes into Dynamo's metrics, is measured without emptying
+    the caches of the CPU before. Whatever of it a version of torch does not have is left as it is.
     """
-    from torch._dynamo import symbolic_convert
+    from torch._dynamo import guards, symbolic_convert
     from torch._dynamo.variables import higher_order_ops
 
     with ExitStack() as stack:
-        stack.enter_context(_rare_collections())
+        stack.enter_context(rare_collections())
         logs = [getattr(symbolic_convert, name, None) for name in ("trace_call_log", "trace_source_log")]
         if all(isinstance(log, logging.Logger) and not log.isEnabledFor(logging.DEBUG) for log in logs):
             stack.enter_context(_replaced(symbolic_convert, "get_funcname", _unnamed))
+        stack.enter_context(_replaced(guards, "profile_guard_manager", _microseconds_of_guards))
         mapped = getattr(higher_order_ops, "LocalMapWrappedHigherOrderVariable", None)
         if _FUNC_MAP not in sys.modules:
             stack.enter_context(_replaced(mapped, "should_wrap_in_hop", staticmethod(_compared(mapped))))
         yield
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    before = gc.get_threshold()
-    if not 0 < before[0] < _YOUNG:  # 0: never
-        yield
-        return
-    rarer = (_YOUNG, *before[1:])
-    gc.set_threshold(*rarer)
-    try:
-        yield
-    finally:
-        if gc.get_threshold() == rarer:
-            gc.set_threshold(*before)
 
 
 @contextmanager
@@ -76,6 +60,14 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _unnamed(filename: str, lineno: int) -> None:
     """In the place of the name of the function around a line."""
+
+
+def _microseconds_of_guards(root: Any, f_locals: Any, rounds: int) -> float:
+    """How long one of several checks of guards takes; torch's own empties caches first, 20 ms a frame."""
+    start = time.perf_counter_ns()
+    for _ in range(rounds):
+        root.check(f_locals)
+    return (time.perf_counter_ns() - start) / (1000 * max(1, rounds))
 
 
 def _compared(mapped: Any) -> Callable[[Any], bool]:
