@@ -322,7 +322,7 @@ class _Lowerer:
             refused = is_refused(node)
             reason = "asked for by the option force_fallback" if forced else "it has no lowering"
             if refused:
-                reason = "eager mode refuses this dtype"
+                reason = "eager mode refuses these arguments"
             reason = self.eager.get(node.name, reason)
             accepted = forced or refused or is_eager_by_design(node.target)
             return run_eagerly(ctx, node, args, kwargs, reason, accepted)

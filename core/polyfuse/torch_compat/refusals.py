@@ -10,13 +10,14 @@ on the CPU: all that raise NotImplementedError there, and RuntimeError where tra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Final
 
 import torch
 
-__all__ = ["is_ever_refused", "is_refused"]
+__all__ = ["is_ever_refused", "is_refused", "takes_no_number"]
 
 _BOOL = frozenset((torch.bool,))
 _COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
@@ -81,3 +82,57 @@ def is_refused(operator: str, dtypes: Iterable[torch.dtype]) -> bool:
     if found is None:
         return False
     return any(dtype in found for dtype in (dtypes if packet in _WHEREVER else islice(dtypes, 1)))
+
+
+_CONVERTING: Final = frozenset(
+    (
+        "full",
+        "full_like",
+        "new_full",
+        "fill",
+        "scalar_tensor",
+        "masked_fill",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+    )
+    + ("hardtanh", "scatter")
+)
+"""Operators whose numbers eager mode converts to the type of the result, and refuses where that overflows."""
+_CALLED: Final = frozenset(
+    ("aten.full.default", "aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
+    + ("aten.scatter.value",)
+)
+"""What is left of these calls when they are lowered."""
+
+
+def takes_no_number(
+    operator: str, original: str, numbers: Iterable[object], dtype: torch.dtype | None
+) -> bool:
+    """Whether a call has a number that is too large for the type of its result, which eager mode refuses.
+
+    Args:
+        operator: `aten.name.overload`.
+        original: the name, without overload, of what the program called.
+        numbers: the call's arguments; others than numbers do not count.
+        dtype: the type of its result.
+    """
+    if operator not in _CALLED or original not in _CONVERTING or dtype is None or dtype is torch.bool:
+        return False
+    if dtype.is_floating_point and original in ("scalar_tensor", "masked_fill"):
+        return False  # eager mode makes infinity of a single number
+    found = [n for n in numbers if type(n) in (int, float)]
+    return any(_overflows(n, dtype) for n in found)  # type: ignore[arg-type]
+
+
+def _overflows(number: int | float, dtype: torch.dtype) -> bool:
+    if dtype.is_complex:
+        return False
+    if dtype.is_floating_point:
+        if dtype.itemsize < 2 or math.isnan(number) or math.isinf(number):
+            return False
+        return abs(number) > torch.finfo(dtype).max
+    limits = torch.iinfo(dtype)
+    # a negative number may stand for a large one without a sign
+    lowest = limits.min or -limits.max
+    return not lowest <= number <= limits.max

@@ -52,6 +52,21 @@ def test_gradients_of_max_pooling(count: int, last: bool, window: tuple[int, ...
     assert not record.report.fallbacks
 
 
+@pytest.mark.parametrize(
+    "last, window, called",
+    [(True, 5, False), (True, 6, True), (True, (13, 1), False), (True, (5, 6), True), (False, 7, False)],
+)
+@pytest.mark.parametrize("positions", [False, True])
+def test_max_pooling_of_large_windows(last: bool, window: Any, called: bool, positions: bool) -> None:
+    name = "aten.max_pool2d_with_indices.default"
+    padding = (2, 2) if window != (13, 1) else (6, 0)
+    x = images(2, last)
+    x[0, 0, 0, 0], x[1, 2, 3, 4] = float("nan"), float("-inf")
+    record = check(lambda x: F.max_pool2d(x, window, 1, padding, return_indices=positions), x)
+    assert (name in calls(record)) == called
+    assert not record.report.fallbacks
+
+
 def test_programs_without_libraries_call_nothing() -> None:
     record = check(gradient(lambda x: F.max_pool2d(x, 3, 2, 1)), images(3), gemm="generated")
     assert NAME not in calls(record)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from lowered import check, compiled
 
 INDEX = torch.tensor([1, 1, 3])
@@ -70,7 +72,7 @@ def test_maxima_of_integers_in_one_dimension(dtype: torch.dtype) -> None:
     run, record = compiled(lambda x: torch.max_pool1d(x, 2))
     with pytest.raises(NotImplementedError, match="not implemented for"):
         run(torch.ones(1, 2, 8).to(dtype))
-    assert [f.reason for f in record.report.fallbacks] == ["eager mode refuses this dtype"]
+    assert [f.reason for f in record.report.fallbacks] == ["eager mode refuses these arguments"]
     check(lambda x: torch.max_pool1d(x, 2), torch.randn(1, 2, 8))
 
 
@@ -78,3 +80,48 @@ def test_maxima_of_integers_in_one_dimension(dtype: torch.dtype) -> None:
 def test_batch_norm_of_integers(dtype: torch.dtype) -> None:
     x, mean, variance = torch.ones(1, 2, 8).to(dtype), torch.zeros(2), torch.ones(2)
     refused(torch.nn.functional.batch_norm, x, mean, variance)
+
+
+TOO_LARGE: list[tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = [
+    (lambda x: x.clamp(max=200), torch.int8),
+    (lambda x: F.hardtanh(x, -1, 300), torch.int8),
+    (lambda x: x.clone().fill_(-300), torch.uint8),
+    (lambda x: torch.full_like(x, 1 << 40), torch.int32),
+    (lambda x: x.masked_fill(x > 0, 40000), torch.int16),
+    (lambda x: torch.where(x > 0, x, 300), torch.int8),
+    (lambda x: x.scatter(0, torch.tensor([0]), 300), torch.int8),
+    (lambda x: x.new_full((2,), 1e6), torch.float16),
+    (lambda x: x.clamp(max=1e6), torch.float16),
+    (lambda x: x.clone().fill_(1e39), torch.bfloat16),
+    (lambda x: x.clone().fill_(1e300), torch.float32),
+]
+FITTING: list[tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = [
+    (lambda x: x.clone().fill_(-1), torch.uint8),
+    (lambda x: x.clamp(-1, 5), torch.uint8),
+    (lambda x: x.clamp(-128, 127), torch.int8),
+    (lambda x: x + 300, torch.int8),
+    (lambda x: x > 300, torch.int8),
+    (lambda x: x.masked_fill(x > 0, -math.inf), torch.float16),
+    (lambda x: torch.full_like(x, torch.finfo(torch.bfloat16).min), torch.bfloat16),
+    (lambda x: torch.where(x > 0, x, -1e9), torch.float16),
+    (lambda x: torch.full_like(x, 7, dtype=torch.bool), torch.int8),
+]
+
+
+@pytest.mark.parametrize("number", range(len(TOO_LARGE)))
+def test_numbers_that_overflow_raise(number: int) -> None:
+    function, dtype = TOO_LARGE[number]
+    x = torch.arange(9).to(dtype)
+    run, _ = compiled(function)
+    for called in (function, run):
+        with pytest.raises(RuntimeError, match="without overflow"):
+            called(x)
+
+
+@pytest.mark.parametrize("number", range(len(FITTING)))
+def test_numbers_that_fit_are_computed_by_kernels(number: int) -> None:
+    function, dtype = FITTING[number]
+    x = torch.arange(9).to(dtype)
+    run, record = compiled(function)
+    torch.testing.assert_close(run(x), function(x))
+    assert not record.report.fallbacks

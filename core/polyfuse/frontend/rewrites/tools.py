@@ -264,7 +264,14 @@ def is_used_elementwise(node: Node) -> bool:
 
 
 def is_refused(node: Node) -> bool:
-    """Whether eager mode raises for the types of a call's tensors."""
+    """Whether eager mode raises for the types of a call's tensors, or for a number too large for one."""
     values = (argument.meta.get("val") for argument in node.all_input_nodes)
     dtypes = (value.dtype for value in values if isinstance(value, torch.Tensor))
-    return refusals.is_refused(ops.op_name(node.target), dtypes)
+    name, original = ops.op_name(node.target), fx.original_operator(node)
+    if refusals.is_refused(name, dtypes):
+        return True
+    if not isinstance(original, ops.OpOverload):
+        return False
+    numbers = (*node.args, *node.kwargs.values())
+    dtype = getattr(node.meta.get("val"), "dtype", None)
+    return refusals.takes_no_number(name, ops.base_name(original), numbers, dtype)

@@ -138,6 +138,20 @@ def _lost(traced: TracedCall, own: Lowering, rows: Mapping[Any, Lowering | None]
 # The rules.
 
 
+def _max_pool(traced: TracedCall) -> Preferred:
+    """Up to some size of the windows they are one expression; larger ones are a loop that tests at each
+    position whether it is inside the image.
+    """
+    windows = math.prod(_pair(traced.argument(1)))
+    if not traced.has_channels_last(traced.result) or windows <= _ONE_EXPRESSION:
+        return Preferred()
+    return Preferred(f"with the channels last, it reads windows of {windows} faster than a loop", windows / 2)
+
+
+_ONE_EXPRESSION = 25
+"""Positions of a window that are one expression."""
+
+
 def _max_pool_backward(traced: TracedCall) -> Preferred:
     """The operator adds vectors of channels where they belong, one image on each thread; a kernel reads all
     windows over an element, on all threads.
@@ -161,6 +175,9 @@ def _pair(value: Any) -> tuple[int, ...]:
 
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
-    {"aten.max_pool2d_with_indices_backward.default": _max_pool_backward}
+    {
+        "aten.max_pool2d_with_indices.default": _max_pool,
+        "aten.max_pool2d_with_indices_backward.default": _max_pool_backward,
+    }
 )
 """By the names of operators."""
