@@ -73,6 +73,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "neighbours": (None, None),
     "estimate": (None, None),
     "preferred_gemm": (None, {}),
+    "prepacks_gemm": (None, {}),
     "epilogue_reduction_width": (None, "sum", "rows"),
     "build": ((), None),
     "review": (None, ""),

@@ -34,6 +34,9 @@ from polyfuse.schedule.schedule import schedule_graph
 
 __all__ = ["GemmSelection", "choose_gemms", "gemm_tasks"]
 
+_SPACE_AND_TIME = 5
+"""Dimensions of what is convolved over space and time."""
+
 
 @dataclass(frozen=True)
 class GemmSelection:
@@ -198,8 +201,10 @@ def _convolutions(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapp
             if not backend.preferred_gemm(loops.gemm, graph.symbol_hints):
                 raise Unavailable("not known to be faster here")
             item = GeneratedGemm(backend.name, backend, loops)
-            if not _is_pointwise(node):
-                item = packed_gemm(graph, node, loops, backend, static, tuner.settings.freezing)
+            hints, freezing = graph.symbol_hints, tuner.settings.freezing
+            packs = not _is_pointwise(node) and (freezing or backend.prepacks_gemm(loops.gemm, hints))
+            if packs:
+                item = packed_gemm(graph, node, loops, backend, static, freezing)
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, backend.name, str(error)))
             continue
@@ -224,7 +229,11 @@ def _is_dense(call: TemplateCall, graph: Graph) -> bool:
         return False
     if groups == weight.size[0] != 1:
         return False
-    return image.stride[1] == 1 and graph.buffers[call.outputs[0]].stride[1] == 1
+    # torch's convolutions over space and time give channels second, as those of one channel do: there, a
+    # kernel stores what reads their results wants
+    one = image.size[1] == 1
+    last = graph.buffers[call.outputs[0]].stride[1] == 1 or one or len(image.size) == _SPACE_AND_TIME
+    return last and (image.stride[1] == 1 or one)
 
 
 def _is_pointwise(call: TemplateCall) -> bool:

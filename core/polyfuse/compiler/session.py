@@ -118,6 +118,9 @@ class CompileSession:
         """Which operands of a convolution of `value` get their channels last, in a graph with gradients or
         without.
         """
+        single = value.dtype == torch.float32
+        if value.dim() == 3 and (training or not single):  # along one axis: not timed as images
+            return ChannelsLast.NONE
         device = value.device.type
         info, option = self.target_info(device), self.settings.channels_last
         last = ChannelsLast.ALL if info.channels_last_weights else ChannelsLast.ACTIVATIONS
@@ -127,7 +130,6 @@ class CompileSession:
         # into their layout costs
         if training and not info.channels_last_weights:
             return ChannelsLast.NONE
-        single = value.dtype == torch.float32
         if single and info.channels_last_f32 and self.settings.numerics == "fast":
             return last
         rounded = single and device_of(device).rounds("convolutions")

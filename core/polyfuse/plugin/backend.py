@@ -115,6 +115,13 @@ class Backend(ABC):
         """
         return False
 
+    def prepacks_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
+        """Say whether the kernel of a convolution that `preferred_gemm` says yes of is faster with its weight
+        packed once, though each call then looks whether that changed. `hints`: a likely value of each symbol
+        in sizes.
+        """
+        return True
+
     def streaming_parts(self, matmul: Reduction) -> int:
         """Return into how many parts the depth of a GEMM with few rows is split, so that its kernels read the
         weight at the memory's rate, which a library does not: it is then generated without timing. 0: it is

@@ -114,6 +114,12 @@ class CppBackend(Backend):
 
         return generator.prefers(matmul, hints, self.isa)
 
+    def prepacks_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
+        """Whether there are many pixels, or groups of channels."""
+        from polyfuse_cpp import generator
+
+        return generator.prepacks(matmul, hints)
+
     def may_group(self, kernel: Kernel) -> Claim:
         """All but matmuls."""
         from polyfuse_cpp import generator

@@ -70,24 +70,46 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
     return found if len(found) > 1 else ()
 
 
-_FEWEST_PIXELS = 64
+_FEWEST_PIXELS = 4
 """Pixels from which on a kernel for a convolution of all channels under a window is as fast as a library."""
 _SEVERAL = 2
-"""The same of a window of 1x1, and of groups of channels."""
+"""The same of a window of 1x1, of groups of channels, and over space and time."""
+_FEW_PIXELS, _UNPACKED_PIXELS, _LARGE_WEIGHT = 32, 64, 1 << 20
+"""Pixels up to which a weight is better packed at each call than compared with what it was: any weight, and
+one of so many elements, which the comparison reads from memory.
+"""
+_SPACE_AND_TIME = 3
+"""Axes of a window over space and time."""
 
 
 def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     """Whether a kernel for a convolution is faster than a call of the library with what follows it."""
     if isa.lanes == 1 or any(value.dtype is not DType.f32 for value in matmul.values):
         return False
+    pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
-    rows = matmul.axes[:1] + matmul.axes[len(matmul.axes) - len(taps) :]
-    grouped = len(matmul.axes) > len(rows) + 1
+    alone = grouped or len(taps) == _SPACE_AND_TIME or all(axis_size(a) == 1 for a in taps)
+    return pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
+
+
+def prepacks(matmul: Reduction, hints: Mapping[str, int]) -> bool:
+    """Whether packing the weight of a convolution at each call takes longer than comparing it."""
+    pixels, grouped = _pixels(matmul, hints)
+    if grouped or pixels > _UNPACKED_PIXELS:
+        return True
+    weight = prod(axis_size(a) for a in matmul.raxes) * axis_size(matmul.axes[1])
+    return pixels > _FEW_PIXELS and not (isinstance(weight, int) and weight > _LARGE_WEIGHT)
+
+
+def _pixels(matmul: Reduction, hints: Mapping[str, int]) -> tuple[int, bool]:
+    """Pixels of the result of a convolution (0: nobody can guess), and whether its channels are in groups."""
+    axes, taps = matmul.axes, matmul.raxes[1:]
+    rows = axes[:1] + axes[len(axes) - len(taps) :]
+    grouped = len(axes) > len(rows) + 1
     try:
-        pixels = prod(evaluate(axis_size(a), hints) for a in rows)
-    except KeyError:  # a size that nobody can guess
-        return False
-    return pixels >= (_SEVERAL if grouped or all(axis_size(a) == 1 for a in taps) else _FEWEST_PIXELS)
+        return prod(evaluate(axis_size(a), hints) for a in rows), grouped
+    except KeyError:
+        return 0, grouped
 
 
 def neighbours(kernel: Kernel, config: Config, isa: Isa) -> Sequence[Config]:

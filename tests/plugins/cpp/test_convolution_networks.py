@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     not onednn.library_choices(), reason="this torch is built without oneDNN, whose operators are tested"
 )
 PACKS = "checked.mkldnn._reorder_convolution_weight.default"
-X = torch.randn(2, 4, 9, 9)
+X = torch.randn(2, 4, 13, 13)
 
 
 @pytest.fixture(autouse=True)

@@ -182,13 +182,26 @@ def test_volumes() -> None:
     assert convolutions(inner.graphs[0]) == [(True,)] * 2
 
 
+def test_sequences_are_images_of_one_line() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        inner = F.conv1d(x, w, stride=2, padding=3, dilation=2).relu()
+        return F.conv1d(F.max_pool1d(inner, 2), w)
+
+    for dynamic in (False, True):
+        inner = check(fn, torch.randn(2, 3, 40), torch.randn(3, 3, 3), dynamic=dynamic)
+        assert convolutions(inner.graphs[0]) == [(True,)] * 2
+        targets = [n.target for n in inner.graphs[0].module.graph.nodes]
+        # the first operand, and the result
+        assert targets.count(aten.clone.default) == 2
+
+
 def test_unknown_sizes() -> None:
     assert convolutions(check(block, X, W, V, dynamic=True).graphs[0]) == [(True,)] * 3
 
 
 UNCHANGED: dict[str, Callable[..., Any]] = {
     "each channel for itself": lambda x, w: F.conv2d(x, w[:3, :1], groups=3),
-    "sequences": lambda x, w: F.conv1d(x[:, :, 0], w[:, :, 0]),
+    "transposed sequences": lambda x, w: F.conv_transpose1d(x[:, :, 0], w[:3, :, 0]),
     "no convolution": lambda x, w: x.sin(),
 }
 

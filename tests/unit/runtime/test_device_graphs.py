@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import types
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from recorded import compiled, report, status
 
 from fake_graphs import FakeDevice
 from polyfuse.compiler.reports.explain import explain_graph
+from polyfuse.runtime.graphs import replay
 
 Seen = Callable[[], list[str]]
 
@@ -51,15 +53,25 @@ def test_results_that_are_held_stay_as_they_are(device: FakeDevice) -> None:
     assert status().plain == 4
 
 
-def test_a_result_that_another_thread_is_letting_go_of_is_waited_for(device: FakeDevice) -> None:
+def test_a_result_that_another_thread_is_letting_go_of_is_waited_for(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[torch.Tensor] = []
+
+    def moment(seconds: float) -> None:
+        # the other thread lets go during the wait, however busy the machine is
+        assert 0 < seconds < 0.01
+        leaving = threading.Thread(target=held.clear)
+        leaving.start()
+        leaving.join()
+
+    monkeypatch.setattr(replay, "time", types.SimpleNamespace(sleep=moment))
     run = compiled(affine)
     for _ in range(4):
         x, w = fresh()
-        held = [run(x, w)]
-        leaving = threading.Timer(1e-4, held.clear)
-        leaving.start()
+        held.append(run(x, w))
         same(run(x, w), affine(x, w))
-        leaving.join()
+        held.clear()
     assert status().text() == "recorded 1 times, 7 calls replayed, 1 not"
 
 

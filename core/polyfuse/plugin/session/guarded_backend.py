@@ -179,6 +179,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "estimate": Method(_is(int, float, type(None)), _default("estimate")),
     "packed_width": Method(_is(int), _default("packed_width")),
     "preferred_gemm": Method(_is(bool), _default("preferred_gemm")),
+    "prepacks_gemm": Method(_is(bool), _default("prepacks_gemm")),
     "streaming_parts": Method(_is(int), _default("streaming_parts")),
     "epilogue_reduction_width": Method(_is(int), _default("epilogue_reduction_width")),
     "emit": Method(_is(Source)),

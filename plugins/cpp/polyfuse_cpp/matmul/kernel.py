@@ -278,7 +278,7 @@ class MatmulText:
             packed = f"{begin}, {row}, {step}, {ahead}, {fixed}>({self.a.rows_at()}, {end}"
             if self.a.window is not None:
                 self.a.window.before_sums()
-                self.a.window.sums(packed, f"{ahead}, {fixed}", end)
+                self.a.window.sums(packed, f"{ahead}, {fixed}", columns, following)
                 self.a.window.after_sums(columns, following)
             elif not self.a.pitch:
                 out.line(packed)

@@ -368,7 +368,7 @@ class _Machine:
         if not fixed:
             return most
         if path is OperandPath.PREPACKED and most < steps:
-            line = lines_of(matmul, rows)
+            line = lines_of(matmul, rows, most)
             if 0 < line <= _LINE:
                 return max(1, most // line) * line
         passes = -(-max(1, steps) // most)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polyfuse.ir.statements import Compute, Constant, IndexValue, Load, Statement
 from polyfuse.kit import backward_slice, stride
-from polyfuse.symbolic import IndexLike
+from polyfuse.symbolic import IndexLike, product
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.memory.address import index_text
 
@@ -63,16 +63,21 @@ class Slide:
     Attributes:
         along: the axis of the rows.
         pitch: elements from one row to the next.
-        outer: the axis of the depth that counts chunks; empty if there is one.
-        apart: elements from one chunk to the next.
+        outer: the axes of the depth that count chunks, the last one fastest; none if there is one chunk.
+        apart: elements from one chunk to the next along each of them.
         length: steps of the depth in a chunk.
     """
 
     along: str
     pitch: int
-    outer: str
-    apart: IndexLike
+    outer: tuple[str, ...]
+    apart: tuple[IndexLike, ...]
     length: IndexLike
+
+    @property
+    def planes(self) -> bool:
+        """Whether chunks lie one distance apart within planes only: windows over time and space."""
+        return len(self.outer) > 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Strip:
         across: the axis of the taps in a line, of which a tap further is a pixel further.
         pixels: of a line.
         width: elements of a pixel.
-        lines: the most lines that a pass over the depth reads.
+        lines: the most lines (chunks) that a pass over the depth reads.
         whole: whether a pass is so many whole ones, unless one is all.
     """
 
@@ -162,10 +167,8 @@ def slide_of(matmul: Matmul, window: Window, rows: int) -> Slide | None:
     length, outer = sizes[window.run], [name for name in window.taps if sizes[name] != 1]
     while outer and stride(index, outer[-1]) == length:
         length = length * sizes[outer.pop()]
-    if not outer:
-        return Slide(moving[-1], pitch, "", 0, length)
-    apart = stride(index, outer[0])
-    return None if len(outer) > 1 or apart is None else Slide(moving[-1], pitch, outer[0], apart, length)
+    apart = [step for name in outer if (step := stride(index, name)) is not None]
+    return Slide(moving[-1], pitch, tuple(outer), tuple(apart), length) if len(apart) == len(outer) else None
 
 
 def strip_of(matmul: Matmul, window: Window, slide: Slide, rows: int, depth: int) -> Strip | None:
@@ -173,10 +176,12 @@ def strip_of(matmul: Matmul, window: Window, slide: Slide, rows: int, depth: int
     one take less room, or where it takes more than the pixel to tell whether it is there.
     """
     sizes = matmul.facts.sizes
-    inner = window.taps[window.taps.index(slide.outer) + 1 :] if slide.outer else window.taps
+    inner = window.taps[window.taps.index(slide.outer[-1]) + 1 :] if slide.outer else window.taps
     across = [name for name in inner if sizes[name] != 1]
     width, length = sizes[window.run], slide.length
-    if len(across) != 1 or not window.mask or not isinstance(width, int) or not isinstance(length, int):
+    if len(across) != 1 or not isinstance(width, int) or not isinstance(length, int):
+        return None
+    if not window.mask and not slide.planes:  # everything is read in place
         return None
     (name,), further = across, slide.pitch // width
     if slide.pitch != further * width or slide.pitch > length:
@@ -187,20 +192,25 @@ def strip_of(matmul: Matmul, window: Window, slide: Slide, rows: int, depth: int
             if not isinstance(tap, int) or row != tap * further:
                 return None
     pixels = (rows - 1) * further + length // width
-    outer = sizes[slide.outer] if slide.outer else 1
+    outer = product(sizes[name] for name in slide.outer)
     whole = depth % length == 0
     lines = depth // length if whole else 1 + -(-depth // length)
     strip = Strip(name, pixels, width, min(lines, outer) if isinstance(outer, int) else lines, whole)
     return strip if strip.lines * strip.size <= rows * depth else None
 
 
-def lines_of(matmul: Matmul, rows: int) -> int:
-    """Steps of a line of the window if tiles of `rows` rows are copied in lines; else 0."""
+def lines_of(matmul: Matmul, rows: int, most: int) -> int:
+    """Steps of which a pass is a multiple if tiles of `rows` rows are copied in lines; else 0: a line of the
+    window; of several planes one, which is read in place, unless it has more than `most`.
+    """
     window = window_of(matmul)
     slide = slide_of(matmul, window, rows) if window is not None else None
     if window is None or slide is None or not isinstance(slide.length, int):
         return 0
-    return slide.length if strip_of(matmul, window, slide, rows, slide.length) is not None else 0
+    if strip_of(matmul, window, slide, rows, slide.length) is None:
+        return 0
+    plane = slide.length * matmul.facts.sizes[slide.outer[-1]] if slide.planes else slide.length
+    return plane if isinstance(plane, int) and plane <= most else slide.length
 
 
 def _grow(conditions: Sequence[Statement], axes: Sequence[str]) -> bool:

@@ -55,6 +55,11 @@ class WindowText(OperandText):
         """
         return bool(self.window.mask) and self.kind.is_float
 
+    @property
+    def skips(self) -> bool:
+        """Whether passes are left out for which a tile that is packed has nothing."""
+        return bool(self.window.mask) and self.tiles
+
     # What is read.
 
     def before_tile(self) -> None:
@@ -62,54 +67,96 @@ class WindowText(OperandText):
         out, slide, rows = self.out, self.slide, self.plan.rows
         if self.has_border:
             out.line(f"bool border = {'false' if self.tiles else 'true'};")
+        if self.skips:
+            out.line("bool empty = true;")
         if slide is None:
             return
-        chunk = f"(depth_from / ({index_text(slide.length)}))" if slide.outer else "0"
-        first = dict.fromkeys(self.matmul.depth, "0") | ({slide.outer: chunk} if slide.outer else {})
+        length = index_text(slide.length)
+        chunk = self._taps_of(slide, f"(depth_from / ({length}))")
+        first = dict.fromkeys(self.matmul.depth, "0") | chunk
         out.line(f"bool inside = rows_here == {rows};")
         out.line(f"const {self.kind}* inside_at = {self.window.load.buffer};")
-        out.line(f"i64 lines_apart = {index_text(slide.apart)};")
+        out.line(f"i64 lines_apart = {index_text(slide.apart[-1] if slide.apart else 0)};")
+        if self.strip is not None:
+            out.line(f"i64 line_at = depth_from % ({length}), steps_from = 0, steps_here = depth_here;")
         with out.block("if (inside)"):
             self._start(self.operand.axes, "row_from", fixed=False)
             out.line(f"inside = {slide.along} + {rows - 1} < {index_text(self.facts.sizes[slide.along])};")
             out.line(f"inside_at += {index_text(self.window.load.index, first)};")
+            if not self.window.mask and not slide.planes:
+                return
+            out.line("bool there = inside;")
             if self.window.mask:
-                out.line("bool there = inside;")
                 self._corner(dict.fromkeys(self.window.taps, "0"))
                 out.line(f"{slide.along} += {rows - 1};")
                 self._corner({n: f"{index_text(self.facts.sizes[n])} - 1" for n in self.window.taps})
-                if self.strip is None:
-                    out.line("inside = there;")
-                else:
-                    with out.block("if (inside && !there)"):
+            together = "there"
+            if slide.planes:
+                plane = index_text(self.facts.sizes[slide.outer[-1]] * slide.length)
+                out.line(
+                    f"const bool level = depth_from / ({plane}) == (depth_from + depth_here - 1) / ({plane});"
+                )
+                together = "there && level"
+            if self.strip is None:
+                out.line(f"inside = {together};")
+            else:
+                with out.block(f"if (inside && !({together}))"):
+                    if self.window.mask:
                         out.line(f"{slide.along} -= {rows - 1};")
-                        self._copy(slide, self.strip)
+                    self._copy(slide, self.strip)
+
+    def _taps_of(self, slide: Slide, chunk: str) -> dict[str, str]:
+        """Texts of the taps that a chunk is made of, by its number."""
+        found: dict[str, str] = {}
+        for name in reversed(slide.outer):
+            size = index_text(self.facts.sizes[name])
+            found[name] = chunk if name == slide.outer[0] else f"({chunk} % ({size}))"
+            chunk = f"({chunk} / ({size}))"
+        return found
 
     def _copy(self, slide: Slide, strip: Strip) -> None:
         """Copy the pixels under a tile, line by line, and have it read them there."""
         out, length = self.out, index_text(slide.length)
         out.line(f"{self.kind}* to = packed_a;")
         out.line(f"const i64 first_line = depth_from / ({length});")
+        out.line("i64 end_line = first_line;")
         with out.block(f"for (i64 line = first_line; line * ({length}) < depth_from + depth_here; ++line)"):
+            line, first = self._taps_of(slide, "line"), self._taps_of(slide, "first_line")
             for name in self.window.taps:
                 if name != strip.across:
-                    out.line(f"const i64 {name} = {'line' if name == slide.outer else '0'};")
+                    out.line(f"const i64 {name} = {line.get(name, '0')};")
             out.line(f"i64 pixel = 0, pixel_end = {strip.pixels};")
-            for at, move in (("pixel", "++pixel"), ("pixel_end - 1", "--pixel_end")):
+            ends = (("pixel", "++pixel"), ("pixel_end - 1", "--pixel_end")) if self.window.mask else ()
+            for at, move in ends:
                 with out.block(f"for (; pixel < pixel_end; {move})"):
                     out.line(f"const i64 {strip.across} = {at};")
                     out.line(f"if ({self.there()}) break;")
+            if self.window.mask:
+                # lines beyond the border: before all others they are left out, after them cut off
+                with out.block("if (pixel < pixel_end)"):
+                    out.line("end_line = line + 1;")
+                with out.block("else if (end_line == first_line)"):
+                    out.line(f"steps_from = index_min((line + 1) * ({length}) - depth_from, depth_here);")
+                    out.line("line_at = 0;")
+                    out.line("continue;")
             width = strip.width
             # up to a vector is written behind each part, before the next one is
             out.line(f"matmul_zeros(to, pixel * {width});")
-            source = f"inside_at + (line - first_line) * lines_apart + pixel * {width}"
+            moved = [
+                f"({name} - {first[name]}) * ({index_text(apart)})"
+                for name, apart in zip(slide.outer, slide.apart, strict=True)
+            ]
+            source = " + ".join(["inside_at", *moved, f"pixel * {width}"])
             out.line(f"matmul_row(to + pixel * {width}, {source}, (pixel_end - pixel) * {width});")
             out.line(f"matmul_zeros(to + pixel_end * {width}, ({strip.pixels} - pixel_end) * {width});")
             out.line(f"to += {strip.size};")
         out.line("inside_at = packed_a;")
         out.line(f"lines_apart = {strip.size};")
+        if self.window.mask:
+            end = f"index_min(end_line * ({length}) - depth_from, depth_here)"
+            out.line(f"steps_here = end_line == first_line ? 0 : {end} - steps_from;")
         if self.has_border:
-            out.line("border = true;")
+            out.line("border = !there;")
 
     def _corner(self, taps: dict[str, str]) -> None:
         """Test whether a row's first or last element is there."""
@@ -129,6 +176,8 @@ class WindowText(OperandText):
         """Pack a row."""
         mark = " border = true;" if self.has_border and self.tiles else ""
         present = f"matmul_row(to + k, {self.window.address}, count);"
+        if self.skips:
+            present = f"{{ {present} empty = false; }}"
         self._runs(present, f"{{ matmul_zeros(to + k, count);{mark} }}")
 
     def _runs(self, present: str, absent: str = "") -> None:
@@ -155,19 +204,25 @@ class WindowText(OperandText):
             self.out.line(f"{self.kind} before[{self.size}];")
             self.out.line(f"if (border) matmul_keep<{self.size}>(before, sum, pass == pass_from);")
 
-    def sums(self, packed: str, fixed: str, rest: str) -> None:
-        """Add up a tile; `packed` does so where it is packed, `fixed` and `rest` are the other parameters of
-        the template and of the call.
+    def sums(self, packed: str, fixed: str, columns: str, following: str) -> None:
+        """Add up a tile; `packed` does so where it is packed, `fixed` are the other parameters of the
+        template, `columns` and `following` say where operand B is, and how far its steps are apart.
         """
-        slide, plan = self.slide, self.plan
+        slide, plan, first = self.slide, self.plan, "pass == pass_from"
+        if self.skips:
+            packed = f"if (!empty || {first}) {packed}"
         if slide is None:
             self.out.line(packed)
             return
         length = index_text(slide.length)
         name = f"matmul_window<{plan.rows}, {plan.vectors}, {self.kind}, {slide.pitch}, {fixed}>"
-        lies = f"depth_from % ({length}), {length}, lines_apart"
-        self.out.line(f"if (inside) {name}(inside_at, {lies}, {rest}")
-        self.out.line(f"else {packed}")
+        at, steps = f"depth_from % ({length})", "depth_here"
+        if self.strip is not None:
+            at, steps, columns = "line_at", "steps_here", f"{columns} + steps_from * {following}"
+        rest = f"{columns}, {following}, {steps}, sum, {first}"
+        self.out.line(f"if (inside) {name}(inside_at, {at}, {length}, lines_apart, {rest});")
+        with self.out.block("else"):
+            self.out.line(packed)
 
     def after_sums(self, columns: str, following: str) -> None:
         """Add up the tile again without what lies beyond the border, if that may have made it no number."""

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.describe import output_node
 from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast
+from polyfuse.frontend.rewrites.layouts.one_axis import as_images
 from polyfuse.frontend.rewrites.tools import aten, tensor_value
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, shapes
@@ -31,6 +32,9 @@ _ACTIVATIONS: Final = {
 _WEIGHTS: Final = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 """Position of the weight. Some libraries lay it out for their algorithm anyway; torch copies it for others at
 every call, and here one copy serves the forward and its gradients."""
+
+_ONE_AXIS: Final = 3
+"""Dimensions of what is convolved along one axis."""
 
 _BY_STRIDES: Final = (
     "as_strided",
@@ -55,10 +59,15 @@ def spread_channels_last(module: GraphModule, wants: _Wants) -> int:
     Returns:
         how many convolutions and gradients of convolutions read such tensors now.
     """
-    found = {node: layout for node in module.graph.nodes if (layout := _layout(node, wants))}
+    found = _wanted(module, wants)
     if not any(_groups(node) == 1 for node in found):
         return 0
-    walk = _Walk(module, found, fake.detect_fake_mode(fx.placeholder_values(module.graph)))
+    mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
+    lines = [node for node in found if (value := tensor_value(node.args[0])) is not None and value.dim() == 3]
+    if lines:
+        as_images(module, lines, mode)
+        found = _wanted(module, wants)
+    walk = _Walk(module, found, mode)
     for node in list(module.graph.nodes):
         if node.op == "call_function":
             walk.visit(node)
@@ -66,11 +75,18 @@ def spread_channels_last(module: GraphModule, wants: _Wants) -> int:
     return walk.changed
 
 
+def _wanted(module: GraphModule, wants: _Wants) -> dict[Node, ChannelsLast]:
+    return {node: layout for node in module.graph.nodes if (layout := _layout(node, wants))}
+
+
 def _layout(node: Node, wants: _Wants) -> ChannelsLast:
     if node.op != "call_function" or node.target not in _ACTIVATIONS:
         return ChannelsLast.NONE
     value, weight = tensor_value(node.args[0]), tensor_value(node.args[_WEIGHTS[node.target]])
-    if value is None or weight is None or value.dim() not in CHANNELS_LAST or not value.is_floating_point():
+    if value is None or weight is None or not value.is_floating_point():
+        return ChannelsLast.NONE
+    line = value.dim() == weight.dim() == _ONE_AXIS and node.target is aten.convolution.default
+    if value.dim() not in CHANNELS_LAST and not (line and not node.args[6]):
         return ChannelsLast.NONE
     return wants(value, weight)
 
@@ -111,9 +127,19 @@ class _Walk:
             return
         if node in self.convolutions:
             self.changed += 1
-        if _strides(value) != _strides(node.meta["val"]):
-            self.traced[node] = node.meta["val"]
-            node.meta["val"] = value
+        before_value, node.meta["val"] = node.meta["val"], value
+        if node.target is aten.convolution.default and node in self.convolutions and not _is_last(value):
+            # torch's convolutions over space and time give their channels second whatever they read
+            node = self._behind(node)
+        if _strides(node.meta["val"]) != _strides(before_value):
+            self.traced[node] = before_value
+
+    def _behind(self, node: Node) -> Node:
+        """A convolution's result with its channels last, for all who read it."""
+        wanted = {"memory_format": CHANNELS_LAST[node.meta["val"].dim()]}
+        made = self._call(node.next, aten.clone.default, (node,), wanted)
+        node.replace_all_uses_with(made, lambda user: user is not made)
+        return made
 
     def restore(self, node: Node) -> None:
         """Give a node its operands as they were traced."""

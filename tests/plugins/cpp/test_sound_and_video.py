@@ -1,0 +1,150 @@
+"""Convolutions along one axis and over three compute what eager mode does, in generated kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+from polyfuse_cpp.isa import detect_isa
+
+pytestmark = pytest.mark.skipif(
+    detect_isa().lanes == 1, reason="without vectors, convolutions are the library's"
+)
+PACKS = "checked.aten.as_strided_copy.default"
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.fixture(autouse=True)
+def fresh_sessions(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    yield
+    forget_sessions()
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return torch.compile(model.eval(), backend="polyfuse", options={"strict": True}, **options)
+
+
+def layer_is_infinite(model: nn.Module) -> bool:
+    return not all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def agrees(call: Any, model: nn.Module, x: torch.Tensor, calls: tuple[str, ...] = (PACKS,)) -> None:
+    """The same numbers in the same places as eager mode, by these calls of libraries alone."""
+    with torch.no_grad():
+        found, expected = call(x), model(x)
+    # where torch multiplies what is beyond the border with an infinite weight, it finds no number
+    expected = torch.where(expected.isnan() & layer_is_infinite(model), found, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert found.stride() == expected.stride()
+    assert set(last_reports()[-1].calls) == set(calls)
+
+
+def agrees_on_all(call: Any, model: nn.Module, layer: Any, x: torch.Tensor) -> None:
+    """Also where pixels and weights are no numbers, and after weights change."""
+    agrees(call, model, x)
+    bad = x.clone()
+    flat = bad.view(bad.shape[0], bad.shape[1], -1)
+    flat[0, 0, 1], flat[-1, -1, 0], flat[-1, 0, -1] = NAN, INF, -INF
+    agrees(call, model, bad)
+    with torch.no_grad():
+        weight = layer.weight.view(*layer.weight.shape[:2], -1)
+        weight[0, 0, 0], weight[1, -1, -1], weight[2, 0, -1] = INF, NAN, -INF
+    agrees(call, model, x)
+    agrees(call, model, bad)
+    layer.weight.data.normal_()
+    agrees(call, model, x)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv1d(12, 32, 3, padding=1), (2, 12, 60)),
+        (nn.Conv1d(1, 32, 80, stride=4, padding=40), (2, 1, 700)),
+        (nn.Conv1d(16, 64, 2, dilation=8, bias=False), (2, 16, 77)),
+        (nn.Conv1d(7, 16, 5, stride=2, padding=3), (3, 7, 91)),
+    ],
+    ids=["plain", "one channel", "dilation", "stride"],
+)
+def test_along_one_axis(layer: nn.Conv1d, size: tuple[int, ...]) -> None:
+    model = nn.Sequential(layer, nn.BatchNorm1d(layer.out_channels), nn.ReLU6())
+    agrees_on_all(compiled(model), model, layer, torch.randn(size))
+
+
+def test_groups_along_one_axis_behind_another_layer() -> None:
+    model = nn.Sequential(
+        nn.Conv1d(3, 32, 3), nn.Conv1d(32, 64, 3, padding=2, dilation=2, groups=2), nn.ELU()
+    )
+    agrees(compiled(model), model, torch.randn(2, 3, 70))
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv3d(12, 32, 3, padding=1), (2, 12, 3, 7, 18)),
+        (nn.Conv3d(3, 32, (3, 7, 7), stride=(1, 2, 2), padding=(1, 3, 3)), (2, 3, 4, 31, 40)),
+        (nn.Conv3d(40, 32, 3, bias=False), (1, 40, 5, 6, 30)),
+        (nn.Conv3d(96, 32, 3, padding=1), (1, 96, 1, 5, 16)),
+        (nn.Conv3d(130, 16, 3, padding=1), (1, 130, 2, 4, 30)),
+        (
+            nn.Conv3d(8, 16, (2, 3, 3), stride=(2, 1, 2), padding=(1, 0, 2), dilation=(1, 2, 1)),
+            (2, 8, 5, 9, 60),
+        ),
+        (nn.Conv3d(8, 32, (1, 3, 3), padding=(4, 1, 1)), (1, 8, 2, 5, 30)),
+        (nn.Conv3d(20, 48, 1), (2, 20, 3, 5, 6)),
+    ],
+    ids=["plain", "stem", "no border", "one image", "planes in passes", "uneven", "far border", "1x1x1"],
+)
+def test_over_space_and_time(layer: nn.Conv3d, size: tuple[int, ...]) -> None:
+    model = nn.Sequential(layer, nn.BatchNorm3d(layer.out_channels), nn.ReLU6())
+    call, x = compiled(model), torch.randn(size)
+    if all(n == 1 for n in layer.kernel_size):
+        agrees(call, model, x, ())
+        return
+    agrees_on_all(call, model, layer, x)
+
+
+@pytest.mark.quick(1)
+def test_sizes_of_any_number() -> None:
+    along = nn.Sequential(nn.Conv1d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(32, 16, 3))
+    call = compiled(along, dynamic=True)
+    for size in ((2, 3, 50), (3, 3, 81), (5, 3, 24)):
+        agrees(call, along, torch.randn(size))
+    over = nn.Sequential(nn.Conv3d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv3d(16, 16, 3, stride=2, padding=1))
+    call = compiled(over, dynamic=True)
+    for size in ((1, 3, 4, 9, 20), (2, 3, 2, 17, 16), (1, 3, 5, 40, 33)):
+        agrees(call, over, torch.randn(size))
+
+
+def test_few_pixels_pack_their_weight_at_each_call() -> None:
+    """Looking whether a packed weight has changed would take longer, and the copy its memory."""
+    for model, x in (
+        (nn.Conv1d(64, 32, 3, padding=1), torch.randn(1, 64, 15)),
+        (nn.Conv2d(64, 32, 3, padding=1), torch.randn(1, 64, 5, 5)),
+    ):
+        call = compiled(model)
+        agrees(call, model, x, ())
+        with torch.no_grad():
+            model.weight[3, 2, -1] = INF
+        agrees(call, model, x, ())
+
+
+def test_what_learns_convolves_as_it_is_written() -> None:
+    model = nn.Sequential(nn.Conv1d(3, 16, 3), nn.ReLU(), nn.Conv1d(16, 8, 3, padding=1))
+    call, x = torch.compile(model, backend="polyfuse", options={"strict": True}), torch.randn(2, 3, 60)
+    call(x).square().mean().backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x).square().mean().backward()
+    torch.testing.assert_close(found, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5)
