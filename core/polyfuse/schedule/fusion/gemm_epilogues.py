@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polyfuse.ir.nodes import Reduction
-from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.nodes import Node, Reduction, Scatter
+from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES
 from polyfuse.plugin import Backend
 from polyfuse.schedule.fusion.units import Unit
 
@@ -43,6 +43,8 @@ def _with_epilogue(backends: Mapping[str, Backend], first: Unit, second: Unit, g
         return "a GEMM shares its loop with nothing"
     if gemm is not first or not second.before & gemm.bits:
         return "it is no function of the GEMM"
+    if any(_adds_to_memory(member.node) for member in second.members):
+        return "results of a GEMM are stored, and not added to memory"
     if second.backend != gemm.backend:
         for member in second.members:
             answer = backends[gemm.backend].claims(member.node)
@@ -50,3 +52,10 @@ def _with_epilogue(backends: Mapping[str, Backend], first: Unit, second: Unit, g
                 reason = getattr(answer, "reason", "no reason given")
                 return f"backend {gemm.backend}, chosen for the GEMM, refuses it: {reason}"
     return gemm
+
+
+def _adds_to_memory(node: Node) -> bool:
+    """Whether a node combines what it computes with what is stored, but for partial results of groups, which
+    the kernel of a GEMM combines itself.
+    """
+    return isinstance(node, Scatter) and node.mode != "set" and node.mode not in GROUP_MODES
