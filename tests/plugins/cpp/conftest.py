@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from cpp_kernels import build_ahead
+from polyfuse.compiler.reports.report import reset_reports
+from polyfuse.compiler.session import forget_sessions
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,3 +28,15 @@ def built_ahead(request: pytest.FixtureRequest) -> Iterator[None]:
         build_ahead(tests)
         torch.set_num_threads(threads)
     yield
+
+
+@pytest.fixture
+def fresh_sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs are compiled anew, their reports are the test's own, and numbers are drawn from one seed."""
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    yield
+    forget_sessions()

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from polyfuse.compiler.reports.report import last_reports, reset_reports
-from polyfuse.compiler.session import forget_sessions
+from polyfuse.compiler.reports.report import last_reports
 
-
-@pytest.fixture(autouse=True)
-def fresh_sessions(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
-    forget_sessions()
-    reset_reports()
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    yield
-    forget_sessions()
+pytestmark = pytest.mark.usefixtures("fresh_sessions")
 
 
 class Squeezed(nn.Module):

@@ -8,26 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from polyfuse.compiler.reports.report import last_reports, reset_reports
-from polyfuse.compiler.session import forget_sessions
+from polyfuse.compiler.reports.report import last_reports
 from polyfuse_cpp.isa import detect_isa
 
-pytestmark = pytest.mark.skipif(
-    detect_isa().lanes == 1, reason="without vectors, convolutions are the library's"
-)
+pytestmark = [
+    pytest.mark.skipif(detect_isa().lanes == 1, reason="without vectors, convolutions are the library's"),
+    pytest.mark.usefixtures("fresh_sessions"),
+]
 PACKS = "checked.aten.as_strided_copy.default"
 INF, NAN = float("inf"), float("nan")
-
-
-@pytest.fixture(autouse=True)
-def fresh_sessions(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
-    forget_sessions()
-    reset_reports()
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    yield
-    forget_sessions()
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:

@@ -63,7 +63,8 @@ def spread_channels_last(module: GraphModule, wants: _Wants) -> int:
     if not any(_groups(node) == 1 for node in found):
         return 0
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
-    lines = [node for node in found if (value := tensor_value(node.args[0])) is not None and value.dim() == 3]
+    values = ((node, tensor_value(node.args[0])) for node in found)
+    lines = [node for node, value in values if value is not None and value.dim() == _ONE_AXIS]
     if lines:
         as_images(module, lines, mode)
         found = _wanted(module, wants)
