@@ -1,13 +1,13 @@
-"""Matrix products that add up nothing: with a depth of one, each element of the result is one product.
+"""Matmuls that add up nothing: with a depth of one, each element of the result is one product.
 
-A library packs operands and calls a kernel made for sums; as a pointwise multiplication the product is as fast
-as its result is written, and fuses with its neighbours. The gradient of a weight is such a product at batch 1,
-and so is what a layer with one output passes back.
+A library packs operands and calls a kernel made for sums; as a pointwise multiplication the product is as
+fast as its result is written, and fuses with its neighbours. The gradient of a weight is such a product at
+batch 1, and so is what a layer with one output passes back.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,14 +17,14 @@ __all__ = ["addmm", "matmul"]
 _TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def matmul(left: Tensor, right: Tensor) -> Tensor:
+def matmul(left: Tensor, right: Tensor) -> Any:
     """`mm` or `bmm` with a depth of one: each product, rounded once."""
     if not _adds_nothing(left, right):
         return NotImplemented
     return (left * right).contiguous()
 
 
-def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """`addmm` or `baddbmm` with a depth of one. What is added counts for nothing with a factor of zero."""
     if not _adds_nothing(left, right) or term.dtype != left.dtype:
         return NotImplemented
@@ -38,7 +38,7 @@ def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: 
 
 
 def _adds_nothing(left: Tensor, right: Tensor) -> bool:
-    """Whether these are matrices, or batches of them, whose products eager mode takes, with a depth of one."""
+    """Whether these are matrices or batches of them that eager mode multiplies, with a depth of one."""
     if left.dtype != right.dtype or left.dtype not in _TYPES or left.device != right.device:
         return False
     if left.dim() != right.dim() or left.dim() < 2:
