@@ -133,9 +133,9 @@ once {{
         f"kernel k on cuda {{\nnumerics fast\naxes p0{{{m}}} ~ {m}\nraxes {raxes}\n"
         f"in in0: f32[{m * n * k}]\nout out0: f32[{m}]\nout out1: f32[{m}]\n{body}\n}}"
     )
-    x = torch.randn(3, m, n * k) + torch.tensor([0.0, 1e6, 0.0]).view(3, 1, 1)
-    x[2, 0, 0], x[2, 1, n // 2], x[2, 2, -1] = math.inf, -math.inf, math.inf
-    for x in x:
+    given = torch.randn(3, m, n * k) + torch.tensor([0.0, 1e6, 0.0]).view(3, 1, 1)
+    given[2, 0, 0], given[2, 1, n // 2], given[2, 2, -1] = math.inf, -math.inf, math.inf
+    for x in given:
         operands = [x.reshape(-1), torch.zeros(m), torch.zeros(m)]
         for config in (LOOPED, Config.of(rows=2, r=4096)):
             found, _, _ = in_interpreter(run_text, text, config, operands)
