@@ -109,7 +109,7 @@ def _other_count(x: Tensor, index: Tensor, source: Tensor, *_: Any, **__: Any) -
 
 
 def _scaled_by_fraction(x: Tensor, *rest: Any, value: Any = 1) -> bool:
-    """Whether integers have a floating-point factor: eager mode takes it where it is whole."""
+    """Whether integers have a floating-point factor: eager mode accepts one that is whole."""
     return isinstance(value, float) and not any(a.dtype.is_floating_point for a in (x, *rest))
 
 
