@@ -135,6 +135,30 @@ def test_pointwise_convolutions_are_generated_with_what_follows(
 
 
 @pytest.mark.quick(1)
+@pytest.mark.parametrize(("channels", "inner"), [(40, 10), (17, 1), (1040, 33)])
+def test_squeeze_and_excitation_of_one_image_is_generated(channels: int, inner: int) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = nn.Conv2d(4, channels, 1)
+            self.inner, self.outer = nn.Conv2d(channels, inner, 1), nn.Conv2d(inner, channels, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.before(x)
+            return x * self.outer(self.inner(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+
+    torch.manual_seed(0)
+    block = Block().eval()
+    call, x = compiled(block), torch.randn(1, 4, 7, 5)
+    assert not any("conv" in name for name in agrees(call, block, x).calls)
+    block.inner.weight.data.mul_(-0.5)
+    agrees(call, block, x)
+    x[0, 1, 2, 2] = float("nan")
+    agrees(call, block, x)
+    agrees(call, block, torch.randn(3, 4, 7, 5))  # compiled again with a batch of any size
+
+
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("margin", "stride", "padding", "absorbed"),
     [
