@@ -135,8 +135,10 @@ def test_pointwise_convolutions_are_generated_with_what_follows(
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(("channels", "inner"), [(40, 10), (17, 1), (1040, 33)])
-def test_squeeze_and_excitation_of_one_image_is_generated(channels: int, inner: int) -> None:
+@pytest.mark.parametrize(
+    ("channels", "inner", "calls"), [(40, 10, 0), (17, 1, 1), (1040, 33, 0)], ids=["40", "one inside", "1040"]
+)
+def test_squeeze_and_excitation_of_one_image_is_generated(channels: int, inner: int, calls: int) -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -150,7 +152,8 @@ def test_squeeze_and_excitation_of_one_image_is_generated(channels: int, inner: 
     torch.manual_seed(0)
     block = Block().eval()
     call, x = compiled(block), torch.randn(1, 4, 7, 5)
-    assert not any("conv" in name for name in agrees(call, block, x).calls)
+    # one number is no matrix, so a library makes it
+    assert sum("conv" in name for name in agrees(call, block, x).calls) == calls
     block.inner.weight.data.mul_(-0.5)
     agrees(call, block, x)
     x[0, 1, 2, 2] = float("nan")
