@@ -275,8 +275,7 @@ def is_refused(node: Node) -> bool:
     name, original = ops.op_name(node.target), fx.original_operator(node)
     if refusals.is_refused(name, dtypes):
         return True
-    if not isinstance(original, ops.OpOverload):
+    if not isinstance(node.target, ops.OpOverload) or not isinstance(original, ops.OpOverload):
         return False
-    numbers = (*node.args, *node.kwargs.values())
     dtype = getattr(node.meta.get("val"), "dtype", None)
-    return refusals.takes_no_number(name, ops.base_name(original), numbers, dtype)
+    return refusals.takes_no_number(node.target, node.args, node.kwargs, dtype, original)
