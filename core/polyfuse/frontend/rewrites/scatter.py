@@ -69,7 +69,8 @@ def pad_slices(state: Rewriting) -> int:
     def padded(node: Node) -> Callable[[], Node] | None:
         if node.target is not aten.slice_scatter.default:
             return None
-        base, source, dim, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 2 :])
+        given: list[Any] = list(node.args)
+        base, source, dim, start, end, step = given + [0, None, None, 1][len(given) - 2 :]
         if isinstance(source, Node) and source.target is aten.copy.default:
             source = _copied(source)
         number, margins = _number(base), _margins(base, source, dim, start, end, step)
