@@ -18,6 +18,7 @@ except ImportError:  # before pytest 8.4
 import built_libraries
 import file_order
 import sampling
+import seeding
 import torch_costs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,11 +32,13 @@ os.environ.setdefault("POLYFUSE_CACHE_DIR", _caches.name)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+    parser.addoption("--seed", type=int, default=0, help="give other random numbers to all tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if gc_collect_iterations_key is not None:
         config.stash[gc_collect_iterations_key] = 1  # at the end; five times by default, of seconds each
+    seeding.keep(config.getoption("--seed"))
     gc.disable()  # modules and items stay until the end: looking for garbage among them is in vain
     # workers of one run and later runs share it; `--cache-clear` empties it
     if hasattr(config, "cache") and not hasattr(config, "workerinput"):
@@ -47,6 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
     """One more than there are cores: some tests wait for processes and for limits of time."""
     return 1 + (yield)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    if isinstance(collector, pytest.Module):
+        seeding.begin(collector.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
@@ -73,7 +81,9 @@ def pytest_unconfigure() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    seeding.begin(item.nodeid)
     torch_costs.spare()
     torch_costs.look_at_new_objects_only(getattr(item, "module", None))
     if "LIBRARIES_OF_TESTS" in os.environ:

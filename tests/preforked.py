@@ -238,8 +238,10 @@ if __name__ == "__main__":
     import torch.fx.experimental.symbolic_shapes
 
     import built_libraries
+    import seeding
     import torch_costs
 
+    seeding.begin("forked")
     torch._dynamo.list_backends()  # imports what Dynamo imports at its first use
     torch.fx.experimental.symbolic_shapes.ShapeEnv()
     torch_costs.spare()

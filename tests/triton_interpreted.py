@@ -145,8 +145,15 @@ def _begin() -> None:
 
 
 def in_interpreter(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in the process where Triton interprets."""
-    return _pool().submit(function, *args).result()
+    """Call a function in the process where Triton interprets; what it draws, no other call decides."""
+    return _pool().submit(_seeded, function, args).result()
+
+
+def _seeded(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    import seeding
+
+    seeding.begin(f"{function.__name__} {args}")
+    return function(*args)
 
 
 # --- what tests call there ----------------------------------------------------------------------------------

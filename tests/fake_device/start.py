@@ -24,6 +24,9 @@ def main() -> None:
         getattr(FAKE, name).restype = ctypes.c_int64
     sys.modules["fake_device.start"] = sys.modules["__main__"]
     _believe()
+    import seeding
+
+    seeding.begin(task["function"])
     module, _, function = task["function"].partition(":")
     called: Callable[..., Any] = getattr(importlib.import_module(module), function)
     Path(sys.argv[2]).write_text(json.dumps(called(*task["arguments"])))

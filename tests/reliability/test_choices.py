@@ -5,6 +5,8 @@ model compiles.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from polyfuse.autotune import worker
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import forget_sessions, session_for
 
-OPTIONS = {"backends": ["toy", "interpreter"], "tune_timeout": 6, "strict": True, "tune_verify": "drop"}
+OPTIONS = {"backends": ["toy", "interpreter"], "tune_timeout": 2, "strict": True, "tune_verify": "drop"}
 A, B, C = torch.randn(7, 5), torch.randn(5, 9), torch.randn(9)
 
 
@@ -24,7 +26,19 @@ A, B, C = torch.randn(7, 5), torch.randn(5, 9), torch.randn(9)
 def bad(monkeypatch):
     point = plugin(monkeypatch, load="bad_choices:BadChoices", priority={"cpu": 1000}, options={})
     install(monkeypatch, point)
+    monkeypatch.setattr(worker.WorkerProcess, "ask", patient(worker.WorkerProcess.ask))
     forget_sessions()
+
+
+def patient(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the limit of time hold for what hangs: on a busy machine, what ends may take any time."""
+    hanging = f"toy way={WAYS.index('hang')}"
+
+    def asked(process: Any, name: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        hangs = any(getattr(argument, "name", "") == hanging for argument in arguments)
+        return ask(process, name, arguments, seconds if hangs else 120)
+
+    return asked
 
 
 def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -59,7 +73,7 @@ def test_bad_choices_for_a_matmul_lose(bad, warned, monkeypatch):
     found = reasons(warned)
     assert set(found) == set(WAYS) - {"fine", "emit"}
     assert "SIGSEGV" in found["segfault"]
-    assert "did not end within 6 seconds" in found["hang"]
+    assert "did not end within 2 seconds" in found["hang"]
     assert "its result is not that of library" in found["wrong"]
     assert "invalid argument" in found["raise"]
     assert "RuntimeError" in found["memory"]

@@ -27,8 +27,9 @@ def start(cache: Path, functions: int = 2, threads: int = 1) -> preforked.Starte
 
 def wait_until_it_begins(process: preforked.Started) -> None:
     """Until torch is imported and the first function is about to be compiled."""
-    while "begins" not in process.output():
-        assert process.poll(0.01) is None
+    while process.poll(0.01) is None and "begins" not in process.output():
+        pass
+    assert "begins" in process.output()
 
 
 def finish(process: preforked.Started) -> str:

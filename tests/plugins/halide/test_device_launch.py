@@ -162,21 +162,21 @@ def test_the_first_launch_is_done_before_another_thread_begins(monkeypatch):
         seen.append(("begins", number))
         if not inside.is_set():
             inside.set()
-            going_on.wait(10)
+            going_on.wait(60)
         seen.append(("ends", number))
 
     found = device_launcher._Launcher("kernel", b"", "{}", None)
     monkeypatch.setattr(found, "_make", lambda index: call)
     threads = [threading.Thread(target=found.only, args=(number,)) for number in range(3)]
     threads[0].start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     for thread in threads[1:]:
         thread.start()
         thread.join(0.2)
     assert seen == [("begins", 0)]
     going_on.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert seen[:2] == [("begins", 0), ("ends", 0)] and len(seen) == 6
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polyfuse.base.errors import KernelLoadError
@@ -21,6 +21,7 @@ NAMES = ("in0", "ks0", "ks1")
         "ks0 <= 4", "ks0 > ks1",
     ],
 )  # fmt: skip
+@settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(ks0=st.integers(-50, 50), ks1=st.integers(1, 50))
 def test_programs_compute_what_python_does(text, ks0, ks1):
     expected = eval(text, {}, {"ks0": ks0, "ks1": ks1, "min": min, "max": max})

@@ -14,11 +14,11 @@ PREPARED_AT_ONCE = """
 import sys, time
 from polyfuse_bench.turns import turn
 time.sleep(float(sys.argv[1]))
-prepared = time.time()
+prepared = time.monotonic()
 with turn():
-    began = time.time()
+    began = time.monotonic()
     time.sleep(0.05)
-    print(prepared, began, time.time())
+    print(prepared, began, time.monotonic())
 """
 
 

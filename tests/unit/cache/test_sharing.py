@@ -247,7 +247,8 @@ class Redis:
 
     def _serve(self, client: socket.socket) -> None:
         database, known = 0, not self.password
-        with client, client.makefile("rwb") as stream:
+        # a client that goes while an answer is on its way resets the connection
+        with contextlib.suppress(ConnectionError), client, client.makefile("rwb") as stream:
             while line := stream.readline():
                 words = []
                 for _ in range(int(line[1:])):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ir_samples
@@ -125,7 +125,7 @@ def _grow(inner):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.recursive(_LEAVES, _grow, max_leaves=8))
 def test_any_index_round_trips(index: IndexLike):
     found = parse(text(index))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from polyfuse.symbolic import (
@@ -86,6 +86,10 @@ def build(tree, known):
     }[sign]()
 
 
+EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+"""The same ones in each run, which may take any time."""
+
+
 def both(tree, values):
     """The index of a tree, and what Python makes of it; rejects a division by zero."""
     try:
@@ -104,14 +108,14 @@ def value_of(index, values):
         raise
 
 
-@settings(max_examples=80, deadline=None)
+@EXAMPLES
 @given(TREES, VALUES)
 def test_arithmetic_means_what_python_means(tree, values):
     index, expected = both(tree, values)
     assert value_of(index, values) == expected
 
 
-@settings(max_examples=80, deadline=None)
+@EXAMPLES
 @given(TREES, VALUES)
 def test_bounds_and_signs_hold_everywhere(tree, values):
     index, expected = both(tree, values)
@@ -122,7 +126,7 @@ def test_bounds_and_signs_hold_everywhere(tree, values):
         assert expected >= 0
 
 
-@settings(max_examples=80, deadline=None)
+@EXAMPLES
 @given(TREES, TREES, VALUES)
 def test_comparisons_that_are_proved_hold(left, right, values):
     a, x = both(left, values)
@@ -133,7 +137,7 @@ def test_comparisons_that_are_proved_hold(left, right, values):
         assert x == y
 
 
-@settings(max_examples=80, deadline=None)
+@EXAMPLES
 @given(TREES, TREES, VALUES)
 def test_substitution_is_evaluation_in_two_steps(tree, inner, values):
     outer, _ = both(tree, values)
@@ -155,7 +159,7 @@ def _try(function):
         raise
 
 
-@settings(max_examples=80, deadline=None)
+@EXAMPLES
 @given(TREES, VALUES)
 def test_host_text_evaluates_to_the_same(tree, values):
     index, expected = both(tree, values)
@@ -167,7 +171,7 @@ def test_host_text_evaluates_to_the_same(tree, values):
     assert found == expected
 
 
-@settings(max_examples=80, deadline=None)
+@EXAMPLES
 @given(TREES, VALUES)
 def test_coefficients_are_differences(tree, values):
     index, _ = both(tree, values)
@@ -177,7 +181,7 @@ def test_coefficients_are_differences(tree, values):
     assert value_of(step, values) == after - value_of(index, values)
 
 
-@settings(max_examples=80, deadline=None)
+@EXAMPLES
 @given(TREES)
 def test_equal_expressions_are_one_object(tree):
     first = _try(lambda: build(tree, {**AXES, **SYMBOLS}))

@@ -11,7 +11,7 @@ from polyfuse.cache import KernelStore
 from polyfuse.workers import BuildPool
 from toy_backend import ToyBackend, source
 
-SETTINGS = Settings(build_workers=2, build_timeout=30)
+SETTINGS = Settings(build_workers=2, build_timeout=300)
 
 
 def outcome(backend: ToyBackend, store: KernelStore, text: str = "text") -> object:

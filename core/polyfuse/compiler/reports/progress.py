@@ -120,10 +120,14 @@ class Progress:
 
     def _put(self, text: str) -> None:
         with self._drawing:
-            if text and not self.text(time.monotonic()):
-                return  # it was over while the line was made
-            if text or self._is_drawn:
-                self._is_drawn = True  # until it is gone: who settles meanwhile waits for that
+            was_drawn = self._is_drawn
+            if text:
+                self._is_drawn = True  # first: who settles from now on waits, who did before is seen below
+                if not self.text(time.monotonic()):
+                    self._is_drawn = was_drawn
+                    return  # it was over while the line was made
+            if text or was_drawn:
+                # an empty text: it stays true until the line is gone, since who settles meanwhile waits
                 try:
                     self.draw(text)
                 except Exception as error:  # looking on must not be what fails

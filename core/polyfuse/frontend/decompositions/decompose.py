@@ -22,6 +22,7 @@ from polyfuse.frontend.decompositions import (
     losses,
     operators,
     optimizers,
+    outer_products,
     padding,
     sampling,
 )
@@ -138,6 +139,14 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
 }
 """Operators decomposed in this project's own way."""
 
+OWN_FAST: Final[Mapping[str, Callable[..., Any]]] = {
+    "mm.default": outer_products.matmul,
+    "bmm.default": outer_products.matmul,
+    "addmm.default": outer_products.addmm,
+    "baddbmm.default": outer_products.addmm,
+}
+"""The same under `numerics="fast"` alone: matmuls with a depth of one; a library may round before it adds."""
+
 IN_OPMATH: Final[tuple[str, ...]] = (
     "addcdiv",
     "addcmul",
@@ -220,7 +229,8 @@ def decomposition_table(numerics: str = "fast") -> Mapping[Any, Callable[..., An
     for op in decomp.expand_packets(FLOATING_ONLY):
         if op in table:
             table[op] = operators.floating_only(table[op])
-    for name, function in OWN.items():
+    own = {**OWN, **OWN_FAST} if numerics == "fast" else OWN
+    for name, function in own.items():
         for op in decomp.expand_packets([name]):
             if not ops.is_mutable(op):
                 table[op] = _first_of(function, table.get(op))

@@ -1,0 +1,49 @@
+"""Matmuls that add up nothing: with a depth of one, each element of the result is one product.
+
+A library packs operands and calls a kernel made for sums; as a pointwise multiplication the product is as
+fast as its result is written, and fuses with its neighbours. The gradient of a weight is such a product at
+batch 1, and so is what a layer with one output passes back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["addmm", "matmul"]
+
+_TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def matmul(left: Tensor, right: Tensor) -> Any:
+    """`mm` or `bmm` with a depth of one: each product, rounded once."""
+    if not _adds_nothing(left, right):
+        return NotImplemented
+    return (left * right).contiguous()
+
+
+def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    """`addmm` or `baddbmm` with a depth of one. What is added counts for nothing with a factor of zero."""
+    if not _adds_nothing(left, right) or term.dtype != left.dtype:
+        return NotImplemented
+    wide = torch.float32 if left.element_size() == 2 else left.dtype
+    value = left.to(wide) * right.to(wide)
+    if alpha != 1:
+        value = value * alpha
+    if beta != 0:
+        value = value + (term.to(wide) if beta == 1 else term.to(wide) * beta)
+    return value.to(left.dtype).contiguous()
+
+
+def _adds_nothing(left: Tensor, right: Tensor) -> bool:
+    """Whether these are matrices or batches of them that eager mode multiplies, with a depth of one."""
+    if left.dtype != right.dtype or left.dtype not in _TYPES or left.device != right.device:
+        return False
+    if left.dim() != right.dim() or left.dim() < 2:
+        return False
+    depths = left.shape[-1], right.shape[-2]
+    if not all(isinstance(n, int) and n == 1 for n in depths):
+        return False
+    return left.dim() == 2 or bool(left.shape[0] == right.shape[0])
