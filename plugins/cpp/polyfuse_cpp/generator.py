@@ -73,7 +73,7 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
 _FEWEST_PIXELS = 4
 """Pixels from which on a kernel for a convolution of all channels under a window is as fast as a library."""
 _SEVERAL = 2
-"""The same of a window of 1x1, of groups of channels, and over space and time."""
+"""The same of groups of channels, and over space and time; of a window of 1x1, one is enough."""
 _FEW_PIXELS, _UNPACKED_PIXELS, _LARGE_WEIGHT = 32, 64, 1 << 20
 """Pixels up to which a weight is better packed at each call than compared with what it was: any weight, and
 one of so many elements, which the comparison reads from memory.
@@ -88,8 +88,10 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
         return False
     pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
-    alone = grouped or len(taps) == _SPACE_AND_TIME or all(axis_size(a) == 1 for a in taps)
-    return pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
+    if not grouped and all(axis_size(a) == 1 for a in taps):
+        # one number is no matrix
+        return pixels > 1 or (pixels == 1 and axis_size(matmul.axes[1]) != 1)
+    return pixels >= (_SEVERAL if grouped or len(taps) == _SPACE_AND_TIME else _FEWEST_PIXELS)
 
 
 def prepacks(matmul: Reduction, hints: Mapping[str, int]) -> bool:

@@ -136,6 +136,33 @@ def test_pointwise_convolutions_are_generated_with_what_follows(
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
+    ("channels", "inner", "calls"), [(40, 10, 0), (17, 1, 1), (1040, 33, 0)], ids=["40", "one inside", "1040"]
+)
+def test_squeeze_and_excitation_of_one_image_is_generated(channels: int, inner: int, calls: int) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = nn.Conv2d(4, channels, 1)
+            self.inner, self.outer = nn.Conv2d(channels, inner, 1), nn.Conv2d(inner, channels, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.before(x)
+            return x * self.outer(self.inner(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+
+    torch.manual_seed(0)
+    block = Block().eval()
+    call, x = compiled(block), torch.randn(1, 4, 7, 5)
+    # one number is no matrix, so a library makes it
+    assert sum("conv" in name for name in agrees(call, block, x).calls) == calls
+    block.inner.weight.data.mul_(-0.5)
+    agrees(call, block, x)
+    x[0, 1, 2, 2] = float("nan")
+    agrees(call, block, x)
+    agrees(call, block, torch.randn(3, 4, 7, 5))  # compiled again with a batch of any size
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
     ("margin", "stride", "padding", "absorbed"),
     [
         (nn.ZeroPad2d((0, 1, 0, 1)), 2, 0, True),
