@@ -15,12 +15,12 @@ def sort_rank(value: tl.tensor, exists: tl.tensor, descending: tl.constexpr) -> 
 
     Numbers of up to 16 bits give 16 bits of an i32, others of up to 32 bits give 32, and i64 gives i64.
     """
-    if value.dtype.primitive_bitwidth == 64:
-        most: tl.constexpr = 0x7FFFFFFFFFFFFFFF
+    bitwidth: tl.constexpr = value.dtype.primitive_bitwidth
+    most: tl.constexpr = 0x7FFF if bitwidth <= 16 else 0x7FFFFFFF if bitwidth <= 32 else 0x7FFFFFFFFFFFFFFF
+    if bitwidth == 64:
         rank = value
     elif value.dtype.is_floating():
-        most: tl.constexpr = 0x7FFF if value.dtype.primitive_bitwidth <= 16 else 0x7FFFFFFF
-        if value.dtype.primitive_bitwidth == 16:
+        if bitwidth == 16:
             bits = value.to(tl.int16, bitcast=True).to(tl.int32)
         else:
             bits = value.to(tl.float32).to(tl.int32, bitcast=True)
@@ -28,7 +28,6 @@ def sort_rank(value: tl.tensor, exists: tl.tensor, descending: tl.constexpr) -> 
         bits = tl.where(bits < 0, bits ^ most, bits)
         rank = tl.where(wide != wide, most, tl.where(wide == 0, 0, bits))
     else:
-        most: tl.constexpr = 0x7FFF if value.dtype.primitive_bitwidth <= 16 else 0x7FFFFFFF
         rank = value.to(tl.int32)
     if descending:
         rank = ~rank
