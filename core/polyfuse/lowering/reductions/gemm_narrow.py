@@ -32,8 +32,8 @@ class NarrowGemm:
 
 
 def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops, sums: int) -> NarrowGemm | None:
-    """`with_prologue`, where at most three quarters of the bytes are read then. `sums`: up to how many rows it
-    is a sum of products, which needs no tiles.
+    """`with_prologue`, where at most three quarters of the bytes are read then. `sums`: up to how many rows
+    it is a sum of products, which needs no tiles.
     """
     more = with_prologue(graph, call, form)
     if more is None:
