@@ -23,7 +23,7 @@ from polyfuse_cpp.loops.kernel import kernel_text
 from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.reductions import KINDS
-from polyfuse_cpp.matmul.plans import configs_of, matmul_plans, nearby_plans, plan_of, plan_seconds
+from polyfuse_cpp.matmul.plans import configs_of, is_part, matmul_plans, nearby_plans, plan_of, plan_seconds
 from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.prelude import store_modes
@@ -78,6 +78,10 @@ _FEW_PIXELS, _UNPACKED_PIXELS, _LARGE_WEIGHT = 32, 64, 1 << 20
 """Pixels up to which a weight is better packed at each call than compared with what it was: any weight, and
 one of so many elements, which the comparison reads from memory.
 """
+_FEW_TAPS = 9
+"""Taps of a window over an image of one channel, whose tiles take longer to pack than to multiply."""
+_FEW_PRODUCTS = 3 << 20
+"""Products up to which groups that fill a part of a vector are faster than a call of the library."""
 _SPACE_AND_TIME = 3
 """Axes of a window over space and time."""
 
@@ -88,10 +92,17 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
         return False
     pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
+    depth = prod(axis_size(a) for a in matmul.raxes)
+    if grouped and is_part(matmul, isa):
+        products = prod(axis_size(a) for a in matmul.axes[1:3]) * depth * pixels
+        return pixels > 1 and isinstance(products, int) and products <= _FEW_PRODUCTS
     if not grouped and all(axis_size(a) == 1 for a in taps):
         # one number is no matrix
         return pixels > 1 or (pixels == 1 and axis_size(matmul.axes[1]) != 1)
-    return pixels >= (_SEVERAL if grouped or len(taps) == _SPACE_AND_TIME else _FEWEST_PIXELS)
+    one_channel = axis_size(matmul.raxes[0]) == 1
+    few_taps = one_channel and isinstance(depth, int) and depth <= _FEW_TAPS
+    alone = grouped or len(taps) == _SPACE_AND_TIME
+    return not few_taps and pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
 
 
 def prepacks(matmul: Reduction, hints: Mapping[str, int]) -> bool:

@@ -54,11 +54,17 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(20, 6 * LANES, 3, stride=2, padding=1, groups=2, bias=False), (3, 20, 13, 12), True),
         (nn.Conv2d(15, 15 * LANES, (3, 2), padding=(1, 2), groups=3), (2, 15, 9, 7), True),
         (nn.Conv2d(32, 64, 3, dilation=2, groups=2), (2, 32, 12, 12), True),
+        (nn.Conv2d(24, 24, 3, padding=1, groups=3), (2, 24, 9, 7), True),
+        (nn.Conv2d(28, 24, 3, stride=2, padding=1, groups=2, bias=False), (3, 28, 13, 12), True),
+        (nn.Conv2d(9, 72, (3, 2), padding=(1, 2), groups=3), (2, 9, 9, 7), True),
+        (nn.Conv2d(40, 80, 3, dilation=2, groups=2), (2, 40, 12, 12), True),
+        (nn.Conv2d(15, 100, 3, padding=3, groups=5), (1, 15, 5, 6), True),
     ],
     ids=[
         *("17 channels", "stride", "stem", "dilation", "1x3", "cut depth", "no border"),
         *("lines", "passes of a line", "lines and strides"),
         *("groups", "groups and stride", "groups of five blocks", "groups and no border"),
+        *("groups of 8", "groups of 12", "groups of 24", "groups of 40", "groups of 20"),
     ],
 )
 def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -> None:
@@ -140,8 +146,9 @@ def test_what_follows_is_done_in_the_same_kernel() -> None:
         (nn.Conv2d(4, 16, 3), (1, 4, 3, 5), "not known to be faster here"),
         (nn.Conv2d(16, 16, 5, groups=4), (1, 16, 20, 20), "its 4 columns are no multiple of"),
         (nn.Conv2d(4, 16, 3).double(), (1, 4, 20, 20), "not known to be faster here"),
+        (nn.Conv2d(1, 16, 3, padding=1), (1, 1, 20, 20), "not known to be faster here"),
     ],
-    ids=["6 channels", "few pixels", "groups of 4", "f64"],
+    ids=["6 channels", "few pixels", "groups of 4", "f64", "one channel"],
 )
 def test_windows_that_are_the_librarys(layer: nn.Conv2d, size: tuple[int, ...], reason: str) -> None:
     x = torch.randn(size, dtype=layer.weight.dtype).to(memory_format=torch.channels_last)

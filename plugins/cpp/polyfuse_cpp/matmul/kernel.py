@@ -84,7 +84,7 @@ class MatmulText:
         out.line(f"const i64 column_count = {index_text(self.facts.sizes[right.axes[-1]])};")
         out.line(f"const i64 depth_count = {self._size(self.matmul.depth)};")
         out.line(f"const i64 tile_count = (row_count + {plan.rows - 1}) / {plan.rows};")
-        wide = plan.vectors * self.lanes
+        wide = self._wide
         out.line(f"const i64 across_count = (column_count + {wide - 1}) / {wide};")
         outer = self._size(self.block_axes)
         out.line(f"const i64 block_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
@@ -212,8 +212,13 @@ class MatmulText:
         out.line("const i64 block_to = block_count * (over_at + 1) / over;")
         out.line("const i64 pass_from = 0, pass_to = pass_count;")
 
+    @property
+    def _wide(self) -> int:
+        """Columns of a block."""
+        return self.plan.vectors * self.lanes
+
     def _tile_size(self) -> int:
-        return self.plan.rows * self.plan.vectors * self.lanes
+        return self.plan.rows * self._wide
 
     def _sums(self) -> str:
         """Where the sums of the tile at hand are: they wait for the next pass if there is one."""
@@ -322,7 +327,7 @@ class MatmulText:
 
     def _row(self) -> None:
         out, plan, lane = self.out, self.plan, self.matmul.b.axes[-1]
-        wide, name, size = plan.vectors * self.lanes, lane, self.facts.sizes[lane]
+        wide, name, size = self._wide, lane, self.facts.sizes[lane]
         out.line(f"const {self.matmul.dtype}* const sum_row = sum + row * {wide};")
         outside = self.a.frame(lane)
         invariant = outside.emit_invariants(self.matmul.epilogue, {lane})
@@ -333,6 +338,10 @@ class MatmulText:
                     self.a.frame(None), outside, invariant, ["load<Sca>(sum_row + {} - column_from)"]
                 )
             return
+        if wide % self.lanes:
+            with out.block():
+                self._last_columns(outside, invariant)
+            return
         whole = is_multiple(size, wide)
         test = "" if whole else f"if (column_from + {wide} <= column_count)"
         with out.block(test, "}" if whole else "} else {"):
@@ -341,11 +350,16 @@ class MatmulText:
             self._columns(self.a.frame(lane, plan.vectors), outside, invariant, parts)
         if whole:
             return
+        self._last_columns(outside, invariant)
+        out.line("}")
+
+    def _last_columns(self, outside: Frame, invariant: frozenset[int]) -> None:
+        """Finish columns a vector at a time, of which the last one need not be whole."""
+        out, name = self.out, self.matmul.b.axes[-1]
         with out.block(f"  for (i64 {name} = column_from; {name} < column_count; {name} += {self.lanes})"):
             out.line(f"const i64 n = index_min({self.lanes}, column_count - {name});")
             parts = [f"load<Vec>(sum_row + {name} - column_from)"]
-            self._columns(self.a.frame(lane, 1, "n"), outside, invariant, parts)
-        out.line("}")
+            self._columns(self.a.frame(name, 1, "n"), outside, invariant, parts)
 
     def _columns(self, frame: Frame, outside: Frame, invariant: frozenset[int], sums: list[str]) -> None:
         """The statements for some columns, whose sums are `sums`."""
