@@ -237,6 +237,26 @@ def test_moments_of_infinities(dtype: torch.dtype, backend: str) -> None:
                     assert torch.equal(found.isnan(), expected.isnan()), special
 
 
+@pytest.mark.parametrize("backend", ["cpp", "halide"])
+@pytest.mark.parametrize("shape", [(2, 8, 9000), (70000, 8), (2, 8, 200, 200)])
+def test_running_mean_of_long_columns_with_an_infinity(shape: tuple[int, ...], backend: str) -> None:
+    """Infinite wherever the infinity is, in whatever parts the column is read."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        mean, variance = torch.zeros(8), torch.ones(8)
+        return [F.batch_norm(x, mean, variance, training=True).sum(), mean, variance]
+
+    other = checks.compile_function(function, options={"backends": [backend]})
+    layouts = (torch.contiguous_format, torch.channels_last) if len(shape) == 4 else (torch.preserve_format,)
+    for layout in layouts:
+        for place in (0, 1, 40, -1):
+            x = torch.randn(shape).contiguous(memory_format=layout) if len(shape) == 4 else torch.randn(shape)
+            for channel, value in enumerate((math.inf, -math.inf, math.nan)):
+                x[tuple(channel if d == 1 else min(place, n - 1) for d, n in enumerate(shape))] = value
+            for found, expected in zip(other(x), function(x), strict=True):
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_is_written_through_keeps_rows_that_lie_apart(dynamic: bool) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

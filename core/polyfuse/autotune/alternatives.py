@@ -213,15 +213,13 @@ def _reader(graph: Graph, call: TemplateCall) -> Pointwise | None:
     name = call.outputs[0]
     if not name or name in graph.output_buffers():
         return None
-    at = next(i for i, node in enumerate(graph.nodes) if node.name == call.name)
-    readers = [(i, node) for i, node in enumerate(graph.nodes) if i != at and name in _touched(node)]
+    uses = graph.uses
+    at = uses.position[call.name]
+    readers = [i for i in uses.touching(name) if i != at]
     if len(readers) != 1:
         return None
-    position, node = readers[0]
-    if not isinstance(node, Pointwise):
-        return None
-    operands = {*reads(call)}
-    if any(operands.intersection(other.writes()) for other in graph.nodes[at + 1 : position]):
+    position, node = readers[0], graph.nodes[readers[0]]
+    if not isinstance(node, Pointwise) or uses.written_between(reads(call), at, position):
         return None
     held, written = graph.buffers[name], graph.buffers[node.output]
     extents = [storage_size(buffer.size, buffer.stride) for buffer in (held, written)]
@@ -229,10 +227,6 @@ def _reader(graph: Graph, call: TemplateCall) -> Pointwise | None:
         return None
     found = {e.access for e in loads(node.value) if e.buffer == name}
     return node if found == {Access(name, node.index)} and _covers(node, held) else None
-
-
-def _touched(node: Node) -> set[str]:
-    return {*reads(node), *node.writes()}
 
 
 def _covers(node: LoopNode, buffer: Buffer) -> bool:

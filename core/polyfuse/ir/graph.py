@@ -3,8 +3,9 @@ scheduling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from polyfuse.ir.expr import loads
@@ -48,6 +49,29 @@ class GraphOutput:
 
 
 @dataclass(frozen=True)
+class Uses:
+    """Where the nodes of a graph read and write buffers: positions, in program order. What asks this for each
+    call of a graph by a pass of its own takes the square of its length.
+
+    Attributes:
+        position: of each node, by its name.
+        readers, writers: of each buffer that is read or written, by its name.
+    """
+
+    position: Mapping[str, int]
+    readers: Mapping[str, Sequence[int]]
+    writers: Mapping[str, Sequence[int]]
+
+    def touching(self, name: str) -> list[int]:
+        """The nodes that read or write a buffer, each once."""
+        return sorted({*self.readers.get(name, ()), *self.writers.get(name, ())})
+
+    def written_between(self, names: Iterable[str], after: int, before: int) -> bool:
+        """Whether a node between two others writes one of some buffers."""
+        return any(after < at < before for name in names for at in self.writers.get(name, ()))
+
+
+@dataclass(frozen=True)
 class Graph:
     """A lowered graph.
 
@@ -69,6 +93,18 @@ class Graph:
     nodes: tuple[Node, ...]
     objects: dict[str, Any] = field(default_factory=dict, compare=False)
     symbol_hints: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def uses(self) -> Uses:
+        """Where its buffers are read and written, found in one pass."""
+        readers: dict[str, list[int]] = {}
+        writers: dict[str, list[int]] = {}
+        for at, node in enumerate(self.nodes):
+            for name in reads(node):
+                readers.setdefault(name, []).append(at)
+            for name in dict.fromkeys(node.writes()):
+                writers.setdefault(name, []).append(at)
+        return Uses({node.name: at for at, node in enumerate(self.nodes)}, readers, writers)
 
     def output_buffers(self) -> tuple[str, ...]:
         """Buffers that results are views of, in order, each once."""

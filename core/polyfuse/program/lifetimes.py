@@ -18,6 +18,7 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
     shared = _shared_storage(schedule)
     last = {name: i for i, names in enumerate(schedule.last_use) for name in names}
     found: dict[str, Lifetime] = {}
+    taken: set[str] = set()
     for position, step in enumerate(schedule.steps):
         made_by_operator = isinstance(step, Call) and step.node.out in ("single", "tuple")
         inplace = dict(step.inplace) if isinstance(step, Launch) and settings.inplace else {}
@@ -32,8 +33,9 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
             # an operator may return less than it announced: what nobody reads is not looked at
             checked = settings.size_asserts and name not in schedule.last_use[position]
             takes = inplace.get(name, "")
-            if takes and not _may_take(found.get(takes), position, reuse_key(buffer), found):
+            if takes in taken or (takes and not _may_take(found.get(takes), position, reuse_key(buffer))):
                 takes = ""
+            taken.update([takes] if takes else ())
             found[name] = Lifetime(
                 name=name,
                 key=reuse_key(buffer),
@@ -82,8 +84,8 @@ def _shared_storage(schedule: Schedule) -> frozenset[str]:
     return frozenset(shared)
 
 
-def _may_take(old: Lifetime | None, position: int, key: object, found: dict[str, Lifetime]) -> bool:
-    """Whether the storage of `old` can really be handed over at this step."""
-    if old is None or not old.poolable or old.first >= position or old.last != position or old.key != key:
-        return False
-    return all(other.takes != old.name for other in found.values())
+def _may_take(old: Lifetime | None, position: int, key: object) -> bool:
+    """Whether the storage of `old`, if nobody has taken it, can really be handed over at this step."""
+    return (
+        old is not None and old.poolable and old.first < position and old.last == position and old.key == key
+    )

@@ -11,13 +11,15 @@ on the CPU: all that raise NotImplementedError there, and RuntimeError where tra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-__all__ = ["is_ever_refused", "is_refused", "takes_no_number"]
+from polyfuse.torch_compat.ops import OpOverload, argument_names, base_name
+
+__all__ = ["converts_numbers", "is_ever_refused", "is_refused", "takes_no_number"]
 
 _BOOL = frozenset((torch.bool,))
 _COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
@@ -31,9 +33,9 @@ _GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
     "adaptive_max_pool3d max_unpool2d max_unpool3d _softmax _log_softmax _softmax_backward_data "
     "_native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm "
     "binary_cross_entropy celu frac gelu glu grid_sampler_2d grid_sampler_3d hardshrink hardsigmoid "
-    "hardswish huber_loss hypot igamma igammac lerp log_sigmoid_forward logaddexp logaddexp2 logcumsumexp "
-    "mish mse_loss multi_margin_loss multilabel_margin_loss_forward nextafter nll_loss_forward _prelu_kernel "
-    "round.decimals silu smooth_l1_loss soft_margin_loss softplus upsample_linear1d "
+    "hardswish huber_loss hypot igamma igammac leaky_relu lerp log_sigmoid_forward logaddexp logaddexp2 "
+    "logcumsumexp mish mse_loss multi_margin_loss multilabel_margin_loss_forward nextafter nll_loss_forward "
+    "_prelu_kernel round.decimals silu smooth_l1_loss soft_margin_loss softplus upsample_linear1d "
     "upsample_trilinear3d": _INTEGERS | _BOOL,
     # and bytes, which stand for pixels
     "_upsample_bilinear2d_aa _upsample_nearest_exact1d upsample_bicubic2d upsample_bilinear2d "
@@ -84,45 +86,63 @@ def is_refused(operator: str, dtypes: Iterable[torch.dtype]) -> bool:
     return any(dtype in found for dtype in (dtypes if packet in _WHEREVER else islice(dtypes, 1)))
 
 
-_CONVERTING: Final = frozenset(
-    (
-        "full",
-        "full_like",
-        "new_full",
-        "fill",
-        "scalar_tensor",
-        "masked_fill",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-    )
-    + ("hardtanh", "scatter")
-)
-"""Operators whose numbers eager mode converts to the type of the result, and refuses where that overflows."""
-_CALLED: Final = frozenset(
-    ("aten.full.default", "aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
-    + ("aten.scatter.value",)
-)
-"""What is left of these calls when they are lowered."""
+_ARGUMENTS: Final[Mapping[str, str]] = {
+    "add sub rsub index_add": "alpha",
+    "addcmul addcdiv masked_fill index_fill fill constant_pad_nd scatter": "value",
+    "addmm addmv addr baddbmm addbmm": "alpha beta",
+    "full full_like new_full": "fill_value",
+    "clamp clamp_min clamp_max": "min max",
+    "hardtanh": "min_val max_val",
+    "threshold": "threshold value",
+    "elu celu": "alpha scale input_scale",
+    "leaky_relu": "negative_slope",
+    "softplus": "beta threshold",
+    "hardshrink": "lambd",
+    "lerp": "weight",
+    "linspace": "start end",
+    "pow": "exponent",
+    "scalar_tensor": "s",
+}
+_NUMBERS: Final = {name: found.split() for names, found in _ARGUMENTS.items() for name in names.split()}
+"""By an operator's name without its overload: the numbers that eager mode converts to the type of the result,
+and refuses where that overflows."""
+
+
+def converts_numbers(operator: OpOverload) -> bool:
+    """Whether eager mode may refuse a number of an operator for its size."""
+    return base_name(operator) in _NUMBERS
 
 
 def takes_no_number(
-    operator: str, original: str, numbers: Iterable[object], dtype: torch.dtype | None
+    operator: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dtype: torch.dtype | None = None,
+    original: OpOverload | None = None,
 ) -> bool:
-    """Whether a call has a number that is too large for the type of its result, which eager mode refuses.
+    """Whether a call may have a number too large for the type of its result, which eager mode refuses.
 
     Args:
-        operator: `aten.name.overload`.
-        original: the name, without overload, of what the program called.
-        numbers: the call's arguments; others than numbers do not count.
-        dtype: the type of its result.
+        operator: what is called.
+        args, kwargs: its arguments.
+        dtype: the type of its result; None for that of its first tensor.
+        original: the operator of which a decomposition made the call; None for the same.
     """
-    if operator not in _CALLED or original not in _CONVERTING or dtype is None or dtype is torch.bool:
+    names, called = _NUMBERS.get(base_name(operator)), base_name(original or operator)
+    if names is None or called not in _NUMBERS:
         return False
-    if dtype.is_floating_point and original in ("scalar_tensor", "masked_fill"):
+    given = {**dict(zip(argument_names(operator), args, strict=False)), **kwargs}
+    numbers = [given[name] for name in names if type(given.get(name)) in (int, float)]
+    if not numbers:
+        return False
+    if dtype is None:
+        tensors = (a.dtype for a in args if isinstance(a, torch.Tensor))
+        dtype = given.get("dtype") or next(tensors, None)
+    if dtype is None or dtype is torch.bool:
+        return False
+    if dtype.is_floating_point and dtype.itemsize == 2 and called == "scalar_tensor":
         return False  # eager mode makes infinity of a single number
-    found = [n for n in numbers if type(n) in (int, float)]
-    return any(_overflows(n, dtype) for n in found)  # type: ignore[arg-type]
+    return any(_overflows(n, dtype) for n in numbers)
 
 
 def _overflows(number: int | float, dtype: torch.dtype) -> bool:
@@ -133,6 +153,6 @@ def _overflows(number: int | float, dtype: torch.dtype) -> bool:
             return False
         return abs(number) > torch.finfo(dtype).max
     limits = torch.iinfo(dtype)
-    # a negative number may stand for a large one without a sign
-    lowest = limits.min or -limits.max
+    # a negative integer may stand for a large one without a sign
+    lowest = limits.min or (-limits.max if isinstance(number, int) else 0)
     return not lowest <= number <= limits.max

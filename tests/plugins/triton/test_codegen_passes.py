@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -131,11 +133,16 @@ once {{
         f"kernel k on cuda {{\nnumerics fast\naxes p0{{{m}}} ~ {m}\nraxes {raxes}\n"
         f"in in0: f32[{m * n * k}]\nout out0: f32[{m}]\nout out1: f32[{m}]\n{body}\n}}"
     )
-    for centre in (0.0, 1e6):
-        x = torch.randn(m, n * k) + centre
+    given = torch.randn(3, m, n * k) + torch.tensor([0.0, 1e6, 0.0]).view(3, 1, 1)
+    given[2, 0, 0], given[2, 1, n // 2], given[2, 2, -1] = math.inf, -math.inf, math.inf
+    for x in given:
         operands = [x.reshape(-1), torch.zeros(m), torch.zeros(m)]
         for config in (LOOPED, Config.of(rows=2, r=4096)):
             found, _, _ = in_interpreter(run_text, text, config, operands)
+            if x.isinf().any():
+                torch.testing.assert_close(found[1], x.mean(-1), rtol=0, atol=0)
+                assert found[2].isnan().all()
+                continue
             spread, mean = torch.var_mean(x.double(), -1, correction=0)
             torch.testing.assert_close(found[1].double(), mean, rtol=2e-7, atol=2e-6)
             torch.testing.assert_close(found[2].double() / (n * k), spread, rtol=2e-6, atol=0)

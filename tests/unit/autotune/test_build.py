@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def test_all_is_asked_for_at_once_and_once():
 def test_where_time_may_run_out_little_is_begun_at_a_time(monkeypatch):
     pool, made = shop(until=10.0)
     now = iter((1.0, 2.0, 11.0, 12.0))
-    monkeypatch.setattr(builder.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(builder, "time", SimpleNamespace(monotonic=lambda: next(now)))
     entries = [entry(f"k{i}") for i in range(20)]
     made.begin(entries)
     heard: list[tuple[int, int]] = []

@@ -64,7 +64,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerRunner]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         place = importable(importlib.import_module("timer_of_a_test"))
-        runner = WorkerRunner(lambda: replace(setup(), registered=(("constant", place),)), 30)
+        runner = WorkerRunner(lambda: replace(setup(), registered=(("constant", place),)), 120)
         yield runner
         runner.close()
 
@@ -101,7 +101,7 @@ def test_time_in_which_nobody_ran_does_not_count(monkeypatch):
             return len(polls) == 4
 
     clock = itertools.count(0, 1000)
-    monkeypatch.setattr(worker.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     child._channel = Channel()  # type: ignore[assignment]
     assert child._waited(10.0)
     polls.clear()

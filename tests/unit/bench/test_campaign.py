@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -92,7 +93,7 @@ def test_the_default_engines_and_what_is_left_out(pretending, capsys, monkeypatc
 
 def test_a_budget_is_kept_and_what_it_cost_is_told(pretending, capsys, monkeypatch):
     clock = iter(range(0, 100_000, 5))
-    monkeypatch.setattr(campaign.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     _, out = bench(
         capsys,
         "--engines",
@@ -114,7 +115,7 @@ def test_a_budget_is_kept_on_a_busy_machine(pretending, capsys, monkeypatch, loa
     campaign ends soon after its minute: what eager mode needs is all that it may take more.
     """
     now, waits = [0.0], []
-    monkeypatch.setattr(campaign.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: now[0]))
     ask = Pretending.ask
 
     def slow(self, do, timeout, **more):

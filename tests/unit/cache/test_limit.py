@@ -152,7 +152,7 @@ def test_processes_that_add_while_others_trim(tmp_path, start):
     for process in (*users, *trimmers):
         process.start()
     for process in (*users, *trimmers):
-        process.join(120)
+        process.join(300)
     assert [process.exitcode for process in (*users, *trimmers)] == [0] * 4 and wrong.value == 0
     leftovers = list(tmp_path.rglob(".*.tmp"))
     assert not leftovers

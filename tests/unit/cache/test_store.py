@@ -96,7 +96,7 @@ def test_eight_processes_build_once(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(300)
     assert [worker.exitcode for worker in workers] == [0] * 8
     assert count.read_text() == "built\n"
     assert KernelStore(tmp_path / "store").find(KEY) is not None
@@ -107,12 +107,12 @@ def test_lock_that_is_not_released(tmp_path):
 
     def slow(folder: Path) -> None:
         entered.set()
-        leave.wait(30)
+        leave.wait(300)
         write(folder)
 
     holder = threading.Thread(target=lambda: KernelStore(tmp_path).add({KEY: "s"}, slow))
     holder.start()
-    assert entered.wait(30)
+    assert entered.wait(300)
     try:
         with pytest.raises(CacheError, match="build_timeout"):
             KernelStore(tmp_path, lock_timeout=0.1).add({KEY: "s"}, write)

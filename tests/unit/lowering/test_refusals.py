@@ -94,6 +94,20 @@ TOO_LARGE: list[tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = [
     (lambda x: x.clamp(max=1e6), torch.float16),
     (lambda x: x.clone().fill_(1e39), torch.bfloat16),
     (lambda x: x.clone().fill_(1e300), torch.float32),
+    (lambda x: x.masked_fill(x > 2, -1e9), torch.float16),
+    (lambda x: F.pad(x, (1, 2), value=70000.0), torch.float16),
+    (lambda x: F.pad(x, (1, 2), value=-1), torch.uint8),
+    (lambda x: F.threshold(x, 2, 300), torch.int8),
+    (lambda x: torch.add(x, x, alpha=300), torch.int8),
+    (lambda x: torch.sub(x, x, alpha=1e5), torch.float16),
+    (lambda x: torch.addcmul(x, x, x, value=300), torch.uint8),
+    (lambda x: torch.addmv(x, x.outer(x), x, beta=1 << 40), torch.int32),
+    (lambda x: x.index_fill(0, torch.tensor([1]), 1e5), torch.int16),
+    (lambda x: x.index_add(0, torch.tensor([1]), x[:1], alpha=300), torch.int8),
+    (lambda x: F.leaky_relu(x, 1e39), torch.bfloat16),
+    (lambda x: x**300, torch.int8),
+    (lambda x: torch.linspace(0, 300, 4, dtype=x.dtype), torch.int8),
+    (lambda x: torch.where(x > 2, x, 1e39), torch.float32),
 ]
 FITTING: list[tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = [
     (lambda x: x.clone().fill_(-1), torch.uint8),
@@ -105,6 +119,9 @@ FITTING: list[tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = [
     (lambda x: torch.full_like(x, torch.finfo(torch.bfloat16).min), torch.bfloat16),
     (lambda x: torch.where(x > 0, x, -1e9), torch.float16),
     (lambda x: torch.full_like(x, 7, dtype=torch.bool), torch.int8),
+    (lambda x: torch.add(x, x, alpha=-100), torch.int8),
+    (lambda x: F.pad(x, (1, 2), value=-math.inf), torch.bfloat16),
+    (lambda x: torch.addcmul(x, x, x, value=65504.0), torch.float16),
 ]
 
 
@@ -125,3 +142,17 @@ def test_numbers_that_fit_are_computed_by_kernels(number: int) -> None:
     run, record = compiled(function)
     torch.testing.assert_close(run(x), function(x))
     assert not record.report.fallbacks
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_numbers_counted_in_integers(dtype: torch.dtype) -> None:
+    """Neither rounded to 24 bits, nor with steps that are none of the type."""
+    end = 200 if dtype == torch.uint8 else 2**31 - 1
+    for function in (
+        lambda x: torch.linspace(0, end, 5, dtype=dtype) + x,
+        lambda x: torch.arange(0.5, 6, 1.5, dtype=dtype) + x,
+        lambda x: torch.addcmul(x, x, x, value=3.0),
+    ):
+        x = torch.tensor(1, dtype=dtype)
+        run, _ = compiled(function)
+        torch.testing.assert_close(run(x), function(x), rtol=0, atol=0)

@@ -127,7 +127,7 @@ def test_kernels_under_way_are_shared(tmp_path):
 
     class Slow(ToyBackend):
         def build(self, sources, folder):
-            all_wanted.wait(60)
+            all_wanted.wait(300)
             super().build(sources, folder)
 
     count, item = tmp_path / "count", source("text")

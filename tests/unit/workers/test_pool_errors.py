@@ -69,13 +69,13 @@ def test_a_lock_that_others_hold_too_long_costs_no_kernel(tmp_path: Path, warnin
     class Slow(ToyBackend):
         def build(self, sources, folder):
             entered.set()
-            leave.wait(30)
+            leave.wait(300)
             super().build(sources, folder)
 
     item = source("text")
     with BuildPool(SETTINGS) as first, BuildPool(SETTINGS) as second:
         slow = first.submit(Slow(SETTINGS), [item], KernelStore(tmp_path))
-        assert entered.wait(30)
+        assert entered.wait(300)
         try:
             impatient = KernelStore(tmp_path, lock_timeout=0.1)
             said: list[str] = []

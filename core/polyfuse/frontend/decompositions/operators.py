@@ -15,7 +15,7 @@ from torch import Tensor
 from polyfuse.frontend.decompositions.refused import REFUSES
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
-from polyfuse.torch_compat.refusals import is_ever_refused, is_refused
+from polyfuse.torch_compat.refusals import converts_numbers, is_ever_refused, is_refused, takes_no_number
 from polyfuse.torch_compat.tracing import decomp, shapes
 from polyfuse.torch_compat.tracing.global_state import plain_operators
 
@@ -131,12 +131,14 @@ def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., 
     """Keep the operator where eager mode raises for its arguments, so that it still does."""
     name = ops.op_name(op)
     refuses = REFUSES.get(ops.base_name(op))
-    if not is_ever_refused(name) and refuses is None:
+    converts = converts_numbers(op)
+    if not is_ever_refused(name) and refuses is None and not converts:
         return decomposition
 
     @functools.wraps(decomposition)
     def checked(*args: Any, **kwargs: Any) -> Any:
         refused = is_refused(name, (a.dtype for a in args if isinstance(a, Tensor)))
+        refused = refused or (converts and takes_no_number(op, args, kwargs))
         if refused or (refuses is not None and refuses(*args, **kwargs)):
             functional = _FUNCTIONAL.get(name)
             return NotImplemented if functional is None else functional(*args)

@@ -108,6 +108,16 @@ def _other_count(x: Tensor, index: Tensor, source: Tensor, *_: Any, **__: Any) -
     return x.dtype != source.dtype or _differ([index.numel()], [source.numel()])
 
 
+def _scaled_by_fraction(x: Tensor, *rest: Any, value: Any = 1) -> bool:
+    """Whether integers have a floating-point factor: eager mode accepts one that is whole."""
+    return isinstance(value, float) and not any(a.dtype.is_floating_point for a in (x, *rest))
+
+
+def _counts(*_: Any, dtype: torch.dtype | None = None, **__: Any) -> bool:
+    """Whether the results are integers, of which 32 bits of a float hold too few."""
+    return dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+
+
 REFUSES: Final[Mapping[str, Callable[..., bool]]] = {
     **dict.fromkeys(("index_add", "index_reduce"), _other_rows),
     "index_copy": lambda x, dim, index, source: x.dtype != source.dtype,
@@ -117,6 +127,8 @@ REFUSES: Final[Mapping[str, Callable[..., bool]]] = {
     "slice_scatter": _no_range_of,
     "diagonal_scatter": _no_diagonal_of,
     "im2col": _negative_padding,
+    "addcmul": _scaled_by_fraction,
+    **dict.fromkeys(("linspace", "logspace"), _counts),
     "mvlgamma": lambda x, p: p < 1,
     **dict.fromkeys(("addbmm", "addmv", "dot", "linalg_cross", "mv", "vdot"), _mixed),
     **dict.fromkeys(("_prelu_kernel", "binary_cross_entropy", "huber_loss", "soft_margin_loss"), _mixed),

@@ -136,7 +136,12 @@ class Rewriting:
         root = alias_root(source)
         if self.stage == "joint" or root.op != "call_function" or ops.facts(root.target).is_higher_order:
             return False
-        return [alias_root(a) for a in self.returned()].count(root) == 1
+        shown = [root]  # and its views, each of which has one first argument
+        for node in shown:
+            views = (user for user in node.users if user.op == "call_function")
+            shown.extend(v for v in views if v.all_input_nodes[0] is node and alias_root(v) is root)
+        results = self.returned()
+        return sum(results.count(node) for node in shown if self.is_output(node)) == 1
 
     def returned(self) -> tuple[Node, ...]:
         """Nodes among the graph's outputs, repeated ones repeated."""
@@ -270,8 +275,7 @@ def is_refused(node: Node) -> bool:
     name, original = ops.op_name(node.target), fx.original_operator(node)
     if refusals.is_refused(name, dtypes):
         return True
-    if not isinstance(original, ops.OpOverload):
+    if not isinstance(node.target, ops.OpOverload) or not isinstance(original, ops.OpOverload):
         return False
-    numbers = (*node.args, *node.kwargs.values())
     dtype = getattr(node.meta.get("val"), "dtype", None)
-    return refusals.takes_no_number(name, ops.base_name(original), numbers, dtype)
+    return refusals.takes_no_number(node.target, node.args, node.kwargs, dtype, original)

@@ -54,6 +54,9 @@ def iota(ctx: LoweringContext, node: Any, length: Any, *, start: Any, step: Any,
 def arange(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> TensorValue:
     result = ctx.template(node.meta["val"])
     start, step = (0 if len(args) == 1 else args[0]), (args[2] if len(args) > 2 else 1)
+    if result.kernel_type.is_integer:
+        # converted before they are added up, as in eager mode
+        start, step = (int(n) if isinstance(n, float) else n for n in (start, step))
     if is_integer(start) and is_integer(step):
         return _counted(ctx, result, start, step)
     kind, axis = result.kernel_type, axes_of(result.size)[0]

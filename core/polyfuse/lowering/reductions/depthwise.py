@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 
 from polyfuse.ir.expr import Expr, apply, const, index_value, load
-from polyfuse.ir.graph import Graph, reads
+from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Pointwise, TemplateCall, View
 from polyfuse.ir.types import DType
 from polyfuse.lowering.indexing.conditions import exists, masked
@@ -62,7 +62,7 @@ def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
     if not isinstance(image, View) or any(padding) or image != graph.buffers[image.buffer].view():
         return None
     name = image.buffer
-    touching = [node for node in graph.nodes if name in node.writes() or name in reads(node)]
+    touching = [graph.nodes[at] for at in graph.uses.touching(name)]
     if len(touching) != 2 or touching[1].name != call.name or name in graph.output_buffers():
         return None
     made, whole = touching[0], image.size

@@ -10,7 +10,7 @@ from typing import Final
 
 from polyfuse.ir.expr import Expr, loads, reindex, rewrite, walk
 from polyfuse.ir.graph import Graph, reads
-from polyfuse.ir.nodes import Node, Pointwise, TemplateCall
+from polyfuse.ir.nodes import Pointwise, TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops
 from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, axis_size, coefficient, substitute
 
@@ -50,25 +50,19 @@ def _producer(graph: Graph, call: TemplateCall, operand: Expr) -> Pointwise | No
     name = operand.buffer
     if operand.args or graph.buffers[name].kind != "temp" or name in graph.output_buffers():
         return None
-    writers = [(i, node) for i, node in enumerate(graph.nodes) if name in node.writes()]
-    readers = [node.name for node in graph.nodes if name in reads(node)]
-    if len(writers) != 1 or readers != [call.name]:
+    uses = graph.uses
+    writers, end = uses.writers.get(name, ()), uses.position[call.name]
+    if len(writers) != 1 or list(uses.readers[name]) != [end]:
         return None
-    at, producer = writers[0]
+    at, producer = writers[0], graph.nodes[writers[0]]
     if not isinstance(producer, Pointwise) or not _is_cheap(producer):
         return None
-    end = next(i for i, node in enumerate(graph.nodes) if node.name == call.name)
-    needed = set(reads(producer))
-    if any(needed.intersection(node.writes()) for node in graph.nodes[at + 1 : end]):
+    needed = reads(producer)
+    if uses.written_between(needed, at, end):
         return None
     # what follows another GEMM is rather done together with that one
-    if any(needed.intersection(_results_of_calls(node)) for node in graph.nodes[:at]):
-        return None
-    return producer
-
-
-def _results_of_calls(node: Node) -> Sequence[str]:
-    return node.writes() if isinstance(node, TemplateCall) else ()
+    made = (i for name in needed for i in uses.writers.get(name, ()) if i < at)
+    return None if any(isinstance(graph.nodes[i], TemplateCall) for i in made) else producer
 
 
 def _is_cheap(producer: Pointwise) -> bool:
@@ -125,5 +119,5 @@ def _still_read(
     graph: Graph, call: TemplateCall, values: Sequence[Expr], absorbed: Mapping[str, None]
 ) -> bool:
     """Whether the GEMM reads what it computes also as it was stored."""
-    gone = {w for node in graph.nodes if node.name in absorbed for w in node.writes()}
+    gone = {w for name in absorbed for w in graph.nodes[graph.uses.position[name]].writes()}
     return any(load.buffer in gone for load in loads(*values))

@@ -60,7 +60,7 @@ def reduction_cases(quick: bool) -> Iterator[Case]:
             yield _reduction(kind, _types(kind)[0], "row", (3, 0), "row of 0")
     yield _several()
     yield _long_integers()
-    for kind in ("min", "max", "argmin", "argmax", "sum"):
+    for kind in ("min", "max", "argmin", "argmax", "sum", "welford"):
         yield _with_edges(kind)
     for kind in SCANS:
         types = (F32,) if quick or kind == "logsumexp" else (F32, F64, I64)
@@ -227,7 +227,7 @@ def _long_integers() -> Case:
 
 def _with_edges(kind: str) -> Case:
     """Rows that hold infinities, a NaN, both zeros, and ties."""
-    rows = 6
+    rows = 8
 
     def made() -> Tensor:
         found = values.plain(F32, rows * 40, 9).reshape(rows, 40)
@@ -239,6 +239,7 @@ def _with_edges(kind: str) -> Case:
         found[3, 9], found[3, 31] = -50.0, -50.0
         found[4, :] = -0.0
         found[5, 2], found[5, 3] = torch.inf, torch.nan
+        found[6, 0], found[7, 39] = torch.inf, -torch.inf
         return found.reshape(-1)
 
     axes, raxes, index = _space("row", (rows, 40))

@@ -106,17 +106,22 @@ template <class V> PF_INLINE best<typename tr<V>::elem> argmin_reduce(best<V> a)
 
 // Welford accumulators: mean, sum of squared deviations and count (all of the same float type).
 template <class V> struct moments { V mean, m2, count; };
+// A mean after a step from one to another: there is no step back from infinity.
+template <class V> PF_INLINE V moved_mean(V from, V step, V to) {
+  V mean = add(from, step);
+  return where(eq(mean, mean), mean, add(from, to));
+}
 template <class V> PF_INLINE moments<V> welford_add(moments<V> a, V x) {
   V one = fill<V>((typename tr<V>::elem)1);
   V n = add(a.count, one), d = sub(x, a.mean);
-  V mean = add(a.mean, div(d, n));
+  V mean = moved_mean(a.mean, div(d, n), x);
   return {mean, add(a.m2, mul(d, sub(x, mean))), n};
 }
 template <class V> PF_INLINE moments<V> welford_combine(moments<V> a, moments<V> b) {
   V zero = fill<V>((typename tr<V>::elem)0);
   V n = add(a.count, b.count), d = sub(b.mean, a.mean);
   V part = where(eq(n, zero), zero, div(b.count, n));
-  return {add(a.mean, mul(d, part)), add(add(a.m2, b.m2), mul(mul(mul(d, d), a.count), part)), n};
+  return {moved_mean(a.mean, mul(d, part), b.mean), add(add(a.m2, b.m2), mul(mul(mul(d, d), a.count), part)), n};
 }
 template <class V> PF_INLINE moments<typename tr<V>::elem> welford_reduce(moments<V> a) {
   moments<typename tr<V>::elem> r = {lane(a.mean, 0), lane(a.m2, 0), lane(a.count, 0)};

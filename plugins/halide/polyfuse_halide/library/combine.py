@@ -118,7 +118,7 @@ class Moments:
         """The state after one more value, of which there were `before`."""
         inverse = number(value, 1) / hl.cast(value.type(), before + 1)
         away = value - state[0]
-        mean = state[0] + away * inverse
+        mean = _moved(state[0], away * inverse, value)
         return [mean, state[1] + away * (value - mean)]
 
     def merge(
@@ -128,8 +128,14 @@ class Moments:
         total = count + other
         away = right[0] - left[0]
         part = other / hl.select(total > number(total, 0), total, number(total, 1))
-        mean = left[0] + away * part
+        mean = _moved(left[0], away * part, right[0])
         return [mean, left[1] + right[1] + away * away * count * part], total
+
+
+def _moved(mean: Value, step: Value, other: Value) -> Value:
+    """A mean after a step towards another: there is no step back from infinity."""
+    found = mean + step
+    return hl.select(is_nan(found), mean + other, found)
 
 
 def scan_start(kind: str, values: Sequence[Value]) -> list[Value]:

@@ -20,6 +20,7 @@ __all__ = [
     "combine_welford",
     "combine_xor",
     "finish_softmax",
+    "first_finite",
     "scan_max",
     "scan_min",
     "softmax_step",
@@ -111,6 +112,19 @@ def combine_logsumexp(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def first_finite(first: tl.tensor, count: tl.tensor, value: tl.tensor) -> tl.tensor:
+    """The first value, from which distances of the others are taken: zero in place of an infinity or NaN."""
+    return tl.where(count == 0.0, tl.where(tl.abs(value) < float("inf"), value, 0.0), first)
+
+
+@triton.jit
+def moved_mean(mean: tl.tensor, step: tl.tensor, other: tl.tensor) -> tl.tensor:
+    """A mean after a step towards another: there is no step back from infinity."""
+    found = mean + step
+    return tl.where(found == found, found, mean + other)
+
+
+@triton.jit
 def combine_welford(
     mean: tl.tensor, m2: tl.tensor, count: tl.tensor, mean2: tl.tensor, m22: tl.tensor, count2: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
@@ -118,7 +132,7 @@ def combine_welford(
     total = count + count2
     part = tl.where(total > 0, count2 / tl.where(total > 0, total, 1), 0)
     delta = mean2 - mean
-    return mean + delta * part, m2 + m22 + delta * delta * count * part, total
+    return moved_mean(mean, delta * part, mean2), m2 + m22 + delta * delta * count * part, total
 
 
 @triton.jit
@@ -128,7 +142,7 @@ def welford_step(
     """One more value."""
     total = count + 1
     delta = value - mean
-    moved = mean + delta / total
+    moved = moved_mean(mean, delta / total, value)
     return moved, m2 + delta * (value - moved), total
 
 
@@ -138,7 +152,7 @@ def welford_even_step(
 ) -> tuple[tl.tensor, tl.tensor]:
     """One more value, which is the `part`-th part of all."""
     delta = value - mean
-    moved = mean + delta * part
+    moved = moved_mean(mean, delta * part, value)
     return moved, m2 + delta * (value - moved)
 
 

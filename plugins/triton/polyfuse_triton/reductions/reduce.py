@@ -208,7 +208,7 @@ def _moments(
     # the first mean is off by what its sum lost in rounding
     moved = scope.define(f"divide(tl.sum({away.text}, {axis}{keep}), {points.text})", plain)
     left = scope.define(inside(f"{away.text} - {moved.text}"), plain)
-    mean = scope.define(f"{near.text} + {moved.text}", plain)
+    mean = scope.define(_corrected(near, moved), plain)
     squares = scope.define(f"tl.sum({left.text} * {left.text}, {axis}{keep})", plain)
     if join is not None:
         parts = [*join.of([mean.text, squares.text], ["0.0", "0.0"]), join.points_of_all(stmt.dtype)]
@@ -280,7 +280,7 @@ class Accumulator:
         mean, squares, count, first = self._names
         masks = scope.coordinates.mask(("r",))
         fresh = [scope.name() for _ in self._names[: 2 if self._evenly else 3]]
-        scope.out.line(f"{first} = tl.where({count} == 0.0, {value}, {first})")
+        scope.out.line(f"{first} = first_finite({first}, {count}, {value})")
         if self._evenly:
             scope.out.line(f"{count} = {count} + 1.0")
             given = f"{mean}, {squares}, 1.0 / {count}, {value} - {first}"
@@ -347,7 +347,7 @@ class Accumulator:
         moved = scope.define(f"divide(tl.sum({counts} * {part.text}, {axis}{keep}), {total.text})", plain)
         away = scope.define(f"{part.text} - {moved.text}", tile)
         whole = f"tl.sum({squares} + {counts} * {away.text} * {away.text}, {axis}{keep})"
-        return scope.define(f"{near.text} + {moved.text}", plain), scope.define(whole, plain), total
+        return scope.define(_corrected(near, moved), plain), scope.define(whole, plain), total
 
     def _softmax(self) -> tuple[Value, ...]:
         """Sums are brought to the largest maximum before they are added: that takes fewer exponentials than
@@ -375,6 +375,11 @@ class Accumulator:
             last = scope.coordinates.extent((reduced.extent - 1) % reduced.block + 1)
             text, had = f"tl.where(rl < {last}, {count}, {count} - 1.0)", frozenset(("r",))
         return scope.spread(text, had, frozenset(d.name for d in scope.plan.dims))
+
+
+def _corrected(mean: Value, offset: Value) -> str:
+    """A mean that is off by as much; distances from infinity say nothing."""
+    return f'tl.where(tl.abs({mean.text}) < float("inf"), {mean.text} + {offset.text}, {mean.text})'
 
 
 def _wide(scope: MemoryScope, value: Value) -> Value:

@@ -1,0 +1,58 @@
+"""The work of compiling a deep network grows as its depth does, not as the square."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from torch import nn
+
+import polyfuse
+
+_OURS = str(Path(polyfuse.__file__).parent)
+
+
+class _Layer(nn.Module):
+    """Projections that follow each other, a sum that outlives several of them, and a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(nn.functional.gelu(self.first(self.norm(x))))
+
+
+def _calls(depth: int, training: bool) -> int:
+    """Calls of our functions until a first answer is there."""
+    torch._dynamo.reset()
+    network = nn.Sequential(*(_Layer(16) for _ in range(depth)))
+    options = {"repeated_layers": "off", "graph_cache": False}
+    compiled = torch.compile(network, backend="polyfuse", options=options)
+    x, count = torch.randn(8, 16), 0
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(_OURS)
+
+    sys.setprofile(note)
+    try:
+        with torch.set_grad_enabled(training):
+            result = compiled(x)
+            if training:
+                result.square().sum().backward()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_each_layer_takes_as_many_calls_as_the_one_before(training: bool) -> None:
+    _calls(1, training)  # what a process does once
+    two, four, eight = (_calls(depth, training) for depth in (2, 4, 8))
+    assert two > 1000  # they are counted
+    assert eight - four < 2 * (four - two) * 1.03
