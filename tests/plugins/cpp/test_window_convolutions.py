@@ -43,7 +43,7 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(17, 32, 3, padding=1), (2, 17, 9, 11), True),
         (nn.Conv2d(5, 16, 3, stride=2, padding=1, bias=False), (3, 5, 13, 12), False),
         (nn.Conv2d(3, 64, 7, stride=2, padding=3), (2, 3, 20, 21), False),
-        (nn.Conv2d(16, 48, 3, padding=2, dilation=2), (2, 16, 9, 18), True),
+        (nn.Conv2d(16, 48, 3, padding=2, dilation=2), (1, 16, 68, 71), True),
         (nn.Conv2d(8, 16, (1, 3), padding=(0, 1)), (2, 8, 7, 8), True),
         (nn.Conv2d(160, 16, 3, padding=1), (2, 160, 8, 9), True),
         (nn.Conv2d(6, 5 * LANES, 2), (2, 6, 9, 9), True),
@@ -147,8 +147,9 @@ def test_what_follows_is_done_in_the_same_kernel() -> None:
         (nn.Conv2d(16, 16, 5, groups=4), (1, 16, 20, 20), "its 4 columns are no multiple of"),
         (nn.Conv2d(4, 16, 3).double(), (1, 4, 20, 20), "not known to be faster here"),
         (nn.Conv2d(1, 16, 3, padding=1), (1, 1, 20, 20), "not known to be faster here"),
+        (nn.Conv2d(8, 32, 3, padding=9, dilation=9), (1, 8, 14, 14), "not known to be faster here"),
     ],
-    ids=["6 channels", "few pixels", "groups of 4", "f64", "one channel"],
+    ids=["6 channels", "few pixels", "groups of 4", "f64", "one channel", "dilated over the border"],
 )
 def test_windows_that_are_the_librarys(layer: nn.Conv2d, size: tuple[int, ...], reason: str) -> None:
     x = torch.randn(size, dtype=layer.weight.dtype).to(memory_format=torch.channels_last)

@@ -36,6 +36,7 @@ class GroupedText(MatmulText):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.wide = self.plan.vectors * lanes_of(self.matmul, self.lanes)
         self.group = group_of(self.matmul, self.isa.lanes)
         self.tables = column_tables(self.matmul, self.isa, self.group)
         self.shared_axes = tuple(name for name in self.matmul.batch if name != self.group)
@@ -54,10 +55,6 @@ class GroupedText(MatmulText):
         self.touched = tuple(t for t in self.touched if stride(t.index, self.group) == width)
 
     @property
-    def _wide(self) -> int:
-        return self.plan.vectors * lanes_of(self.matmul, self.lanes)
-
-    @property
     def _tile_words(self) -> int:
         return self.taps * self.plan.rows
 
@@ -67,7 +64,7 @@ class GroupedText(MatmulText):
             self._extents()
             out.line(f"const i64 group_count = {self._size((self.group,))};")
             # whole vectors of it are filled
-            table = f"(across_count * {self._wide} + {self.lanes - 1}) / {self.lanes} * {self.lanes}"
+            table = f"(across_count * {self.wide} + {self.lanes - 1}) / {self.lanes} * {self.lanes}"
             out.line(f"const i64 table_length = {table};")
             zeros = f"((group_count - 1) * {self.apart} + {self.length + self.lanes})"
             sums = plan.blocks * self._tile_size()
@@ -159,7 +156,7 @@ class GroupedText(MatmulText):
         out, plan = self.out, self.plan
         for name in self.shared_axes:
             out.line(f"const i64 {name} = 0;")
-        wide = self._wide
+        wide = self.wide
         size = self.length * self.taps * wide
         out.line(f"const {self.matmul.dtype}* const columns_at = {self.matmul.b.buffer} + block_a * {size};")
         out.line(f"const auto rows = rows_at + (tile - tile_a) * {self._tile_words};")

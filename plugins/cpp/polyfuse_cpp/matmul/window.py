@@ -139,7 +139,8 @@ def group_of(matmul: Matmul, lanes: int) -> str:
     sizes, window = matmul.facts.sizes, window_of(matmul)
     width = block_width(matmul)
     part = part_lanes(width, lanes) if width else 0
-    if part == 0 or (part != lanes and (matmul.dtype is not DType.f32 or width != sizes[matmul.b.axes[-1]])):
+    narrow = matmul.dtype is matmul.b.memory is DType.f32 and width == sizes[matmul.b.axes[-1]]
+    if part == 0 or (part != lanes and not narrow):
         return ""
     moving = [name for name in matmul.batch if sizes[name] != 1]
     if window is None or len(moving) != 1 or any(sizes[name] != 1 for name in matmul.b.axes[:-1]):
