@@ -8,7 +8,19 @@ from typing import Any
 
 import torch
 
-__all__ = ["CASES", "LEFT", "faults_of_sorting", "faults_of_what_is_left", "numbers"]
+__all__ = [
+    "ANY_LENGTH",
+    "CASES",
+    "FEW",
+    "LEFT",
+    "faults_of_few_rows",
+    "faults_of_sorting",
+    "faults_of_what_is_left",
+    "numbers",
+]
+
+ANY_LENGTH = {"triton.sorted_row": "1024"}
+"""Options with which whole rows are sorted in registers, however long."""
 
 CASES: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "row": (lambda x: torch.sort(x, stable=True), (37,)),
@@ -28,11 +40,24 @@ CASES: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 }
 """Functions, and the sizes of what they are given."""
 
+FEW: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "row": (lambda x: torch.sort(x, stable=True), (333,)),
+    "rows": (lambda x: torch.sort(x, stable=True, descending=True), (3, 130)),
+    "rows apart": (lambda x: torch.sort(x[:, 1:-2], stable=True), (4, 100)),
+    "transposed rows": (lambda x: torch.sort(x.transpose(0, 1), stable=True), (2, 3, 70)),
+    "made here": (lambda x: torch.argsort(x - 1, stable=True), (2, 65)),
+    "largest": (lambda x: torch.topk(x, 5)[0] + 0, (2, 300)),
+    "smallest": (lambda x: torch.topk(x, 70, largest=False)[0] + 0, (90,)),
+    "equal": (lambda x: torch.sort(x * 0, stable=True), (1, 200)),
+}
+"""The same for rows that are too long for registers, but few."""
+
 LEFT: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
     "columns": (lambda x: torch.sort(x, 0), (8, 5), torch.float32),
-    "too long": (lambda x: torch.sort(x), (2, 5000), torch.float32),
-    "longer than asked for": (lambda x: torch.sort(x), (2, 65), torch.float32),
-    "wide": (lambda x: torch.sort(x), (3, 9), torch.int64),
+    "too long": (lambda x: torch.sort(x, stable=True), (1, 8193), torch.float32),
+    "too many rows": (lambda x: torch.sort(x, stable=True), (4097, 65), torch.float32),
+    "too many pairs": (lambda x: torch.sort(x, stable=True), (5, 4096), torch.int32),
+    "f64": (lambda x: torch.sort(x, stable=True), (3, 9), torch.float64),
 }
 """Calls that the library does, with the type that they are given."""
 
@@ -51,22 +76,32 @@ def numbers(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return found
 
 
-def faults_of_sorting(dtype: torch.dtype, dynamic: bool = False) -> list[str]:
+def faults_of_few_rows(dtype: torch.dtype) -> list[str]:
+    """What differs from eager mode where all pairs are compared, or was left to the library."""
+    return faults_of_sorting(dtype, cases=FEW, options={})
+
+
+def faults_of_sorting(
+    dtype: torch.dtype,
+    dynamic: bool = False,
+    cases: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]] = CASES,
+    options: Mapping[str, str] = ANY_LENGTH,
+) -> list[str]:
     """What differs from eager mode, places and signs of zeros included, or was left to the library."""
     from polyfuse.compiler.reports.report import last_reports, reset_reports
     from triton_interpreted import offer
 
     def every(given: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        return {name: function(given[name]) for name, (function, _) in CASES.items()}
+        return {name: function(given[name]) for name, (function, _) in cases.items()}
 
     offer()
     faults: list[str] = []
     torch._dynamo.reset()
     reset_reports()
-    options = {"backends": "interpreted", "triton.sorted_row": "1024"}
-    compiled = torch.compile(every, backend="polyfuse", options=options, dynamic=dynamic)
+    asked = {"backends": "interpreted", **options}
+    compiled = torch.compile(every, backend="polyfuse", options=asked, dynamic=dynamic)
     for more in (0, 3) if dynamic else (0,):
-        sizes = {name: (size[0] + more * (len(size) > 1), *size[1:]) for name, (_, size) in CASES.items()}
+        sizes = {name: (size[0] + more * (len(size) > 1), *size[1:]) for name, (_, size) in cases.items()}
         given = {name: numbers(size, dtype) for name, size in sizes.items()}
         for x in given.values() if dynamic else ():
             torch._dynamo.mark_static(x, x.dim() - 1)

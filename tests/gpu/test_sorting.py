@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from polyfuse.compiler.reports.report import last_reports, reset_reports
-from triton_sorting import CASES, numbers
+from triton_sorting import ANY_LENGTH, CASES, FEW, numbers
 
 pytestmark = pytest.mark.gpu
-ANY_LENGTH = {"triton.sorted_row": "1024"}
 
 
 def agrees(got: torch.Tensor, right: torch.Tensor) -> bool:
@@ -29,6 +28,23 @@ def test_beside_eager_mode(name: str, dtype: torch.dtype) -> None:
     x = numbers(size, dtype).cuda()
     found = torch.compile(function, backend="polyfuse", options=ANY_LENGTH)(x)
     for got, right in zip(*map(torch.utils._pytree.tree_leaves, (found, function(x))), strict=True):
+        assert got.stride() == right.stride() and agrees(got, right)
+    assert not any(call.startswith("aten.") for report in last_reports() for call in report.calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8], ids=str)
+def test_few_long_rows(dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    reset_reports()
+    given = {name: numbers(size, dtype).cuda() for name, (_, size) in FEW.items()}
+    given["long"] = numbers((2, 5000), dtype).cuda()
+
+    def every(x: dict[str, torch.Tensor]) -> dict[str, object]:
+        found: dict[str, object] = {name: function(x[name]) for name, (function, _) in FEW.items()}
+        return {**found, "long": torch.sort(x["long"], stable=True)}
+
+    found = torch.compile(every, backend="polyfuse")(given)
+    for got, right in zip(*map(torch.utils._pytree.tree_leaves, (found, every(given))), strict=True):
         assert got.stride() == right.stride() and agrees(got, right)
     assert not any(call.startswith("aten.") for report in last_reports() for call in report.calls)
 

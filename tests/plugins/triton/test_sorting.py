@@ -13,9 +13,11 @@ import torch
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
 from polyfuse_triton.build.meta import KernelMeta
-from polyfuse_triton.sort.kernel import Rows, sort_source
+from polyfuse_triton.sort.kernel import sort_source
+from polyfuse_triton.sort.ranks import rank_source
+from polyfuse_triton.sort.rows import Rows
 from triton_interpreted import in_interpreter
-from triton_sorting import faults_of_sorting, faults_of_what_is_left
+from triton_sorting import faults_of_few_rows, faults_of_sorting, faults_of_what_is_left
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -23,6 +25,11 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int16,
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_beside_eager_mode(dtype):
     assert in_interpreter(faults_of_sorting, dtype) == []
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int8, torch.int64), ids=str)
+def test_few_long_rows(dtype):
+    assert in_interpreter(faults_of_few_rows, dtype) == []
 
 
 def test_any_number_of_rows():
@@ -37,11 +44,20 @@ def test_what_the_library_does():
 @pytest.mark.parametrize(
     "arch", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize(("dtype", "length"), [(DType.f32, 1000), (DType.bf16, 64), (DType.i32, 5)])
-def test_compiles_without_spilling(dtype, length, arch):
+@pytest.mark.parametrize(
+    ("written", "dtype", "length"),
+    [
+        (sort_source, DType.f32, 1000),
+        (sort_source, DType.bf16, 64),
+        (sort_source, DType.i32, 5),
+        (rank_source, DType.i64, 4096),
+        (rank_source, DType.f32, 100),
+    ],
+)
+def test_compiles_without_spilling(written, dtype, length, arch):
     from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     steps = ((3 * length, length, 1),) * 3
-    source = sort_source(Rows(dtype, length, length, True, (400, 3), steps), True)
+    source = written(Rows(dtype, length, length, True, (400, 3), steps), True)
     function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
     assert compile_kernel(function, KernelMeta.parse(source.meta), arch, 0, False).spilled_bytes == 0

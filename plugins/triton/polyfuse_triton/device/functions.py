@@ -15,7 +15,7 @@ from polyfuse_triton.device.chains import publish, wait_for
 from polyfuse_triton.device.combine import *  # noqa: F403
 from polyfuse_triton.device.libdevice import anywhere, libdevice, quick_exp2
 from polyfuse_triton.device.philox import random_bits, random_normal, random_uniform
-from polyfuse_triton.sort.keys import sort_key
+from polyfuse_triton.sort.keys import sort_key, sort_rank
 
 __all__ = [
     "anywhere",
@@ -46,6 +46,7 @@ __all__ = [
     "sigmoid",
     "sign",
     "sort_key",
+    "sort_rank",
     "publish",
     "to_f8e4m3",
     "to_f8e4m3_nan",

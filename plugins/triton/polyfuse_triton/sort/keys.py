@@ -5,20 +5,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["sort_key"]
+__all__ = ["sort_key", "sort_rank"]
 
 
 @triton.jit
-def sort_key(value: tl.tensor, at: tl.tensor, exists: tl.tensor, descending: tl.constexpr) -> tl.tensor:
-    """An integer for each number, ordered as `torch.sort` orders these: the number's rank above, its place
-    below, so that equal numbers stay in order. NaN are equal and the largest, zeros of either sign are equal,
-    and what does not exist comes last.
+def sort_rank(value: tl.tensor, exists: tl.tensor, descending: tl.constexpr) -> tl.tensor:
+    """An integer for each number, ordered as `torch.sort` orders these: NaN are equal and the largest, zeros
+    of either sign are equal. Nothing has a larger one than what does not exist.
 
-    Numbers of up to 16 bits give 32 bits, others of up to 32 bits give 64.
+    Numbers of up to 16 bits give 16 bits of an i32, others of up to 32 bits give 32, and i64 gives i64.
     """
-    most: tl.constexpr = 0x7FFF if value.dtype.primitive_bitwidth <= 16 else 0x7FFFFFFF
-    if value.dtype.is_floating():
-        if value.dtype.primitive_bitwidth == 16:
+    bitwidth: tl.constexpr = value.dtype.primitive_bitwidth
+    most: tl.constexpr = 0x7FFF if bitwidth <= 16 else 0x7FFFFFFF if bitwidth <= 32 else 0x7FFFFFFFFFFFFFFF
+    if bitwidth == 64:
+        rank = value
+    elif value.dtype.is_floating():
+        if bitwidth == 16:
             bits = value.to(tl.int16, bitcast=True).to(tl.int32)
         else:
             bits = value.to(tl.float32).to(tl.int32, bitcast=True)
@@ -29,7 +31,18 @@ def sort_key(value: tl.tensor, at: tl.tensor, exists: tl.tensor, descending: tl.
         rank = value.to(tl.int32)
     if descending:
         rank = ~rank
+    return tl.where(exists, rank, most)
+
+
+@triton.jit
+def sort_key(value: tl.tensor, at: tl.tensor, exists: tl.tensor, descending: tl.constexpr) -> tl.tensor:
+    """The rank of each number above, its place below, so that equal numbers stay in order, and what does not
+    exist comes last.
+
+    Numbers of up to 16 bits give 32 bits, others of up to 32 bits give 64.
+    """
+    rank = sort_rank(value, exists, descending)
     if value.dtype.primitive_bitwidth <= 16:
-        return (tl.where(exists, rank, most) << 16) | at
+        return (rank << 16) | at
     else:
-        return (tl.where(exists, rank, most).to(tl.int64) << 32) | at.to(tl.int64)
+        return (rank.to(tl.int64) << 32) | at.to(tl.int64)
