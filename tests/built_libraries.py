@@ -5,6 +5,7 @@ others, which always run.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -33,8 +34,9 @@ def keep(folder: Path) -> None:
 def forget_old(folder: Path) -> None:
     """Remove what no run has used for a week."""
     for path in folder.iterdir():
-        if time.time() - path.stat().st_mtime > _DAYS * 86400:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another run removes or renames it
+            if time.time() - path.stat().st_mtime > _DAYS * 86400:
+                path.unlink()
 
 
 class _WhenImported:

@@ -318,4 +318,6 @@ def test_random_numbers_of_python(dtype: torch.dtype) -> None:
         random.seed(seed)
         found = compiled(x)
         random.seed(seed)
-        torch.testing.assert_close(found, function(x))
+        # both numbers are rounded to single precision, by at most 2**-25 and 2**-24
+        off = 2.0**-24 * (1 + float(x.abs().max()))
+        torch.testing.assert_close(found, function(x), rtol=1.3e-6, atol=off)

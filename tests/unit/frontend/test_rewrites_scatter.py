@@ -1,4 +1,4 @@
-"""Sums of scattered values and something else need no tensor of zeros."""
+"""Sums of scattered values and something else need no tensor of zeros, nor do slices of one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rewritten(
     counts = dict(rewrite_graph(module, Settings(numerics=numerics), stage=stage))
     torch.testing.assert_close(module(*inputs), before, rtol=1e-6, atol=1e-5)
     calls = [str(n.target) for n in module.graph.nodes if n.op == "call_function"]
-    return counts.get("scatter-into-sums", 0), calls
+    return counts.get("scatter-into-sums", 0) + counts.get("pad-slices", 0), calls
 
 
 def embedding_gradient(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -92,3 +92,46 @@ def test_it_does_not_happen_while_the_backward_is_not_split_off_or_with_eager_nu
     assert rewritten(gradient, A, B, ROWS, INDEX)[0] == 1
     assert rewritten(gradient, A, B, ROWS, INDEX, stage="joint")[0] == 0
     assert rewritten(gradient, A, B, ROWS, INDEX, numerics="eager")[0] == 0
+
+
+@pytest.mark.parametrize(("dim", "start", "length"), [(0, 0, 3), (1, 2, 5), (-1, -4, 4), (1, 0, 9)])
+@pytest.mark.parametrize("number", [0, 2.5])
+def test_a_written_slice_of_a_complex_constant_is_a_margin(
+    dim: int, start: int, length: int, number: float
+) -> None:
+    whole = torch.empty(6, 9, dtype=torch.complex64)
+    part = whole.narrow(dim, start, length)
+    for source in (torch.randn_like(part), torch.randn_like(part.t()).t()):
+
+        def write(values: torch.Tensor) -> torch.Tensor:
+            constant = torch.full((6, 9), number, dtype=torch.complex64)
+            end = 9223372036854775807 if start < 0 else start + length
+            copied = torch.ops.aten.copy.default(constant.narrow(dim, start, length), values)
+            return torch.ops.aten.slice_scatter.default(constant, copied, dim, start, end)
+
+        count, calls = rewritten(write, source)
+        assert count == 1 and calls[-1] == "aten.constant_pad_nd.default"
+        assert "aten.copy.default" not in calls and "aten.full.default" not in calls
+
+
+def test_other_written_slices_stay() -> None:
+    """Of what is no constant, every second element, and what a copy broadcasts or converts."""
+    scatter = torch.ops.aten.slice_scatter.default
+    x, part = torch.randn(6, 9, dtype=torch.complex64), torch.randn(6, 4, dtype=torch.complex64)
+
+    def zeros() -> torch.Tensor:
+        return torch.full((6, 9), 0, dtype=torch.complex64)
+
+    def broadcast(p: torch.Tensor) -> torch.Tensor:
+        return scatter(zeros(), torch.ops.aten.copy.default(zeros()[:, :4], p), 1, 0, 4)
+
+    assert rewritten(lambda x, p: scatter(x, p, 1, 1, 5), x, part)[0] == 0
+    assert rewritten(lambda p: scatter(zeros(), p, 1, 1, 9, 2), part)[0] == 0
+    for other in (part[:1], part.real):
+        count, calls = rewritten(broadcast, other)
+        assert "aten.copy.default" in calls
+    images = torch.randn(2, 3, 5, 4, dtype=torch.complex64).to(memory_format=torch.channels_last)
+    count, _ = rewritten(
+        lambda p: scatter(torch.full((2, 3, 5, 9), 0, dtype=torch.complex64), p, 3, 0, 4), images
+    )
+    assert count == 0

@@ -147,6 +147,18 @@ OWN_FAST: Final[Mapping[str, Callable[..., Any]]] = {
 }
 """The same under `numerics="fast"` alone: matmuls with a depth of one; a library may round before it adds."""
 
+REAL_ONLY: Final[tuple[str, ...]] = (
+    *FAMILIES["arithmetic"],
+    *FAMILIES["activations"],
+    *FAMILIES["losses"],
+    *FAMILIES["reductions"],
+    *FAMILIES["linear algebra"],
+    *_names("slice_backward slice_scatter select_backward select_scatter diagonal_backward diagonal_scatter"),
+    *_names("unfold_backward index_add index_copy index_fill _unsafe_index_put"),
+    *_names("sigmoid_backward frac"),
+)
+"""Operators that stay whole for complex tensors."""
+
 IN_OPMATH: Final[tuple[str, ...]] = (
     "addcdiv",
     "addcmul",
@@ -238,6 +250,9 @@ def decomposition_table(numerics: str = "fast") -> Mapping[Any, Callable[..., An
         for op in decomp.expand_packets([name]):
             if op in table:
                 table[op] = laid_out(table[op])
+    for op in decomp.expand_packets(REAL_ONLY):
+        if op in table:
+            table[op] = operators.real_only(table[op])
     table = {op: operators.unless_refused(op, function) for op, function in table.items()}
     table.update(foreach.decompositions())
     return MappingProxyType(table)

@@ -29,6 +29,7 @@ __all__ = [
     "logit",
     "max_pool1d",
     "native_dropout",
+    "real_only",
     "select_scatter",
     "sigmoid_backward",
     "slice_backward",
@@ -114,6 +115,20 @@ def floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(decomposition)
     def checked(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         return decomposition(first, *args, **kwargs) if first.is_floating_point() else NotImplemented
+
+    return checked
+
+
+def real_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the operator where a tensor is complex: no kernel computes its pieces, which would be a call each
+    where eager mode makes one.
+    """
+
+    @functools.wraps(decomposition)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(a, Tensor) and a.is_complex() for a in args):
+            return NotImplemented
+        return decomposition(*args, **kwargs)
 
     return checked
 

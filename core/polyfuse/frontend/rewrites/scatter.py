@@ -1,10 +1,12 @@
-"""Sums of scattered values and something else: scattered into that, so that no tensor of zeros is needed."""
+"""Values that are put or added into a tensor of one number, which then need not be made: sums of scattered
+values and something else, and slices of a constant.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from torch.fx import Node
 
@@ -12,12 +14,14 @@ from polyfuse.frontend.rewrites.tools import (
     UNIFORM_VIEWS,
     Rewriting,
     aten,
+    is_contiguous,
+    same_kind,
     same_layout,
     tensor_value,
     uniform_value,
 )
 
-__all__ = ["scatter_into_sums"]
+__all__ = ["pad_slices", "scatter_into_sums"]
 
 _ACCUMULATING: Final = (
     aten.index_put.default,
@@ -53,6 +57,61 @@ def scatter_into_sums(state: Rewriting) -> int:
         return None
 
     return state.replace_each(merged)
+
+
+def pad_slices(state: Rewriting) -> int:
+    """A slice of a constant that is overwritten is a margin around what is written.
+
+    Complex tensors are sliced so in the gradients of Fourier transforms: their operators are calls, which
+    would make the constant, copy the slice, and copy both into the result.
+    """
+
+    def padded(node: Node) -> Callable[[], Node] | None:
+        if node.target is not aten.slice_scatter.default:
+            return None
+        given: list[Any] = list(node.args)
+        base, source, dim, start, end, step = given + [0, None, None, 1][len(given) - 2 :]
+        if isinstance(source, Node) and source.target is aten.copy.default:
+            source = _copied(source)
+        number, margins = _number(base), _margins(base, source, dim, start, end, step)
+        if number is None or margins is None:
+            return None
+        return partial(state.call_before, node, aten.constant_pad_nd.default, (source, margins, number))
+
+    return state.replace_each(padded)
+
+
+def _copied(copy: Node) -> Any:
+    """What a copy copies, if nothing is broadcast or converted."""
+    source = copy.args[1]
+    mine, theirs = tensor_value(copy), tensor_value(source)
+    return source if mine is not None and theirs is not None and same_kind(mine, theirs) else copy
+
+
+def _number(node: Any) -> int | float | None:
+    if not isinstance(node, Node) or node.target is not aten.full.default:
+        return None
+    number = node.args[1]
+    return number if type(number) in (int, float) else None
+
+
+def _margins(base: Any, source: Any, dim: int, start: Any, end: Any, step: Any) -> list[int] | None:
+    """What `source` is padded with at the end and the beginning of each dimension, the last first; None if
+    that is not known, or lies otherwise in memory than the whole.
+    """
+    whole, part = tensor_value(base), tensor_value(source)
+    if whole is None or part is None or step != 1 or whole.dtype != part.dtype:
+        return None
+    # what may be an image keeps the order of its dimensions in memory
+    if not is_contiguous(whole) or (whole.dim() in (4, 5) and not is_contiguous(part)):
+        return None
+    dim, size, length = dim % whole.dim(), whole.shape[dim], part.shape[dim]
+    if not all(n is None or isinstance(n, int) for n in (start, end, size, length)):
+        return None
+    first, stop, _ = slice(start, end).indices(size)
+    if stop - first != length:
+        return None
+    return [0, 0] * (whole.dim() - 1 - dim) + [first, size - stop]
 
 
 def _is_sum_of_scattered(node: Node) -> bool:

@@ -1,0 +1,62 @@
+"""Operators on complex tensors, of which no kernel computes the pieces, stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import polyfuse
+from polyfuse.frontend.decompositions.decompose import decomposition_table
+
+aten = torch.ops.aten
+
+
+def test_pieces_are_for_real_tensors() -> None:
+    table = decomposition_table("fast")
+    x = torch.randn(4, 6)
+    z = torch.complex(x, x)
+    assert table[aten.sgn.default](z) is NotImplemented
+    assert torch.equal(table[aten.slice_backward.default](x, [4, 9], 1, 0, 6, 1)[:, :6], x)
+    assert table[aten.slice_backward.default](z, [4, 9], 1, 0, 6, 1) is NotImplemented
+    assert table[aten.lerp.Tensor](z, z, x) is NotImplemented  # one complex tensor among others
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("function", "calls"),
+    [
+        (lambda x: torch.fft.rfft(x).abs(), ("sgn", "constant_pad_nd")),
+        (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2), ("slice_scatter", "constant_pad_nd")),
+        (
+            lambda x: torch.stft(x, 8, return_complex=True, window=torch.ones(8)).abs(),
+            ("sgn", "constant_pad_nd"),
+        ),
+        (lambda x: torch.view_as_complex(x.view(x.shape[0], -1, 2))[:, 1:5].abs(), ("slice_backward",)),
+    ],
+)
+def test_gradients_of_transforms(
+    function: Callable[[torch.Tensor], torch.Tensor], calls: tuple[str, ...], dynamic: bool
+) -> None:
+    x = torch.randn(3, 32, requires_grad=True)
+    (expected,) = torch.autograd.grad(function(x).square().sum(), x)
+    compiled = torch.compile(function, backend="polyfuse", dynamic=dynamic)
+    _, code = polyfuse.run_and_get_code(lambda: compiled(x).square().sum().backward())
+    torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-4)
+    if not dynamic:
+        backward = next(str(graph) for graph in code if "(backward)" in str(graph))
+        assert all(f"aten_{name}" in backward for name in calls)
+        assert "aten_where" not in backward and "aten_copy_" not in backward
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, float("inf"), float("nan")])
+def test_edges_of_a_magnitude_have_eager_modes_gradients(value: float) -> None:
+    x = torch.tensor([[value, 1.0], [0.0, -2.0]], requires_grad=True)
+
+    def magnitude(x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_complex(x).abs()
+
+    (expected,) = torch.autograd.grad(magnitude(x).sum(), x)
+    (actual,) = torch.autograd.grad(torch.compile(magnitude, backend="polyfuse")(x).sum(), x)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
