@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from polyfuse.compiler.reports.report import last_reports
-from polyfuse.runtime.graphs.replay import GraphStatus
+from polyfuse.runtime.graphs.status import GraphStatus
 
 
 def compiled(fn: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Callable[..., Any]:

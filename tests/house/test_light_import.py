@@ -44,6 +44,12 @@ def test_discovery_imports_manifests_only():
     assert {name for name in plugin_packages(modules) if name.split(".")[-1] not in allowed} == set()
 
 
+def test_what_runs_a_stored_program_imports_nothing_that_makes_one():
+    modules = modules_after("import polyfuse.runtime.module, polyfuse.runtime.sized, polyfuse_cpp.backend")
+    assert "polyfuse.runtime.graphs.status" in modules
+    assert not modules & {"polyfuse.runtime.graphs.replay", "polyfuse.plugin.host", "polyfuse.schedule"}
+
+
 def test_the_command_line():
     assert not modules_after("import polyfuse.cli; polyfuse.cli.main([])") & set(HEAVY)
 

@@ -237,6 +237,24 @@ def test_moments_of_infinities(dtype: torch.dtype, backend: str) -> None:
                     assert torch.equal(found.isnan(), expected.isnan()), special
 
 
+@pytest.mark.parametrize("shape", [(4, 1), (4, 0), (1, 1), (0, 3)])
+def test_means_of_rows_without_a_variance(shape: tuple[int, ...]) -> None:
+    """One number has a mean, though no variance."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        pairs = [
+            torch.var_mean(x, -1),
+            torch.std_mean(x, 0),
+            torch.var_mean(x),
+            torch.var_mean(x, -1, correction=0),
+        ]
+        return [t for pair in pairs for t in pair]
+
+    x = torch.randn(shape)
+    for found, expected in zip(checks.compile_function(function)(x), function(x), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("shape", [(2, 8, 9000), (70000, 8), (2, 8, 200, 200)])
 def test_running_mean_of_long_columns_with_an_infinity(shape: tuple[int, ...], backend: str) -> None:

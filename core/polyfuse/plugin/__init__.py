@@ -24,7 +24,6 @@ from polyfuse.plugin.deprecation import replacements
 from polyfuse.plugin.fusion import FusionPair, FusionRule
 from polyfuse.plugin.hooks.registry import register, unregister
 from polyfuse.plugin.hooks.specs import hookimpl
-from polyfuse.plugin.host import HostCall, HostProgram
 from polyfuse.plugin.lowering import Lowering, LoweringContext, TensorValue
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 from polyfuse.plugin.rewriting import Rewrite, RewriteContext
@@ -33,7 +32,7 @@ from polyfuse.plugin.session.extensions import Extensions, Offered
 from polyfuse.plugin.session.fusion_rules import FusionRules
 from polyfuse.plugin.session.manager import PluginManager
 from polyfuse.plugin.session.states import PluginState, State
-from polyfuse.plugin.source import Launchable, Source
+from polyfuse.plugin.source import HostCall, Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
 from polyfuse.plugin.timing import DeviceTimer, HostTimer, Timer
 
@@ -88,6 +87,7 @@ if TYPE_CHECKING:
     from polyfuse.ir.text.parse import parse_kernel
     from polyfuse.ir.text.print import text
     from polyfuse.ir.types import DType
+    from polyfuse.plugin.host import HostProgram
     from polyfuse.plugin.host_library import HostLibrary
     from polyfuse.runtime.devices.device import Device, DeviceProperties, Event, Limits, MemoryStatistics
     from polyfuse.runtime.devices.graphs import DeviceGraph, GraphRecorder
@@ -239,6 +239,7 @@ _FROM = {
     "polyfuse.ir.text.parse": "parse_kernel",
     "polyfuse.ir.text.print": "text",
     "polyfuse.ir.types": "DType",
+    "polyfuse.plugin.host": "HostProgram",
     "polyfuse.plugin.host_library": "HostLibrary",
     "polyfuse.runtime.devices.device": "Device DeviceProperties Event Limits MemoryStatistics",
     "polyfuse.runtime.devices.graphs": "DeviceGraph GraphRecorder",

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.ir.kernel import Kernel
     from polyfuse.ir.nodes import Node, Reduction
-    from polyfuse.plugin.host import HostCall, HostProgram
+    from polyfuse.plugin.host import HostProgram
     from polyfuse.plugin.host_library import HostLibrary
-    from polyfuse.plugin.source import Launchable, Source
+    from polyfuse.plugin.source import HostCall, Launchable, Source
 
 __all__ = ["Backend"]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyfuse.plugin.source import HostCall
     from polyfuse.symbolic import IndexLike
 
 __all__ = [
@@ -20,7 +21,6 @@ __all__ = [
     "Constant",
     "Discard",
     "Drop",
-    "HostCall",
     "HostInput",
     "HostProgram",
     "HostStep",
@@ -34,18 +34,6 @@ __all__ = [
     "Run",
     "MakeRequest",
 ]
-
-
-@dataclass(frozen=True)
-class HostCall:
-    """How a native host program calls a kernel directly: a C symbol in a library of the built folder.
-
-    `arguments` are kinds in the order of the kernel's arguments, scratch last: `ptr`, `i64`, `f64` or `f32`.
-    """
-
-    library: str
-    symbol: str
-    arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True)

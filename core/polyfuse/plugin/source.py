@@ -1,4 +1,5 @@
-"""What passes through a code generator: the text of a kernel, and the kernel once it is loaded."""
+"""What passes through a code generator: the text of a kernel, the kernel once it is loaded, and how a native
+host program calls it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from polyfuse.base.digest import digest
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Alias
 
-__all__ = ["Launchable", "Source"]
+__all__ = ["HostCall", "Launchable", "Source"]
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,15 @@ class Launchable(Protocol):
     """A loaded kernel: called with the kernel's arguments, buffers first, in its order. Returns nothing."""
 
     def __call__(self, *args: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """How a native host program calls a kernel directly: a C symbol in a library of the built folder.
+
+    `arguments` are kinds in the order of the kernel's arguments, scratch last: `ptr`, `i64`, `f64` or `f32`.
+    """
+
+    library: str
+    symbol: str
+    arguments: tuple[str, ...]

@@ -21,7 +21,6 @@ from polyfuse.plugin.host import (
     Constant,
     Discard,
     Drop,
-    HostCall,
     HostInput,
     HostProgram,
     HostStep,
@@ -33,6 +32,7 @@ from polyfuse.plugin.host import (
     Reserve,
     Run,
 )
+from polyfuse.plugin.source import HostCall
 from polyfuse.program.native_memory import STACK_BYTES, PlainMemory, plan_plain_memory, quiet_runs
 from polyfuse.program.python_text import OBJECT_CALL, is_plain_layout, origin_text
 from polyfuse.program.steps import (

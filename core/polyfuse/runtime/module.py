@@ -16,7 +16,7 @@ import torch
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory, with_views
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
-from polyfuse.runtime.graphs.replay import GraphFacts, GraphStatus, recorded_program
+from polyfuse.runtime.graphs.status import GraphStatus
 from polyfuse.runtime.marked import Marking
 from polyfuse.runtime.native import on_device
 from polyfuse.runtime.provisional import Provisional
@@ -24,6 +24,7 @@ from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake
 
 if TYPE_CHECKING:
+    from polyfuse.runtime.graphs.replay import GraphFacts
     from polyfuse.runtime.native_program import HostStatus, NativeCall
     from polyfuse.runtime.ranks.collectives import CollectiveRow
     from polyfuse.runtime.sized import SizedPrograms
@@ -216,6 +217,8 @@ class CompiledModule:
         facts = self.namespace.get("GRAPH")
         if facts is None or self.graph_status is None:
             return program
+        from polyfuse.runtime.graphs.replay import GraphFacts, recorded_program
+
         inputs = self.namespace["INPUTS"]
         sizes = [i for i, row in enumerate(inputs) if row[1] == "symint"]
         objects = [self.namespace[variable] for variable in self.namespace["OBJECTS"]]
@@ -234,6 +237,8 @@ class CompiledModule:
         return recorded_program(program, known, sizes, generators, self.name, self.graph_status, fallback)
 
     def _record_partitions(self, generators: Sequence[torch.Generator]) -> None:
+        from polyfuse.runtime.graphs.replay import GraphFacts
+
         for name, own, tensors in self.namespace.get("PARTITIONS", ()):
             self._record_partition(name, GraphFacts(**own), tensors, generators)
 
@@ -241,6 +246,8 @@ class CompiledModule:
         self, name: str, facts: GraphFacts, tensors: int, generators: Sequence[torch.Generator]
     ) -> None:
         """Put what records a function of the program in its place. Inputs behind `tensors` are numbers."""
+        from polyfuse.runtime.graphs.replay import recorded_program
+
         assert self.graph_status is not None
         status = GraphStatus()
         self.graph_status.partitions.append(status)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from polyfuse.runtime.graphs.replay import GraphStatus
+from polyfuse.runtime.graphs.status import GraphStatus
 
 __all__ = ["SizeStatus", "SizedPrograms"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from polyfuse.base.digest import digest
 from polyfuse.ir.types import e4m3_saturates
-from polyfuse.plugin import Backend, Claim, Config, HostCall, HostProgram, Launchable, No, Source, TargetInfo
+from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, TargetInfo
 from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
 from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.ir.kernel import Kernel
     from polyfuse.ir.nodes import Node, Reduction
+    from polyfuse.plugin.host import HostProgram
     from polyfuse.plugin.host_library import HostLibrary
 
 __all__ = ["CppBackend"]

@@ -18,7 +18,8 @@ from polyfuse.ir.text.parse import parse_graph
 from polyfuse.ir.text.print import text
 from polyfuse.lowering.calls.fallback import Rebuilt
 from polyfuse.program.device_graphs import UNSAFE, UNSAFE_IF_DETERMINISTIC, _fault
-from polyfuse.runtime.graphs.replay import GraphFacts, GraphStatus, recorded_program
+from polyfuse.runtime.graphs.replay import GraphFacts, recorded_program
+from polyfuse.runtime.graphs.status import GraphStatus
 from polyfuse.runtime.module import CompiledModule
 
 

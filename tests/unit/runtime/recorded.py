@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
-from polyfuse.runtime.graphs.replay import GraphStatus
+from polyfuse.runtime.graphs.status import GraphStatus
 
 OPTIONS: dict[str, Any] = {"device_graphs": True, "backends": ["interpreter"], "strict": True}
 

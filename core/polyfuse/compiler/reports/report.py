@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from polyfuse.compiler.reports.watch import note_report
 
 if TYPE_CHECKING:
-    from polyfuse.runtime.graphs.replay import GraphStatus
+    from polyfuse.runtime.graphs.status import GraphStatus
     from polyfuse.runtime.native_program import HostStatus
     from polyfuse.runtime.sized import SizeStatus
     from polyfuse.schedule import Decision

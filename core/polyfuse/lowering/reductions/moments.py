@@ -48,9 +48,8 @@ def var_mean(
     """The variance, its root, or the variance and the mean."""
     name, fakes = ops.base_name(node.target), node.meta["val"]
     results = [ctx.template(fake) for fake in (fakes if name == "var_mean" else (fakes,))]
-    spread, centre = moments(ctx, value, reduced_dims(dims, value.rank), results[0], correction)
-    if _is_running_mean(node):
-        centre = where(make("isnan", spread), spread, centre)
+    moved = _is_running_mean(node)
+    spread, centre = moments(ctx, value, reduced_dims(dims, value.rank), results[0], correction, moved)
     variance = ctx.lazy(results[0], make("sqrt", spread) if name == "std" else spread)
     return (variance, ctx.lazy(results[1], centre)) if name == "var_mean" else variance
 
@@ -63,9 +62,17 @@ def _is_running_mean(node: Any) -> bool:
 
 
 def moments(
-    ctx: LoweringContext, value: TensorValue, dims: tuple[int, ...], like: TensorValue, correction: Any
+    ctx: LoweringContext,
+    value: TensorValue,
+    dims: tuple[int, ...],
+    like: TensorValue,
+    correction: Any,
+    moved: bool = False,
 ) -> tuple[Expr, Expr]:
-    """Variance and mean over `dims`, as elements of a result of the shape of `like`."""
+    """Variance and mean over `dims`, as elements of a result of the shape of `like`.
+
+    The mean is NaN where it is infinite if it is `moved` from number to number.
+    """
     if value.dtype is None or not value.dtype.is_float or like.dtype is None:
         raise UnsupportedError(f"no kernel computes moments of {value.torch_dtype}")
     kind = value.dtype.compute
@@ -74,6 +81,8 @@ def moments(
     if count == 0:
         return const(math.nan, kind), const(math.nan, kind)
     deviation, centre = _deviation(ctx, value, dims, like, kind)
+    if moved:
+        centre = where(make("isnan", deviation), deviation, centre)
     return make("div", deviation, _degrees(count, correction, kind)), centre
 
 

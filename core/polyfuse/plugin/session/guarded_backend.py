@@ -20,8 +20,7 @@ from polyfuse.base.text import brief
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.claims import No, Yes
 from polyfuse.plugin.hooks.faults import as_error, is_fault
-from polyfuse.plugin.host import HostCall
-from polyfuse.plugin.source import Source
+from polyfuse.plugin.source import HostCall, Source
 from polyfuse.plugin.target_info import TargetInfo
 
 __all__ = ["METHODS", "Report", "guard"]

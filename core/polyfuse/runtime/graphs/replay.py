@@ -24,12 +24,13 @@ from polyfuse.base.log import get_logger, warn_once
 from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory, Recorded, Slot, graph_memory
 from polyfuse.runtime.graphs.recording import Recording, make_recording
+from polyfuse.runtime.graphs.status import GraphStatus
 from polyfuse.runtime.provisional import is_out_of_memory
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
 
-__all__ = ["GraphFacts", "GraphStatus", "recorded_program"]
+__all__ = ["GraphFacts", "recorded_program"]
 
 INSTANCES = 4
 """Most recordings for the same sizes: for inputs in other places, or results still needed."""
@@ -47,39 +48,6 @@ _MOMENTS, _MOMENT = 10, 5e-5
 """How often it is looked again whether something is still held, and after how many seconds each time."""
 
 _log = get_logger("runtime")
-
-
-@dataclass
-class GraphStatus:
-    """What became of recording one program.
-
-    Attributes:
-        refused: why it is not recorded at all; empty if it is.
-        recordings: how many were made.
-        replays: calls that were replays.
-        plain: calls that ran as they are.
-        reason: why the last of those was not a replay, once something was recorded.
-        again: why the last recording but the first for its sizes was made.
-        partitions: what became of them, where it is recorded in partitions.
-    """
-
-    refused: str = ""
-    recordings: int = 0
-    replays: int = 0
-    plain: int = 0
-    reason: str = ""
-    again: str = ""
-    partitions: list[GraphStatus] = field(default_factory=list)
-
-    def text(self) -> str:
-        """One line for people."""
-        if self.refused:
-            parts = "".join(f"; partition {i} is {part.text()}" for i, part in enumerate(self.partitions))
-            return f"not recorded{' as a whole' if parts else ''}: {self.refused}{parts}"
-        counts = f"recorded {self.recordings} times, {self.replays} calls replayed, {self.plain} not"
-        if self.reason:
-            counts += f"; the last of these: {self.reason}"
-        return f"{counts}; recorded anew: {self.again}" if self.again else counts
 
 
 def recorded_program(

@@ -27,6 +27,9 @@ __all__ = ["Frame", "Value"]
 _NARROW_OPS = frozenset(("add", "sub", "mul", "neg", "minimum", "maximum", "where"))
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_BYTES = frozenset((DType.bool, DType.i8, DType.u8))
+_SIXTEEN_BITS = frozenset((DType.bf16, DType.f16))
+"""They hold each number of `_BYTES` exactly: bf16 has integers up to 256."""
 
 
 @dataclass
@@ -165,7 +168,8 @@ class Frame(MemoryScope):
             texts = [self.text(stmt.arg, vector, c, narrow=True) for c in copies]
             if source.dtype is not DType.f32:
                 texts = [f"cast<f32>({t})" for t in texts]
-            self._bind(stmt, vector, texts, rounded=False, declare=source.dtype is not DType.f32)
+            exact = source.dtype in _BYTES and stmt.dtype in _SIXTEEN_BITS
+            self._bind(stmt, vector, texts, rounded=exact, declare=source.dtype is not DType.f32)
             return
         if source.dtype.is_storage and stmt.dtype is DType.f32:
             texts = [self.text(stmt.arg, vector, c) for c in copies]

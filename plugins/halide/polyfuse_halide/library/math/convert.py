@@ -53,13 +53,21 @@ def constant(value: float, dtype: str) -> Value:
     return constant_of(_TYPES[dtype], value)
 
 
+_NO_NUMBER = 0x7F800000
+"""The exponent of infinities and NaN in f32. Those of f16 are converted by their bits: Halide lets LLVM
+convert between f16 and f32 as if there were none, strict or not, which drops questions and choices around."""
+
+
 def widened(a: Value, source: str) -> Value:
     """The f32 number that 16 or 8 bits stand for."""
     if source in _EIGHT:
         return _eight_widened(a, source)
     if source == "bf16":
         return hl.reinterpret(hl.Float(32), hl.cast(hl.UInt(32), a) << hl.cast(hl.UInt(32), 16))
-    return hl.cast(hl.Float(32), hl.reinterpret(hl.Float(16), a))
+    found = _bits_of(hl.cast(hl.Float(32), hl.reinterpret(hl.Float(16), a)))
+    code = hl.cast(hl.UInt(32), a)
+    special = ((code & _u32(0x8000)) << _u32(16)) | _u32(_NO_NUMBER) | ((code & _u32(0x3FF)) << _u32(13))
+    return _as_f32(hl.select((code & _u32(0x7C00)) == _u32(0x7C00), special, found))
 
 
 def _u32(number: int) -> Value:
@@ -116,7 +124,11 @@ def _narrowed(a: Value, target: str) -> Value:
     if target in _EIGHT:
         return _eight_narrowed(a, target)
     if target == "f16":
-        return hl.reinterpret(hl.UInt(16), hl.cast(hl.Float(16), a))
+        bits, u16 = _bits_of(a), hl.UInt(16)
+        quiet = hl.select((bits & _u32(0x7FFFFF)) == _u32(0), _u32(0x7C00), _u32(0x7E00))
+        special = hl.cast(u16, ((bits >> _u32(16)) & _u32(0x8000)) | quiet)
+        found = hl.reinterpret(u16, hl.cast(hl.Float(16), a))
+        return hl.select((bits & _u32(_NO_NUMBER)) == _u32(_NO_NUMBER), special, found)
     u32 = hl.UInt(32)
     bits = hl.reinterpret(u32, a)
     sixteen, one = hl.cast(u32, 16), hl.cast(u32, 1)
