@@ -107,7 +107,7 @@ def run_on_host(kernel: Kernel, operands: Sequence[torch.Tensor | int], tiling: 
     command = [compiler, "-std=gnu++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
     headers = standard_headers(command, "math.h", "string.h", "vector")
     output = ["-o", str(folder / "epilogue.so")]
-    subprocess.run([*command, *headers, str(source), *output], check=True, timeout=120)
+    subprocess.run([*command, *headers, str(source), *output], check=True, timeout=600)
     values = dict(zip((arg.name for arg in kernel.args), operands, strict=True))
     sizes = {name: value for name, value in values.items() if isinstance(value, int)}
     counts = [evaluate(extent(a), sizes) for a in problem.batch]

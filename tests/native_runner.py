@@ -61,7 +61,7 @@ def build(source: Path, output: Path, headers: Path = HEADERS) -> Path:
         "-o",
         str(output),
     ]
-    done = subprocess.run([*command, "-ldl", "-lpthread"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "-ldl", "-lpthread"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return output
 

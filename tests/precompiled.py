@@ -24,6 +24,6 @@ def _parsed(command: tuple[str, ...], names: tuple[str, ...]) -> Path:
     header = Path(folder.name, "standard.h")
     header.write_text("".join(f"#include <{name}>\n" for name in names))
     subprocess.run(
-        [*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"], check=True, timeout=120
+        [*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"], check=True, timeout=600
     )
     return header

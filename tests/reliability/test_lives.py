@@ -91,8 +91,8 @@ def test_a_forked_process_calls_it(rows):
 
     process = context.Process(target=child)
     process.start()
-    answer = answers.get(timeout=300)
-    process.join(timeout=60)
+    answer = answers.get(timeout=600)
+    process.join(timeout=600)
     assert not isinstance(answer, str), answer
     torch.testing.assert_close(torch.tensor(answer), expected, rtol=1e-4, atol=1e-5)
 

@@ -44,6 +44,6 @@ def test_blocks_are_found_again(tmp_path: Path) -> None:
     headers = Path(polyfuse_cpp.__file__).parent / "host"
     toolchain = find_toolchain()
     command = [toolchain.path, *toolchain.arguments, "-std=gnu++17", "-Wall", f"-I{headers}", str(source)]
-    subprocess.run([*command, "-o", str(program)], check=True, timeout=60)
-    found = subprocess.run([str(program)], check=True, timeout=60, capture_output=True, text=True)
+    subprocess.run([*command, "-o", str(program)], check=True, timeout=600)
+    found = subprocess.run([str(program)], check=True, timeout=600, capture_output=True, text=True)
     assert found.stdout == "0011200"

@@ -442,9 +442,9 @@ def test_the_example(folder):
     with torch.no_grad():
         wanted = example["model"]()(x)[:, 0, :3]
     for place in (path, folder / "example"):
-        done = subprocess.run([str(program), str(place), "3"], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([str(program), str(place), "3"], capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         rows = [line.split()[2:] for line in done.stdout.splitlines() if line.startswith("sequence")]
         torch.testing.assert_close(torch.tensor([[float(n) for n in row] for row in rows]), wanted)
-    refused = subprocess.run([str(program), str(path), "65"], capture_output=True, text=True, timeout=120)
+    refused = subprocess.run([str(program), str(path), "65"], capture_output=True, text=True, timeout=600)
     assert refused.returncode == 1 and "must be in 2..64" in refused.stderr

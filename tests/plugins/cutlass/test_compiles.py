@@ -84,7 +84,7 @@ def test_neighbours_are_stored_at_once(tmp_path, batch):
     source = emit(kernel, Tiling(1, 256).config, Target())
     (tmp_path / "kernel.cu").write_text(source.rendered(), encoding="utf-8")
     command = [find_compiler("nvcc").path, "-ptx", "-arch=compute_90a", "-std=c++17", "kernel.cu"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=240)
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=600)
     stores = re.findall(r"st\.global\S*", (tmp_path / "kernel.ptx").read_text(encoding="utf-8"))
     assert stores and all(".v4." in store for store in stores)
 

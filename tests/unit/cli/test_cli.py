@@ -185,7 +185,7 @@ def test_unknown_command():
 
 def test_as_a_module():
     done = subprocess.run(
-        [sys.executable, "-m", "polyfuse", "--version"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "polyfuse", "--version"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0 and done.stdout.strip() == version()
 

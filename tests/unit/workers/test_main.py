@@ -16,6 +16,6 @@ def test_a_worker_imports_no_torch_and_ends_with_its_input():
         [sys.executable, "-c", script],
         stdin=subprocess.DEVNULL,
         check=True,
-        timeout=60,
+        timeout=600,
         env=child_environment(),
     )
