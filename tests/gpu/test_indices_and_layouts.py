@@ -109,3 +109,22 @@ def test_training_of_convolutions(dtype: torch.dtype, window: int) -> None:
     for truth, theirs, ours in zip(exact, eager, mine, strict=True):
         scale = truth.norm().clamp_min(smallest)
         assert (ours - truth).norm() / scale <= 2 * (theirs - truth).norm() / scale + 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(2048, 2, 768), (262144, 32, 12), (20000, 200, 40)], ids=str)
+def test_additions_to_few_rows(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Nearly all to one row, as positions far apart have one bucket."""
+    count, rows, width = shape
+    index = torch.randint(0, 20 * rows, (count,), device="cuda").clamp(max=rows - 1)
+    given = torch.randn(count, width, device="cuda").to(dtype)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.embedding_dense_backward(x * 2, index, rows, -1, False)
+
+    run = torch.compile(gradient, backend="polyfuse")
+    found, wanted = run(given), gradient(given.double())
+    assert float((found.double() - wanted).norm() / wanted.norm()) < (
+        4e-3 if dtype is torch.bfloat16 else 1e-6
+    )
+    assert torch.equal(found, run(given))

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.gpu
+SECONDS = 240
+"""A test that autotunes builds in workers, beside the tests of other processes."""
 
 Function = Callable[..., torch.Tensor]
 

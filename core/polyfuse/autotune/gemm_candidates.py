@@ -198,7 +198,7 @@ def narrow_gemm(
         form = gemm_loops(call, graph.buffers)
     except Unavailable:
         return None
-    narrow = reading_less(graph, call, form)
+    narrow = reading_less(graph, call, form, backend.narrow_weight_sums)
     if narrow is not None and narrow.rows <= backend.narrow_weight_rows:
         item = GeneratedGemm(f"{backend.name}{PROLOGUE}", backend, narrow.loops, narrow.removed)
     else:

@@ -55,6 +55,9 @@ class Backend(ABC):
     # no more time than it takes to read that weight. Such matmuls are generated without timing.
     narrow_weight_rows: ClassVar[int] = 0
 
+    # Up to how many rows such a matmul is a sum of products for each element of its result, without tiles.
+    narrow_weight_sums: ClassVar[int] = 1
+
     # Whether its sums of products read a matrix at the memory's rate, so that a row times a matrix is
     # generated without timing, and fused with what surrounds it.
     streams_matvec: ClassVar[bool] = False

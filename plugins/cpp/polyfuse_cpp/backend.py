@@ -45,7 +45,7 @@ class CppBackend(Backend):
     """Kernels for the CPU in C++."""
 
     autotunes_gemm = True
-    narrow_weight_rows = 1
+    narrow_weight_rows = narrow_weight_sums = 4
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

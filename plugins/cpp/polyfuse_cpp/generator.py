@@ -12,7 +12,7 @@ from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, SCANS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, Config, No, Yes
-from polyfuse.symbolic import axis_size, evaluate
+from polyfuse.symbolic import axis_name, axis_size, coefficient, evaluate
 from polyfuse_cpp.cuts.residues import planned
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.isa import Isa
@@ -23,7 +23,7 @@ from polyfuse_cpp.loops.kernel import kernel_text
 from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.reductions import KINDS
-from polyfuse_cpp.matmul.plans import configs_of, matmul_plans, nearby_plans, plan_of, plan_seconds
+from polyfuse_cpp.matmul.plans import configs_of, is_part, matmul_plans, nearby_plans, plan_of, plan_seconds
 from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.prelude import store_modes
@@ -78,8 +78,14 @@ _FEW_PIXELS, _UNPACKED_PIXELS, _LARGE_WEIGHT = 32, 64, 1 << 20
 """Pixels up to which a weight is better packed at each call than compared with what it was: any weight, and
 one of so many elements, which the comparison reads from memory.
 """
-_SPACE_AND_TIME = 3
-"""Axes of a window over space and time."""
+_MOSTLY = 0.94
+"""Part of the taps of a dilated window in the image, from which on a kernel is as fast as a library."""
+_FEW_TAPS = 9
+"""Taps of a window over an image of one channel, whose tiles take longer to pack than to multiply."""
+_FEW_PRODUCTS = 3 << 20
+"""Products up to which groups that fill a part of a vector are faster than a call of the library."""
+_PLANE, _SPACE_AND_TIME = 2, 3
+"""Axes of a window over an image, and over space and time."""
 
 
 def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
@@ -88,10 +94,40 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
         return False
     pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
+    depth = prod(axis_size(a) for a in matmul.raxes)
+    if grouped and is_part(matmul, isa):
+        products = prod(axis_size(a) for a in matmul.axes[1:3]) * depth * pixels
+        return pixels > 1 and isinstance(products, int) and products <= _FEW_PRODUCTS
     if not grouped and all(axis_size(a) == 1 for a in taps):
         # one number is no matrix
         return pixels > 1 or (pixels == 1 and axis_size(matmul.axes[1]) != 1)
-    return pixels >= (_SEVERAL if grouped or len(taps) == _SPACE_AND_TIME else _FEWEST_PIXELS)
+    if _inside(matmul, hints) < _MOSTLY:
+        return False
+    one_channel = axis_size(matmul.raxes[0]) == 1
+    few_taps = one_channel and isinstance(depth, int) and depth <= _FEW_TAPS
+    alone = grouped or len(taps) == _SPACE_AND_TIME
+    return not few_taps and pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
+
+
+def _inside(matmul: Reduction, hints: Mapping[str, int]) -> float:
+    """Which part of the taps of a dilated window lie in the image, if as much is added on either side of it;
+    1.0 for a window that is not dilated or a line. A library leaves out the others, tiles of pixels do not.
+    """
+    image, taps = matmul.values[0], matmul.raxes[1:]
+    bordered = image.op == "load" and bool(image.args)
+    if not bordered or len(taps) != _PLANE or any(axis_size(a) == 1 for a in taps):
+        return 1.0
+    part, dilated = 1.0, False
+    for row, tap in zip(matmul.axes[len(matmul.axes) - len(taps) :], taps, strict=True):
+        pitch, step = (coefficient(image.index, axis_name(a)) for a in (row, tap))
+        count = axis_size(tap)
+        if not (isinstance(pitch, int) and isinstance(step, int) and isinstance(count, int)) or pitch < 1:
+            return 1.0
+        extent, reach = evaluate(axis_size(row), hints), step / pitch
+        dilated |= reach > 1
+        there = (max(0.0, extent - abs(k - (count - 1) / 2) * reach) for k in range(count))
+        part *= sum(there) / (extent * count)
+    return part if dilated else 1.0
 
 
 def prepacks(matmul: Reduction, hints: Mapping[str, int]) -> bool:

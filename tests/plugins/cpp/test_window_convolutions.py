@@ -43,7 +43,7 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(17, 32, 3, padding=1), (2, 17, 9, 11), True),
         (nn.Conv2d(5, 16, 3, stride=2, padding=1, bias=False), (3, 5, 13, 12), False),
         (nn.Conv2d(3, 64, 7, stride=2, padding=3), (2, 3, 20, 21), False),
-        (nn.Conv2d(16, 48, 3, padding=2, dilation=2), (2, 16, 9, 18), True),
+        (nn.Conv2d(16, 48, 3, padding=2, dilation=2), (1, 16, 68, 71), True),
         (nn.Conv2d(8, 16, (1, 3), padding=(0, 1)), (2, 8, 7, 8), True),
         (nn.Conv2d(160, 16, 3, padding=1), (2, 160, 8, 9), True),
         (nn.Conv2d(6, 5 * LANES, 2), (2, 6, 9, 9), True),
@@ -54,11 +54,17 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(20, 6 * LANES, 3, stride=2, padding=1, groups=2, bias=False), (3, 20, 13, 12), True),
         (nn.Conv2d(15, 15 * LANES, (3, 2), padding=(1, 2), groups=3), (2, 15, 9, 7), True),
         (nn.Conv2d(32, 64, 3, dilation=2, groups=2), (2, 32, 12, 12), True),
+        (nn.Conv2d(24, 24, 3, padding=1, groups=3), (2, 24, 9, 7), True),
+        (nn.Conv2d(28, 24, 3, stride=2, padding=1, groups=2, bias=False), (3, 28, 13, 12), True),
+        (nn.Conv2d(9, 72, (3, 2), padding=(1, 2), groups=3), (2, 9, 9, 7), True),
+        (nn.Conv2d(40, 80, 3, dilation=2, groups=2), (2, 40, 12, 12), True),
+        (nn.Conv2d(15, 100, 3, padding=3, groups=5), (1, 15, 5, 6), True),
     ],
     ids=[
         *("17 channels", "stride", "stem", "dilation", "1x3", "cut depth", "no border"),
         *("lines", "passes of a line", "lines and strides"),
         *("groups", "groups and stride", "groups of five blocks", "groups and no border"),
+        *("groups of 8", "groups of 12", "groups of 24", "groups of 40", "groups of 20"),
     ],
 )
 def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -> None:
@@ -140,8 +146,10 @@ def test_what_follows_is_done_in_the_same_kernel() -> None:
         (nn.Conv2d(4, 16, 3), (1, 4, 3, 5), "not known to be faster here"),
         (nn.Conv2d(16, 16, 5, groups=4), (1, 16, 20, 20), "its 4 columns are no multiple of"),
         (nn.Conv2d(4, 16, 3).double(), (1, 4, 20, 20), "not known to be faster here"),
+        (nn.Conv2d(1, 16, 3, padding=1), (1, 1, 20, 20), "not known to be faster here"),
+        (nn.Conv2d(8, 32, 3, padding=9, dilation=9), (1, 8, 14, 14), "not known to be faster here"),
     ],
-    ids=["6 channels", "few pixels", "groups of 4", "f64"],
+    ids=["6 channels", "few pixels", "groups of 4", "f64", "one channel", "dilated over the border"],
 )
 def test_windows_that_are_the_librarys(layer: nn.Conv2d, size: tuple[int, ...], reason: str) -> None:
     x = torch.randn(size, dtype=layer.weight.dtype).to(memory_format=torch.channels_last)

@@ -69,6 +69,13 @@ def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
+@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("function", [converted, scaled, turned])
+def test_few_rows(run: Any, function: Callable[..., torch.Tensor], rows: int) -> None:
+    report = run(function, torch.randn(rows, 70), weights(), torch.rand(48) + 0.5)
+    assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
+
+
 def test_eight_bit_floats(run: Any) -> None:
     weight = torch.randn(48, 70).to(torch.float8_e4m3fn)
     report = run(converted, torch.randn(1, 70), weight, torch.rand(48) + 0.5)

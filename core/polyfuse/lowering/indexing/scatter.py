@@ -16,6 +16,7 @@ from polyfuse.lowering.calls.overwriting import free_storage
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.pointwise import truth
 from polyfuse.lowering.indexing.conditions import all_of
+from polyfuse.lowering.indexing.few_rows import sums_of_few_rows
 from polyfuse.lowering.indexing.gather import (
     AnyIndex,
     address,
@@ -197,6 +198,9 @@ def index_put(
     shape = _put_shape(base.size, indices, given)
     if values.dtype is not base.dtype or _never_broadcasts(values.size, shape):
         raise UnsupportedError("eager mode refuses values of another type or shape")
+    summed = sums_of_few_rows(ctx, node, base, indices, values, shape) if accumulate else None
+    if summed is not None:
+        return summed
     into = _target(ctx, node, base, mode)
     axes = axes_of(shape)
     positions = advanced_positions(ctx, base.size, indices, axes, device)

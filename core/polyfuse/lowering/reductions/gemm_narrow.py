@@ -21,7 +21,7 @@ class NarrowGemm:
     """A GEMM that reads an operand as it is stored.
 
     Attributes:
-        loops: with the conversion; those of one row are a sum of products, which needs no tiles.
+        loops: with the conversion; those of few rows are a sum of products, which needs no tiles.
         removed: names of the nodes whose work they do too.
         rows: products that each converted element is used for, at most.
     """
@@ -31,8 +31,10 @@ class NarrowGemm:
     rows: int
 
 
-def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops) -> NarrowGemm | None:
-    """`with_prologue`, where at most three quarters of the bytes are read then."""
+def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops, sums: int) -> NarrowGemm | None:
+    """`with_prologue`, where at most three quarters of the bytes are read then. `sums`: up to how many rows
+    it is a sum of products, which needs no tiles.
+    """
     more = with_prologue(graph, call, form)
     if more is None:
         return None
@@ -52,7 +54,7 @@ def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops) -> NarrowGem
     rows = most // min(elements[name] for name in gone)
     if 4 * narrow > 3 * wide:
         return None
-    return NarrowGemm(_as_sum(larger) if rows == 1 else larger, removed, rows)
+    return NarrowGemm(_as_sum(larger) if rows <= sums else larger, removed, rows)
 
 
 def matvec(graph: Graph, form: GemmLoops) -> GemmLoops | None:

@@ -20,7 +20,7 @@ from polyfuse_cpp.loops.entry import function
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.matmul.kernel import MatmulText
 from polyfuse_cpp.matmul.tables import column_tables
-from polyfuse_cpp.matmul.window import Window, group_of
+from polyfuse_cpp.matmul.window import Window, group_of, lanes_of
 from polyfuse_cpp.matmul.window_text import WindowText
 from polyfuse_cpp.memory.address import index_text
 
@@ -36,6 +36,7 @@ class GroupedText(MatmulText):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.wide = self.plan.vectors * lanes_of(self.matmul, self.lanes)
         self.group = group_of(self.matmul, self.isa.lanes)
         self.tables = column_tables(self.matmul, self.isa, self.group)
         self.shared_axes = tuple(name for name in self.matmul.batch if name != self.group)
@@ -62,7 +63,9 @@ class GroupedText(MatmulText):
         with function(self.matmul.kernel, f"{Source.SYMBOL}_run", self._shares(), out):
             self._extents()
             out.line(f"const i64 group_count = {self._size((self.group,))};")
-            out.line(f"const i64 table_length = across_count * {plan.vectors * self.lanes};")
+            # whole vectors of it are filled
+            table = f"(across_count * {self.wide} + {self.lanes - 1}) / {self.lanes} * {self.lanes}"
+            out.line(f"const i64 table_length = {table};")
             zeros = f"((group_count - 1) * {self.apart} + {self.length + self.lanes})"
             sums = plan.blocks * self._tile_size()
             tables = f"{len(self._table_names())} * group_count * table_length"
@@ -153,13 +156,14 @@ class GroupedText(MatmulText):
         out, plan = self.out, self.plan
         for name in self.shared_axes:
             out.line(f"const i64 {name} = 0;")
-        wide = plan.vectors * self.lanes
+        wide = self.wide
         size = self.length * self.taps * wide
         out.line(f"const {self.matmul.dtype}* const columns_at = {self.matmul.b.buffer} + block_a * {size};")
         out.line(f"const auto rows = rows_at + (tile - tile_a) * {self._tile_words};")
         self._fetch_touched(f"block_a * {wide}", plan.blocks * wide)
         begin = f"matmul_taps<{plan.rows}, {plan.vectors}"
-        kind, rest = f"{self.matmul.dtype}, {self.length}", f"(rows, {self.taps}, offsets"
+        kind = f"{self.matmul.dtype}, {lanes_of(self.matmul, self.lanes)}, {self.length}"
+        rest = f"(rows, {self.taps}, offsets"
         whole = f"{rest}, columns_at, {size}, sums);"
         if plan.blocks == 1:
             out.line(f"{begin}, 1, {kind}, true>{whole}")

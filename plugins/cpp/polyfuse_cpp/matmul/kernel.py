@@ -58,6 +58,7 @@ class MatmulText:
             self.features.add("pairs")
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
+        self.wide = self.plan.vectors * self.lanes  # columns of a block
         self.tables = column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
         fetches = self.plan.slices == 1 and self.plan.path in _FETCHING
         self.touched = touched_by(self.matmul) if fetches else ()
@@ -84,7 +85,7 @@ class MatmulText:
         out.line(f"const i64 column_count = {index_text(self.facts.sizes[right.axes[-1]])};")
         out.line(f"const i64 depth_count = {self._size(self.matmul.depth)};")
         out.line(f"const i64 tile_count = (row_count + {plan.rows - 1}) / {plan.rows};")
-        wide = plan.vectors * self.lanes
+        wide = self.wide
         out.line(f"const i64 across_count = (column_count + {wide - 1}) / {wide};")
         outer = self._size(self.block_axes)
         out.line(f"const i64 block_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
@@ -213,7 +214,7 @@ class MatmulText:
         out.line("const i64 pass_from = 0, pass_to = pass_count;")
 
     def _tile_size(self) -> int:
-        return self.plan.rows * self.plan.vectors * self.lanes
+        return self.plan.rows * self.wide
 
     def _sums(self) -> str:
         """Where the sums of the tile at hand are: they wait for the next pass if there is one."""
@@ -321,8 +322,8 @@ class MatmulText:
             advance(axes, sizes, out)
 
     def _row(self) -> None:
-        out, plan, lane = self.out, self.plan, self.matmul.b.axes[-1]
-        wide, name, size = plan.vectors * self.lanes, lane, self.facts.sizes[lane]
+        out, lane = self.out, self.matmul.b.axes[-1]
+        wide, name, size = self.wide, lane, self.facts.sizes[lane]
         out.line(f"const {self.matmul.dtype}* const sum_row = sum + row * {wide};")
         outside = self.a.frame(lane)
         invariant = outside.emit_invariants(self.matmul.epilogue, {lane})
@@ -333,19 +334,22 @@ class MatmulText:
                     self.a.frame(None), outside, invariant, ["load<Sca>(sum_row + {} - column_from)"]
                 )
             return
-        whole = is_multiple(size, wide)
+        vectors, rest = divmod(wide, self.lanes)
+        whole = is_multiple(size, wide) and not rest
         test = "" if whole else f"if (column_from + {wide} <= column_count)"
-        with out.block(test, "}" if whole else "} else {"):
-            out.line(f"const i64 {name} = column_from;")
-            parts = [f"load<Vec>(sum_row + {j * self.lanes})" for j in range(plan.vectors)]
-            self._columns(self.a.frame(lane, plan.vectors), outside, invariant, parts)
+        if not rest:
+            with out.block(test, "}" if whole else "} else {"):
+                out.line(f"const i64 {name} = column_from;")
+                parts = [f"load<Vec>(sum_row + {j * self.lanes})" for j in range(vectors)]
+                self._columns(self.a.frame(lane, vectors), outside, invariant, parts)
         if whole:
             return
         with out.block(f"  for (i64 {name} = column_from; {name} < column_count; {name} += {self.lanes})"):
             out.line(f"const i64 n = index_min({self.lanes}, column_count - {name});")
             parts = [f"load<Vec>(sum_row + {name} - column_from)"]
             self._columns(self.a.frame(lane, 1, "n"), outside, invariant, parts)
-        out.line("}")
+        if not rest:
+            out.line("}")
 
     def _columns(self, frame: Frame, outside: Frame, invariant: frozenset[int], sums: list[str]) -> None:
         """The statements for some columns, whose sums are `sums`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import prod
+from math import gcd, prod
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Reduction
@@ -16,12 +16,13 @@ from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_name, axis_size, free_axes
 from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.matmul.problem import Matmul
-from polyfuse_cpp.matmul.window import block_width, group_of, lines_of, window_of
+from polyfuse_cpp.matmul.window import block_width, group_of, lanes_of, lines_of, part_lanes, window_of
 
 __all__ = [
     "MatmulPlan",
     "OperandPath",
     "configs_of",
+    "is_part",
     "nearby_plans",
     "packed_width",
     "plan_of",
@@ -44,6 +45,12 @@ _FEW = 96
 
 _POINTERS = 6
 """Rows of a tile that each have an address in a register."""
+
+_SIDE_BY_SIDE = 4
+"""Blocks whose tiles are added up side by side."""
+
+_PART = 8
+"""Lanes of a part of a vector that holds all columns of a group."""
 
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
@@ -197,7 +204,21 @@ def packed_width(node: Reduction, isa: Isa) -> int:
     if isa.lanes == 1 or accumulates(kind) is not kind or not count:
         return 0
     widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]
-    return next((width for width in widths if count % width == 0), 2 * isa.lanes)
+    found = next((width for width in widths if count % width == 0), 0)
+    if not found and kind is DType.f32 and isinstance(count, int) and _has_grouped_window(node):
+        found = count if part_lanes(count, isa.lanes) else 0
+    return found or 2 * isa.lanes
+
+
+def is_part(node: Reduction, isa: Isa) -> bool:
+    """Whether the columns of a block are one part of a vector."""
+    return packed_width(node, isa) == _PART < isa.lanes
+
+
+def _has_grouped_window(node: Reduction) -> bool:
+    """Whether a matmul is a convolution of groups of channels under windows of several pixels."""
+    taps = node.raxes[1:]
+    return len(node.axes) > len(taps) + 2 and any(axis_size(a) != 1 for a in taps)
 
 
 def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
@@ -287,9 +308,13 @@ class _Machine:
         sums of several blocks side by side. All of the depth is added up at once.
         """
         sums = 24 if self.registers == 32 else 12
-        vectors = block_width(self.matmul) // self.isa.lanes
+        part = lanes_of(self.matmul, self.isa.lanes)
+        vectors = block_width(self.matmul) // part
         rows = max(1, min(_POINTERS, sums // (vectors * self.each)))
-        blocks = max(1, sums // (rows * vectors * self.each))
+        # the sums of a tile are looked at in whole vectors
+        step = self.isa.lanes // gcd(self.isa.lanes, vectors * part)
+        rows = max(step, rows // step * step)
+        blocks = min(max(1, sums // (rows * vectors * self.each)), _SIDE_BY_SIDE)
         depth = self.matmul.extent(self.matmul.depth)
         return MatmulPlan(OperandPath.PREPACKED, rows, vectors, 0, depth, blocks)
 

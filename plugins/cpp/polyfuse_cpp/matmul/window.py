@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.statements import Compute, Constant, IndexValue, Load, Statement
+from polyfuse.ir.types import DType
 from polyfuse.kit import backward_slice, stride
 from polyfuse.symbolic import IndexLike, product
 from polyfuse_cpp.matmul.problem import Matmul
@@ -17,7 +18,9 @@ __all__ = [
     "Window",
     "block_width",
     "group_of",
+    "lanes_of",
     "lines_of",
+    "part_lanes",
     "slide_of",
     "strip_of",
     "window_of",
@@ -26,6 +29,8 @@ __all__ = [
 _TESTS = ("ge", "lt", "le", "gt", "bitwise_and")
 _PAGE, _MOST_ROWS = 4096, 6
 """Bytes after which addresses share a set of the L1 cache, and rows that find room there."""
+_FEWEST_COLUMNS, _PARTS = 8, 5
+"""Columns of a group, and parts of vectors that hold them: with more, registers hold sums of too few rows."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +134,13 @@ def window_of(matmul: Matmul) -> Window | None:
 
 def group_of(matmul: Matmul, lanes: int) -> str:
     """The axis that counts groups of channels, each of them convolved with weights of its own that lie in
-    blocks of whole vectors; empty where there is none.
+    blocks of whole vectors, or of parts of one; empty where there is none.
     """
     sizes, window = matmul.facts.sizes, window_of(matmul)
     width = block_width(matmul)
-    if width == 0 or width % lanes:
+    part = part_lanes(width, lanes) if width else 0
+    narrow = matmul.dtype is matmul.b.memory is DType.f32 and width == sizes[matmul.b.axes[-1]]
+    if part == 0 or (part != lanes and not narrow):
         return ""
     moving = [name for name in matmul.batch if sizes[name] != 1]
     if window is None or len(moving) != 1 or any(sizes[name] != 1 for name in matmul.b.axes[:-1]):
@@ -143,6 +150,21 @@ def group_of(matmul: Matmul, lanes: int) -> str:
         return ""
     fixed = isinstance(stride(window.load.index, group), int)
     return group if fixed and all(isinstance(sizes[name], int) for name in needed) else ""
+
+
+def part_lanes(columns: int, lanes: int) -> int:
+    """Lanes of the vectors, or of the parts of vectors, that hold so many columns of a group of channels;
+    0: none do.
+    """
+    if columns % lanes == 0:
+        return lanes
+    parts = (n for n in (8, 4) if n < lanes and columns % n == 0 and columns <= _PARTS * n)
+    return next(parts, 0) if columns >= _FEWEST_COLUMNS else 0
+
+
+def lanes_of(matmul: Matmul, lanes: int) -> int:
+    """Lanes of the vectors of a tile."""
+    return part_lanes(block_width(matmul), lanes) if group_of(matmul, lanes) else lanes
 
 
 def block_width(matmul: Matmul) -> int:

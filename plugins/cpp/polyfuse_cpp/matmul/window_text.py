@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.problem import MatrixOperand
-from polyfuse_cpp.matmul.window import Slide, Strip, Window, slide_of, strip_of
+from polyfuse_cpp.matmul.window import Slide, Strip, Window, lanes_of, slide_of, strip_of
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["WindowText"]
@@ -30,7 +30,8 @@ class WindowText(OperandText):
         self.slide = slide_of(self.matmul, self.window, self.plan.rows) if self.tiles else None
         self.strip = self._strip()
         self.kind = self.matmul.dtype
-        self.size = self.plan.rows * self.plan.vectors * self.lanes
+        self.part = lanes_of(self.matmul, self.lanes)
+        self.size = self.plan.rows * self.plan.vectors * self.part
 
     def _strip(self) -> Strip | None:
         slide, plan = self.slide, self.plan
@@ -233,7 +234,11 @@ class WindowText(OperandText):
             out.line(f"matmul_keep<{self.size}>(sum, before, false);")
             with out.block("for (i64 row = 0; row < rows_here; ++row)"):
                 self._start(self.operand.axes, "row_from + row")
-                add = f"matmul_tile<1, {vectors}, {self.kind}, 1, 1, false, 0>({self.window.address}, "
-                add += f"{columns} + k * {following}, {following}, count, "
-                add += f"sum + row * {vectors * self.lanes}, false);"
+                wide = vectors * self.part
+                rest = f"({self.window.address}, {columns} + k * {following}"
+                if self.part == self.lanes:
+                    add = f"matmul_tile<1, {vectors}, {self.kind}, 1, 1, false, 0>"
+                    add += f"{rest}, {following}, count, sum + row * {wide}, false);"
+                else:
+                    add = f"matmul_line<{wide}>{rest}, count, sum + row * {wide});"
                 self._runs(add)

@@ -18,13 +18,40 @@ template <class V> PF_INLINE void accumulate(V& sum, V a, V b) { sum = add_produ
 PF_ACCUMULATE(vf32, "vfmadd231ps")
 PF_ACCUMULATE(nf64, "vfmadd231pd")
 #endif
+// A part of a vector, N lanes of it, for groups of columns that fill no whole ones.
+template <class T, int N> struct part_of { typedef typename shape<T>::vec vec; };
+#if PF_FMA && defined(__x86_64__) && PF_W > 4
+PF_NATIVE(pf32x4, f32, 4)
+PF_ACCUMULATE(pf32x4, "vfmadd231ps")
+template <> struct part_of<f32, 4> { typedef pf32x4 vec; };
+#if PF_W > 8
+PF_NATIVE(pf32x8, f32, 8)
+PF_ACCUMULATE(pf32x8, "vfmadd231ps")
+template <> struct part_of<f32, 8> { typedef pf32x8 vec; };
+#endif
+#endif
+template <int N, class T> PF_INLINE typename part_of<T, N>::vec part_load(const T* p) {
+  if constexpr (N == int(Vec::lanes)) return load<Vec>(p);
+  else return raw_load<typename part_of<T, N>::vec>(p);
+}
+template <int N, class T, class V> PF_INLINE void part_store(T* p, V v) {
+  if constexpr (N == int(Vec::lanes)) store(p, v);
+  else raw_store(p, v);
+}
 // The number at p in all lanes. Where rows overlap, g++ would keep the numbers that one of them loads until another has
 // need of them, and move sums to memory for that.
 template <class V, class T> PF_INLINE void spread(V& lanes, const T* p) { lanes = fill<V>(*p); }
 #if defined(__AVX2__) && PF_W > 1
-PF_INLINE void spread(vf32& lanes, const f32* p) { __asm__("vbroadcastss %1, %0" : "=v"(lanes) : "m"(*p)); }
+#define PF_SPREAD(V) \
+  PF_INLINE void spread(V& lanes, const f32* p) { __asm__("vbroadcastss %1, %0" : "=v"(lanes) : "m"(*p)); }
+PF_SPREAD(vf32)
+#if PF_FMA && PF_W > 4
+PF_SPREAD(pf32x4)
+#if PF_W > 8
+PF_SPREAD(pf32x8)
 #endif
-
+#endif
+#endif
 // Memory of one thread that lasts from launch to launch: fresh memory would cost a fault for each page. A library has a list
 // of it, by which it is given back before the library is unloaded (`polyfuse_unload`): its threads may live on.
 struct matmul_memory { char* at; i64 bytes; matmul_memory* next; };
@@ -169,15 +196,14 @@ static __attribute__((noinline)) void matmul_window(const T* a, i64 at, i64 leng
   for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
 }
 
-// One step of G tiles, whose rows are at a[row][from[tile] + k]: a step of the columns of a tile is C vectors, `block`
-// elements behind those of the tile before.
-template <int R, int C, int G, class T, bool ALIKE, class V>
+// One step of G tiles, whose rows are at a[row][from[tile] + k]: a step of the columns of a tile is C vectors
+// of N lanes, `block` elements behind those of the tile before.
+template <int R, int C, int G, class T, int N, bool ALIKE, class V>
 PF_INLINE void taps_step(const T* const (&a)[R], const i64 (&from)[G], i64 k, const T* b, i64 block, V (&sum)[G][R * C]) {
-  const int lanes = int(Vec::lanes);
   if constexpr (ALIKE) {
     V right[G * C];
 #pragma GCC unroll 16
-    for (int j = 0; j < G * C; ++j) right[j] = load<Vec>(b + j / C * block + j % C * lanes);
+    for (int j = 0; j < G * C; ++j) right[j] = part_load<N>(b + j / C * block + j % C * N);
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i) {
       V left;
@@ -192,7 +218,7 @@ PF_INLINE void taps_step(const T* const (&a)[R], const i64 (&from)[G], i64 k, co
     for (int g = 0; g < G; ++g) {
       V right[C];
 #pragma GCC unroll 8
-      for (int j = 0; j < C; ++j) right[j] = load<Vec>(b + g * block + j * lanes);
+      for (int j = 0; j < C; ++j) right[j] = part_load<N>(b + g * block + j * N);
 #pragma GCC unroll 32
       for (int i = 0; i < R; ++i) {
         V left;
@@ -206,12 +232,12 @@ PF_INLINE void taps_step(const T* const (&a)[R], const i64 (&from)[G], i64 k, co
 
 // G tiles of R rows and C vectors of columns, added up over some taps of LENGTH steps each: rows[tap * R + row] is where
 // the first step of a row is, for the tile k `offset[k]` elements further; with ALIKE, all of them are equal. Columns of a
-// tile are `block` elements behind those of the one before, all their steps side by side.
-template <int R, int C, int G, class T, int LENGTH, bool ALIKE>
+// tile are `block` elements behind those of the one before, all their steps side by side; vectors have N lanes.
+template <int R, int C, int G, class T, int N, int LENGTH, bool ALIKE>
 static __attribute__((noinline)) void matmul_taps(const T* const* rows, i64 taps, const i64* offset, const T* b,
                                                   i64 block, T* c) {
-  typedef typename shape<T>::vec V;
-  const int next = C * int(Vec::lanes), fours = LENGTH / 4 * 4;
+  typedef typename part_of<T, N>::vec V;
+  const int next = C * N, fours = LENGTH / 4 * 4;
   V sum[G][R * C];
   i64 from[G];
 #pragma GCC unroll 4
@@ -227,21 +253,26 @@ static __attribute__((noinline)) void matmul_taps(const T* const* rows, i64 taps
     rows += R;
     i64 k = 0;
     for (; k < fours; k += 4) {
-      taps_step<R, C, G, T, ALIKE>(a, from, k, b, block, sum);
-      taps_step<R, C, G, T, ALIKE>(a, from, k + 1, b + next, block, sum);
-      taps_step<R, C, G, T, ALIKE>(a, from, k + 2, b + 2 * next, block, sum);
-      taps_step<R, C, G, T, ALIKE>(a, from, k + 3, b + 3 * next, block, sum);
+      taps_step<R, C, G, T, N, ALIKE>(a, from, k, b, block, sum);
+      taps_step<R, C, G, T, N, ALIKE>(a, from, k + 1, b + next, block, sum);
+      taps_step<R, C, G, T, N, ALIKE>(a, from, k + 2, b + 2 * next, block, sum);
+      taps_step<R, C, G, T, N, ALIKE>(a, from, k + 3, b + 3 * next, block, sum);
       b += 4 * next;
     }
     for (; k < LENGTH; ++k) {
-      taps_step<R, C, G, T, ALIKE>(a, from, k, b, block, sum);
+      taps_step<R, C, G, T, N, ALIKE>(a, from, k, b, block, sum);
       b += next;
     }
   }
 #pragma GCC unroll 4
   for (int g = 0; g < G; ++g)
 #pragma GCC unroll 32
-    for (int i = 0; i < R * C; ++i) store(c + g * R * next + i * int(Vec::lanes), sum[g][i]);
+    for (int i = 0; i < R * C; ++i) part_store<N>(c + g * R * next + i * N, sum[g][i]);
+}
+// One row of N columns, added to its sums number by number.
+template <int N, class T> static __attribute__((unused)) void matmul_line(const T* a, const T* b, i64 depth, T* c) {
+  for (i64 k = 0; k < depth; ++k)
+    for (int j = 0; j < N; ++j) c[j] = add_product(a[k], b[k * N + j], c[j]);
 }
 
 // Asks for COUNT elements of R rows that are PITCH apart.
