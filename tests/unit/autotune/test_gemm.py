@@ -41,7 +41,7 @@ CASES: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
     "baddbmm": (lambda c, a, b: torch.baddbmm(c, a, b, alpha=0.5), (R(3, 7, 9), R(3, 7, 5), R(3, 5, 9)), 1),
     "half": (lambda a, b, c: (a @ b).relu() + c, (_bf(7, 5), _bf(5, 9), _bf(7, 9)), 1),
     "vector": (lambda a, b: (a @ b).sigmoid(), (R(1, 5), R(5, 9)), 1),
-    "one by one": (lambda a, b: a @ b, (R(1, 1), R(1, 1)), 1),
+    "one by one": (lambda a, b: a @ b, (R(1, 2), R(2, 1)), 1),
     "replace_calls": (lambda a, b: a.expand(7, 5) @ b, (R(1, 5), R(5, 9)), 1),
     "integers": (torch.mm, (torch.randint(-9, 9, (7, 5)), torch.randint(-9, 9, (5, 9))), 1),
     "conv": (lambda x, w, b: F.conv2d(x, w, b, 2, 1).relu(), (R(2, 4, 9, 9), R(6, 4, 3, 3), R(6)), 1),

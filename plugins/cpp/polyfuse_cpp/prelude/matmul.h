@@ -31,12 +31,18 @@ template <> struct part_of<f32, 8> { typedef pf32x8 vec; };
 #endif
 #endif
 template <int N, class T> PF_INLINE typename part_of<T, N>::vec part_load(const T* p) {
-  if constexpr (N == int(Vec::lanes)) return load<Vec>(p);
-  else return raw_load<typename part_of<T, N>::vec>(p);
+#if PF_W > 4
+  if constexpr (N != int(Vec::lanes)) return raw_load<typename part_of<T, N>::vec>(p);
+  else
+#endif
+    return load<Vec>(p);
 }
 template <int N, class T, class V> PF_INLINE void part_store(T* p, V v) {
-  if constexpr (N == int(Vec::lanes)) store(p, v);
-  else raw_store(p, v);
+#if PF_W > 4
+  if constexpr (N != int(Vec::lanes)) raw_store(p, v);
+  else
+#endif
+    store(p, v);
 }
 // The number at p in all lanes. Where rows overlap, g++ would keep the numbers that one of them loads until another has
 // need of them, and move sums to memory for that.
