@@ -48,7 +48,10 @@ def rank_source(rows: Rows, aligned: bool) -> Source:
         out.line(f"exists = at < {rows.length}")
         out.line("value = tl.load(first + at, mask=exists, other=0)")
         out.line("before = tl.zeros([TILE, STEP], tl.int32)")
-        (_by_ranks if rows.dtype is DType.i64 else _by_keys)(out, rows, max(tile, step))
+        if rows.dtype is DType.i64:
+            _by_ranks(out, rows, max(tile, step))
+        else:
+            _by_keys(out, rows)
         out.line("place = tl.sum(before, 1)")
         out.line(f"kept = exists & (place < {rows.kept})")
         write_results(out, rows, "place", ("value", "at.to(tl.int64)"))
@@ -62,7 +65,7 @@ def rank_source(rows: Rows, aligned: bool) -> Source:
     return Source("sort", out.text(), "triton", meta=meta.text())
 
 
-def _by_keys(out: Writer, rows: Rows, _: int) -> None:
+def _by_keys(out: Writer, rows: Rows) -> None:
     """Count by keys that hold the places, too, so that no two are equal."""
     out.line(f"key = sort_key(value, at, exists, {rows.descending})")
     others = f"sort_key(given, other_at, others, {rows.descending})"
