@@ -25,6 +25,12 @@ CHECKED = "checked."
 ONCE = (FROZEN, CHECKED)
 """All such beginnings."""
 
+_RUN = 64
+"""Numbers of a parameter that are multiplied with random ones together, where they divide it."""
+
+_BITS = {2: torch.int16, 4: torch.int32}
+"""Types of as many bytes, in which NaN is equal to itself; others are seen as numbers of 64 bits."""
+
 _MOST_MODELS = 64
 """Sets of parameters that are remembered: the layers of a model may share one program."""
 
@@ -133,9 +139,9 @@ class CheckedCall(FrozenCall):
     """`FrozenCall` for users who did not ask for it: each call looks at the parameter's numbers, too, for
     they can be written to in ways that leave no trace, such as through `parameter.data`.
 
-    Each row is multiplied with a fixed vector of random numbers. A change that leaves all these products as
-    they were is so small that a layer would round it away as well. Reading a parameter takes a fraction of
-    the time that laying it out does.
+    Each run of numbers in memory is multiplied with a fixed vector of random numbers. A change that leaves
+    all these products as they were is so small that a layer would round it away as well. Reading a parameter
+    takes a fraction of the time that laying it out does.
     """
 
     def __init__(self, operator: Callable[..., Any]) -> None:
@@ -155,11 +161,12 @@ class CheckedCall(FrozenCall):
 
 
 def _products(parameter: torch.Tensor) -> torch.Tensor:
-    """The bits of the product of each row of a dense parameter with random numbers between 1 and 2."""
-    size = parameter.shape[0], parameter.numel() // parameter.shape[0]
-    rows = torch.as_strided(parameter.detach(), size, (size[1], 1))
-    bits = torch.int32 if parameter.dtype.itemsize == 4 else torch.int64
-    return torch.mv(rows, _probe(size[1], parameter.dtype)).view(bits)
+    """The bits of the product of each run of a dense parameter with random numbers between 1 and 2."""
+    count = parameter.numel()
+    # short runs are read one after the other as a whole; of long ones, the library reads several side by side
+    run = _RUN if count % _RUN == 0 else count // parameter.shape[0]
+    runs = torch.as_strided(parameter.detach(), (count // run, run), (run, 1))
+    return torch.mv(runs, _probe(run, parameter.dtype)).view(_BITS.get(parameter.dtype.itemsize, torch.int64))
 
 
 @lru_cache(maxsize=256)
