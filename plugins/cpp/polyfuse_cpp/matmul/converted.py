@@ -1,4 +1,4 @@
-"""Weights that are stored with fewer bits than what is multiplied: int8 and 8-bit floats, as they are or scaled."""
+"""Weights that are stored with fewer bits than what is multiplied, as they are or scaled."""
 
 from __future__ import annotations
 

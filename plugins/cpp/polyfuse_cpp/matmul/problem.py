@@ -155,7 +155,7 @@ def _swapped(
 
 
 def has_bytes(operand: Operand, depth: Sequence[str], facts: Facts) -> bool:
-    """Whether an operand is made of bytes that lie along the depth, and of nothing that lies there otherwise."""
+    """Whether an operand is made of bytes along the depth, and of nothing that lies there otherwise."""
     moving = [name for name in depth if facts.sizes[name] != 1]
     if len(moving) != 1:
         return False
