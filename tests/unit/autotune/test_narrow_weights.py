@@ -69,11 +69,45 @@ def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.parametrize("rows", [2, 4])
-@pytest.mark.parametrize("function", [converted, scaled, turned])
-def test_few_rows(run: Any, function: Callable[..., torch.Tensor], rows: int) -> None:
-    report = run(function, torch.randn(rows, 70), weights(), torch.rand(48) + 0.5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [2, 9, 40])
+@pytest.mark.parametrize("function", [converted, scaled, turned, shifted])
+def test_some_rows(run: Any, function: Callable[..., torch.Tensor], rows: int, dtype: torch.dtype) -> None:
+    w, scale = weights(37, 1100), torch.rand(37, dtype=dtype) + 0.5
+    report = run(function, torch.randn(rows, 1100, dtype=dtype), w, scale)
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
+
+
+@pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
+@pytest.mark.parametrize("rows", [1, 4, 9])
+def test_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
+    x, scale = torch.randn(rows, 70), torch.rand(48) + 0.5
+    report = run(scaled, x, weights(), scale, **{"cpp.isa": isa})
+    assert is_narrow(report) == (isa != "scalar" or rows <= 4)
+
+
+def test_a_weight_that_lies_across_the_depth(run: Any) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w.to(x.dtype)
+
+    across = weights(70, 48)
+    assert is_narrow(run(function, torch.randn(4, 70), across))
+    assert not is_narrow(run(function, torch.randn(9, 70), across))
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_are_none(run: Any, dtype: torch.dtype, kind: torch.dtype, rows: int) -> None:
+    """Infinities and NaN of a weight are in the columns where eager mode has them, and nowhere else."""
+    weight = torch.randn(48, 70).to(kind)
+    weight[3, 5], weight[7, 1] = float("nan"), float("inf")
+    x = torch.rand(rows, 70, dtype=dtype) + 0.5
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, w.to(x.dtype)).nan_to_num(nan=1e6, posinf=-1e6, neginf=-1e6)
+
+    run(function, x, weight)
 
 
 def test_eight_bit_floats(run: Any) -> None:
@@ -93,7 +127,7 @@ def test_a_batch_of_rows(run: Any) -> None:
 def test_what_the_library_does_as_well(run: Any) -> None:
     x, scale = torch.randn(1, 70), torch.rand(48) + 0.5
     assert not is_narrow(run(converted, x, weights().float(), scale))
-    assert not is_narrow(run(converted, torch.randn(40, 70), weights(), scale))
+    assert not is_narrow(run(converted, torch.randn(400, 70), weights(), scale))
     assert not is_narrow(run(converted, x, weights(), scale, gemm="library"))
     assert not is_narrow(run(converted, x, weights(), scale, numerics="eager"))
 
@@ -115,7 +149,7 @@ def test_the_most_rows_of_a_class_count(
     run: Any, monkeypatch: pytest.MonkeyPatch, rows: int, narrow: bool
 ) -> None:
     """Rows from 2 to 15 are a class of sizes, further ones others."""
-    monkeypatch.setattr(CppBackend, "narrow_weight_rows", 16)
+    monkeypatch.setattr(CppBackend, "narrow_weight_rows", lambda self, matmul: (16, 1))
     w, scale = weights(), torch.rand(48) + 0.5
     x = torch.randn(rows, 70)
     torch._dynamo.mark_dynamic(x, 0)

@@ -349,13 +349,6 @@ class _Summed:
         if node.target in _VIEWS:
             args = (args[0], [*args[1][:-1], width])
             return state.call_before(self.start, aten.view.default, args)
-        if node.target is operator.getitem:
-            # as many rows as before
-            with state.graph.inserting_before(self.start):
-                part = state.graph.call_function(operator.getitem, args)
-            part.meta = {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta")}
-            part.meta["val"] = args[0].meta["val"][args[1]]
-            return part
         return state.call_before(self.start, node.target, args, dict(node.kwargs))
 
 

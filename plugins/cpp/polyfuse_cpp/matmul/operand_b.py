@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance
+from polyfuse_cpp.matmul.converted import multiplies_pairs
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.plans import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["OperandBText"]
+
+_PAD = 16
+"""Elements behind a converted column: columns do not compete for sets of the L1 cache, and a vector may be
+written past the end."""
+
+_COPIES = 4
+"""Vectors of a column that are converted side by side."""
 
 
 @dataclass
@@ -41,12 +50,17 @@ class OperandBText(OperandText):
         """Elements to keep, as text."""
         if self.plan.path in (OperandPath.DOTS, OperandPath.PREPACKED):
             return "0"
+        if self.plan.path is OperandPath.CONVERTED:
+            return f"{self.wide} * (depth_count + {_PAD})"
         return str(self.plan.blocks * self.packed_block)
 
     @property
     def element(self) -> str:
-        """The type of packed elements."""
-        return "bf16" if self.paired else str(self.matmul.dtype)
+        """The type of the elements that are multiplied."""
+        if self.plan.path is OperandPath.DOTS:
+            return str(self.operand.memory)
+        pairs = self.plan.path is OperandPath.CONVERTED and multiplies_pairs(self.matmul)
+        return "bf16" if self.paired or pairs else str(self.matmul.dtype)
 
     def _block_at(self) -> str:
         room = "(bf16*)packed_b" if self.paired else "packed_b"
@@ -67,6 +81,9 @@ class OperandBText(OperandText):
             return
         if path is OperandPath.DIRECT:
             self._in_place()
+            return
+        if path is OperandPath.CONVERTED:
+            self._converted()
             return
         # with those after the block, which are fetched ahead
         count = self.wide + self.plan.columns
@@ -133,6 +150,60 @@ class OperandBText(OperandText):
                 out.line(f"{kind}* const to = packed_b;")
                 self._pack()
             out.line("}")
+
+    def _converted(self) -> None:
+        """Each column of the block as a row along the depth."""
+        out, lanes = self.out, self.lanes
+        lane, (name,), end = self.operand.axes[-1], self.matmul.moving_depth, "depth_from + depth_here"
+        out.line(f"const {self.element}* columns_at[{self.wide}];")
+        with out.block():
+            self._axes_of("block_a")
+            for other in self.matmul.depth:
+                if other != name:
+                    out.line(f"const i64 {other} = 0;")
+            # tiles are whole: the last column is there again behind itself
+            step = self.plan.columns
+            count = f"(column_count - column_from + {step - 1}) / {step} * {step}"
+            with out.block(f"for (i64 j = 0; j < index_min({self.wide}, {count}); ++j)"):
+                out.line(f"const i64 {lane} = index_min(column_from + j, column_count - 1);")
+                out.line(
+                    f"{self.element}* const to = ({self.element}*)packed_b + j * (depth_count + {_PAD});"
+                )
+                out.line("columns_at[j] = to;")
+                outside = self.frame(name)
+                done = outside.emit_invariants(self.operand.operand.body, {name})
+                out.line(f"i64 {name} = depth_from;")
+                for copies, tail in ((_COPIES, None), (1, None), (1, "n")):
+                    steps = copies * lanes
+                    guard = f"{name} + {steps} <= {end}" if tail is None else f"{name} < {end}"
+                    with out.block(f"for (; {guard}; {name} += {steps})"):
+                        if tail:
+                            out.line(f"const i64 n = {end} - {name};")
+                        self._converted_steps(name, copies, tail, outside, done)
+
+    def _converted_steps(
+        self, name: str, copies: int, tail: str | None, outside: Frame, done: frozenset[int]
+    ) -> None:
+        frame, computed = self.frame(name, copies, tail), self.operand.operand
+        frame.env = dict(outside.env)
+        for stmt in computed.body:
+            if id(stmt) not in done:
+                frame.emit(stmt)
+        narrow, texts = self.element != str(self.matmul.dtype), []
+        for copy in range(copies):
+            # what is stored in fewer bits is rounded by that
+            form = frame.stored if narrow else frame.text
+            text = form(computed.value, True, copy)
+            if computed.dtype.compute is not self.matmul.dtype:
+                text = f"cast<{self.matmul.dtype}>({text})"
+            texts.append(text)
+        if narrow and copies > 1:
+            for copy in range(0, copies, 2):
+                place = f"to + {name} + {copy * self.lanes}"
+                self.out.line(f"matmul_store_pair({place}, {texts[copy]}, {texts[copy + 1]});")
+            return
+        for copy, text in enumerate(texts):
+            self.out.line(f"store(to + {name} + {copy * self.lanes}, {text});")
 
     def _computed(self) -> None:
         """The values of a block, statement by statement, in vectors along the columns."""

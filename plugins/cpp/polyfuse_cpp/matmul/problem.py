@@ -12,10 +12,10 @@ from polyfuse.ir.statements import Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit import stride
 from polyfuse.kit.contraction import Contraction, Operand, match
-from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, substitute
+from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 
-__all__ = ["Matmul", "MatrixOperand", "has_matmul", "matmul_of"]
+__all__ = ["Matmul", "MatrixOperand", "has_bytes", "has_matmul", "matmul_of"]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,22 @@ def _swapped(
         return True
     if _prepacked(_side(found.right, columns, depth, facts), facts).packed_width:
         return False
+    # a weight of bytes is converted along the depth, for all rows at once
+    bytes_left, bytes_right = (has_bytes(side, depth, facts) for side in (found.left, found.right))
+    if found.dtype.is_float and bytes_left != bytes_right:
+        return bytes_left
     return _score(rows, accesses) > _score(columns, accesses)
+
+
+def has_bytes(operand: Operand, depth: Sequence[str], facts: Facts) -> bool:
+    """Whether an operand is made of bytes along the depth, and of nothing that lies there otherwise."""
+    moving = [name for name in depth if facts.sizes[name] != 1]
+    if len(moving) != 1:
+        return False
+    read = [s for s in operand.body if isinstance(s, Load) and moving[0] in free_axes(s.index)]
+    if not all(stride(s.index, moving[0]) == 1 for s in read):
+        return False
+    return any(facts.memory[s.buffer].itemsize == 1 for s in read)
 
 
 def _check(found: Contraction, facts: Facts) -> None:

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.frontend.describe import output_node
 from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast
 from polyfuse.frontend.rewrites.layouts.one_axis import as_images
-from polyfuse.frontend.rewrites.tools import aten, tensor_value
+from polyfuse.frontend.rewrites.tools import aten, tensor_value, traced_call
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, shapes
 
@@ -182,12 +182,9 @@ class _Walk:
         return self._restored[source]
 
     def _call(self, user: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        with self.module.graph.inserting_before(user):
-            made = self.module.graph.call_function(target, args, kwargs)
         origin = next((a for a in args if isinstance(a, Node)), user)
-        made.meta = {k: v for k, v in origin.meta.items() if k not in ("val", "tensor_meta")}
-        made.meta["val"] = fake.fake_evaluate(self.mode, target, fx.value_of(args), fx.value_of(kwargs))
-        return made
+        with self.module.graph.inserting_before(user):
+            return traced_call(self.module.graph, self.mode, origin, target, args, kwargs)
 
 
 def _follows(node: Node) -> bool:

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from torch.fx import GraphModule, Node
 
-from polyfuse.frontend.rewrites.tools import aten
-from polyfuse.torch_compat.tracing import fake, fx
+from polyfuse.frontend.rewrites.tools import aten, traced_call
 
 __all__ = ["as_images"]
 
@@ -30,10 +29,7 @@ def as_images(module: GraphModule, convolutions: Iterable[Node], mode: Any) -> N
     graph = module.graph
 
     def call(like: Node, target: Any, *args: Any) -> Node:
-        made = graph.call_function(target, args)
-        made.meta = {k: v for k, v in like.meta.items() if k not in ("val", "tensor_meta")}
-        made.meta["val"] = fake.fake_evaluate(mode, target, fx.value_of(args), {})
-        return made
+        return traced_call(graph, mode, like, target, args)
 
     for node in convolutions:
         image, weight, bias, stride, padding, dilation, transposed, margin, groups = node.args
