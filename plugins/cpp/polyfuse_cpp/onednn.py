@@ -82,9 +82,9 @@ def offered() -> bool:
 
 
 _FEW_PAIRS = 1 << 23
-"""Multiplications up to which MKL is as fast or faster: a call of oneDNN costs 13 microseconds more, and gains a
-tenth of the rest (one thread of Zen 4, MKL of torch 2.13: half as many take 1.04 to 1.11 times as long, an
-eighth 1.4 to 1.6)."""
+"""Multiplications up to which MKL is as fast or faster: a call of oneDNN costs 13 microseconds more, and
+gains a tenth of the rest (one thread of Zen 4, MKL of torch 2.13: half as many take 1.04 to 1.11 times as
+long, an eighth 1.4 to 1.6)."""
 
 _NARROW = (12, 8), (32, 2)
 """Columns up to which MKL loses more, and by what the number above is divided for them."""
