@@ -444,6 +444,14 @@ template <> struct matmul_step<f32, bf16, bf16> {
   }
 };
 #endif
+#if PF_DOT_BF16
+// Two vectors, rounded for such a step, which takes denormal numbers for zero as this does.
+PF_INLINE void matmul_store_pair(bf16* to, vf32 a, vf32 b) {
+  vi32 both;
+  __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
+  raw_store(to, both);
+}
+#endif
 // Bytes as numbers of 16 bits, whose products are added in pairs: exact for any of them.
 template <class A, class B> struct matmul_pairs {
   enum { steps = 32, offset = 0 };
