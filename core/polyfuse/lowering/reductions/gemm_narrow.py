@@ -36,15 +36,26 @@ def reading_less(
     """`with_prologue`, where at most three quarters of the bytes are read then. `limits`: up to how many rows
     that pays (`Backend.narrow_weight_rows`).
     """
-    more = with_prologue(graph, call, form)
-    if more is None:
-        return None
-    larger, removed = more
-    before, after = loads(*form.gemm.values), loads(*larger.gemm.values)
-    gone, read = (
-        {e.buffer: e.dtype.itemsize for e in own if e not in other}
-        for own, other in ((before, after), (after, before))
+    for chained in (True, False):
+        more = with_prologue(graph, call, form, chained=chained)
+        found = None if more is None else _narrow(graph, form, *more, limits)
+        if found is not None:
+            return found
+    return None
+
+
+def _narrow(
+    graph: Graph,
+    form: GemmLoops,
+    larger: GemmLoops,
+    removed: tuple[str, ...],
+    limits: Callable[[Reduction], tuple[int, int]],
+) -> NarrowGemm | None:
+    before, after = (
+        {e.buffer: e.dtype.itemsize for e in loads(*gemm.values)} for gemm in (form.gemm, larger.gemm)
     )
+    gone = {name: size for name, size in before.items() if name not in after}
+    read = {name: size for name, size in after.items() if name not in before}
     products = product(axis_size(axis) for axis in (*form.gemm.axes, *form.gemm.raxes))
     counts = {name: graph.buffers[name].numel for name in (*gone, *read)}
     elements = {name: count for name, count in counts.items() if isinstance(count, int)}

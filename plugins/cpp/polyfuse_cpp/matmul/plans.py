@@ -340,6 +340,8 @@ class _Machine:
         across = -(-matmul.extent(matmul.b.axes) // (plan.vectors * self.isa.lanes))
         tiles = -(-matmul.extent(matmul.a.axes) // plan.rows) * across * matmul.extent(matmul.batch)
         slices = min(-(-_UNITS // max(1, tiles)), matmul.extent(matmul.depth) // _SLICE)
+        if plan.path is OperandPath.CONVERTED and len(matmul.moving_depth) > 1:
+            return plan
         if tiles >= _UNITS or slices < 2 or group_of(matmul, self.isa.lanes):
             return plan
         return replace(plan, slices=slices, depth=min(plan.depth, _SLICE), blocks=1)
@@ -407,6 +409,8 @@ class _Machine:
         near = 1024 if path.paired or matmul.a.step == 1 else 512
         most = near if path.packed else far
         steps = matmul.extent(matmul.depth)
+        if path is OperandPath.CONVERTED and len(matmul.moving_depth) > 1:
+            return -(-steps // 32) * 32
         fixed = all(isinstance(matmul.facts.sizes[name], int) for name in matmul.depth)
         if not fixed:
             return most
