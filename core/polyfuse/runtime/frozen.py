@@ -26,7 +26,7 @@ __all__ = [
     "FrozenProgram",
     "FrozenStep",
     "FrozenValues",
-    "Made",
+    "FrozenOperand",
 ]
 
 FROZEN = "frozen."
@@ -73,7 +73,7 @@ def _stamp(given: Sequence[torch.Tensor]) -> _Stamp:
 
 
 @dataclass(frozen=True)
-class Made:
+class FrozenOperand:
     """In the place of an argument: a parameter, a constant, or the result of an earlier step."""
 
     number: int
@@ -85,7 +85,7 @@ class FrozenStep:
 
     Attributes:
         op: its name such as `aten.mul.Tensor`; `getitem` for one of several results.
-        args, kwargs: `Made` and plain values, in tuples and lists, too.
+        args, kwargs: `FrozenOperand` and plain values, in tuples and lists, too.
     """
 
     op: str
@@ -106,7 +106,7 @@ class FrozenValues:
     Attributes:
         sources: positions of the parameters among the inputs of a graph.
         constants: tensors that the graph holds.
-        steps: calls, in order; a number of `Made` counts parameters, then constants, then these.
+        steps: calls, in order; a number of `FrozenOperand` counts parameters, then constants, then these.
         results: which of these numbers are the values.
         layouts: size and stride of each value.
         folded: how many operations went into the weights of a convolution.
@@ -136,7 +136,7 @@ class FrozenValues:
 
 
 def _filled(value: Any, made: Sequence[Any]) -> Any:
-    if isinstance(value, Made):
+    if isinstance(value, FrozenOperand):
         return made[value.number]
     if isinstance(value, (tuple, list)):
         return type(value)(_filled(item, made) for item in value)

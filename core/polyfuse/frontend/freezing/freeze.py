@@ -20,7 +20,7 @@ from polyfuse.frontend.describe import alias_root, mutated_placeholders, output_
 from polyfuse.frontend.freezing.channels import fold_into_convolutions
 from polyfuse.frontend.rewrites.passes import remove_dead
 from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
-from polyfuse.runtime.frozen import FrozenStep, FrozenValues, Made
+from polyfuse.runtime.frozen import FrozenOperand, FrozenStep, FrozenValues
 from polyfuse.torch_compat import ops
 
 __all__ = ["freeze"]
@@ -174,7 +174,7 @@ def _name(node: Node) -> str:
 def _plain(value: Any, numbers: Mapping[Node, int]) -> Any:
     """Arguments of a call as plain values, without nodes."""
     if isinstance(value, Node):
-        return Made(numbers[value])
+        return FrozenOperand(numbers[value])
     if isinstance(value, tuple):
         return tuple(_plain(item, numbers) for item in value)
     if isinstance(value, list):
