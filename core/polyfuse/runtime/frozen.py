@@ -23,10 +23,10 @@ __all__ = [
     "ONCE",
     "CheckedCall",
     "FrozenCall",
+    "FrozenOperand",
     "FrozenProgram",
     "FrozenStep",
     "FrozenValues",
-    "FrozenOperand",
 ]
 
 FROZEN = "frozen."

@@ -15,7 +15,7 @@ from polyfuse.frontend import traced
 from polyfuse.frontend.freezing.freeze import freeze
 from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 
-OPTIONS = {"freezing": True, "strict": True, "backends": ["interpreter"]}
+OPTIONS = {"freezing": True, "strict": True, "graph_cache": False, "backends": ["interpreter"]}
 
 
 @pytest.fixture(autouse=True)
