@@ -412,7 +412,7 @@ def stacked(x: torch.Tensor) -> torch.Tensor:
     ("function", "options", "reason"),
     [
         (broken_loop, {}, "Dynamo leaves the frame to Python: Unsupported"),
-        (scaled, {"freezing": True}, "it is not looked up: the option 'freezing' is set"),
+        (scaled, {"fuel": 100}, "it is not looked up: the option 'fuel' is set"),
         (stacked, {"repeated_layers": "on"}, "its graph is compiled in regions"),
     ],
 )

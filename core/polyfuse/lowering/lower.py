@@ -107,7 +107,7 @@ class _Lowerer:
             elif node.op == "get_attr":
                 ctx.env[node] = self._constant(node)
             elif node.op == "output":
-                self.outputs = self._results(node)
+                self.outputs = self._results()
             else:
                 ctx.env[node] = self._lower(node)
         return Graph(
@@ -282,7 +282,7 @@ class _Lowerer:
         )
         value.set_view(buffer.view())
 
-    def _results(self, node: Node) -> tuple[GraphOutput, ...]:
+    def _results(self) -> tuple[GraphOutput, ...]:
         described = self.aten.outputs
         results: list[GraphOutput] = []
         for position, argument in enumerate(output_args(self.aten.module)):
@@ -313,7 +313,7 @@ class _Lowerer:
         if _is_getitem(node):
             return self._finish(node, self._getitem(node))
         if _is_size_arithmetic(node):
-            return self._number(node, fake)
+            return self._number(fake)
         args = tuple(self._value(a) for a in node.args)
         kwargs = {k: self._value(v) for k, v in node.kwargs.items()}
         inlined = tensors_in((args, tuple(kwargs.values())))
@@ -400,7 +400,7 @@ class _Lowerer:
         self.ctx.origins = picked.origins if isinstance(picked, TensorValue) else ()
         return picked
 
-    def _number(self, node: Node, fake: Any) -> Any:
+    def _number(self, fake: Any) -> Any:
         if fake is None:
             return None
         if isinstance(fake, (bool, float)):

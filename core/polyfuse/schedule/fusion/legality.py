@@ -180,7 +180,7 @@ def _without_sharing(rules: Rules, first: Unit, second: Unit) -> bool:
 
 
 def _common_space(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
-    if not _axes_suffice(rules, first, second):
+    if not _axes_suffice(first, second):
         return _explained("their iteration spaces have different extents", first, second)
     reason = "no buffer is accessed by both in a way that matches their loops"
     tried: set[tuple[IndexLike, IndexLike]] = set()
@@ -208,7 +208,7 @@ def _explained(reason: str, first: Unit, second: Unit) -> str:
     return f"{reason} ({detail})" if detail else reason
 
 
-def _axes_suffice(rules: Rules, first: Unit, second: Unit) -> bool:
+def _axes_suffice(first: Unit, second: Unit) -> bool:
     """A necessary condition that costs little: the totals of the two spaces can be the same."""
     total = [product(axis_size(a) for a in (*u.space.axes, *u.space.raxes)) for u in (first, second)]
     if total[0] == total[1]:
