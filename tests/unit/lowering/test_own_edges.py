@@ -1,4 +1,4 @@
-"""Decompositions of our own at the edges of numbers: as eager mode's kernels, not as torch's pieces."""
+"""Decompositions of our own at the edges of numbers: as eager mode's kernels, not as torch's chunks."""
 
 from __future__ import annotations
 

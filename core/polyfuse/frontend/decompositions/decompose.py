@@ -1,8 +1,8 @@
 """Which operators are broken up into simpler ones before lowering, and which stay whole.
 
-An operator is decomposed when the pieces fuse at least as well as a native lowering would. It stays whole
-when it maps to a library call (`mm`, `convolution`, attention), when one native loop beats the pieces
-(`_softmax`, pooling, `cumsum`), or when the pieces would draw other random numbers than eager mode does.
+An operator is decomposed when the steps fuse at least as well as a native lowering would. It stays whole
+when it maps to a library call (`mm`, `convolution`, attention), when one native loop beats the steps
+(`_softmax`, pooling, `cumsum`), or when the steps would draw other random numbers than eager mode does.
 
 The names here are ATen operators; `op` stands for all its overloads. Names that a torch release lacks are
 skipped.
@@ -183,7 +183,7 @@ FLOATING_ONLY: Final[tuple[str, ...]] = ("hardshrink", "upsample_bicubic2d")
 bytes."""
 
 FAST_ONLY: Final[tuple[str, ...]] = ("native_dropout",)
-"""Decomposed torch's way under `numerics="fast"` alone: the pieces draw other random numbers than the
+"""Decomposed torch's way under `numerics="fast"` alone: the steps draw other random numbers than the
 operator.
 """
 
@@ -201,7 +201,7 @@ REPLACED: Final[Mapping[str, Callable[..., Any]]] = {
     "_pad_circular": padding.pad_circular,
     "scaled_dot_product_attention": scaled_dot_product_attention,
 }
-"""Operators that torch breaks up before autograd sees them, and whose pieces are wrong, computed for types
+"""Operators that torch breaks up before autograd sees them, and whose steps are wrong, computed for types
 that eager mode refuses, or slower than they need to be."""
 
 

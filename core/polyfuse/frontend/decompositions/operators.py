@@ -1,4 +1,4 @@
-"""Decompositions that torch does not have, or whose pieces fuse worse than these.
+"""Decompositions that torch does not have, or whose steps fuse worse than these.
 
 A decomposition may return `NotImplemented`: the operator then stays whole.
 """
@@ -127,7 +127,7 @@ def floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def real_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the operator where a tensor is complex: no kernel computes its pieces, which would be a call each
+    """Keep the operator where a tensor is complex: no kernel computes its steps, which would be a call each
     where eager mode makes one.
     """
 

@@ -179,6 +179,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "packed_width": Method(_is(int), _default("packed_width")),
     "preferred_gemm": Method(_is(bool), _default("preferred_gemm")),
     "prepacks_gemm": Method(_is(bool), _default("prepacks_gemm")),
+    "narrow_weight_rows": Method(_is(tuple), _default("narrow_weight_rows")),
     "streaming_parts": Method(_is(int), _default("streaming_parts")),
     "epilogue_reduction_width": Method(_is(int), _default("epilogue_reduction_width")),
     "emit": Method(_is(Source)),
