@@ -56,7 +56,7 @@ def test_masked_positions_count_from_the_end(dtype):
         assert torch.equal(found, expected)
 
 
-# Fewer elements than eager mode takes at once: its gradients of NaN depend on what lies beside it.
+# Fewer elements than a vector of eager mode holds: its gradients of NaN depend on what lies beside it.
 CASES = {
     "elu with an infinite alpha": lambda x: F.elu(x, INF),
     "elu with a negative alpha": lambda x: F.elu(x, -1.0),
