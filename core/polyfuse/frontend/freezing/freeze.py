@@ -52,7 +52,7 @@ def freeze(module: GraphModule, static: Sequence[int], settings: Settings) -> Fr
     folded = fold_into_convolutions(state, fixed) if settings.numerics == "fast" else 0
     remove_dead(state)
     fixed = {node: None for node in module.graph.nodes if node in fixed}
-    wanted = _wanted(module, fixed, sources)
+    wanted = _wanted(fixed, sources)
     if not wanted:
         return None
     taken = _taken_out(module, wanted, sources)
@@ -107,7 +107,7 @@ def _move_up(last: Node, nodes: Sequence[Node]) -> None:
         last = node
 
 
-def _wanted(module: GraphModule, fixed: dict[Node, None], sources: Sequence[Node]) -> list[Node]:
+def _wanted(fixed: dict[Node, None], sources: Sequence[Node]) -> list[Node]:
     """The fixed values that others read, without the views that are taken of them."""
     rooted = set(sources)
     for node in fixed:  # in order

@@ -62,7 +62,7 @@ def _absorbing(
         inlined = _Inlined(graph, call, chained)
         values.append(inlined.value(operand, call.name))
         absorbed |= inlined.absorbed
-    if not absorbed or _still_read(graph, call, values, absorbed):
+    if not absorbed or _still_read(graph, values, absorbed):
         return None
     return replace(form, gemm=replace(form.gemm, values=tuple(values))), tuple(absorbed)
 
@@ -202,9 +202,7 @@ def _outermost(steps: Sequence[tuple[Index, IndexLike]]) -> Index | None:
     return sizes[0][0]
 
 
-def _still_read(
-    graph: Graph, call: TemplateCall, values: Sequence[Expr], absorbed: Mapping[str, None]
-) -> bool:
+def _still_read(graph: Graph, values: Sequence[Expr], absorbed: Mapping[str, None]) -> bool:
     """Whether the GEMM reads what it computes also as it was stored."""
     gone = {w for name in absorbed for w in graph.nodes[graph.uses.position[name]].writes()}
     return any(load.buffer in gone for load in loads(*values))
