@@ -42,6 +42,8 @@ from polyfuse.torch_compat.tracing import fx, shapes
 
 _log = get_logger("lowering")
 _NUMBERED = re.compile(r"arg\d+_1|primals_\d+|tangents_\d+", re.ASCII)
+_NOTICED = 1 << 20
+"""Bytes of results of calls that may always wait for others."""
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -365,9 +367,20 @@ class _Lowerer:
                 return result
             if readers.stored:
                 self.ctx.realize(result, readers.stored)
+            elif self._waits(node, result):
+                self.ctx.realize(result, "results of several calls would wait for later ones")
             else:
                 self.ctx.store_if_better(result, readers.passes, readers.recomputed, readers.across)
         return result
+
+    def _waits(self, node: Node, value: TensorValue) -> bool:
+        """Whether several results of calls, as the gradients of a weight that each step of a loop uses, would
+        be kept until another one is there, to be added up by one kernel.
+        """
+        if self.ctx.results_of_calls(value) <= _NOTICED:
+            return False
+        others = (other for user in node.users for other in user.all_input_nodes if other is not node)
+        return any(other not in self.ctx.env for other in others)
 
     def _value(self, argument: Any) -> Any:
         if isinstance(argument, Node):
