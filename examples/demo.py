@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Result:
-    """What one piece of work showed."""
+    """What one workload showed."""
 
     work: Work
     reports: tuple[Any, ...]

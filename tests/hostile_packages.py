@@ -34,16 +34,16 @@ def flipped(rng: random.Random, data: bytes) -> bytes:
 
 
 def cut(rng: random.Random, data: bytes) -> bytes:
-    """The end is missing, or a piece from the middle."""
+    """The end is missing, or a chunk from the middle."""
     first = rng.randrange(len(data))
     return data[:first] if rng.random() < 0.5 else data[:first] + data[first + rng.randint(1, 4096) :]
 
 
 def filled(rng: random.Random, data: bytes) -> bytes:
-    """A piece is zeros, ones or noise, as when a block of the disk is lost."""
+    """A chunk is zeros, ones or noise, as when a block of the disk is lost."""
     first, length = rng.randrange(len(data)), rng.choice((1, 16, 512, 4096))
-    piece = rng.choice((bytes(length), b"\xff" * length, rng.randbytes(length)))
-    return data[:first] + piece + data[first + length :]
+    chunk = rng.choice((bytes(length), b"\xff" * length, rng.randbytes(length)))
+    return data[:first] + chunk + data[first + length :]
 
 
 def grown(rng: random.Random, data: bytes) -> bytes:

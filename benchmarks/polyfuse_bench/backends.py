@@ -19,6 +19,8 @@ POLYFUSE = "polyfuse"
 # Engines outside of torch, in the campaign `engines`.
 OPENVINO = "openvino"
 ONNXRUNTIME = "onnxruntime"
+SDPA = "sdpa"
+"""torch's `scaled_dot_product_attention`, without a compiler."""
 # What torch.compile costs by itself: the traced graph, run operator by operator.
 DYNAMO = "dynamo"
 # In place of a mode: parameters are constants, in inference.

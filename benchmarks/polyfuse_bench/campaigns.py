@@ -133,6 +133,12 @@ def weights(selection: Selection) -> Plan:
     return _selecting("weights", _chosen(CASES, selection.only, "weight"), CANDIDATES, selection)
 
 
+def flex(selection: Selection) -> Plan:
+    from polyfuse_bench.flex import CANDIDATES, CASES
+
+    return _selecting("flex", _chosen(CASES, selection.only, "attention"), CANDIDATES, selection)
+
+
 def decode(selection: Selection) -> Plan:
     from polyfuse_bench.decode import CANDIDATES, CASES
 
@@ -293,6 +299,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "linear": linear,
     "weights": weights,
     "decode": decode,
+    "flex": flex,
     "host": host,
     "fusion_rules": fusion_rules,
     "engines": engines,

@@ -25,6 +25,7 @@ TASKS = {
     "kernel": "polyfuse_bench.kernel_timing",
     "linear": "polyfuse_bench.linear",
     "weights": "polyfuse_bench.weights",
+    "flex": "polyfuse_bench.flex",
     "decode": "polyfuse_bench.decode",
     "host": "polyfuse_bench.host",
     "fusion_rules": "polyfuse_bench.fusion_rules",

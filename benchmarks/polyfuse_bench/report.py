@@ -122,6 +122,7 @@ def performance_page(results: Path) -> str | None:
             ("linear", _linear_section),
             ("weights", _weights_section),
             ("decode", _decode_section),
+            ("flex", _flex_section),
             ("gemm", gemm_section),
             ("tilings", tilings_section),
             ("compile", _compile_section),
@@ -304,6 +305,16 @@ def _host_section(content: dict[str, Any]) -> list[str]:
         "computing. *native*: with the option `native_host`.",
     )
     return _one_table(content, "Calls of graphs of small kernels", words, "graph")
+
+
+def _flex_section(content: dict[str, Any]) -> list[str]:
+    words = (
+        "Flexible attention of 2 sequences of 4,096 tokens with 16 heads of 64 or 128 numbers; *train* with",
+        "all gradients. *SDPA* is torch's own attention, where it knows the mask. *window_cap*: a window of",
+        "1,024 with soft-capped scores; *documents*: causal inside documents of 700; *prefix*: causal behind",
+        "a common prefix of 1,000; *groups*: causal, four heads share keys and values.",
+    )
+    return _one_table(content, "Flexible attention", words, "attention")
 
 
 def _one_table(

@@ -26,18 +26,18 @@ def two_devices_section(content: dict[str, Any]) -> list[str]:
         open_ = " / ".join(f"{rows[side]['exposed_ms']:.3g} ms" for side in (INDUCTOR, POLYFUSE))
         peak = ours["peak_bytes"] / rows[EAGER]["peak_bytes"] if EAGER in rows else 1.0
         table.append([case, *shown, f"{times[INDUCTOR] / times[POLYFUSE]:.2f}×", open_, f"{peak:.2f}"])
-    head = ["case", "eager", "Inductor", "Polyfuse", "in one piece", "over Inductor"]
+    head = ["case", "eager", "Inductor", "Polyfuse", "whole", "over Inductor"]
     head += ["exposed communication", "peak memory"]
     if not any(row[4] for row in table):
-        head.remove("in one piece")
+        head.remove("whole")
         table = [[*row[:4], *row[5:]] for row in table]
     return [
         f"## {content['ranks']} processes on {content['ranks']} devices, {content['device']}",
         "",
         "Tensor-parallel Llama blocks of the 8B shape, decoding with them (with device graphs), and FSDP2",
         "training of a 1B shape, in bf16. *exposed communication*: of a call by Inductor and by Polyfuse,",
-        "where no other kernel runs; *peak memory*: as a share of eager mode's; *in one piece*: by Polyfuse,",
-        "without matmuls in pieces beside collectives (`chunk_collectives`).",
+        "where no other kernel runs; *peak memory*: as a share of eager mode's; *whole*: by Polyfuse,",
+        "without matmuls in chunks beside collectives (`chunk_collectives`).",
         "",
         f"Measured {content['taken']}, torch {content['torch']}. To repeat it: `PYTHONPATH=benchmarks",
         f"torchrun --standalone --nproc-per-node {content['ranks']} -m polyfuse_bench.two_devices`.",

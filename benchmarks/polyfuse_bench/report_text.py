@@ -15,12 +15,14 @@ from polyfuse_bench.backends import (
     ONNXRUNTIME,
     OPENVINO,
     POLYFUSE,
+    SDPA,
 )
 from polyfuse_bench.machine import Machine
 from polyfuse_bench.timing import geometric_mean
 
 TITLES = {
     EAGER: "eager",
+    SDPA: "SDPA",
     DYNAMO: "Dynamo alone",
     INDUCTOR: "Inductor",
     OPENVINO: "OpenVINO",
@@ -137,6 +139,11 @@ def sizes(content: dict[str, Any]) -> str:
     return found + (f", batch {batches.pop()}" if len(batches) == 1 and batches != {None} else "")
 
 
+def _missing(row: dict[str, Any], name: str) -> str:
+    """What stands in place of a time: not every candidate does every row."""
+    return "failed" if name in row.get("failures", {}) else ""
+
+
 def timing_table(
     rows: Sequence[dict[str, Any]], what: str, label: Callable[[dict[str, Any]], str], *, best: bool = False
 ) -> list[str]:
@@ -160,7 +167,10 @@ def timing_table(
     table = []
     for row in rows:
         medians = {timing["name"]: timing["median"] for timing in row["timings"]}
-        cells = [label(row), *(time_text(medians[name]) if name in medians else "failed" for name in names)]
+        cells = [
+            label(row),
+            *(time_text(medians[name]) if name in medians else _missing(row, name) for name in names),
+        ]
         for name in compared:
             if name in medians and mine in medians:
                 ratios[name].append(medians[name] / medians[mine])

@@ -18,7 +18,7 @@ KERNEL_PREFIX = "kernel:"
 
 @dataclass(frozen=True)
 class Target:
-    """A piece of work before anything is compiled: `start(backend)` compiles lazily and answers the call."""
+    """A workload before anything is compiled: `start(backend)` compiles lazily and answers the call."""
 
     start: Callable[[str], Callable[[], Any]]
     gradients: bool

@@ -4,7 +4,7 @@ Inductor and Polyfuse, in rounds that alternate.
     PYTHONPATH=benchmarks torchrun --standalone --nproc-per-node 2 -m polyfuse_bench.two_devices --out FILE
 
 Sides may be followed by `whole`, as in `--sides "inductor,polyfuse whole,polyfuse"`: without matmuls in
-pieces beside collectives (`chunk_collectives`), for which `--costs` measures collectives first.
+chunks beside collectives (`chunk_collectives`), for which `--costs` measures collectives first.
 
 Each rank runs this file. What is decided (to go on, to stop) is decided by all ranks together, and a time is
 that of the slowest rank. Without a GPU, ranks compute on the CPU over Gloo, with `--tiny` sizes.

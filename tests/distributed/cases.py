@@ -63,7 +63,7 @@ def ddp(rank: int, compile: Callable[..., Any]) -> Answer:
     return train(network, compile(network), rank)
 
 
-def ddp_in_pieces(rank: int, compile: Callable[..., Any]) -> Answer:
+def ddp_in_chunks(rank: int, compile: Callable[..., Any]) -> Answer:
     """With so small buckets of gradients that the graph is cut between them."""
     network = nn.parallel.DistributedDataParallel(model(512), bucket_cap_mb=1)
     return train(network, compile(network), rank, 512)
@@ -170,7 +170,7 @@ CASES = {
     for f in (
         sequence_parallel,  # first: after others torch fails to divide its graph, whatever the backend
         ddp,
-        ddp_in_pieces,
+        ddp_in_chunks,
         ddp_outside,
         fully_sharded,
         tensor_parallel,
@@ -191,7 +191,7 @@ def overlapped(function: Any) -> Any:
 
 
 def chunked(function: Any) -> Any:
-    """`function` compiled with matmuls in pieces beside its collectives."""
+    """`function` compiled with matmuls in chunks beside its collectives."""
     return compiled(function, chunk_collectives="2")
 
 

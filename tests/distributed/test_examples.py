@@ -52,7 +52,7 @@ def test_a_script_equals_one_process(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", (2, 4))
-def test_matmuls_in_pieces_equal_one_process(ranks: int, tmp_path: Path) -> None:
+def test_matmuls_in_chunks_equal_one_process(ranks: int, tmp_path: Path) -> None:
     run("tensor_parallel.py", ranks, tmp_path, POLYFUSE_CHUNK_COLLECTIVES="2")
 
 

@@ -26,7 +26,7 @@ MINIMAL = ROOT / "examples" / "minimal_backend"
 ACCELERATOR = ROOT / "examples" / "accelerator"
 
 
-def piece(name: str, of: str) -> str:
+def excerpt(name: str, of: str) -> str:
     """A part of an example of one file."""
     return fenced("python", part((ROOT / "examples" / of).read_text(encoding="utf-8"), name))
 
@@ -42,7 +42,7 @@ def test_pages_show_kernels_of_examples(
     request: pytest.FixtureRequest, page: str, name: str, of: str
 ) -> None:
     update = request.config.getoption("--update-golden")
-    check(ROOT / "docs" / f"{page}.md", {name: piece(name, of)}, update)
+    check(ROOT / "docs" / f"{page}.md", {name: excerpt(name, of)}, update)
 
 
 def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest) -> None:
@@ -50,9 +50,9 @@ def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest)
         return fenced(language, (example / name).read_text(encoding="utf-8"))
 
     blocks = {
-        "tiny": piece("tiny", "tiny_backend.py"),
-        "tiny-call": piece("tiny-call", "tiny_backend.py"),
-        "lying": piece("lying", "planted_defect.py"),
+        "tiny": excerpt("tiny", "tiny_backend.py"),
+        "tiny-call": excerpt("tiny-call", "tiny_backend.py"),
+        "lying": excerpt("lying", "planted_defect.py"),
         "defects": file("tests/test_defects.py"),
         "minimal": file("polyfuse_minimal.py", example=MINIMAL),
         "minimal-program": file("program.py", example=MINIMAL),

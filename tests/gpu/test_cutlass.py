@@ -137,7 +137,7 @@ def test_rounded_rows_known_at_run_time(backend, tmp_path, rows):
 
 @pytest.mark.parametrize("tiling", ("wide", "pingpong", "three fragments", "overlapping fragments"))
 def test_rounded_results_over_many_rounds(backend, tmp_path, tiling):
-    """Pieces wait for the copy engine while the next tiles are multiplied."""
+    """Chunks wait for the copy engine while the next tiles are multiplied."""
     x, w = (torch.randn(n, 264, device="cuda").bfloat16() for n in (8000, 8200))
     bias, scale = torch.randn(8200, device="cuda").bfloat16(), torch.rand(8000, device="cuda")
     kernel = product(8000, 8200, 264, epilogue=SCALED)

@@ -98,8 +98,8 @@ def test_without_memory_for_a_recording_the_call_runs() -> None:
     same(run(x, w), expected)
     # 300 MiB for the call, and none for a recording, whose memory is its own: a part of them is in use
     let_go()
-    piece = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
-    del piece
+    chunk = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+    del chunk
     held = torch.empty(12 << 20, dtype=torch.uint8, device="cuda")
     with no_more_memory():
         result = run(x, w)

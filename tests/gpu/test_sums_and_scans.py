@@ -65,7 +65,7 @@ def test_long_scans(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "length", [1, 2, 32767, 32768, 32769, 65537, (1 << 20) + 1, 256 * 4096 + 3, 10_000_019]
 )
-def test_pieces_that_look_back(length: int) -> None:
+def test_chunks_that_look_back(length: int) -> None:
     whole = torch.randint(-9, 9, (length,), device="cuda")
     assert torch.equal(compiled(lambda x: x.cumsum(0) + 1)(whole), whole.cumsum(0) + 1)
     x = torch.rand(length, device="cuda") - 0.5
@@ -92,7 +92,7 @@ SCANS: dict[str, Function] = {
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", SCANS)
-def test_kinds_of_pieces_that_look_back(name: str, dynamic: bool) -> None:
+def test_kinds_of_chunks_that_look_back(name: str, dynamic: bool) -> None:
     run = torch.compile(SCANS[name], backend="polyfuse", dynamic=dynamic)
     for rows, length in ((3, 100_003), (5, 300_000)):
         x = torch.randn(rows, length, device="cuda")
@@ -106,7 +106,7 @@ def test_kinds_of_pieces_that_look_back(name: str, dynamic: bool) -> None:
             torch.testing.assert_close(got, true, rtol=near, atol=1e-2, equal_nan=True)
 
 
-def test_pieces_that_look_back_in_a_recorded_graph() -> None:
+def test_chunks_that_look_back_in_a_recorded_graph() -> None:
     run = torch.compile(lambda x: (x * 2).cumsum(-1) - x, backend="polyfuse", mode="reduce-overhead")
     for _ in range(5):
         x = torch.randint(-9, 9, (2, 1 << 20), device="cuda")

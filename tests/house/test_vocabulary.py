@@ -43,11 +43,12 @@ REPLACED = {
     r"stretch(es)?": "range, chunk or split",
     r"builder's folder": "build directory",
     r"nought": "0",
+    r"pieces?": "chunk, region of a graph, step of a decomposition",
 }
 """What the project does not say, and what it says instead."""
 
 VAGUE = {
-    "Asked", "Bins", "Homes", "Hold", "Kept", "Let", "Made", "Piece", "Place", "Race", "Send", "Side",
+    "Asked", "Bins", "Homes", "Hold", "Kept", "Let", "Made", "Place", "Race", "Send", "Side",
     "Taken", "Treatment", "Verdict", "Way",
 }  # fmt: skip
 """Class names that do not say what they stand for."""

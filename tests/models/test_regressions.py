@@ -195,6 +195,7 @@ def test_what_is_computed_into_a_view_leaves_the_strides_of_the_whole(dynamic: b
     assert [y.stride() for y in found] == [y.stride() for y in expected]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
@@ -210,6 +211,7 @@ def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
             assert torch.count_nonzero(found) == 0, number
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_moments_of_infinities(dtype: torch.dtype, backend: str) -> None:

@@ -412,8 +412,8 @@ def stacked(x: torch.Tensor) -> torch.Tensor:
     ("function", "options", "reason"),
     [
         (broken_loop, {}, "Dynamo leaves the frame to Python: Unsupported"),
-        (scaled, {"freezing": True}, "it is not looked up: the option 'freezing' is set"),
-        (stacked, {"repeated_layers": "on"}, "its graph is compiled in pieces"),
+        (scaled, {"fuel": 100}, "it is not looked up: the option 'fuel' is set"),
+        (stacked, {"repeated_layers": "on"}, "its graph is compiled in regions"),
     ],
 )
 def test_why_a_frame_is_not_stored_is_counted(tmp_path, function, options, reason):

@@ -145,7 +145,8 @@ def test_limits_of_the_process(tmp_path, limit):
     if limit[0] == "NPROC" and os.geteuid() == 0:
         pytest.skip("the limit of processes does not hold for root")
     script = f"""
-import resource, signal
+import resource, signal, sys
+sys.dont_write_bytecode = True  # a short write of compiled code is taken for the whole, by all who come later
 import torch
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 import polyfuse.backend

@@ -423,7 +423,6 @@ def test_a_graph_whose_search_was_cut_short_is_not_stored(monkeypatch, tmp_path)
 
 
 BYPASSES: dict[str, tuple[str, Callable[[], GraphCounts]]] = {
-    "freezing": ("'freezing'", lambda: again(soft, torch.randn(4, 5), freezing=True)),
     "fuel": ("'fuel'", lambda: again(soft, torch.randn(4, 5), fuel=100)),
     "cache": ("'cache'", lambda: again(soft, torch.randn(4, 5), cache=False)),
 }
@@ -646,7 +645,7 @@ def test_steps_of_an_optimizer_are_found(name, monkeypatch):
 def test_the_field_in_which_two_keys_differ_is_named(tmp_path, capsys):
     root, x = tmp_path / "cache", torch.randn(5, 30)
     assert again(soft, x).misses and again(soft, x, numerics="eager").misses and again(soft, x[:3]).misses
-    assert again(soft, x, freezing=True).bypasses and again(soft, x, freezing=True).bypasses
+    assert again(soft, x, fuel=9).bypasses and again(soft, x, fuel=9).bypasses
     keys = [key for key, _ in KeyNotes(root).noted()]
     assert len(keys) == 3
     found = {
@@ -658,7 +657,7 @@ def test_the_field_in_which_two_keys_differ_is_named(tmp_path, capsys):
     assert cli.main(["cache", "why", keys[0][:20], keys[2][:20]]) == 0
     assert cli.main(["cache", "graphs"]) == 0 and cli.main(["cache", "info"]) == 0
     out = capsys.readouterr().out
-    assert keys[1][:12] in out and "    2  the option 'freezing' is set" in out
+    assert keys[1][:12] in out and "    2  the option 'fuel' is set" in out
     assert cli.main(["cache", "why", keys[0], keys[0]]) == 1
     assert cli.main(["cache", "clear", "--kind", "compiled"]) == 0
     assert not KeyNotes(root).noted() and not KeyNotes(root).bypasses()

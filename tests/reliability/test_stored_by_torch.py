@@ -182,7 +182,9 @@ path = Path(sys.argv[1])
 if path.exists():
     torch.compiler.load_cache_artifacts(path.read_bytes())
 x = torch.randn(5, 6, 5)[1:, :, :4]
-for name, function in zip(sys.argv[2:], (one, two)):
+for name in sys.argv[2:]:
+    # aot_eager gives a view of a written input the numbers of another one, and Inductor does not compile it
+    function = one if name == "polyfuse" else two
     torch.testing.assert_close(torch.compile(function, backend=name, dynamic=True)(x), function(x))
 if not path.exists():
     path.write_bytes(torch.compiler.save_cache_artifacts()[0])

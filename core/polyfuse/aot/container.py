@@ -165,7 +165,7 @@ class Archive:
         return self._stream.fileno()
 
     def verify(self, name: str) -> None:
-        """Read a large member piece by piece, and raise if it is not what was written."""
+        """Read a large member chunk by chunk, and raise if it is not what was written."""
         for _ in self._chunks(name):
             pass
 
@@ -220,7 +220,7 @@ class Archive:
         return found
 
     def _chunks(self, name: str) -> Iterator[bytes]:
-        """A member piece by piece; raises at the end if it was not what was written."""
+        """A member chunk by chunk; raises at the end if it was not what was written."""
         sha = hashlib.sha256()
         try:
             for chunk in self._zip.chunks(name):

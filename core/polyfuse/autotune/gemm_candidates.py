@@ -198,8 +198,8 @@ def narrow_gemm(
         form = gemm_loops(call, graph.buffers)
     except Unavailable:
         return None
-    narrow = reading_less(graph, call, form, backend.narrow_weight_sums)
-    if narrow is not None and narrow.rows <= backend.narrow_weight_rows:
+    narrow = reading_less(graph, call, form, backend.narrow_weight_rows)
+    if narrow is not None:
         item = GeneratedGemm(f"{backend.name}{PROLOGUE}", backend, narrow.loops, narrow.removed)
     else:
         streamed = _streamed(graph, form, backend)

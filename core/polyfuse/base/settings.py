@@ -244,7 +244,7 @@ class Settings:
     )
     chunk_collectives: str = option(
         "auto",
-        "Number of pieces of a matmul and an all-gather before it, or a sum over ranks behind it: pieces are "
+        "Number of chunks of a matmul and an all-gather before it, or a sum over ranks behind it: chunks are "
         "multiplied while others are sent. `auto`: on devices with processors of their own, as many as "
         "measured costs of collectives (`polyfuse collectives`) or `network_bandwidth` say that it gains by, "
         "else one. All ranks need the same.",

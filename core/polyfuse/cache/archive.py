@@ -157,7 +157,7 @@ def _unpack_one(archive: ZipReader, root: Path, kind: str, names: list[str], add
     try:
         files = {name: archive.read(name) for name in names}
         if kind == "kernels":
-            return _unpack_unit(root, files, add)
+            return _unpack_unit(files, add)
         missing = [name for name in names if not (root / name).exists()]
         for name in missing:
             atomic_write(root / name, files[name])
@@ -166,7 +166,7 @@ def _unpack_one(archive: ZipReader, root: Path, kind: str, names: list[str], add
         return "damaged"
 
 
-def _unpack_unit(root: Path, files: Mapping[str, bytes], add: AddUnit) -> str:
+def _unpack_unit(files: Mapping[str, bytes], add: AddUnit) -> str:
     contents = _contents(files)
     kernels = kernels_in(contents)
     unit = PurePosixPath(*PurePosixPath(next(iter(files))).parts[:3])

@@ -98,16 +98,16 @@ class ZipReader:
         return b"".join(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The content of a member piece by piece; raises at the end if it is not what was written."""
+        """The content of a member chunk by chunk; raises at the end if it is not what was written."""
         member = self._member(name)
         place, left, crc, size = self.place(name), member.packed, 0, 0
         expand = None if member.stored else zlib.decompressobj(-15)
         while left or expand is not None:
             raw = self._at(place, min(left, _CHUNK))
             place, left = place + len(raw), left - len(raw)
-            for piece in (raw,) if expand is None else self._expanded(expand, raw, member, size):
-                crc, size = zlib.crc32(piece, crc), size + len(piece)
-                yield piece
+            for chunk in (raw,) if expand is None else self._expanded(expand, raw, member, size):
+                crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+                yield chunk
             if expand is not None and (expand.eof or not left):
                 break
         whole = expand is None or (expand.eof and not expand.unused_data and not left)
@@ -219,12 +219,12 @@ class ZipReader:
         try:
             while True:
                 # one byte more than announced is enough to tell
-                piece = expand.decompress(raw, min(_CHUNK, member.size - done + 1))
-                done += len(piece)
+                chunk = expand.decompress(raw, min(_CHUNK, member.size - done + 1))
+                done += len(chunk)
                 if done > member.size:
                     raise DamagedArchiveError(f"{member.name} is larger than it says")
-                if piece:
-                    yield piece
+                if chunk:
+                    yield chunk
                 raw = expand.unconsumed_tail
                 if expand.eof or not raw:
                     return

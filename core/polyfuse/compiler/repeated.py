@@ -1,4 +1,4 @@
-"""Repeated layers are compiled once: a graph that repeats itself is cut into pieces, and of those that are
+"""Repeated layers are compiled once: a graph that repeats itself is cut into regions, and of those that are
 equal, one is traced, lowered, scheduled, tuned and built, and called for each.
 """
 
@@ -13,9 +13,9 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.base.log import get_logger
 from polyfuse.frontend.describe import output_args
-from polyfuse.frontend.repeated import GraphRegion, pieces_of
-from polyfuse.runtime.pieces.calls import PieceCall, Strides, in_order
-from polyfuse.runtime.pieces.chains import joined
+from polyfuse.frontend.repeated import GraphRegion, regions_of
+from polyfuse.runtime.regions.calls import RegionCall, Strides, in_order
+from polyfuse.runtime.regions.chains import joined
 from polyfuse.torch_compat.autograd_functions import PlainFunction, found_functions, is_plain
 from polyfuse.torch_compat.tracing import aot, dynamo, fx
 
@@ -27,9 +27,9 @@ __all__ = ["compile_repeated"]
 _log = get_logger("compiler")
 
 _LEAST_BYTES = 1 << 18
-"""Of a piece's tensors. A call costs some 30 microseconds, with its backward."""
+"""Of a region's tensors. A call costs some 30 microseconds, with its backward."""
 
-_Piece: TypeAlias = "tuple[Callable[..., Any], PlainFunction | None]"
+_Region: TypeAlias = "tuple[Callable[..., Any], PlainFunction | None]"
 """As it was compiled, and what autograd would call of it."""
 
 Compiler: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -38,40 +38,40 @@ Compiler: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 def compile_repeated(
     gm: Any, example_inputs: Sequence[Any], settings: Settings, compiler: Compiler
 ) -> Callable[..., Any] | None:
-    """Compile each distinct piece of what Dynamo captured; None where it is compiled whole.
+    """Compile each distinct region of what Dynamo captured; None where it is compiled whole.
 
     Args:
         compiler: compiles one graph.
     """
     if not _worthwhile(gm, example_inputs, settings):
         return None
-    pieces = pieces_of(gm, example_inputs)
-    uses = Counter(piece.key for piece in pieces)
-    repeated = [piece for piece in pieces if uses[piece.key] > 1]
+    regions = regions_of(gm, example_inputs)
+    uses = Counter(region.key for region in regions)
+    repeated = [region for region in regions if uses[region.key] > 1]
     if settings.repeated_layers == "auto":
-        repeated = [piece for piece in repeated if _is_large(piece)]
+        repeated = [region for region in repeated if _is_large(region)]
     if not repeated:
         return None
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     examples = dict(zip(placeholders, example_inputs, strict=True))
-    compiled: dict[Hashable, _Piece] = {}
-    for piece in pieces:
-        if piece.key not in compiled:
+    compiled: dict[Hashable, _Region] = {}
+    for region in regions:
+        if region.key not in compiled:
             with dynamo.context_of_its_own():
-                inputs = [examples[n] if n in examples else dynamo.example_like(n) for n in piece.inputs]
-                module = fx.piece_module(gm, piece.nodes, piece.inputs, piece.outputs)
+                inputs = [examples[n] if n in examples else dynamo.example_like(n) for n in region.inputs]
+                module = fx.region_module(gm, region.nodes, region.inputs, region.outputs)
                 with found_functions() as functions:
                     run = compiler(module, inputs)
-                compiled[piece.key] = run, _plain(functions, piece)
-                if dynamo.written_inputs():  # what other pieces read then, nobody has compared
+                compiled[region.key] = run, _plain(functions, region)
+                if dynamo.written_inputs():  # what other regions read then, nobody has compared
                     return None
-    _log.info("a graph in %d pieces, of which %d are compiled", len(pieces), len(compiled))
-    return dynamo.disable(_called(gm, placeholders, pieces, compiled), reason="already compiled")
+    _log.info("a graph in %d regions, of which %d are compiled", len(regions), len(compiled))
+    return dynamo.disable(_called(gm, placeholders, regions, compiled), reason="already compiled")
 
 
-def _plain(functions: Sequence[Any], piece: GraphRegion) -> PlainFunction | None:
-    """A compiled piece without what AOTAutograd does around it, where that is nothing."""
-    if len(functions) != 1 or not is_plain(functions[0], len(piece.inputs), len(piece.outputs)):
+def _plain(functions: Sequence[Any], region: GraphRegion) -> PlainFunction | None:
+    """A compiled region without what AOTAutograd does around it, where that is nothing."""
+    if len(functions) != 1 or not is_plain(functions[0], len(region.inputs), len(region.outputs)):
         return None
     return PlainFunction(functions[0])
 
@@ -91,9 +91,9 @@ def _worthwhile(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> b
     return not (aot.stored_by_torch() or dynamo.is_bucket() or hasattr(gm, "saved_tensors_hooks_pack_0"))
 
 
-def _is_large(piece: GraphRegion) -> bool:
-    """Whether calling a piece apart costs little beside what it does."""
-    values = [node.meta["example_value"] for node in (*piece.inputs, *piece.outputs, *piece.nodes)]
+def _is_large(region: GraphRegion) -> bool:
+    """Whether calling a region apart costs little beside what it does."""
+    values = [node.meta["example_value"] for node in (*region.inputs, *region.outputs, *region.nodes)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     on_cpu = all(value.device.type == "cpu" for value in tensors)
     return on_cpu and sum(value.nbytes for value in tensors) >= _LEAST_BYTES
@@ -108,33 +108,33 @@ def _differentiated(example_inputs: Sequence[Any]) -> bool:
 def _called(
     gm: GraphModule,
     placeholders: Sequence[Node],
-    pieces: Sequence[GraphRegion],
-    compiled: dict[Hashable, _Piece],
+    regions: Sequence[GraphRegion],
+    compiled: dict[Hashable, _Region],
 ) -> Callable[..., Any]:
-    """The compiled pieces, called in order."""
+    """The compiled regions, called in order."""
     numbers = {node: number for number, node in enumerate(placeholders)}
-    for piece in pieces:
-        for node in piece.outputs:
+    for region in regions:
+        for node in region.outputs:
             numbers[node] = len(numbers)
     results = output_args(gm)
     last: dict[Node, int] = {}
-    for turn, piece in enumerate(pieces):
-        last.update((node, turn) for node in (*piece.inputs, *piece.outputs))
+    for turn, region in enumerate(regions):
+        last.update((node, turn) for node in (*region.inputs, *region.outputs))
     kept = {node for node in results if isinstance(node, Node)}
 
-    def calls() -> Iterator[PieceCall]:
-        for turn, piece in enumerate(pieces):
-            ended = [n for n in (*piece.inputs, *piece.outputs) if last[n] == turn and n not in kept]
-            yield PieceCall(
-                compiled[piece.key][0],
-                tuple(numbers[node] for node in piece.inputs),
-                tuple(numbers[node] for node in piece.outputs),
-                tuple(_strides(node) for node in piece.outputs),
+    def calls() -> Iterator[RegionCall]:
+        for turn, region in enumerate(regions):
+            ended = [n for n in (*region.inputs, *region.outputs) if last[n] == turn and n not in kept]
+            yield RegionCall(
+                compiled[region.key][0],
+                tuple(numbers[node] for node in region.inputs),
+                tuple(numbers[node] for node in region.outputs),
+                tuple(_strides(node) for node in region.outputs),
                 tuple(numbers[node] for node in ended),
             )
 
     returned = [numbers[n] if isinstance(n, Node) else None for n in results]
-    graphs = [compiled[piece.key][1] for piece in pieces]
+    graphs = [compiled[region.key][1] for region in regions]
     return in_order(tuple(joined(tuple(calls()), graphs, returned)), returned, len(numbers))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.graph import AtenGraph, GraphInput, GraphKind, GraphOutput, Note, kind_of
@@ -107,10 +106,8 @@ def describe(
         )
         for i, node in enumerate(placeholders)
     )
-    positions = {node: i for i, node in enumerate(placeholders)}
     outputs = tuple(
-        _describe_output(i, value, positions, kind, user_outputs)
-        for i, value in enumerate(output_args(module))
+        _describe_output(i, value, kind, user_outputs) for i, value in enumerate(output_args(module))
     )
     return AtenGraph(
         name=name,
@@ -126,13 +123,9 @@ def describe(
     )
 
 
-def _describe_output(
-    index: int, arg: Any, positions: dict[Node, int], kind: GraphKind, user_outputs: int | None
-) -> GraphOutput:
+def _describe_output(index: int, arg: Any, kind: GraphKind, user_outputs: int | None) -> GraphOutput:
     saved = kind == "forward" and user_outputs is not None and index >= user_outputs
     if not isinstance(arg, Node):
-        return GraphOutput(index, kind_of(arg), None, arg, False, None, saved)
+        return GraphOutput(index, kind_of(arg), None, arg, saved)
     value = arg.meta.get("val")
-    sort = kind_of(value)
-    alias = positions.get(alias_root(arg)) if isinstance(value, torch.Tensor) else None
-    return GraphOutput(index, sort, arg.name, value, sort == "tensor" and not saved, alias, saved)
+    return GraphOutput(index, kind_of(value), arg.name, value, saved)

@@ -63,13 +63,8 @@ class GraphOutput:
     """Name of the node that makes it; None for constants and None."""
     value: Any
     """The traced value, or the constant itself."""
-    keep_strides: bool
-    """Must have the traced strides, since the caller relies on them (false for what is saved for a backward).
-    """
-    alias_of_input: int | None
-    """Position of the input whose storage it shares, if any."""
     saved: bool
-    """Saved for the backward; the user never sees it."""
+    """Saved for the backward: the user never sees it, and relies on its traced strides for all others."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,7 @@ class InnerCompiler(Protocol):
 
     The callable takes one list of flat arguments, which it may clear, and returns the flat outputs. It may
     carry `output_strides`, a sequence with one tuple or None an output, when it chose other strides for
-    outputs whose `keep_strides` is false.
+    outputs that are `saved`.
     """
 
     def __call__(self, graph: AtenGraph, /) -> BoxedCallable: ...

@@ -1,8 +1,8 @@
-"""Where a captured graph repeats itself, as a model with equal layers does, and the pieces that this makes.
+"""Where a captured graph repeats itself, as a model with equal layers does, and the regions that this makes.
 
 Nodes of Dynamo's graph are compared by operator, constants, and the type, sizes and strides of their results.
 The longest run that repeats with some period is cut where the fewest bytes pass from one period to the next.
-Each piece then gets a key: pieces of equal keys compute the same of their inputs, so that one of them is
+Each region then gets a key: regions of equal keys compute the same of their inputs, so that one of them is
 compiled for all. No cut is made where gradients are switched off for a part, as by `no_grad` in a model.
 """
 
@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, global_state
 
-__all__ = ["GraphRegion", "pieces_of"]
+__all__ = ["GraphRegion", "regions_of"]
 
 _LEAST_NODES = 8
 """Of a period: what is smaller costs less to compile than to call apart."""
@@ -49,7 +49,7 @@ class GraphRegion:
         nodes: these, in order.
         inputs: what they read of others, in the order of their first use.
         outputs: those of them that others read.
-        key: equal for pieces that compute the same of inputs that look the same.
+        key: equal for regions that compute the same of inputs that look the same.
     """
 
     nodes: Sequence[Node]
@@ -62,8 +62,8 @@ class _NoRepeats(Exception):
     """Why a graph stays whole."""
 
 
-def pieces_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Sequence[GraphRegion]:
-    """The pieces of a graph that repeats itself, in order, or nothing where it stays whole: it does not
+def regions_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Sequence[GraphRegion]:
+    """The regions of a graph that repeats itself, in order, or nothing where it stays whole: it does not
     repeat itself often enough, has sizes that vary, writes to a tensor, or calls what cannot be compared.
     """
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
@@ -77,7 +77,7 @@ def pieces_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Sequence[GraphR
         tokens = [_token(node) for node in nodes]
         looks.update((node, _look(_example(node))) for node in nodes)
         cuts = _cuts(nodes, tokens)
-        return tuple(_pieces(nodes, cuts, looks)) if cuts else ()
+        return tuple(_regions(nodes, cuts, looks)) if cuts else ()
     except _NoRepeats:
         return ()
 
@@ -234,15 +234,15 @@ def _switched(nodes: Sequence[Node]) -> Any:
     return borders
 
 
-def _pieces(
+def _regions(
     nodes: Sequence[Node], cuts: Sequence[int], looks: Mapping[Node, Hashable]
 ) -> Iterator[GraphRegion]:
     for first, behind in zip((0, *cuts), (*cuts, len(nodes)), strict=True):
         if first < behind:
-            yield _piece(nodes[first:behind], looks)
+            yield _region(nodes[first:behind], looks)
 
 
-def _piece(nodes: Sequence[Node], looks: Mapping[Node, Hashable]) -> GraphRegion:
+def _region(nodes: Sequence[Node], looks: Mapping[Node, Hashable]) -> GraphRegion:
     mine = set(nodes)
     inputs = tuple(dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in mine))
     outputs = tuple(node for node in nodes if any(user not in mine for user in node.users))

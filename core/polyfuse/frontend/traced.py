@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import PassTexts
 from polyfuse.frontend.describe import describe, output_args
-from polyfuse.frontend.freezing.freeze import freeze, values_of
+from polyfuse.frontend.freezing.freeze import freeze
 from polyfuse.frontend.graph import (
     AtenGraph,
     BoxedCallable,
@@ -136,7 +135,7 @@ class Traced:
         if kind != "backward":
             dynamo.report_output_strides(_reported_strides(graph, compiled))
         if frozen is not None:
-            compiled = FrozenProgram(compiled, partial(values_of, frozen), frozen.sources)
+            compiled = FrozenProgram(compiled, frozen, frozen.sources)
         if self.cached:
             compiled = aot.storable(compiled)
         return fx.mark_boxed(compiled)

@@ -24,7 +24,7 @@ from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin.target_info import TargetInfo
 from polyfuse.rewrite import cast, is_held, round_half, scalar
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.symbolic import Index, IndexLike, contiguous_strides, free_axes, storage_size
+from polyfuse.symbolic import Index, IndexLike, contiguous_strides, free_axes, product, storage_size
 
 _DIVISIONS = frozenset(("div", "sqrt", "rsqrt", "reciprocal"))
 """Operations that take as long as several others, yet are no function."""
@@ -96,6 +96,7 @@ class LoweringContext:
         self._counts: dict[str, int] = {}
         self._costs: dict[Expr, tuple[int, int, bool]] = {}
         self._reads: dict[Expr, tuple[str, ...]] = {}
+        self._called: set[str] = set()
         self._examined = 0
         self._unstored: list[tuple[Any, TensorValue]] = []
         self._moved: dict[tuple[str, str], TensorValue] = {}
@@ -129,6 +130,8 @@ class LoweringContext:
     def emit(self, node: Node) -> None:
         """Append a node to the graph."""
         self.nodes.append(node)
+        if isinstance(node, ExternCall):
+            self._called.update(node.writes())
 
     # Values.
 
@@ -363,6 +366,16 @@ class LoweringContext:
             else:
                 unstored.append((node, value))
         self._unstored = unstored
+
+    def results_of_calls(self, value: TensorValue) -> int:
+        """Bytes of the results of calls, each as large as a lazy value, that it is made of, if these are more
+        than two; else 0.
+        """
+        if value.body is None or value.dtype is None:
+            return 0
+        size = product(value.size)
+        found = [b for b in self._read_by(value.body) if b in self._called and self.buffers[b].numel == size]
+        return len(found) * size * value.dtype.itemsize if len(found) > 2 and isinstance(size, int) else 0
 
     def _read_by(self, body: Expr) -> tuple[str, ...]:
         """The buffers that a body reads."""

@@ -42,6 +42,8 @@ from polyfuse.torch_compat.tracing import fx, shapes
 
 _log = get_logger("lowering")
 _NUMBERED = re.compile(r"arg\d+_1|primals_\d+|tangents_\d+", re.ASCII)
+_NOTICED = 1 << 20
+"""Bytes of results of calls that may always wait for others."""
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -105,7 +107,7 @@ class _Lowerer:
             elif node.op == "get_attr":
                 ctx.env[node] = self._constant(node)
             elif node.op == "output":
-                self.outputs = self._results(node)
+                self.outputs = self._results()
             else:
                 ctx.env[node] = self._lower(node)
         return Graph(
@@ -280,7 +282,7 @@ class _Lowerer:
         )
         value.set_view(buffer.view())
 
-    def _results(self, node: Node) -> tuple[GraphOutput, ...]:
+    def _results(self) -> tuple[GraphOutput, ...]:
         described = self.aten.outputs
         results: list[GraphOutput] = []
         for position, argument in enumerate(output_args(self.aten.module)):
@@ -311,7 +313,7 @@ class _Lowerer:
         if _is_getitem(node):
             return self._finish(node, self._getitem(node))
         if _is_size_arithmetic(node):
-            return self._number(node, fake)
+            return self._number(fake)
         args = tuple(self._value(a) for a in node.args)
         kwargs = {k: self._value(v) for k, v in node.kwargs.items()}
         inlined = tensors_in((args, tuple(kwargs.values())))
@@ -365,9 +367,20 @@ class _Lowerer:
                 return result
             if readers.stored:
                 self.ctx.realize(result, readers.stored)
+            elif self._waits(node, result):
+                self.ctx.realize(result, "results of several calls would wait for later ones")
             else:
                 self.ctx.store_if_better(result, readers.passes, readers.recomputed, readers.across)
         return result
+
+    def _waits(self, node: Node, value: TensorValue) -> bool:
+        """Whether several results of calls, as the gradients of a weight that each step of a loop uses, would
+        be kept until another one is there, to be added up by one kernel.
+        """
+        if self.ctx.results_of_calls(value) <= _NOTICED:
+            return False
+        others = (other for user in node.users for other in user.all_input_nodes if other is not node)
+        return any(other not in self.ctx.env for other in others)
 
     def _value(self, argument: Any) -> Any:
         if isinstance(argument, Node):
@@ -387,7 +400,7 @@ class _Lowerer:
         self.ctx.origins = picked.origins if isinstance(picked, TensorValue) else ()
         return picked
 
-    def _number(self, node: Node, fake: Any) -> Any:
+    def _number(self, fake: Any) -> Any:
         if fake is None:
             return None
         if isinstance(fake, (bool, float)):

@@ -51,13 +51,6 @@ class Backend(ABC):
     # Whether what it generates for matmuls (`ops.CONTRACTIONS`) is worth timing against a library's.
     autotunes_gemm: ClassVar[bool] = False
 
-    # Up to how many rows its kernels multiply a weight that is stored with fewer bits (`int8`, `float8`) in
-    # no more time than it takes to read that weight. Such matmuls are generated without timing.
-    narrow_weight_rows: ClassVar[int] = 0
-
-    # Up to how many rows such a matmul is a sum of products for each element of its result, without tiles.
-    narrow_weight_sums: ClassVar[int] = 1
-
     # Whether its sums of products read a matrix at the memory's rate, so that a row times a matrix is
     # generated without timing, and fused with what surrounds it.
     streams_matvec: ClassVar[bool] = False
@@ -124,6 +117,14 @@ class Backend(ABC):
         in sizes.
         """
         return True
+
+    def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
+        """Return up to how many rows its kernels multiply a weight that is stored with fewer bits (`int8`,
+        `float8`), and that `matmul` converts, in less time than a library needs for the converted one, and up
+        to how many of these as a sum of products for each element of the result, which needs no tiles. Such a
+        matmul is generated without timing. The first is 0 where a library is better.
+        """
+        return 0, 1
 
     def streaming_parts(self, matmul: Reduction) -> int:
         """Return into how many parts the depth of a GEMM with few rows is split, so that its kernels read the

@@ -88,7 +88,7 @@ def graph_facts(
     if not settings.device_graphs:
         return None
     graph = schedule.graph
-    devices = _devices(schedule, inputs, unused)
+    devices = _devices(schedule, unused)
     mutated = set(graph.mutated_inputs())
     positions = [
         (i, item) for i, item in enumerate(inputs) if item.kind == "tensor" and item.name not in unused
@@ -106,7 +106,7 @@ def graph_facts(
     )
 
 
-def _devices(schedule: Schedule, inputs: Sequence[ProgramInput], unused: Sequence[str]) -> Mapping[str, str]:
+def _devices(schedule: Schedule, unused: Sequence[str]) -> Mapping[str, str]:
     """Devices that the program computes on, each with the name of a buffer there."""
     found: dict[str, str] = {}
     removed = {*schedule.removed, *unused}

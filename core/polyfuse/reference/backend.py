@@ -84,6 +84,6 @@ class Interpreted:
         return parse_kernel(self.source)
 
     def __call__(self, *args: Any) -> None:
-        # built kernels are no operators either: no mode and no subclass of tensors sees a piece of one
+        # built kernels are no operators either: no mode and no subclass of tensors sees a chunk of one
         with plain_operators(), torch.no_grad():
             run_kernel(self.kernel, args)

@@ -50,7 +50,7 @@ class SourceTable:
         return self._rows
 
     def files(self) -> list[dict[str, Any]]:
-        """Of each file, its path and the pieces of its text as (first line, text)."""
+        """Of each file, its path and the chunks of its text as (first line, text)."""
         wanted: dict[int, set[int]] = {number: set() for number in self._files.values()}
         for row in self._rows:
             if row["file"] is not None:

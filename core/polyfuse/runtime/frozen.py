@@ -4,17 +4,30 @@ library. They are computed when parameters are met for the first time, and again
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-__all__ = ["CHECKED", "FROZEN", "ONCE", "CheckedCall", "FrozenCall", "FrozenProgram"]
+from polyfuse.torch_compat.ops import resolve
+
+__all__ = [
+    "CHECKED",
+    "FROZEN",
+    "ONCE",
+    "CheckedCall",
+    "FrozenCall",
+    "FrozenOperand",
+    "FrozenProgram",
+    "FrozenStep",
+    "FrozenValues",
+]
 
 FROZEN = "frozen."
 """Before the name of an operator that is called through `FrozenCall`."""
@@ -33,6 +46,9 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 _MOST_MODELS = 64
 """Sets of parameters that are remembered: the layers of a model may share one program."""
+
+_CONSTANT_BYTES = 1 << 20
+"""Larger constants are not copied into an entry of the graph cache."""
 
 _Values = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _Stamp = tuple[tuple[int, int], ...]
@@ -62,6 +78,83 @@ def _stamp(given: Sequence[torch.Tensor]) -> _Stamp:
     return tuple((t.data_ptr(), -1 if t.is_inference() else t._version) for t in given)
 
 
+@dataclass(frozen=True)
+class FrozenOperand:
+    """In the place of an argument: a parameter, a constant, or the result of an earlier step."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class FrozenStep:
+    """A call of an operator.
+
+    Attributes:
+        op: its name such as `aten.mul.Tensor`; `getitem` for one of several results.
+        args, kwargs: `FrozenOperand` and plain values, in tuples and lists, too.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def run(self, made: Sequence[Any]) -> Any:
+        """Its result, from what was made before."""
+        call = operator.getitem if self.op == "getitem" else resolve(self.op)
+        return call(*_filled(self.args, made), **_filled(dict(self.kwargs), made))
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenValues:
+    """Computes values from the parameters of a model: the same for all numbers in them, so that it can be
+    stored without them.
+
+    Attributes:
+        sources: positions of the parameters among the inputs of a graph.
+        constants: tensors that the graph holds.
+        steps: calls, in order; a number of `FrozenOperand` counts parameters, then constants, then these.
+        results: which of these numbers are the values.
+        layouts: size and stride of each value.
+        folded: how many operations went into the weights of a convolution.
+    """
+
+    sources: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+    steps: tuple[FrozenStep, ...]
+    results: tuple[int, ...]
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    folded: int = 0
+
+    def __call__(self, given: Sequence[Any]) -> list[torch.Tensor]:
+        """The values, laid out as the graph was told."""
+        with torch.inference_mode(False), torch.no_grad():
+            return [
+                value if tuple(value.stride()) == stride else _laid_out(value, size, stride)
+                for value, (size, stride) in zip(self.compute(*given), self.layouts, strict=True)
+            ]
+
+    def compute(self, *given: Any) -> list[torch.Tensor]:
+        """The values, laid out as operators leave them."""
+        made = [*given, *self.constants]
+        for step in self.steps:
+            made.append(step.run(made))
+        return [made[number] for number in self.results]
+
+
+def _filled(value: Any, made: Sequence[Any]) -> Any:
+    if isinstance(value, FrozenOperand):
+        return made[value.number]
+    if isinstance(value, (tuple, list)):
+        return type(value)(_filled(item, made) for item in value)
+    if isinstance(value, dict):
+        return {key: _filled(item, made) for key, item in value.items()}
+    return value
+
+
+def _laid_out(value: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).copy_(value)
+
+
 class FrozenProgram:
     """Called as the program is, but without its last inputs.
 
@@ -81,6 +174,19 @@ class FrozenProgram:
         self._sources = tuple(sources)
         self._known: OrderedDict[tuple[int, ...], _Entry] = OrderedDict()
         self._lock = threading.Lock()
+
+    @property
+    def cache_record(self) -> Any:
+        """What the graph cache stores: the program's record, with how the values are computed."""
+        record: Any = getattr(self.program, "cache_record", "it falls back to eager")
+        if isinstance(record, str) or not isinstance(self._compute, FrozenValues):
+            return record
+        constants = self._compute.constants
+        if any(type(constant) is not torch.Tensor or constant.requires_grad for constant in constants):
+            return "its parameters meet a constant that is no plain tensor"
+        if sum(constant.nbytes for constant in constants) > _CONSTANT_BYTES:
+            return "its constants are large"
+        return replace(record, frozen=self._compute)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         given = [args[i] for i in self._sources]

@@ -56,7 +56,7 @@ def _nothing(*operands: Any) -> None:
 
 
 def _random_input(
-    name: str, kind: str, dtype: str, device: str, size: Sequence[int], stride: Sequence[int]
+    _name: str, kind: str, dtype: str, device: str, size: Sequence[int], stride: Sequence[int]
 ) -> Any:
     if kind == "symint":
         return size[0]

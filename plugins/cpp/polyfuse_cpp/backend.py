@@ -45,7 +45,6 @@ class CppBackend(Backend):
     """Kernels for the CPU in C++."""
 
     autotunes_gemm = True
-    narrow_weight_rows = narrow_weight_sums = 4
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -120,6 +119,12 @@ class CppBackend(Backend):
         from polyfuse_cpp import generator
 
         return generator.prepacks(matmul, hints)
+
+    def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
+        """Many where the weight lies along the depth, which is converted once for all rows."""
+        from polyfuse_cpp.matmul.converted import narrow_rows
+
+        return narrow_rows(matmul, self.isa)
 
     def may_group(self, kernel: Kernel) -> Claim:
         """All but matmuls."""

@@ -81,9 +81,13 @@ def offered() -> bool:
 # What is known without timing.
 
 
-_FEW_PAIRS = 1 << 20
-"""Multiplications up to which calling oneDNN takes longer than MKL does."""
+_FEW_PAIRS = 1 << 23
+"""Multiplications up to which MKL is as fast or faster: a call of oneDNN costs 13 microseconds more, and
+gains a tenth of the rest (one thread of Zen 4, MKL of torch 2.13: half as many take 1.04 to 1.11 times as
+long, an eighth 1.4 to 1.6)."""
 
+_NARROW = (12, 8), (32, 2)
+"""Columns up to which MKL loses more, and by what the number above is divided for them."""
 
 _LANES = 16
 """Numbers in a register of AVX-512."""
@@ -102,7 +106,7 @@ time than MKL loses: few, which MKL does badly, and from the second on, where th
 
 def _beats_mkl(site: CallSite) -> bool:
     """Whether torch would call MKL on a CPU whose AVX-512 it does not use, since another maker's. There,
-    oneDNN takes between a third and two thirds of the time, with few rows as with hundreds, but for small
+    oneDNN takes less time (0.9 of it on Zen 4), with few rows as with hundreds, but for small
     matmuls, and but for a row or two of a matrix whose rows are contiguous: oneDNN lays it out first, which
     takes longer than reading it (2048x2048: 1.38 and 0.37 ms for one row, 1.50 and 0.89 for two, 1.76 and
     2.05 for four). So it does with rows that are transposed, as in a weight's gradient. With AVX2 alone, MKL
@@ -115,7 +119,8 @@ def _beats_mkl(site: CallSite) -> bool:
         return False
     if _is_laid_out(rows, weight, extents):
         return False
-    return prod(extents) >= _FEW_PAIRS and torch.backends.mkl.is_available() and _mkl_leaves_lanes()
+    few = _FEW_PAIRS // next((by for columns, by in _NARROW if extents[-1] <= columns), 1)
+    return prod(extents) >= few and torch.backends.mkl.is_available() and _mkl_leaves_lanes()
 
 
 def _is_laid_out(rows: View, weight: View, extents: list[int]) -> bool:

@@ -128,8 +128,8 @@ def problem_of(kernel: Kernel) -> Problem:
         raise UnsupportedError(f"{kernel.name} is no matrix multiplication", "another backend computes it")
     if len(found.depth) != 1:
         raise UnsupportedError(f"{kernel.name} adds up over {len(found.depth)} axes", _OTHERS)
-    rows, row = _innermost(found, found.rows, found.left)
-    columns, column = _innermost(found, found.columns, found.right)
+    rows, row = _innermost(found, found.rows)
+    columns, column = _innermost(found, found.columns)
     batch = (*found.batch, *rows, *columns)
     ordered = tuple(a for a in kernel.axes if any(a is b for b in batch))
     args = {arg.name: arg for arg in kernel.args}
@@ -154,9 +154,7 @@ def problem_of(kernel: Kernel) -> Problem:
 _OTHERS = "another backend, or the library, computes it"
 
 
-def _innermost(
-    found: Contraction, axes: tuple[Index, ...], operand: Operand
-) -> tuple[tuple[Index, ...], Index | None]:
+def _innermost(found: Contraction, axes: tuple[Index, ...]) -> tuple[tuple[Index, ...], Index | None]:
     """The axes that count as batches, and the longest, which is tiled."""
     if not axes:
         return (), None

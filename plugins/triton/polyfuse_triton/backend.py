@@ -35,7 +35,6 @@ class TritonBackend(Backend):
     # A worker that runs already starts no compiler for a kernel.
     min_unit = 1
     autotunes_gemm = True
-    narrow_weight_rows = 16
     streams_matvec = True
     # A launch passes its arguments in 4 KiB.
     group_arguments = 240
@@ -65,6 +64,10 @@ class TritonBackend(Backend):
         """The shape of the GPU that tilings are chosen for."""
         wanted = str(self.settings.plugin_option("triton", "column_reductions", "") or "1")
         return target_info_of(self.target, column_reductions=wanted not in ("0", "False", "false"))
+
+    def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
+        """As many as one instruction takes; a single one needs none. Not where the depth is several axes."""
+        return (16, 1) if len(matmul.raxes) == 1 else (0, 0)
 
     def streaming_parts(self, matmul: Reduction) -> int:
         """Where every multiprocessor then reads a part of the weight."""

@@ -175,15 +175,27 @@ def test_operands_whose_layout_takes_longer_than_the_matmul(
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(("rows", "taken"), [(1, False), (63, False), (64, True)])
-def test_small_matmuls_are_the_librarys(rows: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns", "taken"),
+    [
+        (1, 128, False),
+        (511, 128, False),
+        (512, 128, True),
+        (512, 12, False),
+        (683, 12, True),
+        (1023, 32, False),
+    ],
+)
+def test_small_matmuls_are_the_librarys(
+    rows: int, columns: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     forget_sessions()
     reset_reports()
     torch.compiler.reset()
     function = torch.compile(torch.mm, backend="polyfuse", options={"strict": True}, dynamic=False)
-    a, b = torch.randn(rows, 128), torch.randn(128, 128)
+    a, b = torch.randn(rows, 128), torch.randn(128, columns)
     torch.testing.assert_close(function(a, b), a @ b)
     assert ("mkldnn._linear_pointwise.default" in last_reports()[-1].calls) is taken
     forget_sessions()

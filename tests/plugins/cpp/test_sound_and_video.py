@@ -137,3 +137,24 @@ def test_what_learns_convolves_as_it_is_written() -> None:
     model.zero_grad()
     model(x).square().mean().backward()
     torch.testing.assert_close(found, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_what_is_computed_from_features_by_frames(groups: int, dynamic: bool) -> None:
+    """A sequence whose features lie side by side has a result that lies so, too, once it is an image."""
+    first, second = nn.Conv1d(16, 32, 3, stride=2), nn.Conv1d(32, 32, 4, padding=2, groups=groups)
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        frames = torch.tanh(first(x)).transpose(1, 2).contiguous()
+        y = second(frames.transpose(1, 2))
+        rows = y.as_strided((y.size(0), 9), (y.stride(0), y.stride(2)), 5)
+        return y[:, :, :-1], y.flatten(1), y.transpose(1, 2).reshape(-1), y.unfold(2, 3, 2), rows, y, y * 2
+
+    call = torch.compile(model, backend="polyfuse", options={"strict": True}, dynamic=dynamic)
+    for length in (60, 159):
+        x = torch.randn(2, 16, length)
+        with torch.no_grad():
+            for found, expected in zip(call(x), model(x), strict=True):
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+                assert found.stride() == expected.stride()

@@ -18,7 +18,7 @@ ISAS = ("", "avx2", "sse")
 def centred(
     rows: IndexLike, steps: IndexLike, dtype: DType, *, transposed_in: bool, transposed_out: bool
 ) -> KernelBuilder:
-    """Rows less their means; `transposed_in` and `transposed_out` say where a row lies in one piece."""
+    """Rows less their means; `transposed_in` and `transposed_out` say where a row is contiguous."""
     hints = () if isinstance(rows, int) and isinstance(steps, int) else (70, 40)
     k = KernelBuilder({"x0": rows}, {"r0": steps}, hints=hints)
     k.arg("a", dtype), k.out("o", dtype)

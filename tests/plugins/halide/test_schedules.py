@@ -59,7 +59,7 @@ def test_small_kernels_use_one_thread():
     assert plan(total(4, 100, columns=False)).fuse == 0
 
 
-def test_long_rows_are_cut_into_pieces():
+def test_long_rows_are_cut_into_chunks():
     chosen = plan(pointwise(1 << 20))
     assert chosen.fuse == 1 and chosen.chunk > 0
     assert plan(pointwise(512, 2048)).chunk == 0

@@ -121,7 +121,7 @@ def test_normalised_rows():
     torch.testing.assert_close(found[2], given.view(ROWS, LENGTH).var(1, correction=0), rtol=1e-4, atol=0)
 
 
-def test_normalised_rows_whose_first_piece_has_nan():
+def test_normalised_rows_whose_first_chunk_has_nan():
     given = torch.randn(ROWS * LENGTH)
     given[LENGTH + 3] = float("nan")
     made = text(NORMALISED, results=f"out out1: f32[{ROWS}]\n")
@@ -173,7 +173,7 @@ def test_rows_that_no_cluster_holds(made, target):
         emit(parse(made), Config.of(rows=3), known_target(target))
 
 
-def test_what_every_piece_would_add_keeps_the_row_together():
+def test_what_every_chunk_would_add_keeps_the_row_together():
     made = text(
         "once {\n  v9 = load f32 in0[p0]\n  store f32 add out1[p0] = v9\n}\n" + SOFTMAX,
         results="inout out1: f32[256]\n",

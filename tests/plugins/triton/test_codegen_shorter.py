@@ -100,6 +100,21 @@ def test_exponentials_stored_in_halves(kind, also):
         torch.testing.assert_close(got, true, equal_nan=True)
 
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("op", ["tanh", "sigmoid"])
+@pytest.mark.parametrize("kind", ["bf16", "f16", "f32"])
+def test_what_is_made_of_exponentials(op, kind):
+    near = torch.tensor([1e-30, 1e-4, 0.0624, 0.0625, 0.0626, 9.0, 88.0, 200.0])
+    x = torch.cat([torch.tensor(EDGES), near, -near, torch.linspace(-4, 4, 64)])[:64]
+    out = torch.zeros(64, dtype={"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[kind])
+    text = exponentials(kind, "").replace("exp f32", f"{op} f32")
+    found, wanted, text = in_interpreter(run_text, text, None, [x, out, torch.zeros(64)])
+    assert (f"quick_{op}" in text) == (kind != "f32")
+    torch.testing.assert_close(found[1], wanted[1], equal_nan=True)
+    signs = [out.nan_to_num().signbit() for out in (found[1], wanted[1])]
+    assert torch.equal(*signs)
+
+
 PRODUCTS = """kernel k on cuda {
 numerics NUMERICS
 axes p0{999} ~ 999

@@ -17,7 +17,7 @@ from polyfuse_triton.target import known_target
 from triton_interpreted import in_interpreter, run_in_groups
 
 ROWS, LENGTH = 2, 40003
-PIECES = Config.of(r=2048, warps=4)
+CHUNKS = Config.of(r=2048, warps=4)
 """Twenty chunks of each row, of which four are a group where these tests interpret."""
 
 
@@ -66,7 +66,7 @@ def test_chunks_give_what_the_row_gives(kind, dtype):
     given = numbers(kind_of, kind)
     places = [torch.zeros(given.shape, dtype=torch.int64)] if kind in ("min", "max") else []
     operands = [given, torch.zeros(given.shape, dtype=kind_of), *places]
-    found, wanted, made = in_interpreter(run_in_groups, 4, text(kind, dtype), PIECES, operands)
+    found, wanted, made = in_interpreter(run_in_groups, 4, text(kind, dtype), CHUNKS, operands)
     assert "wait_for(" in made
     for got, true in zip(found[1:], wanted[1:], strict=True):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-3)
@@ -79,7 +79,7 @@ def test_nan_and_infinities_reach_all_that_follows():
         operands = [given, torch.zeros_like(given)]
         if kind == "max":
             operands.append(torch.zeros(given.shape, dtype=torch.int64))
-        found, wanted, _ = in_interpreter(run_in_groups, 4, text(kind, "f32"), PIECES, operands)
+        found, wanted, _ = in_interpreter(run_in_groups, 4, text(kind, "f32"), CHUNKS, operands)
         torch.testing.assert_close(found[1], wanted[1], rtol=1e-4, atol=1e-3, equal_nan=True)
         assert found[1][LENGTH + 30000 :].isnan().all() and not found[1][:7].isinf().any()
 
@@ -88,7 +88,7 @@ def test_nan_and_infinities_reach_all_that_follows():
 def test_lengths_that_only_a_call_knows(length):
     given = numbers(torch.int64, "sum", ROWS * length)
     operands = [given, torch.zeros_like(given), length]
-    found, wanted, made = in_interpreter(run_in_groups, 4, text("sum", "i64", size="s0"), PIECES, operands)
+    found, wanted, made = in_interpreter(run_in_groups, 4, text("sum", "i64", size="s0"), CHUNKS, operands)
     assert "wait_for(" in made and torch.equal(found[1], wanted[1])
 
 
@@ -96,7 +96,7 @@ def test_two_scans_of_which_one_continues_the_other():
     more = "  v7 = scan f64 prod (v2)\n  v8 = scan f64 sum (v7)\n  store f64 set in0[40003*p0 + r0] = v8\n"
     made = text("sum", "f64", more=more).replace("in in0", "inout in0")
     given = numbers(torch.float64, "prod") / 2
-    found, wanted, written = in_interpreter(run_in_groups, 4, made, PIECES, [given, torch.zeros_like(given)])
+    found, wanted, written = in_interpreter(run_in_groups, 4, made, CHUNKS, [given, torch.zeros_like(given)])
     assert written.count("if rb > 0:") == 3 * (1 + written.count("else:"))
     torch.testing.assert_close(found[0], wanted[0])
     torch.testing.assert_close(found[1], wanted[1])
@@ -107,7 +107,7 @@ def test_rows_of_which_there_are_many_are_walked():
     assert "wait_for(" not in source.text and KernelMeta.parse(source.meta).zeroed == 0
 
 
-def test_what_another_piece_reads_keeps_the_row_together():
+def test_what_another_chunk_reads_keeps_the_row_together():
     more = "  v7 = load f32 in0[40003*p0]\n  v8 = add f32 (v7, v3)\n  store f32 set in0[40003*p0 + r0] = v8\n"
     made = text("sum", "f32", more=more).replace("in in0", "inout in0")
     assert "wait_for(" not in emit(parse(made), None, known_target("sm_90")).text
@@ -118,7 +118,7 @@ def test_what_is_stored_once_for_each_row():
     made = text("sum", "f32").replace(*once).replace("once", "out out1: f32[2]\nonce", 1)
     given = numbers(torch.float32, "sum")
     operands = [given, torch.zeros_like(given), torch.zeros(ROWS)]
-    found, wanted, written = in_interpreter(run_in_groups, 4, made, PIECES, operands)
+    found, wanted, written = in_interpreter(run_in_groups, 4, made, CHUNKS, operands)
     assert "wait_for(" in written and torch.equal(found[2], wanted[2])
     torch.testing.assert_close(found[1], wanted[1], rtol=1e-4, atol=1e-3)
     # what adds for each row may not do so for each chunk

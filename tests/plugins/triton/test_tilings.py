@@ -45,7 +45,7 @@ def kernel(images: int, side: int) -> Kernel:
     return found
 
 
-def test_images_are_written_in_one_piece_and_nothing_is_wasted():
+def test_images_are_written_in_one_chunk_and_nothing_is_wasted():
     (x,) = choose_plan(kernel(4096, 224), TARGET).dims
     assert x.extent == 224 * 224 and x.is_full
 

@@ -69,11 +69,109 @@ def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.parametrize("rows", [2, 4])
-@pytest.mark.parametrize("function", [converted, scaled, turned])
-def test_few_rows(run: Any, function: Callable[..., torch.Tensor], rows: int) -> None:
-    report = run(function, torch.randn(rows, 70), weights(), torch.rand(48) + 0.5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [2, 9, 40])
+@pytest.mark.parametrize("function", [converted, scaled, turned, shifted])
+def test_some_rows(run: Any, function: Callable[..., torch.Tensor], rows: int, dtype: torch.dtype) -> None:
+    w, scale = weights(37, 1100), torch.rand(37, dtype=dtype) + 0.5
+    report = run(function, torch.randn(rows, 1100, dtype=dtype), w, scale)
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
+
+
+@pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
+@pytest.mark.parametrize("rows", [1, 4, 9])
+def test_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
+    x, scale = torch.randn(rows, 70), torch.rand(48) + 0.5
+    report = run(scaled, x, weights(), scale, **{"cpp.isa": isa})
+    assert is_narrow(report) == (isa != "scalar" or rows <= 4)
+
+
+def nibbles(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Two numbers in a byte, scaled in groups."""
+    columns, depth = w.shape[0], w.shape[1] * 2
+    apart = torch.stack([(w & 15).to(x.dtype), (w >> 4).to(x.dtype)], -1)
+    groups = apart.reshape(columns, zero.shape[1], -1)
+    weight = (groups - zero[:, :, None]) * scale[:, :, None]
+    return torch.nn.functional.linear(x, weight.reshape(columns, depth))
+
+
+def halves(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The same with the upper halves of the bytes behind all lower ones."""
+    weight = torch.cat([(w & 15).to(x.dtype), (w >> 4).to(x.dtype)], 1) - zero[:, :1]
+    return torch.nn.functional.linear(x, weight * scale[:, :1])
+
+
+def groups(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Bytes that are scaled in groups."""
+    apart = w.to(x.dtype).reshape(w.shape[0], scale.shape[1], -1) - zero[:, :, None]
+    x = torch.nn.functional.pad(x, (0, 0))[:, : w.shape[1]]
+    return torch.nn.functional.linear(x, (apart * scale[:, :, None]).reshape(w.shape))
+
+
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 9, 40])
+@pytest.mark.parametrize("size", [8, 24, 64])
+@pytest.mark.parametrize("function", [nibbles, groups])
+def test_weights_scaled_in_groups(
+    run: Any, function: Callable[..., torch.Tensor], size: int, rows: int, dtype: torch.dtype
+) -> None:
+    columns, depth = 37, 6 * size
+    width = depth // 2 if function is nibbles else depth
+    w = torch.randint(0, 256 if function is nibbles else 100, (columns, width), dtype=torch.uint8)
+    zero = torch.randint(0, 16, (columns, 6)).to(dtype)
+    scale = torch.rand(columns, 6, dtype=dtype) + 0.5
+    report = run(function, torch.randn(rows, depth, dtype=dtype), w, zero, scale)
+    assert is_narrow(report) and not report.extern_calls
+
+
+@pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_groups_on_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
+    w = torch.randint(0, 256, (37, 48), dtype=torch.uint8)
+    zero, scale = torch.randint(0, 16, (37, 3)).float(), torch.rand(37, 3) + 0.5
+    report = run(nibbles, torch.randn(rows, 96), w, zero, scale, **{"cpp.isa": isa})
+    assert is_narrow(report) == (isa != "scalar")
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_halves_of_bytes_one_behind_the_other(run: Any, dtype: torch.dtype, rows: int) -> None:
+    w = torch.randint(0, 256, (37, 48), dtype=torch.uint8)
+    zero, scale = torch.randint(0, 16, (37, 1)).to(dtype), torch.rand(37, 1, dtype=dtype) + 0.5
+    run(halves, torch.randn(rows, 96, dtype=dtype), w, zero, scale)
+
+
+def test_a_weight_in_groups_that_is_used_twice_is_stored(run: Any) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        wide = (w.to(x.dtype).reshape(48, 2, -1) * scale[:, :, None]).reshape(48, 70)
+        return torch.nn.functional.linear(x, wide) + wide.sum(1)
+
+    assert not is_narrow(run(function, torch.randn(1, 70), weights(), torch.rand(48, 2) + 0.5))
+
+
+def test_a_weight_that_lies_across_the_depth(run: Any) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w.to(x.dtype)
+
+    across = weights(70, 48)
+    assert is_narrow(run(function, torch.randn(4, 70), across))
+    assert not is_narrow(run(function, torch.randn(9, 70), across))
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_are_none(run: Any, dtype: torch.dtype, kind: torch.dtype, rows: int) -> None:
+    """Infinities and NaN of a weight are in the columns where eager mode has them, and nowhere else."""
+    weight = torch.randn(48, 70).to(kind)
+    weight[3, 5], weight[7, 1] = float("nan"), float("inf")
+    x = torch.rand(rows, 70, dtype=dtype) + 0.5
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, w.to(x.dtype)).nan_to_num(nan=1e6, posinf=-1e6, neginf=-1e6)
+
+    run(function, x, weight)
 
 
 def test_eight_bit_floats(run: Any) -> None:
@@ -93,7 +191,7 @@ def test_a_batch_of_rows(run: Any) -> None:
 def test_what_the_library_does_as_well(run: Any) -> None:
     x, scale = torch.randn(1, 70), torch.rand(48) + 0.5
     assert not is_narrow(run(converted, x, weights().float(), scale))
-    assert not is_narrow(run(converted, torch.randn(40, 70), weights(), scale))
+    assert not is_narrow(run(converted, torch.randn(400, 70), weights(), scale))
     assert not is_narrow(run(converted, x, weights(), scale, gemm="library"))
     assert not is_narrow(run(converted, x, weights(), scale, numerics="eager"))
 
@@ -115,7 +213,7 @@ def test_the_most_rows_of_a_class_count(
     run: Any, monkeypatch: pytest.MonkeyPatch, rows: int, narrow: bool
 ) -> None:
     """Rows from 2 to 15 are a class of sizes, further ones others."""
-    monkeypatch.setattr(CppBackend, "narrow_weight_rows", 16)
+    monkeypatch.setattr(CppBackend, "narrow_weight_rows", lambda self, matmul: (16, 1))
     w, scale = weights(), torch.rand(48) + 0.5
     x = torch.randn(rows, 70)
     torch._dynamo.mark_dynamic(x, 0)

@@ -1,4 +1,4 @@
-"""Pieces of one graph are one node to autograd: what autograd promises of a node holds of it."""
+"""Regions of one graph are one node to autograd: what autograd promises of a node holds of it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_some_results_have_no_part_in_the_loss(which: Sequence[int]) -> None:
         torch.testing.assert_close(made, expected)
         given = gradients([made[n] for n in which], args)
         for mine, theirs in zip(given, gradients([expected[n] for n in which], args), strict=True):
-            # a compiled piece has zeros where autograd knows that there is nothing
+            # a compiled region has zeros where autograd knows that there is nothing
             blank = torch.zeros_like(mine if mine is not None else args[0])
             torch.testing.assert_close(*(blank if g is None else g for g in (mine, theirs)))
 

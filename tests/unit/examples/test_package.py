@@ -1,4 +1,4 @@
-"""The example of a package runs, in two processes."""
+"""The examples of packages run: one in two processes, and one of experts that data choose."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def test_the_example_runs(tmp_path):
     assert "compilers in memory: []" in done.stdout
     differences = re.findall(r"at most ([\d.e+-]+)", done.stdout)
     assert len(differences) == 3 and all(float(text) < 1e-4 for text in differences)
+
+
+def test_a_mixture_of_experts(tmp_path):
+    pytest.importorskip("transformers")
+    command = [sys.executable, str(ROOT / "examples" / "package_experts.py"), str(tmp_path / "experts.pf")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=child_environment())
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "agrees with eager mode" in done.stdout

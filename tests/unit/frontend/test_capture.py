@@ -54,7 +54,7 @@ def test_saved_outputs_are_told_from_the_users(inner: Any) -> None:
     check_training(inner, nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4))
     forward, backward = inner.graphs
     assert [o.saved for o in forward.outputs].count(False) == 1
-    assert forward.outputs[0].keep_strides and not forward.outputs[1].keep_strides
+    assert not forward.outputs[0].saved and forward.outputs[1].saved
     assert any(i.donated for i in backward.inputs)
 
 

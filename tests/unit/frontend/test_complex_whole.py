@@ -1,4 +1,4 @@
-"""Operators on complex tensors, of which no kernel computes the pieces, stay whole."""
+"""Operators on complex tensors, of which no kernel computes the steps, stay whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyfuse.frontend.decompositions.decompose import decomposition_table
 aten = torch.ops.aten
 
 
-def test_pieces_are_for_real_tensors() -> None:
+def test_steps_are_for_real_tensors() -> None:
     table = decomposition_table("fast")
     x = torch.randn(4, 6)
     z = torch.complex(x, x)

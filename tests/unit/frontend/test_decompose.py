@@ -43,8 +43,8 @@ def test_slices(start: int, end: Any, step: int, dim: int) -> None:
     table = decomposition_table("eager")
     apart = torch.randn(4, 5, 9)[..., :6]  # rows with gaps between them
     for base in (torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0), apart):
-        piece = base.clone().movedim(dim, 0)[slice(start, end, step)].movedim(0, dim)
-        source = torch.randn(piece.shape)
+        chunk = base.clone().movedim(dim, 0)[slice(start, end, step)].movedim(0, dim)
+        source = torch.randn(chunk.shape)
         expected = aten.slice_scatter(base, source, dim, start, end, step)
         actual = table[aten.slice_scatter.default](base, source, dim, start, end, step)
         assert torch.equal(actual, expected) and actual.stride() == expected.stride()

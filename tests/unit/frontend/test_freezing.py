@@ -12,10 +12,10 @@ from torch import nn
 
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.frontend import traced
-from polyfuse.frontend.freezing.freeze import Frozen, freeze
-from polyfuse.runtime.frozen import FrozenProgram
+from polyfuse.frontend.freezing.freeze import freeze
+from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 
-OPTIONS = {"freezing": True, "strict": True, "backends": ["interpreter"]}
+OPTIONS = {"freezing": True, "strict": True, "graph_cache": False, "backends": ["interpreter"]}
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +26,11 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.fixture
-def frozen(monkeypatch: pytest.MonkeyPatch) -> list[Frozen | None]:
+def frozen(monkeypatch: pytest.MonkeyPatch) -> list[FrozenValues | None]:
     """What was taken out of each graph."""
-    found: list[Frozen | None] = []
+    found: list[FrozenValues | None] = []
 
-    def spy(*args: Any) -> Frozen | None:
+    def spy(*args: Any) -> FrozenValues | None:
         found.append(freeze(*args))
         return found[-1]
 

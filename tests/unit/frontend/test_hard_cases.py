@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.capture import compile_graph
+from polyfuse.frontend.describe import alias_root
 from requirements import torch_version
 
 
@@ -111,7 +112,8 @@ class ChoosesStrides:
 
     def __call__(self, graph: Any) -> Any:
         saved = [o.saved and o.kind == "tensor" and o.value.dim() == 2 for o in graph.outputs]
-        own = [s and o.alias_of_input is None for s, o in zip(saved, graph.outputs, strict=True)]
+        given = {n.name for n in graph.module.graph.nodes if alias_root(n).op == "placeholder"}
+        own = [s and o.node not in given for s, o in zip(saved, graph.outputs, strict=True)]
         interpreter = torch.fx.Interpreter(graph.module)
 
         def run(args: list[Any]) -> Any:

@@ -11,20 +11,22 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from polyfuse.frontend.repeated import GraphRegion, pieces_of
+from polyfuse.frontend.repeated import GraphRegion, regions_of
 
 
-def captured_pieces(function: Callable[..., Any], *args: Any, dynamic: bool = False) -> Sequence[GraphRegion]:
-    """The pieces of what Dynamo captures of a function, which runs in eager mode."""
+def captured_regions(
+    function: Callable[..., Any], *args: Any, dynamic: bool = False
+) -> Sequence[GraphRegion]:
+    """The regions of what Dynamo captures of a function, which runs in eager mode."""
     found: list[Sequence[GraphRegion]] = []
 
     def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
-        found.append(pieces_of(gm, example_inputs))
+        found.append(regions_of(gm, example_inputs))
         return gm.forward
 
     torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)(*args)
-    (pieces,) = found
-    return pieces
+    (regions,) = found
+    return regions
 
 
 def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -46,29 +48,29 @@ def weights(count: int) -> list[torch.Tensor]:
 
 def test_equal_layers_have_one_key() -> None:
     x = torch.randn(4, 8, requires_grad=True)
-    pieces = captured_pieces(lambda x, w: stack(x.sin(), w).cos(), x, weights(8))
-    uses = Counter(piece.key for piece in pieces)
+    regions = captured_regions(lambda x, w: stack(x.sin(), w).cos(), x, weights(8))
+    uses = Counter(region.key for region in regions)
     assert max(uses.values()) >= 7
     assert len(uses) <= 3
-    for piece in pieces[1:-1]:
-        assert len(piece.inputs) == 2
-        assert len(piece.outputs) == 1
+    for region in regions[1:-1]:
+        assert len(region.inputs) == 2
+        assert len(region.outputs) == 1
 
 
-def test_every_node_is_in_one_piece_and_reads_what_came_before() -> None:
-    pieces = captured_pieces(lambda x, w: stack(x, w).sum(), torch.randn(4, 8), weights(7))
-    known = {node for piece in pieces for node in piece.inputs if node.op == "placeholder"}
-    for piece in pieces:
-        assert known.issuperset(piece.inputs)
-        assert known.isdisjoint(piece.nodes)
-        known.update(piece.nodes)
+def test_every_node_is_in_one_region_and_reads_what_came_before() -> None:
+    regions = captured_regions(lambda x, w: stack(x, w).sum(), torch.randn(4, 8), weights(7))
+    known = {node for region in regions for node in region.inputs if node.op == "placeholder"}
+    for region in regions:
+        assert known.issuperset(region.inputs)
+        assert known.isdisjoint(region.nodes)
+        known.update(region.nodes)
 
 
 def test_no_cut_is_made_where_a_tuple_passes() -> None:
-    pieces = captured_pieces(stack, torch.randn(4, 8), weights(8))
-    assert pieces
-    for piece in pieces:
-        assert all(isinstance(node.meta["example_value"], torch.Tensor) for node in piece.outputs)
+    regions = captured_regions(stack, torch.randn(4, 8), weights(8))
+    assert regions
+    for region in regions:
+        assert all(isinstance(node.meta["example_value"], torch.Tensor) for node in region.outputs)
 
 
 def test_layers_of_other_constants_have_other_keys() -> None:
@@ -79,7 +81,7 @@ def test_layers_of_other_constants_have_other_keys() -> None:
                 x = F.leaky_relu(x, 0.3)
         return x
 
-    uses = Counter(piece.key for piece in captured_pieces(scaled, torch.randn(4, 8), weights(14)))
+    uses = Counter(region.key for region in captured_regions(scaled, torch.randn(4, 8), weights(14)))
     assert len(uses) > 1
     assert max(uses.values()) >= 6
 
@@ -92,9 +94,9 @@ def test_what_earlier_layers_made_is_an_input() -> None:
             x = layer(x * angle, weight)
         return x + first * angle
 
-    pieces = captured_pieces(shared, torch.randn(4, 8), weights(8))
-    assert max(Counter(piece.key for piece in pieces).values()) >= 7
-    assert all(len(piece.inputs) == 3 for piece in pieces[1:-1])
+    regions = captured_regions(shared, torch.randn(4, 8), weights(8))
+    assert max(Counter(region.key for region in regions).values()) >= 7
+    assert all(len(region.inputs) == 3 for region in regions[1:-1])
 
 
 def _written(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -139,7 +141,7 @@ def _checkpointed(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Ten
     "function", [_written, _relu_in_place, _set_items, _statistics, _switched, _autocast, _checkpointed]
 )
 def test_stays_whole(function: Callable[..., Any]) -> None:
-    assert captured_pieces(function, torch.randn(4, 8, requires_grad=True), weights(8)) == ()
+    assert captured_regions(function, torch.randn(4, 8, requires_grad=True), weights(8)) == ()
 
 
 def _angles_without_gradients(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -160,14 +162,14 @@ def _layers_that_detach(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> tor
 
 @pytest.mark.parametrize("function", [_angles_without_gradients, _layers_that_detach])
 def test_no_cut_is_made_where_gradients_are_switched_off(function: Callable[..., Any]) -> None:
-    pieces = captured_pieces(function, torch.randn(4, 8, requires_grad=True), weights(8))
-    assert max(Counter(piece.key for piece in pieces).values()) >= 7
-    for piece in pieces:
-        switches = [node.args[0] for node in piece.nodes if node.target is torch._C._set_grad_enabled]
+    regions = captured_regions(function, torch.randn(4, 8, requires_grad=True), weights(8))
+    assert max(Counter(region.key for region in regions).values()) >= 7
+    for region in regions:
+        switches = [node.args[0] for node in region.nodes if node.target is torch._C._set_grad_enabled]
         assert switches == [False, True] * (len(switches) // 2)
 
 
-def test_attention_that_returns_no_weights_is_in_pieces() -> None:
+def test_attention_that_returns_no_weights_is_in_regions() -> None:
     attention = torch.nn.ModuleList(
         torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(7)
     )
@@ -177,13 +179,13 @@ def test_attention_that_returns_no_weights_is_in_pieces() -> None:
             x = block(x)
         return x
 
-    pieces = captured_pieces(encoder, torch.randn(2, 4, 8))
-    assert max(Counter(piece.key for piece in pieces).values()) >= 6
+    regions = captured_regions(encoder, torch.randn(2, 4, 8))
+    assert max(Counter(region.key for region in regions).values()) >= 6
 
 
 def test_stays_whole_with_sizes_that_vary() -> None:
-    assert captured_pieces(stack, torch.randn(4, 8), weights(8), dynamic=True) == ()
+    assert captured_regions(stack, torch.randn(4, 8), weights(8), dynamic=True) == ()
 
 
 def test_stays_whole_with_few_layers() -> None:
-    assert captured_pieces(stack, torch.randn(4, 8), weights(5)) == ()
+    assert captured_regions(stack, torch.randn(4, 8), weights(5)) == ()

@@ -22,6 +22,28 @@ def test_numbers_read_from_tensors(number: torch.Tensor) -> None:
         check(function, number, torch.randn(3), native=False)
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("divisor", [3, 2.5, -1.75, float("inf")])
+def test_remainders_of_numbers_read_from_tensors(divisor: float) -> None:
+    """torch's own pass over arithmetic of such numbers knows no remainders."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        number = x.sum().item()
+        return x * (number % divisor), x + number % divisor * 2
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = torch.compile(function, backend="polyfuse", fullgraph=True, options={"strict": True})
+        for values in (torch.randn(7), -torch.randn(7).abs(), torch.zeros(7), torch.randn(7).double() * 50):
+            torch.testing.assert_close(run(values), function(values))
+        for whole in (torch.arange(-9, 2), torch.arange(12)):
+            torch.testing.assert_close(run(whole), function(whole))
+        wanted, found = torch.randn(5).requires_grad_(), torch.randn(5).requires_grad_()
+        found.data.copy_(wanted.data)
+        sum(part.sum() for part in function(wanted)).backward()
+        sum(part.sum() for part in run(found)).backward()
+        torch.testing.assert_close(found.grad, wanted.grad)
+
+
 def divided_by_a_number(x: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     count, by = n.item(), d.item()
     torch._check(count >= 0)

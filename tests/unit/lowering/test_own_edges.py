@@ -1,9 +1,10 @@
-"""Decompositions of our own at the edges of numbers: as eager mode's kernels, not as torch's pieces."""
+"""Decompositions of our own at the edges of numbers: as eager mode's kernels, not as torch's chunks."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from polyfuse.frontend.decompositions.operators import frac, sigmoid_backward, softshrink
 
@@ -53,3 +54,51 @@ def test_masked_positions_count_from_the_end(dtype):
         expected = torch.ops.aten._unsafe_masked_index(x, masked, indices, -3)
         found = torch.compile(torch.ops.aten._unsafe_masked_index, backend="polyfuse")(x, masked, indices, -3)
         assert torch.equal(found, expected)
+
+
+# Fewer elements than a vector of eager mode holds: its gradients of NaN depend on what lies beside it.
+CASES = {
+    "elu with an infinite alpha": lambda x: F.elu(x, INF),
+    "elu with a negative alpha": lambda x: F.elu(x, -1.0),
+    "elu with NaN": lambda x: F.elu(x, NAN),
+    "elu": lambda x: F.elu(x, 0.7),
+    "celu with an infinite alpha": lambda x: F.celu(x, INF),
+    "celu": lambda x: F.celu(x, 1.3),
+    "logit": lambda x: torch.logit(x, 0.1),
+    "logit without bounds": torch.logit,
+    "smooth_l1": lambda x: F.smooth_l1_loss(x, x * 2, reduction="none"),
+    "smooth_l1, mean": lambda x: F.smooth_l1_loss(x, x * 2, beta=0.4),
+    "smooth_l1, infinite beta": lambda x: F.smooth_l1_loss(x, x * 2, beta=INF, reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_at_edges(name, dynamic):
+    function = CASES[name]
+    for some in (EDGES[:5], EDGES[5:10], EDGES[10:], [1.0, 2.0, -1.0, 0.7], []):
+        results = []
+        options = {"strict": True, "backends": ("interpreter",)}
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="polyfuse", dynamic=dynamic, options=options)
+        for run in (compiled, function):
+            given = torch.tensor(some).requires_grad_()
+            y = run(given)
+            results.append((y.detach(), *torch.autograd.grad(y.sum(), given)))
+        for got, true in zip(*results, strict=True):
+            torch.testing.assert_close(got, true, equal_nan=True)
+        if "elu" in name:
+            signs = [torch.signbit(y.nan_to_num()) for y, _ in results]
+            assert torch.equal(*signs)
+
+
+@pytest.mark.parametrize("name", ["elu", "celu", "smooth_l1"])
+def test_the_same_in_half_precision(name):
+    function, results = CASES[name], []
+    options = {"strict": True, "backends": ("interpreter",)}
+    for run in (torch.compile(function, backend="polyfuse", options=options), function):
+        given = torch.linspace(-4, 4, 41).bfloat16().requires_grad_()
+        y = run(given)
+        results.append((y.detach(), *torch.autograd.grad(y, given, torch.ones_like(y))))
+    for got, true in zip(*results, strict=True):
+        torch.testing.assert_close(got, true)

@@ -49,16 +49,18 @@ def test_gradients_of_steps(size: int, bounds: tuple[Any, Any, int]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 @pytest.mark.parametrize("bounds", SLICES[::3])
 def test_assignments_to_steps(dtype: torch.dtype, bounds: tuple[Any, Any, int]) -> None:
-    def assigned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x = x.clone()
-        x[:, slice(*bounds)] = y
-        return x
+    def assigned(*given: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        for x, y in zip(given[::2], given[1::2], strict=True):
+            found.append(x.clone())
+            found[-1][:, slice(*bounds)] = y
+        return found
 
     for size in (1, 8, 21):
         x = with_size(size, 1).abs().to(dtype)
-        for base in (x, x.t().contiguous().t()):
-            y = torch.full_like(base[:, slice(*bounds)], -0.0 if dtype.is_floating_point else 1)
-            actual, wanted = compiled(assigned)(base, y), assigned(base, y)
+        columns, number = x.t().contiguous().t(), -0.0 if dtype.is_floating_point else 1
+        given = [t for b in (x, columns) for t in (b, torch.full_like(b[:, slice(*bounds)], number))]
+        for actual, wanted in zip(compiled(assigned)(*given), assigned(*given), strict=True):
             assert torch.equal(actual, wanted) and actual.stride() == wanted.stride()
             if dtype.is_floating_point:
                 assert torch.equal(actual.signbit(), wanted.signbit())

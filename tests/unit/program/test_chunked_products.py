@@ -1,4 +1,4 @@
-"""Matmuls in pieces beside collectives: as many messages as pieces, the same numbers, in a group that does
+"""Matmuls in chunks beside collectives: as many messages as chunks, the same numbers, in a group that does
 its work only when it is waited for.
 """
 
@@ -38,7 +38,7 @@ def group() -> Iterator[delayed_group.DelayedGroup]:
 
 @pytest.fixture
 def log(group: delayed_group.DelayedGroup) -> Callable[..., list[str]]:
-    """Compile a function in two pieces, compare it with eager mode, and return what the group was asked."""
+    """Compile a function in two chunks, compare it with eager mode, and return what the group was asked."""
 
     def run(function: Callable[..., Any], *args: torch.Tensor, **options: Any) -> list[str]:
         torch._dynamo.reset()
@@ -188,9 +188,9 @@ def test_what_is_explained(log: Any) -> None:
 
     log(f, X, W, network_bandwidth=1)
     (decision,) = [d for d in last_reports()[-1].decisions if d.kind == "chunk"]
-    assert decision.reason.startswith("in 2 pieces; exposed communication by estimates: ")
+    assert decision.reason.startswith("in 2 chunks; exposed communication by estimates: ")
     text = explain_graph(last_reports()[-1])
-    assert "matmuls in pieces beside collectives" in text and decision.reason in text
+    assert "matmuls in chunks beside collectives" in text and decision.reason in text
 
 
 def test_what_was_measured_decides(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,12 +205,12 @@ def test_what_was_measured_decides(group: Any, monkeypatch: pytest.MonkeyPatch) 
     assert best_chunking(work, settings, (2, 4, 8)) is None  # nothing was measured
     facts = device_of("cpu").facts()
     try:
-        for latency, pieces in ((1e-5, 8), (2e-3, 2), (9e-3, None)):
+        for latency, chunks in ((1e-5, 8), (2e-3, 2), (9e-3, None)):
             rows = dict.fromkeys(CollectiveCosts.given(1000000000.0).seconds, ((1, latency), (1000000, 0.01)))
             forget_costs()
             use_costs([CollectiveCosts(delayed_group.NAME, facts, RANKS, False, rows)])
             found = best_chunking(work, settings, (2, 4, 8))
-            assert (found and found.pieces) == pieces, latency
+            assert (found and found.chunks) == chunks, latency
             if found is not None:
                 assert found.usual == pytest.approx(0.010) and found.exposed < found.usual
     finally:

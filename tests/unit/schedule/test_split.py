@@ -230,7 +230,7 @@ def test_long_scans_with_few_rows(kind: str, shape: tuple[int, int], dim: int) -
 
 
 @pytest.mark.parametrize("shape", [(2, 4096), (2, 997)])
-def test_scans_whose_pieces_look_back_stay_whole(shape: tuple[int, int]) -> None:
+def test_scans_whose_chunks_look_back_stay_whole(shape: tuple[int, int]) -> None:
     x = torch.randn(shape)
     for dim, whole in ((1, True), (0, False)):
         run_wide, record = wide(lambda x: torch.cumsum(x * 2, dim) + 1, backend=LooksBack)  # noqa: B023

@@ -45,7 +45,7 @@ class Pending:
         finally:
             _CURRENT.reset(token)
         if self._graphs > 1 or len(self._keys) != self._graphs:
-            self.refused = self.refused or "it has several graphs, or one that is compiled in pieces"
+            self.refused = self.refused or "it has several graphs, or one that is compiled in regions"
 
     def keep(self) -> None:
         """Store the frame as soon as its graph is."""
@@ -66,7 +66,7 @@ class Pending:
         """Take note of a graph that is looked up, and be told of its entry."""
         self._keys.append(key)
         if gm is not self._graph or is_bucket():
-            self.refused = "its graph is compiled in pieces"
+            self.refused = "its graph is compiled in regions"
         elif isinstance(gm, GraphModule):
             self.refused = self.refused or _refused(gm)
         return self._note_entry

@@ -260,7 +260,6 @@ def _bypassed_by(settings: Settings) -> str:
     """Why graphs bypass the cache with these options; empty if they do not."""
     asked = {
         "cache": not settings.cache,
-        "freezing": settings.freezing,
         "fuel": settings.fuel is not None,
         "dump": bool(settings.dump),
         "profile": settings.profile,

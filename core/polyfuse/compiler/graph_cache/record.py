@@ -26,6 +26,7 @@ from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import GeneratedFrom, Unpacked
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.runtime.checks import spared
+from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.runtime.subgraphs import Layout, Subgraph
@@ -100,6 +101,7 @@ class GraphRecord:
         collectives: that the program starts, in their order.
         sized: the graph of all sizes, where it has programs for classes of them.
         called: functions that the program gives to operators, by their keys.
+        frozen: computes its last inputs from parameters, once for each set of them; None: it has no such.
     """
 
     text: str
@@ -113,6 +115,7 @@ class GraphRecord:
     collectives: tuple[CollectiveRow, ...] = ()
     sized: SizedRecord | None = None
     called: Mapping[str, CalledRecord] = field(default_factory=dict)
+    frozen: FrozenValues | None = None
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -237,6 +240,8 @@ def revived(
         host=stored.report.host if module.native is None else module.native.status,
         cached=True,
     )
+    if stored.frozen is not None:
+        return FrozenProgram(module, stored.frozen, stored.frozen.sources), report
     return partial(spared, module, donated=stored.donated) if stored.donated else module, report
 
 

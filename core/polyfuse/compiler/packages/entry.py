@@ -84,7 +84,7 @@ def compile_entry(
     env = fake.shape_env_of(fake.detect_fake_mode(values))
     built = _compile(name, exported, session, last)
     texts = shapes.condition_texts(env, values)
-    kernels = {kernel: _packaged(kernel, pending) for kernel, pending in built.kernels.items()}
+    kernels = {kernel: _packaged(pending) for kernel, pending in built.kernels.items()}
     operators = tuple(sorted(set(_operators(built.module.text))))
     _check_operators(operators, modules)
     inputs, arguments = _inputs(name, exported, values, table)
@@ -140,7 +140,7 @@ def _compile(name: str, exported: ExportedGraph, session: CompileSession, last: 
     return found[0]
 
 
-def _packaged(name: str, pending: Any) -> PackagedKernel:
+def _packaged(pending: Any) -> PackagedKernel:
     source, backend = pending.emitted.source, pending.emitted.backend
     place = pending.future.locations()[source.key]
     if isinstance(place, PolyfuseError):

@@ -1,8 +1,8 @@
 """Which operators are broken up into simpler ones before lowering, and which stay whole.
 
-An operator is decomposed when the pieces fuse at least as well as a native lowering would. It stays whole
-when it maps to a library call (`mm`, `convolution`, attention), when one native loop beats the pieces
-(`_softmax`, pooling, `cumsum`), or when the pieces would draw other random numbers than eager mode does.
+An operator is decomposed when the steps fuse at least as well as a native lowering would. It stays whole
+when it maps to a library call (`mm`, `convolution`, attention), when one native loop beats the steps
+(`_softmax`, pooling, `cumsum`), or when the steps would draw other random numbers than eager mode does.
 
 The names here are ATen operators; `op` stands for all its overloads. Names that a torch release lacks are
 skipped.
@@ -48,13 +48,13 @@ def _names(text: str) -> tuple[str, ...]:
 FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "arithmetic": _names(
         "addcdiv addcmul addr lerp rsub floor_divide heaviside xlogy special_xlog1py special_entr "
-        "special_log_ndtr logaddexp logaddexp2 logit logit_backward sinc deg2rad rad2deg sgn nan_to_num "
+        "special_log_ndtr logaddexp logaddexp2 logit sinc deg2rad rad2deg sgn nan_to_num "
         "isneginf isposinf ldexp.Tensor clamp_min clamp_max threshold mvlgamma float_power "
         "square fill masked_fill "
         "dist lcm.default"
     ),
     "activations": _names(
-        "celu elu elu_backward gelu gelu_backward glu glu_backward hardshrink hardsigmoid "
+        "elu_backward gelu gelu_backward glu glu_backward hardshrink hardsigmoid "
         "hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward leaky_relu "
         "leaky_relu_backward log_sigmoid_forward log_sigmoid_backward mish mish_backward _prelu_kernel "
         "_prelu_kernel_backward rrelu_with_noise_backward silu silu_backward softplus "
@@ -63,7 +63,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "losses": _names(
         "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss "
         "huber_loss_backward l1_loss mse_loss mse_loss_backward multi_margin_loss "
-        "nll_loss_forward nll_loss2d_forward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss "
+        "nll_loss_forward nll_loss2d_forward smooth_l1_loss soft_margin_loss "
         "soft_margin_loss_backward"
     ),
     "normalisation": _names(
@@ -106,6 +106,8 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
 OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "slice_backward": operators.slice_backward,
     "logit": operators.logit,
+    "logit_backward": operators.in_opmath(operators.logit_backward),
+    "celu": operators.celu,
     "frac": operators.frac,
     "sigmoid_backward": operators.in_opmath(operators.sigmoid_backward),
     "softshrink": operators.in_opmath(operators.softshrink),
@@ -131,6 +133,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "masked_scatter": indexing.masked_scatter,
     "adaptive_max_pool2d_backward": partial(indexing.adaptive_max_pool_backward, rank=2),
     "adaptive_max_pool3d_backward": partial(indexing.adaptive_max_pool_backward, rank=3),
+    "smooth_l1_loss_backward": operators.in_opmath(losses.smooth_l1_loss_backward),
     "nll_loss_backward": losses.nll_loss_backward,
     "nll_loss2d_backward": losses.nll_loss_backward,
     "_fused_adam": partial(optimizers.fused_adam, decoupled=False),
@@ -155,7 +158,7 @@ REAL_ONLY: Final[tuple[str, ...]] = (
     *FAMILIES["linear algebra"],
     *_names("slice_backward slice_scatter select_backward select_scatter diagonal_backward diagonal_scatter"),
     *_names("unfold_backward index_add index_copy index_fill _unsafe_index_put"),
-    *_names("sigmoid_backward frac"),
+    *_names("sigmoid_backward frac logit_backward celu smooth_l1_loss_backward"),
 )
 """Operators that stay whole for complex tensors."""
 
@@ -180,7 +183,7 @@ FLOATING_ONLY: Final[tuple[str, ...]] = ("hardshrink", "upsample_bicubic2d")
 bytes."""
 
 FAST_ONLY: Final[tuple[str, ...]] = ("native_dropout",)
-"""Decomposed torch's way under `numerics="fast"` alone: the pieces draw other random numbers than the
+"""Decomposed torch's way under `numerics="fast"` alone: the steps draw other random numbers than the
 operator.
 """
 
@@ -198,7 +201,7 @@ REPLACED: Final[Mapping[str, Callable[..., Any]]] = {
     "_pad_circular": padding.pad_circular,
     "scaled_dot_product_attention": scaled_dot_product_attention,
 }
-"""Operators that torch breaks up before autograd sees them, and whose pieces are wrong, computed for types
+"""Operators that torch breaks up before autograd sees them, and whose steps are wrong, computed for types
 that eager mode refuses, or slower than they need to be."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["multilabel_margin_loss_forward", "nll_loss_backward"]
+__all__ = ["multilabel_margin_loss_forward", "nll_loss_backward", "smooth_l1_loss_backward"]
 
 _MEAN, _SUM = 1, 2
 """torch's numbers for the kinds of `reduction`."""
@@ -57,3 +57,12 @@ def nll_loss_backward(
         grad = grad * weight.reshape(shape)
     number = torch.arange(x.shape[dim], device=x.device).reshape(shape)
     return torch.where((number == label) & (label != ignore_index), -grad, 0)
+
+
+def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    """As eager mode compares: a distance of NaN is within `beta`, so that its gradient is NaN, where torch's
+    decomposition takes the sign of it, zero."""
+    if reduction == _MEAN and x.numel() != 0:
+        grad = grad * (1.0 / x.numel())
+    away = x - target
+    return torch.where(away <= -beta, -grad, torch.where(away >= beta, grad, grad * away / beta))

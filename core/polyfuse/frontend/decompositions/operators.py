@@ -1,4 +1,4 @@
-"""Decompositions that torch does not have, or whose pieces fuse worse than these.
+"""Decompositions that torch does not have, or whose steps fuse worse than these.
 
 A decomposition may return `NotImplemented`: the operator then stays whole.
 """
@@ -20,6 +20,7 @@ from polyfuse.torch_compat.tracing import decomp, shapes
 from polyfuse.torch_compat.tracing.global_state import plain_operators
 
 __all__ = [
+    "celu",
     "diagonal_scatter",
     "floating_before_autograd",
     "floating_only",
@@ -27,6 +28,7 @@ __all__ = [
     "in_opmath",
     "like_layout",
     "logit",
+    "logit_backward",
     "max_pool1d",
     "native_dropout",
     "real_only",
@@ -59,6 +61,11 @@ def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """What is beyond a limit of either sign, and between them NaN or a zero without a sign."""
     between = torch.where(torch.isnan(x), x, 0.0)
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, between))
+
+
+def celu(x: Tensor, alpha: float = 1.0) -> Any:
+    """An `elu` with what eager mode hands to it; `alpha` of zero it refuses itself."""
+    return torch.ops.aten.elu.default(x, alpha, 1.0, 1.0 / alpha) if alpha != 0 else NotImplemented
 
 
 def weight_norm_backward(
@@ -120,7 +127,7 @@ def floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def real_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the operator where a tensor is complex: no kernel computes its pieces, which would be a call each
+    """Keep the operator where a tensor is complex: no kernel computes its steps, which would be a call each
     where eager mode makes one.
     """
 
@@ -183,6 +190,14 @@ def logit(x: Tensor, eps: float | None = None) -> Any:
     if eps is not None:
         wide = torch.clamp(wide, *(_rounded_bounds(eps, x.dtype) if narrow else (eps, 1 - eps)))
     return torch.log(wide / (1 - wide)).to(x.dtype)
+
+
+def logit_backward(grad_output: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
+    """The gradient is NaN where `x` is; beyond the bounds it is zero, and NaN without `eps`."""
+    low, outside = (0.0, float("nan")) if eps is None else (eps, 0.0)
+    # the magnitude, since of both zeros the gradient is infinite with its own sign
+    inside = grad_output / (torch.abs(x) * (1.0 - x))
+    return torch.where((x < low) | (x > 1.0 - low), outside, inside)
 
 
 def _rounded_bounds(eps: float, dtype: torch.dtype) -> tuple[float, float]:

@@ -7,8 +7,9 @@ takes as further inputs; who runs the program keeps these values for as long as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,34 +20,19 @@ from polyfuse.frontend.describe import alias_root, mutated_placeholders, output_
 from polyfuse.frontend.freezing.channels import fold_into_convolutions
 from polyfuse.frontend.rewrites.passes import remove_dead
 from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
+from polyfuse.runtime.frozen import FrozenOperand, FrozenStep, FrozenValues
 from polyfuse.torch_compat import ops
 
-__all__ = ["Frozen", "freeze", "values_of"]
+__all__ = ["freeze"]
 
 # What is kept besides the parameters may be as large as this, or as several times the parameters.
 _BYTES = 16 << 20
 _TIMES = 2
 
 
-@dataclass(frozen=True, eq=False)
-class Frozen:
-    """What was taken out of a graph.
-
-    Attributes:
-        compute: the further inputs, from the parameters at `sources`.
-        sources: positions of the parameters among the graph's inputs.
-        layouts: size and stride of each further input.
-        folded: how many operations went into the weights of a convolution.
-    """
-
-    compute: Callable[..., Sequence[torch.Tensor]]
-    sources: tuple[int, ...]
-    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    folded: int = 0
-
-
-def freeze(module: GraphModule, static: Sequence[int], settings: Settings) -> Frozen | None:
-    """Take what depends on parameters alone out of `module`, in place; None where that is nothing.
+def freeze(module: GraphModule, static: Sequence[int], settings: Settings) -> FrozenValues | None:
+    """Take what depends on parameters alone out of `module`, in place; None where that is nothing. The graph
+    gets the values as further inputs.
 
     Args:
         static: positions of parameters and buffers among the inputs.
@@ -66,17 +52,15 @@ def freeze(module: GraphModule, static: Sequence[int], settings: Settings) -> Fr
     folded = fold_into_convolutions(state, fixed) if settings.numerics == "fast" else 0
     remove_dead(state)
     fixed = {node: None for node in module.graph.nodes if node in fixed}
-    wanted = _wanted(module, fixed, sources)
+    wanted = _wanted(fixed, sources)
     if not wanted:
         return None
-    compute, used = _taken_out(module, wanted, sources)
+    taken = _taken_out(module, wanted, sources)
     _put_in_place(module.graph, placeholders[-1], wanted)
     remove_dead(state)
     module.graph.lint()
     module.recompile()
-    values = [node.meta["val"] for node in wanted]
-    layouts = tuple((tuple(map(int, v.shape)), tuple(map(int, v.stride()))) for v in values)
-    return Frozen(compute, tuple(placeholders.index(n) for n in used), layouts, folded)
+    return replace(taken, folded=folded)
 
 
 def _is_plain(value: object) -> bool:
@@ -84,6 +68,12 @@ def _is_plain(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return False
     return all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+
+
+def _is_operator(node: Node) -> bool:
+    """Whether a call has a name, and the same result whenever it is made."""
+    named = isinstance(node.target, ops.OpOverload) or node.target is operator.getitem
+    return named and ops.facts(node.target).mergeable
 
 
 def _bytes(value: torch.Tensor) -> int:
@@ -100,7 +90,7 @@ def _fixed(module: GraphModule, sources: Sequence[Node]) -> dict[Node, None]:
     for node in module.graph.nodes:
         if node.op == "get_attr" and _is_plain(tensor_value(node)):
             fixed[node] = None
-        if node.op != "call_function" or node in returned or not ops.facts(node.target).mergeable:
+        if node.op != "call_function" or node in returned or not _is_operator(node):
             continue
         value = node.meta.get("val")
         values = value if isinstance(value, (tuple, list)) else (value,)
@@ -117,7 +107,7 @@ def _move_up(last: Node, nodes: Sequence[Node]) -> None:
         last = node
 
 
-def _wanted(module: GraphModule, fixed: dict[Node, None], sources: Sequence[Node]) -> list[Node]:
+def _wanted(fixed: dict[Node, None], sources: Sequence[Node]) -> list[Node]:
     """The fixed values that others read, without the views that are taken of them."""
     rooted = set(sources)
     for node in fixed:  # in order
@@ -143,10 +133,8 @@ def _owner(node: Node) -> Node:
     return node
 
 
-def _taken_out(
-    module: GraphModule, wanted: Sequence[Node], sources: Sequence[Node]
-) -> tuple[GraphModule, list[Node]]:
-    """A module that computes these values, and the sources that it takes."""
+def _taken_out(module: GraphModule, wanted: Sequence[Node], sources: Sequence[Node]) -> FrozenValues:
+    """What computes these values."""
     needed: set[Node] = set()
     stack = list(wanted)
     while stack:
@@ -154,14 +142,46 @@ def _taken_out(
         if node not in needed:
             needed.add(node)
             stack.extend(node.all_input_nodes)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     used = [node for node in sources if node in needed]
-    graph = Graph()
-    copies = {node: graph.placeholder(node.name) for node in used}
-    for node in module.graph.nodes:
-        if node in needed and node not in copies:
-            copies[node] = graph.node_copy(node, lambda n: copies[n])
-    graph.output(tuple(copies[node] for node in wanted))
-    return GraphModule(module, graph, "Frozen"), used
+    inside = [node for node in module.graph.nodes if node in needed]
+    held = [node for node in inside if node.op == "get_attr"]
+    calls = [node for node in inside if node.op == "call_function"]
+    numbers = {node: number for number, node in enumerate((*used, *held, *calls))}
+    values = [node.meta["val"] for node in wanted]
+    return FrozenValues(
+        tuple(placeholders.index(node) for node in used),
+        tuple(_held(module, str(node.target)) for node in held),
+        tuple(
+            FrozenStep(_name(node), _plain(node.args, numbers), _plain(dict(node.kwargs), numbers))
+            for node in calls
+        ),
+        tuple(numbers[node] for node in wanted),
+        tuple((tuple(map(int, v.shape)), tuple(map(int, v.stride()))) for v in values),
+    )
+
+
+def _held(module: GraphModule, name: str) -> torch.Tensor:
+    owner, _, last = name.rpartition(".")
+    held: torch.Tensor = getattr(module.get_submodule(owner), last)
+    return held
+
+
+def _name(node: Node) -> str:
+    return "getitem" if node.target is operator.getitem else str(node.target)
+
+
+def _plain(value: Any, numbers: Mapping[Node, int]) -> Any:
+    """Arguments of a call as plain values, without nodes."""
+    if isinstance(value, Node):
+        return FrozenOperand(numbers[value])
+    if isinstance(value, tuple):
+        return tuple(_plain(item, numbers) for item in value)
+    if isinstance(value, list):
+        return [_plain(item, numbers) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item, numbers) for key, item in value.items()}
+    return value
 
 
 def _put_in_place(graph: Graph, last: Node, wanted: Sequence[Node]) -> None:
@@ -171,17 +191,3 @@ def _put_in_place(graph: Graph, last: Node, wanted: Sequence[Node]) -> None:
             last = graph.placeholder(f"frozen_{number}")
         last.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(last)
-
-
-def values_of(frozen: Frozen, given: Sequence[Any]) -> list[torch.Tensor]:
-    """The further inputs, laid out as the graph was told."""
-    with torch.inference_mode(False), torch.no_grad():
-        made = frozen.compute(*given)
-        return [
-            value if tuple(value.stride()) == stride else _laid_out(value, size, stride)
-            for value, (size, stride) in zip(made, frozen.layouts, strict=True)
-        ]
-
-
-def _laid_out(value: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).copy_(value)

@@ -1,4 +1,4 @@
-"""In how many pieces a matmul and the collective beside it take least time, by estimates."""
+"""In how many chunks a matmul and the collective beside it take least time, by estimates."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.estimates import collective_seconds, known_seconds
 from polyfuse.torch_compat.tracing import fake, shapes
 
-__all__ = ["PIECES", "Chunking", "Work", "best_chunking", "numbers_of"]
+__all__ = ["CHUNKS", "Chunking", "Work", "best_chunking", "numbers_of"]
 
-PIECES: Final = (2, 4, 8)
+CHUNKS: Final = (2, 4, 8)
 """How many there may be."""
 
-_PIECE: Final = 170e-6
-"""Seconds that each further piece takes: one more message to start and wait for, one more matmul, their part
-of the copy that joins pieces. Two H100s, bf16, Llama blocks of 8B shapes: 162 to 174 us, forward.
+_CHUNK: Final = 170e-6
+"""Seconds that each further chunk takes: one more message to start and wait for, one more matmul, their part
+of the copy that joins chunks. Two H100s, bf16, Llama blocks of 8B shapes: 162 to 174 us, forward.
 """
 _LEAST: Final = 0.1
 """Share of the shorter of the two that a gain must be: estimates are not better than that."""
@@ -35,7 +35,7 @@ class Work:
         device: where all of it is.
         nbytes: of the larger of what the collective reads and writes.
         operations: additions and multiplications of the matmuls.
-        copied: bytes that are read and written in addition where there are pieces.
+        copied: bytes that are read and written in addition where there are chunks.
     """
 
     op: str
@@ -48,27 +48,27 @@ class Work:
 
 @dataclass(frozen=True)
 class Chunking:
-    """What is expected of pieces.
+    """What is expected of chunks.
 
     Attributes:
-        pieces: how many.
-        usual, exposed: seconds of communication beside which nothing computes, in one piece and in `pieces`.
+        chunks: how many.
+        usual, exposed: seconds of communication beside which nothing computes, whole and in `chunks`.
     """
 
-    pieces: int
+    chunks: int
     usual: float
     exposed: float
 
 
 def best_chunking(work: Work, settings: Settings, possible: Sequence[int]) -> Chunking | None:
-    """Into how many pieces the work is cut; None: it stays whole.
+    """Into how many chunks the work is cut; None: it stays whole.
 
     What the option `chunk_collectives` names is done. Else only what was measured, or the option
     `network_bandwidth`, decides, so that ranks with equal tables and devices decide alike; and nothing is cut
     on a device of few processors, which carry the messages themselves.
 
     Args:
-        possible: numbers of pieces that there may be.
+        possible: numbers of chunks that there may be.
     """
     if settings.chunk_collectives == "off":
         return None
@@ -80,17 +80,17 @@ def best_chunking(work: Work, settings: Settings, possible: Sequence[int]) -> Ch
     def message(share: int) -> float:
         return collective_seconds(work.op, work.nbytes / share, work.group, device, bandwidth)
 
-    def chunked(pieces: int) -> Chunking:
-        each, part = message(pieces), multiplying / pieces
+    def chunked(chunks: int) -> Chunking:
+        each, part = message(chunks), multiplying / chunks
         # the first or the last message has nothing beside it; others wait for the matmul, or it for them
-        return Chunking(pieces, message(1), each + (pieces - 1) * max(0.0, each - part))
+        return Chunking(chunks, message(1), each + (chunks - 1) * max(0.0, each - part))
 
     def more(found: Chunking) -> float:
-        return found.exposed + (found.pieces - 1) * _PIECE + work.copied / properties.bandwidth
+        return found.exposed + (found.chunks - 1) * _CHUNK + work.copied / properties.bandwidth
 
     if settings.chunk_collectives != "auto":
-        pieces = int(settings.chunk_collectives)
-        return chunked(pieces) if pieces in possible else None
+        chunks = int(settings.chunk_collectives)
+        return chunked(chunks) if chunks in possible else None
     if not properties.units:
         return None
     if not bandwidth and known_seconds(work.op, work.nbytes, work.group, device) is None:

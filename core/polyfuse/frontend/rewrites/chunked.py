@@ -1,11 +1,11 @@
-"""Matmuls in pieces that run while pieces of their operand arrive, or pieces of their result leave.
+"""Matmuls in chunks that run while chunks of their operand arrive, or chunks of their result leave.
 
-The rows of an operand that is gathered are cut, and each piece is multiplied as soon as it is here. Columns
-of a result that is summed over ranks are cut, and each piece leaves while the next one is multiplied. No sum
+The rows of an operand that is gathered are cut, and each chunk is multiplied as soon as it is here. Columns
+of a result that is summed over ranks are cut, and each chunk leaves while the next one is multiplied. No sum
 is cut, so that each number is computed from the same ones as before.
 
     wait(all_gather(x)) @ w                reduce_scatter(x @ w)
-    -> cat(wait(all_gather(piece)) @ w)    -> cat(wait(reduce_scatter(x @ columns)))
+    -> cat(wait(all_gather(chunk)) @ w)    -> cat(wait(reduce_scatter(x @ columns)))
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import torch
 from torch.fx import Node
 
 from polyfuse.frontend.graph import Note
-from polyfuse.frontend.rewrites.chunk_gains import PIECES, Chunking, Work, best_chunking, numbers_of
+from polyfuse.frontend.rewrites.chunk_gains import CHUNKS, Chunking, Work, best_chunking, numbers_of
 from polyfuse.frontend.rewrites.tools import Rewriting, is_contiguous, tensor_value
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["PIECE", "chunk_products"]
+__all__ = ["CHUNK", "chunk_products"]
 
 aten = torch.ops.aten
 
-PIECE: Final = "piece of a collective"
+CHUNK: Final = "chunk of a collective"
 """Key of a node's facts."""
 _PREFIX: Final = "_c10d_functional."
 _GATHER: Final = f"{_PREFIX}all_gather_into_tensor.default"
@@ -40,7 +40,7 @@ _MATMULS: Final = {aten.mm.default: 0, aten.addmm.default: 1}
 
 
 def chunk_products(state: Rewriting) -> int:
-    """Cut matmuls behind all-gathers, and before sums over ranks, into pieces, where that gains."""
+    """Cut matmuls behind all-gathers, and before sums over ranks, into chunks, where that gains."""
     if state.settings.chunk_collectives == "off" or state.stage == "joint":
         return 0
     count = 0
@@ -50,7 +50,7 @@ def chunk_products(state: Rewriting) -> int:
         chunking = None if found is None else best_chunking(found.work(), state.settings, found.possible())
         if found is not None and chunking is not None and state.spend():
             state.notes.append(_note(found, chunking))
-            found.cut(state, chunking.pieces)
+            found.cut(state, chunking.chunks)
             count += 1
     return count
 
@@ -58,7 +58,7 @@ def chunk_products(state: Rewriting) -> int:
 def _note(found: _Gathered | _Summed, chunking: Chunking) -> Note:
     before, after = chunking.usual * 1e6, chunking.exposed * 1e6
     reason = (
-        f"in {chunking.pieces} pieces; exposed communication by estimates: {before:.0f} us in one piece,"
+        f"in {chunking.chunks} chunks; exposed communication by estimates: {before:.0f} us whole,"
         f" {after:.0f} us so"
     )
     return Note("chunk", found.start.name, "+".join(node.name for node in found.matmuls), reason)
@@ -135,10 +135,10 @@ class _Gathered:
     def possible(self) -> tuple[int, ...]:
         size = _value(self.start.args[0]).shape[self.dim]
         if isinstance(size, int):
-            return tuple(pieces for pieces in PIECES if size % pieces == 0)
+            return tuple(chunks for chunks in CHUNKS if size % chunks == 0)
         least, _ = shapes.value_range(size.node.shape_env, size)
-        # no piece may be empty
-        return tuple(pieces for pieces in PIECES if least is not None and least >= pieces)
+        # no chunk may be empty
+        return tuple(chunks for chunks in CHUNKS if least is not None and least >= chunks)
 
     def work(self) -> Work:
         given, made, rows = (_value(node) for node in (self.start.args[0], self.start, self.rows))
@@ -157,18 +157,18 @@ class _Gathered:
             copied,
         )
 
-    def cut(self, state: Rewriting, pieces: int) -> None:
-        """Put the pieces in place of all of it."""
+    def cut(self, state: Rewriting, chunks: int) -> None:
+        """Put the chunks in place of all of it."""
         start = self.start
         x, ranks, group = start.args
         gathered = []
-        for first, last in _bounds(state, start, x, self.dim, pieces):
+        for first, last in _bounds(state, start, x, self.dim, chunks):
             part = state.call_before(start, aten.slice.Tensor, (x, self.dim, first, last))
             if not is_contiguous(_value(part)):
                 form = {"memory_format": torch.contiguous_format}
                 part = state.call_before(start, aten.clone.default, (part,), form)
-            gathered.append(_piece(state, start, (part, ranks, group)))
-        waits: list[Node | None] = [None] * pieces
+            gathered.append(_chunk(state, start, (part, ranks, group)))
+        waits: list[Node | None] = [None] * chunks
 
         def arrived(number: int, before: Node) -> Node:
             found = waits[number]
@@ -182,10 +182,10 @@ class _Gathered:
         path = [self.rows, *_between(self.rows, self.wait)] if self.rows is not self.wait else []
         for node in sorted([*self.matmuls, *first_other], key=lambda node: positions[node]):
             if node in self.matmuls:
-                made = [self._product(state, node, arrived(i, node)) for i in range(pieces)]
+                made = [self._product(state, node, arrived(i, node)) for i in range(chunks)]
                 state.replace(node, self._rejoined(state, node, made))
             else:
-                whole = self._whole(state, node, [arrived(i, node) for i in range(pieces)])
+                whole = self._whole(state, node, [arrived(i, node) for i in range(chunks)])
                 for moved in reversed(path):
                     node.prepend(moved)
                 self.wait.replace_all_uses_with(whole)
@@ -204,7 +204,7 @@ class _Gathered:
         return state.call_before(matmul, matmul.target, args, dict(matmul.kwargs))
 
     def _rejoined(self, state: Rewriting, matmul: Node, made: Sequence[Node]) -> Node:
-        """The rows of all pieces in their order."""
+        """The rows of all chunks in their order."""
         call = state.call_before
         ranks, columns = self.start.args[1], _value(matmul).shape[1]
         if not self.dim:
@@ -221,7 +221,7 @@ class _Gathered:
         return call(matmul, aten.view.default, (joined, [-1, columns]))
 
     def _whole(self, state: Rewriting, before: Node, parts: Sequence[Node]) -> Node:
-        """What the collective would have brought in one piece."""
+        """What the collective would have brought whole."""
         call = state.call_before
         if self.dim:
             return call(before, aten.cat.default, (list(parts), 1))
@@ -307,7 +307,7 @@ class _Summed:
 
     def possible(self) -> tuple[int, ...]:
         columns = int(_value(self.matmul).shape[1])
-        return tuple(pieces for pieces in PIECES if columns % pieces == 0)
+        return tuple(chunks for chunks in CHUNKS if columns % chunks == 0)
 
     def work(self) -> Work:
         made, result = _value(self.matmul), _value(self.start)
@@ -323,12 +323,12 @@ class _Summed:
             2.0 * size * number(result.numel()),
         )
 
-    def cut(self, state: Rewriting, pieces: int) -> None:
-        """Put the pieces in place of all of it."""
+    def cut(self, state: Rewriting, chunks: int) -> None:
+        """Put the chunks in place of all of it."""
         start, matmul, place = self.start, self.matmul, _MATMULS[self.matmul.target]
-        width = int(_value(matmul).shape[1]) // pieces
+        width = int(_value(matmul).shape[1]) // chunks
         leaving = []
-        for number in range(pieces):
+        for number in range(chunks):
             span = (number * width, (number + 1) * width)
             bias = [state.call_before(start, aten.slice.Tensor, (b, 0, *span)) for b in matmul.args[:place]]
             columns = state.call_before(start, aten.slice.Tensor, (matmul.args[place + 1], 1, *span))
@@ -337,7 +337,7 @@ class _Summed:
             for node in self.path:
                 made[node] = self._repeated(state, node, made, width)
             operand = made[start.args[0]]
-            leaving.append(_piece(state, start, (operand, *start.args[1:])))
+            leaving.append(_chunk(state, start, (operand, *start.args[1:])))
         parts = [state.call_before(self.wait, self.wait.target, (node,)) for node in leaving]
         last = _value(parts[0]).dim() - 1
         state.replace(self.wait, state.call_before(self.wait, aten.cat.default, (parts, last)))
@@ -349,13 +349,6 @@ class _Summed:
         if node.target in _VIEWS:
             args = (args[0], [*args[1][:-1], width])
             return state.call_before(self.start, aten.view.default, args)
-        if node.target is operator.getitem:
-            # as many rows as before
-            with state.graph.inserting_before(self.start):
-                part = state.graph.call_function(operator.getitem, args)
-            part.meta = {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta")}
-            part.meta["val"] = args[0].meta["val"][args[1]]
-            return part
         return state.call_before(self.start, node.target, args, dict(node.kwargs))
 
 
@@ -400,23 +393,23 @@ def _step_back(node: Any, columns: int) -> list[Node] | None:
     return [joined, *reversed(parts), split]
 
 
-def _piece(state: Rewriting, start: Node, args: tuple[Any, ...]) -> Node:
+def _chunk(state: Rewriting, start: Node, args: tuple[Any, ...]) -> Node:
     """A part of a collective, which is not joined with others again."""
     made = state.call_before(start, start.target, args)
-    made.meta[PIECE] = True
+    made.meta[CHUNK] = True
     return made
 
 
-def _bounds(state: Rewriting, before: Node, x: Any, dim: int, pieces: int) -> Iterator[tuple[Any, Any]]:
-    """Where each piece of a dimension begins and ends."""
+def _bounds(state: Rewriting, before: Node, x: Any, dim: int, chunks: int) -> Iterator[tuple[Any, Any]]:
+    """Where each chunk of a dimension begins and ends."""
     size = _value(x).shape[dim]
     if isinstance(size, int):
-        yield from ((i * (size // pieces), (i + 1) * (size // pieces)) for i in range(pieces))
+        yield from ((i * (size // chunks), (i + 1) * (size // chunks)) for i in range(chunks))
         return
     whole = state.call_before(before, aten.sym_size.int, (x, dim))
-    each = state.call_before(before, operator.floordiv, (whole, pieces))
+    each = state.call_before(before, operator.floordiv, (whole, chunks))
     places: list[Any] = [0, each]
-    places += [state.call_before(before, operator.mul, (each, i)) for i in range(2, pieces)]
+    places += [state.call_before(before, operator.mul, (each, i)) for i in range(2, chunks)]
     yield from zip(places, [*places[1:], whole], strict=True)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from polyfuse.frontend.describe import mutated_nodes
-from polyfuse.frontend.rewrites.chunked import PIECE
+from polyfuse.frontend.rewrites.chunked import CHUNK
 from polyfuse.frontend.rewrites.tools import Rewriting, is_contiguous, tensor_value
 from polyfuse.torch_compat import ops
 
@@ -86,7 +86,7 @@ def _next_bucket(state: Rewriting, kind: str, limit: int, done: set[Node]) -> _B
 
 
 def _is_candidate(node: Node, kind: str) -> bool:
-    if node.op != "call_function" or ops.op_name(node.target) != kind or node.kwargs or PIECE in node.meta:
+    if node.op != "call_function" or ops.op_name(node.target) != kind or node.kwargs or CHUNK in node.meta:
         return False
     given, made = tensor_value(node.args[0]), tensor_value(node)
     if given is None or made is None or not all(isinstance(n, int) for n in (*given.shape, *made.shape)):

@@ -1,6 +1,6 @@
-"""The logarithm of softmax in pieces, where a backward may need it.
+"""The logarithm of softmax, decomposed, where a backward may need it.
 
-Whole, it is saved for the backward, as large as its operand. In pieces, a maximum and a logarithm are saved
+Whole, it is saved for the backward, as large as its operand. Decomposed, a maximum and a logarithm are saved
 for each row, and the backward computes the rest again from the operand while it reads that.
 """
 
@@ -26,22 +26,22 @@ def spell_out_log_softmax(state: Rewriting) -> int:
         if node.target is not aten._log_softmax.default or state.escapes(node):
             return None
         source, result = tensor_value(node.args[0]), tensor_value(node)
-        if source is None or result is None or not _can_be_in_pieces(node, source, result):
+        if source is None or result is None or not _can_be_decomposed(node, source, result):
             return None
-        return lambda: _in_pieces(state, node, source, result)
+        return lambda: _decomposed(state, node, source, result)
 
     return state.replace_each(spelled)
 
 
-def _can_be_in_pieces(node: Node, source: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether there are rows, and the pieces lay out the result as the whole does."""
+def _can_be_decomposed(node: Node, source: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether there are rows, and the decomposition lays out the result as the whole does."""
     if source.dim() == 0 or not source.is_floating_point():
         return False
     length = source.shape[node.args[1]]
     return not (type(length) is int and length == 0) and same_sizes(source.stride(), result.stride())
 
 
-def _in_pieces(state: Rewriting, node: Node, source: torch.Tensor, result: torch.Tensor) -> Node:
+def _decomposed(state: Rewriting, node: Node, source: torch.Tensor, result: torch.Tensor) -> Node:
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:
         return state.call_before(node, target, args, kwargs)
 

@@ -82,13 +82,9 @@ class Rewriting:
         self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Node:
         """A new call instead of `node`, inheriting its origin, with its value computed on fake tensors."""
-        kwargs = kwargs or {}
-        with self.graph.inserting_before(node):
-            new = self.graph.call_function(target, args, kwargs)
-        new.meta = {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta")}
         mode = fake.detect_fake_mode([node.meta.get("val")])
-        new.meta["val"] = fake.fake_evaluate(mode, target, fx.value_of(args), fx.value_of(kwargs))
-        return new
+        with self.graph.inserting_before(node):
+            return traced_call(self.graph, mode, node, target, args, kwargs)
 
     def constant_before(self, node: Node, value: torch.Tensor, fake_value: Any) -> Node:
         """A node reading a new constant of the module, instead of `node`."""
@@ -96,8 +92,7 @@ class Rewriting:
         fx.set_constant(self.module, name, value)
         with self.graph.inserting_before(node):
             new = self.graph.get_attr(name)
-        new.meta = {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta")}
-        new.meta["val"] = fake_value
+        _inherit(new, node, fake_value)
         return new
 
     def escaping(self) -> frozenset[Node]:
@@ -150,6 +145,31 @@ class Rewriting:
     def is_output(self, node: Node) -> bool:
         """True if `node` itself is returned."""
         return output_node(self.module) in node.users
+
+
+def traced_call(
+    graph: Graph,
+    mode: Any,
+    origin: Node,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+) -> Node:
+    """A new call at the graph's point of insertion, with its value computed on fake tensors.
+
+    Args:
+        mode: the fake mode of the graph's traced values.
+        origin: the node whose place in the model the call is said to come from.
+    """
+    kwargs = kwargs or {}
+    new = graph.call_function(target, args, kwargs)
+    _inherit(new, origin, fake.fake_evaluate(mode, target, fx.value_of(args), fx.value_of(kwargs)))
+    return new
+
+
+def _inherit(new: Node, origin: Node, value: Any) -> None:
+    new.meta = {k: v for k, v in origin.meta.items() if k not in ("val", "tensor_meta")}
+    new.meta["val"] = value
 
 
 def tensor_value(node: Any) -> torch.Tensor | None:

@@ -379,8 +379,9 @@ def elu(
     ctx: LoweringContext, node: Any, x: TensorValue, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1
 ) -> TensorValue:
     def body(v: Expr, a: Expr, s: Expr, k: Expr) -> Expr:
+        # zero is not negative: an infinite alpha leaves it as it is
         negative = make("mul", make("expm1", make("mul", v, k)), make("mul", a, s))
-        return where(_is_positive(v), make("mul", v, s), negative)
+        return where(make("lt", v, const(0.0, v.dtype)), negative, make("mul", v, s))
 
     return elementwise(ctx, node, (x, alpha, scale, input_scale), body)
 

@@ -4,11 +4,12 @@ dequantised, where a wide copy costs more than the GEMM, and products of one row
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.expr import apply, cast, loads
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import TemplateCall
+from polyfuse.ir.nodes import Reduction, TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.symbolic import axis_name, axis_size, bounds, coefficient, product
@@ -23,27 +24,38 @@ class NarrowGemm:
     Attributes:
         loops: with the conversion; those of few rows are a sum of products, which needs no tiles.
         removed: names of the nodes whose work they do too.
-        rows: products that each converted element is used for, at most.
     """
 
     loops: GemmLoops
     removed: tuple[str, ...]
-    rows: int
 
 
-def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops, sums: int) -> NarrowGemm | None:
-    """`with_prologue`, where at most three quarters of the bytes are read then. `sums`: up to how many rows
-    it is a sum of products, which needs no tiles.
+def reading_less(
+    graph: Graph, call: TemplateCall, form: GemmLoops, limits: Callable[[Reduction], tuple[int, int]]
+) -> NarrowGemm | None:
+    """`with_prologue`, where at most three quarters of the bytes are read then. `limits`: up to how many rows
+    that pays (`Backend.narrow_weight_rows`).
     """
-    more = with_prologue(graph, call, form)
-    if more is None:
-        return None
-    larger, removed = more
-    before, after = loads(*form.gemm.values), loads(*larger.gemm.values)
-    gone, read = (
-        {e.buffer: e.dtype.itemsize for e in own if e not in other}
-        for own, other in ((before, after), (after, before))
+    for chained in (True, False):
+        more = with_prologue(graph, call, form, chained=chained)
+        found = None if more is None else _narrow(graph, form, *more, limits)
+        if found is not None:
+            return found
+    return None
+
+
+def _narrow(
+    graph: Graph,
+    form: GemmLoops,
+    larger: GemmLoops,
+    removed: tuple[str, ...],
+    limits: Callable[[Reduction], tuple[int, int]],
+) -> NarrowGemm | None:
+    before, after = (
+        {e.buffer: e.dtype.itemsize for e in loads(*gemm.values)} for gemm in (form.gemm, larger.gemm)
     )
+    gone = {name: size for name, size in before.items() if name not in after}
+    read = {name: size for name, size in after.items() if name not in before}
     products = product(axis_size(axis) for axis in (*form.gemm.axes, *form.gemm.raxes))
     counts = {name: graph.buffers[name].numel for name in (*gone, *read)}
     elements = {name: count for name, count in counts.items() if isinstance(count, int)}
@@ -54,7 +66,10 @@ def reading_less(graph: Graph, call: TemplateCall, form: GemmLoops, sums: int) -
     rows = most // min(elements[name] for name in gone)
     if 4 * narrow > 3 * wide:
         return None
-    return NarrowGemm(_as_sum(larger) if rows <= sums else larger, removed, rows)
+    limit, sums = limits(larger.gemm)
+    if rows > limit:
+        return None
+    return NarrowGemm(_as_sum(larger) if rows <= sums else larger, removed)
 
 
 def matvec(graph: Graph, form: GemmLoops) -> GemmLoops | None:

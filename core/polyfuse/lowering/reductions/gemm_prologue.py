@@ -8,11 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from polyfuse.ir.expr import Expr, loads, reindex, rewrite, walk
+from polyfuse.ir.expr import Expr, loads, reindex, walk
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Pointwise, TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops
-from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, axis_size, coefficient, substitute
+from polyfuse.lowering.reductions.gemm_split import axes_by_strides
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    atoms,
+    axis_name,
+    axis_size,
+    coefficient,
+    free_axes,
+    substitute,
+)
 
 __all__ = ["with_prologue"]
 
@@ -22,40 +32,114 @@ _MOST_OPS: Final = 12
 
 
 def with_prologue(
-    graph: Graph, call: TemplateCall, form: GemmLoops
+    graph: Graph, call: TemplateCall, form: GemmLoops, *, chained: bool = False
 ) -> tuple[GemmLoops, tuple[str, ...]] | None:
     """A GEMM that computes its operands itself, and the names of the nodes that it makes superfluous; None
     where no operand is made by a cheap loop for this GEMM alone.
+
+    Args:
+        chained: also with what makes what such a loop reads, as far as it is for it alone, where all that is
+            read along the depth then are bytes. What a loop of the chain stores in fewer bits is not rounded
+            for the next one. The depth is divided into the axes of these loops, as in a weight of four bits
+            that is scaled in groups.
     """
+    if not chained:
+        return _absorbing(graph, call, form, form.gemm.values, (False, False))
+    split = axes_by_strides(form, _strides(graph, call, form.gemm.values, call.name))
+    deep = tuple(
+        _reads_bytes(_Inlined(graph, call, True).value(value, call.name), split.gemm.raxes)
+        for value in split.gemm.values
+    )
+    return _absorbing(graph, call, split, split.gemm.values, deep) if any(deep) else None
+
+
+def _absorbing(
+    graph: Graph, call: TemplateCall, form: GemmLoops, operands: Sequence[Expr], deep: Sequence[bool]
+) -> tuple[GemmLoops, tuple[str, ...]] | None:
     absorbed: dict[str, None] = {}
-
-    def change(expr: Expr) -> Expr:
-        if expr.op != "load":
-            return expr
-        producer = _producer(graph, call, expr)
-        value = _computed(producer, expr) if producer is not None else None
-        if producer is None or value is None:
-            return expr
-        absorbed[producer.name] = None
-        return value
-
-    values = tuple(rewrite(value, change) for value in form.gemm.values)
-    if not absorbed or _still_read(graph, call, values, absorbed):
+    values = []
+    for operand, chained in zip(operands, deep, strict=True):
+        inlined = _Inlined(graph, call, chained)
+        values.append(inlined.value(operand, call.name))
+        absorbed |= inlined.absorbed
+    if not absorbed or _still_read(graph, values, absorbed):
         return None
-    return replace(form, gemm=replace(form.gemm, values=values)), tuple(absorbed)
+    return replace(form, gemm=replace(form.gemm, values=tuple(values))), tuple(absorbed)
 
 
-def _producer(graph: Graph, call: TemplateCall, operand: Expr) -> Pointwise | None:
-    """The cheap loop that makes an operand, if nobody else wants its result."""
+class _Inlined:
+    """Values with what makes them in place of loads of that. `absorbed`: the nodes that made it."""
+
+    def __init__(self, graph: Graph, call: TemplateCall, chained: bool) -> None:
+        self.graph, self.call, self.chained = graph, call, chained
+        self.absorbed: dict[str, None] = {}
+        self._memo: dict[tuple[Expr, str], Expr] = {}
+
+    def value(self, expr: Expr, reader: str) -> Expr:
+        """`expr`, which the node `reader` computes."""
+        found = self._memo.get((expr, reader))
+        if found is None:
+            found = self._memo[expr, reader] = self._changed(expr, reader)
+        return found
+
+    def _changed(self, expr: Expr, reader: str) -> Expr:
+        if expr.op == "load" and not expr.args:
+            return self._made(expr, reader) or expr
+        if self.chained and expr.op == "cast" and expr.args[0].op == "load" and expr.args[0].dtype.is_storage:
+            made = self._made(expr.args[0], reader)
+            if made is not None and made.op == "cast" and made.args[0].dtype is expr.dtype:
+                return made.args[0]
+        args = tuple(self.value(a, reader) for a in expr.args)
+        return expr if args == expr.args else Expr(expr.op, args, expr.dtype, expr.payload)
+
+    def _made(self, operand: Expr, reader: str) -> Expr | None:
+        if operand.op != "load" or operand.args:
+            return None
+        producer = _producer(self.graph, self.call, operand, reader, self.chained)
+        value = _computed(producer, operand) if producer is not None else None
+        if producer is None or value is None:
+            return None
+        self.absorbed[producer.name] = None
+        return self.value(value, producer.name) if self.chained else value
+
+
+def _reads_bytes(value: Expr, depth: Sequence[Index]) -> bool:
+    """Whether all that is read step by step are bytes: what each group of steps has apart."""
+    names, read = (
+        [axis_name(a) for a in depth],
+        [(e.dtype.itemsize, free_axes(e.index)) for e in loads(value)],
+    )
+    moving = [k for k, name in enumerate(names) for size, own in read if size == 1 and name in own]
+    inner = set(names[max(moving, default=0) :])
+    return bool(moving) and all(size == 1 for size, own in read if inner.intersection(own))
+
+
+def _strides(graph: Graph, call: TemplateCall, values: Sequence[Expr], reader: str) -> set[int]:
+    """Strides of the axes of the loops that make some values, one after the other."""
+    found: set[int] = set()
+    for operand in loads(*values):
+        producer = _producer(graph, call, operand, reader, True)
+        if producer is None:
+            continue
+        steps = (coefficient(producer.index, axis_name(a)) for a in producer.axes)
+        found |= {step for step in steps if isinstance(step, int)}
+        found |= _strides(graph, call, (producer.value,), producer.name)
+    return found
+
+
+def _producer(
+    graph: Graph, call: TemplateCall, operand: Expr, reader: str, chained: bool
+) -> Pointwise | None:
+    """The cheap loop that makes what a node reads, if nobody else wants its result."""
     name = operand.buffer
     if operand.args or graph.buffers[name].kind != "temp" or name in graph.output_buffers():
         return None
     uses = graph.uses
     writers, end = uses.writers.get(name, ()), uses.position[call.name]
-    if len(writers) != 1 or list(uses.readers[name]) != [end]:
+    if len(writers) != 1 or list(uses.readers[name]) != [uses.position[reader]]:
         return None
     at, producer = writers[0], graph.nodes[writers[0]]
-    if not isinstance(producer, Pointwise) or not _is_cheap(producer):
+    if not isinstance(producer, Pointwise) or not _is_cheap(producer, chained):
         return None
     needed = reads(producer)
     if uses.written_between(needed, at, end):
@@ -65,11 +149,14 @@ def _producer(graph: Graph, call: TemplateCall, operand: Expr) -> Pointwise | No
     return None if any(isinstance(graph.nodes[i], TemplateCall) for i in made) else producer
 
 
-def _is_cheap(producer: Pointwise) -> bool:
+def _is_cheap(producer: Pointwise, chained: bool) -> bool:
+    """Whether a loop is worth repeating; where loops are chained, also if it chooses which part of a byte it
+    takes.
+    """
     found = list(walk(producer.value))
-    if any(e.op == "rand" or (e.op == "load" and e.args) for e in found):
+    if any(e.op == "rand" or (e.op == "load" and e.args and (e.indirect or not chained)) for e in found):
         return False
-    return sum(1 for e in found if e.args) <= _MOST_OPS
+    return sum(1 for e in found if e.args) <= (2 if chained else 1) * _MOST_OPS
 
 
 def _computed(producer: Pointwise, operand: Expr) -> Expr | None:
@@ -115,9 +202,7 @@ def _outermost(steps: Sequence[tuple[Index, IndexLike]]) -> Index | None:
     return sizes[0][0]
 
 
-def _still_read(
-    graph: Graph, call: TemplateCall, values: Sequence[Expr], absorbed: Mapping[str, None]
-) -> bool:
+def _still_read(graph: Graph, values: Sequence[Expr], absorbed: Mapping[str, None]) -> bool:
     """Whether the GEMM reads what it computes also as it was stored."""
     gone = {w for name in absorbed for w in graph.nodes[graph.uses.position[name]].writes()}
     return any(load.buffer in gone for load in loads(*values))

@@ -1,17 +1,20 @@
-"""GEMMs whose depth is split: programs that have a part of it each write sums of their own, which are added
-up where the result is made. That is a loop without a reduction, so that it fuses with what follows.
+"""GEMMs whose depth is divided into several axes, and those whose depth is split: programs that have a part
+of it each write sums of their own, which are added up where the result is made. That is a loop without a
+reduction, so that it fuses with what follows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from polyfuse.ir.expr import Expr, apply, load, reindex, rewrite
 from polyfuse.ir.nodes import Buffer, LoopNode
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable
 from polyfuse.symbolic import axis, axis_name, axis_size, bounds
 
-__all__ = ["SplitGemm", "split_depth"]
+__all__ = ["SplitGemm", "axes_by_strides", "split_depth"]
 
 
 @dataclass(frozen=True)
@@ -67,3 +70,25 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     finish = replace(form.finish, value=rewrite(form.finish.value, added))
     buffer = replace(total, name=name, size=(parts, *total.size), stride=(count, *total.stride))
     return SplitGemm((each, finish), buffer)
+
+
+def axes_by_strides(form: GemmLoops, strides: Iterable[int]) -> GemmLoops:
+    """A GEMM whose depth is several axes, one inside the other, with those of some strides that are shorter
+    than it. As it is where the depth is several axes already, or the strides do not divide each other.
+    """
+    depth, size = form.gemm.raxes[0], axis_size(form.gemm.raxes[0])
+    if len(form.gemm.raxes) != 1 or not isinstance(size, int):
+        return form
+    cuts = [1, *sorted({step for step in strides if 1 < step < size}), size]
+    if any(long % short for short, long in pairwise(cuts)):
+        return form
+    axes = [axis(f"k{k}", long // short) for k, (short, long) in enumerate(pairwise(cuts))]
+    moved = {
+        axis_name(depth): sum((a * step for a, step in zip(axes, cuts, strict=False)), start=axes[0] * 0)
+    }
+    gemm = replace(
+        form.gemm,
+        raxes=tuple(reversed(axes)),
+        values=tuple(reindex(value, moved) for value in form.gemm.values),
+    )
+    return replace(form, gemm=gemm)

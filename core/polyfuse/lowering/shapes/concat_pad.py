@@ -75,10 +75,10 @@ def written(ctx: LoweringContext, parts: Sequence[Part], dim: int, result: Tenso
     own = ctx.origins[-1:]
     for part in parts:
         size = tuple(part.length if d == dim else n for d, n in enumerate(result.size))
-        piece = TensorValue(kind, result.torch_dtype, result.device, size, whole.stride)
-        piece.body = cast(part.element(axes_of(size)), kind.compute)
-        piece.origins = (*part.origins, *own)
-        ctx.write(piece, View(whole.buffer, size, whole.stride, start * whole.stride[dim]))
+        chunk = TensorValue(kind, result.torch_dtype, result.device, size, whole.stride)
+        chunk.body = cast(part.element(axes_of(size)), kind.compute)
+        chunk.origins = (*part.origins, *own)
+        ctx.write(chunk, View(whole.buffer, size, whole.stride, start * whole.stride[dim]))
         start = start + part.length
     return result
 
@@ -109,9 +109,9 @@ def cat(ctx: LoweringContext, node: Any, parts: Sequence[TensorValue], dim: int 
     dim = wrap(dim, result.rank)
     if any(p.dtype is None or p.device != result.device for p in (result, *parts)):
         raise UnsupportedError("no kernel joins parts of these types, or on several devices")
-    pieces = [_whole(p, dim) for p in parts]
+    chunks = [_whole(p, dim) for p in parts]
     if len(parts) <= MOST_CHOICES and ctx.is_read_once(node) and _is_cheap(ctx, parts):
-        return ctx.lazy(result, chosen(pieces, dim, result))
+        return ctx.lazy(result, chosen(chunks, dim, result))
     # kernels write all of a line at once where elements of the parts are interleaved, the library one by one
     interleaved = (
         len(parts) <= MOST_CHOICES and result.stride[dim] == 1 and all(p.size[dim] == 1 for p in parts)
@@ -120,7 +120,7 @@ def cat(ctx: LoweringContext, node: Any, parts: Sequence[TensorValue], dim: int 
     ready = ready and not any(_may_be_in_place_output(ctx, p, dim) for p in alone)
     if ready or (len(parts) >= MANY_PARTS and _is_small(ctx, parts, result)):
         return call_out(ctx, node.meta["val"], "aten.cat.out", (tuple(parts), dim), template=False)
-    return written(ctx, pieces, dim, result)
+    return written(ctx, chunks, dim, result)
 
 
 def _whole(value: TensorValue, dim: int) -> Part:

@@ -123,6 +123,13 @@ def _is(*kinds: type) -> Callable[[Any], Any]:
     return check
 
 
+def _two_numbers(answer: Any) -> Any:
+    """A check that an answer is a pair of integers."""
+    if not isinstance(answer, tuple) or [type(n) for n in answer] != [int, int]:
+        raise _wrong(answer, "a pair of int")
+    return answer
+
+
 def _wrong(answer: object, wanted: str) -> TypeError:
     return TypeError(f"{'None' if answer is None else f'a {type(answer).__name__}'} is no {wanted}")
 
@@ -179,6 +186,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "packed_width": Method(_is(int), _default("packed_width")),
     "preferred_gemm": Method(_is(bool), _default("preferred_gemm")),
     "prepacks_gemm": Method(_is(bool), _default("prepacks_gemm")),
+    "narrow_weight_rows": Method(_two_numbers, _default("narrow_weight_rows")),
     "streaming_parts": Method(_is(int), _default("streaming_parts")),
     "epilogue_reduction_width": Method(_is(int), _default("epilogue_reduction_width")),
     "emit": Method(_is(Source)),

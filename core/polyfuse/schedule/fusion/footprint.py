@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import ExternCall
 from polyfuse.schedule.fusion.score import nbytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike
 
 _NOTICED = 1 << 20
 """Bytes: a fusion may always keep so much alive."""
+
+_WAITING = 2
+"""Times what the first unit passes on: as much may wait for the second one."""
 
 _WORTH = 16
 """A fusion is worth more memory if it saves at least this part of the traffic."""
@@ -40,3 +44,27 @@ def keeps_more_alive(
     unfused = max(held(reads | writes), held(writes | later_reads | later_writes))
     saved = nbytes(graph, passed, hint) * 2 + launch_bytes
     return held(remaining) - unfused > _NOTICED and saved * _WORTH < nbytes(graph, remaining, hint)
+
+
+def keeps_waiting(graph: Graph, first: Unit, second: Unit, hint: Callable[[IndexLike], int]) -> bool:
+    """Whether results of calls that one of the units alone reads would wait for later calls, several times as
+    much as the first passes on.
+
+    A sum of many products, such as the gradient of a weight that each step of a loop uses, is added up while
+    they are made, or one kernel adds them when all are there.
+    """
+    bits = first.bits | second.bits
+    alone: dict[str, int] = {}
+    for name in {**first.reads, **second.reads}:
+        writers = graph.uses.writers.get(name, ())
+        made = len(writers) == 1 and isinstance(graph.nodes[writers[0]], ExternCall)
+        if made and graph.buffers[name].kind == "temp":
+            if all(bits >> reader & 1 for reader in graph.uses.readers[name]):
+                alone[name] = writers[0]
+    # the last one does not wait
+    waiting = sorted(alone, key=lambda name: alone[name])[:-1]
+    if len(waiting) <= _WAITING:
+        return False
+    passed = nbytes(graph, set(first.writes) & set(second.reads), hint)
+    held = nbytes(graph, waiting, hint) - passed
+    return held > max(_NOTICED, _WAITING * passed)

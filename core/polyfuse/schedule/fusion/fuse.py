@@ -186,8 +186,17 @@ def _merge(first: Unit, second: Unit, fusion: Fusion, alive: dict[int, Unit]) ->
 
 
 def order_units(units: Sequence[Unit], deps: Dependencies) -> list[Unit]:
-    """Units in an order that respects all edges and stays near program order."""
-    return [units[i] for i in stable_order(unit_edges(units, deps), [u.last for u in units])]
+    """Units in an order that respects all edges and stays near program order.
+
+    A unit with a member from far behind, such as one that writes its part of a `cat` of many results, comes
+    before the first unit that waits for it: what has nothing to do with it would be done first otherwise, and
+    its results would wait in memory.
+    """
+    edges, needed = unit_edges(units, deps), [u.last for u in units]
+    for i in reversed(stable_order(edges, needed)):
+        for before in edges[i]:
+            needed[before] = min(needed[before], needed[i])
+    return [units[i] for i in stable_order(edges, needed)]
 
 
 def unit_edges(units: Sequence[Unit], deps: Dependencies) -> list[set[int]]:

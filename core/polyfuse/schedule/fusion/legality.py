@@ -12,7 +12,7 @@ from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.columns import divides_columns
 from polyfuse.schedule.fusion.diagnose import mismatch
 from polyfuse.schedule.fusion.disjoint import disjoint, interleaved
-from polyfuse.schedule.fusion.footprint import keeps_more_alive
+from polyfuse.schedule.fusion.footprint import keeps_more_alive, keeps_waiting
 from polyfuse.schedule.fusion.gemm_epilogues import leader
 from polyfuse.schedule.fusion.pairs import pair_of
 from polyfuse.schedule.fusion.score import touched_bytes
@@ -135,6 +135,8 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         launch_bytes = rules.target_info(like.backend, first.device).launch_bytes
         if keeps_more_alive(rules.graph, first, second, rules.hint, launch_bytes):
             return "it would keep what the first reads alive beside what the second writes, and save little"
+        if keeps_waiting(rules.graph, first, second, rules.hint):
+            return "results of several calls would wait for the last of them"
     if (
         not passes
         and not _share_reads(found.first[1], found.second[1])
@@ -178,7 +180,7 @@ def _without_sharing(rules: Rules, first: Unit, second: Unit) -> bool:
 
 
 def _common_space(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
-    if not _axes_suffice(rules, first, second):
+    if not _axes_suffice(first, second):
         return _explained("their iteration spaces have different extents", first, second)
     reason = "no buffer is accessed by both in a way that matches their loops"
     tried: set[tuple[IndexLike, IndexLike]] = set()
@@ -206,7 +208,7 @@ def _explained(reason: str, first: Unit, second: Unit) -> str:
     return f"{reason} ({detail})" if detail else reason
 
 
-def _axes_suffice(rules: Rules, first: Unit, second: Unit) -> bool:
+def _axes_suffice(first: Unit, second: Unit) -> bool:
     """A necessary condition that costs little: the totals of the two spaces can be the same."""
     total = [product(axis_size(a) for a in (*u.space.axes, *u.space.raxes)) for u in (first, second)]
     if total[0] == total[1]:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch.fx import GraphModule
 
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
@@ -61,7 +62,7 @@ def compile_module(
 
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
         scope = caching(replace(entry, views=views))
-    with scope, written_strides_kept(gm):
+    with scope, written_strides_kept(gm), _remainders_of_numbers():
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(example_inputs),
@@ -71,6 +72,28 @@ def compile_module(
             keep_inference_input_mutations=True,
         )
     return with_views(compiled, views)
+
+
+@contextmanager
+def _remainders_of_numbers() -> Iterator[None]:
+    """Inside, graphs may compute remainders of numbers in floating point, as `x * (x.sum().item() % 3)` does
+    with `capture_scalar_outputs`.
+
+    AOTAutograd makes operators on tensors of such arithmetic, by a table that lacks remainders and so ends in
+    an `AttributeError`. `torch.remainder` has the sign of the divisor, as Python's. Dynamo holds a lock while
+    it compiles a frame, so that no other compile sees the entry.
+    """
+    from torch.utils._sympy.reference import TensorReferenceAnalysis
+
+    if hasattr(TensorReferenceAnalysis, "python_mod"):
+        yield
+        return
+    table: Any = TensorReferenceAnalysis
+    table.python_mod = staticmethod(lambda left, right: torch.ops.aten.remainder.Tensor(left, right))
+    try:
+        yield
+    finally:
+        del table.python_mod
 
 
 @contextmanager

@@ -18,7 +18,7 @@ __all__ = [
     "get_constant",
     "mark_boxed",
     "original_operator",
-    "piece_module",
+    "region_module",
     "placeholder_values",
     "set_constant",
     "source_text",
@@ -73,11 +73,11 @@ def copy_module(module: GraphModule) -> GraphModule:
     return GraphModule(module, graph)
 
 
-def piece_module(
+def region_module(
     module: GraphModule, nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]
 ) -> GraphModule:
     """Neighbouring nodes of Dynamo's graph as a graph like Dynamo's: AOTAutograd asks where inputs come from.
-    No input is said to stay where it is, as the piece may be called with others.
+    No input is said to stay where it is, as the region may be called with others.
     """
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -90,12 +90,12 @@ def piece_module(
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    piece = GraphModule(torch.nn.Module(), graph)
-    piece.meta = module.meta
+    region = GraphModule(torch.nn.Module(), graph)
+    region.meta = module.meta
     for name in ("_param_name_to_source", "compile_subgraph_reason"):
         if hasattr(module, name):
-            setattr(piece, name, getattr(module, name))
-    return piece
+            setattr(region, name, getattr(module, name))
+    return region
 
 
 def source_text(node: Node) -> str:

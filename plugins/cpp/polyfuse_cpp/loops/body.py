@@ -128,7 +128,7 @@ class Frame(MemoryScope):
         status = f"{check.store.buffer} + {index_text(check.store.index)}"
         texts = []
         for copy in self._spread(check.index):
-            said = self._stored(check.store.value, vector, copy)
+            said = self.stored(check.store.value, vector, copy)
             numbers = [self.text(check.index, vector, copy), *(self.text(name, False) for name in limits)]
             texts.append(f"limit_checked({status}, {said}, {', '.join(numbers)})")
         self._bind(stmt, vector, texts)

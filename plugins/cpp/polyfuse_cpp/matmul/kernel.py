@@ -100,6 +100,8 @@ class MatmulText:
         if self.plan.path.packed:
             kinds = {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}
             layout = kinds.get(self.b.layout, _LAYOUT_ANY)
+        elif self.plan.path is OperandPath.CONVERTED:
+            layout = _LAYOUT_ACROSS
         with entry(kernel, out):
             self._extents()
             points = index_text(product(facts.sizes[a] for a in facts.axes))
@@ -258,7 +260,7 @@ class MatmulText:
         self.b.column_block_index()
         self._fetch()
         out.line(f"{self.matmul.dtype}* const sum = {self._sums()};")
-        if plan.path is OperandPath.DOTS:
+        if plan.path.along_depth:
             self._dots()
         elif plan.path.paired:
             columns, _ = self.b.columns_at()
@@ -295,14 +297,15 @@ class MatmulText:
     def _dots(self) -> None:
         plan, out = self.plan, self.out
         wide = plan.vectors * self.lanes
-        kinds = f"{self.matmul.dtype}, {self.a.element()}, {self.matmul.b.memory}"
+        kinds = f"{self.matmul.dtype}, {self.a.element()}, {self.b.element}"
+        fetches = plan.path is OperandPath.DOTS
         with out.block(
             f"for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {plan.columns})"
         ):
             passed = f"(rows_at, columns_at + j, depth_from, depth_here, sum + j, {wide}, pass == pass_from);"
             name = f"matmul_dots<{plan.rows}, {plan.columns}, {kinds}"
-            if self._is_one_tile():
-                out.line(f"{name}, true>{passed}")
+            if self._is_one_tile() or not fetches:
+                out.line(f"{name}, {str(fetches).lower()}>{passed}")
             else:
                 # the first tile of rows fetches the columns for all
                 out.line(f"(tile == tile_a ? {name}, true> : {name}, false>){passed}")

@@ -8,7 +8,6 @@ from polyfuse.kit import is_multiple
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
-from polyfuse_cpp.matmul.plans import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand
 from polyfuse_cpp.matmul.touched import common_pitch
 from polyfuse_cpp.matmul.window import window_of
@@ -38,7 +37,7 @@ class OperandAText(OperandText):
     def __post_init__(self) -> None:
         super().__post_init__()
         side = self.operand
-        self.dots = self.plan.path is OperandPath.DOTS
+        self.dots = self.plan.path.along_depth
         self.in_place = self.dots and side.index is not None and side.step == 1
         self.pitch = self._pitch()
         self.at_once = not self.plan.path.blocked and not self.in_place and not self.pitch

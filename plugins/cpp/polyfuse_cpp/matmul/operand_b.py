@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from math import prod
 
+from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance
+from polyfuse_cpp.matmul.converted import axis_of_bytes, multiplies_pairs
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.plans import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand
 from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["OperandBText"]
+
+_PAD = 16
+"""Elements behind a converted column: columns do not compete for sets of the L1 cache, and a vector may be
+written past the end."""
+
+_COPIES = 4
+"""Vectors of a column that are converted side by side."""
 
 
 @dataclass
@@ -41,12 +53,17 @@ class OperandBText(OperandText):
         """Elements to keep, as text."""
         if self.plan.path in (OperandPath.DOTS, OperandPath.PREPACKED):
             return "0"
+        if self.plan.path is OperandPath.CONVERTED:
+            return f"{self.wide} * (depth_count + {_PAD})"
         return str(self.plan.blocks * self.packed_block)
 
     @property
     def element(self) -> str:
-        """The type of packed elements."""
-        return "bf16" if self.paired else str(self.matmul.dtype)
+        """The type of the elements that are multiplied."""
+        if self.plan.path is OperandPath.DOTS:
+            return str(self.operand.memory)
+        pairs = self.plan.path is OperandPath.CONVERTED and multiplies_pairs(self.matmul)
+        return "bf16" if self.paired or pairs else str(self.matmul.dtype)
 
     def _block_at(self) -> str:
         room = "(bf16*)packed_b" if self.paired else "packed_b"
@@ -67,6 +84,9 @@ class OperandBText(OperandText):
             return
         if path is OperandPath.DIRECT:
             self._in_place()
+            return
+        if path is OperandPath.CONVERTED:
+            self._converted()
             return
         # with those after the block, which are fetched ahead
         count = self.wide + self.plan.columns
@@ -133,6 +153,101 @@ class OperandBText(OperandText):
                 out.line(f"{kind}* const to = packed_b;")
                 self._pack()
             out.line("}")
+
+    def _converted(self) -> None:
+        """Each column of the block as a row along the depth."""
+        out, lane, kind = self.out, self.operand.axes[-1], self.element
+        depth = self.matmul.moving_depth
+        position = axis_of_bytes(self.matmul)
+        outer, (name, *inner) = depth[:position], depth[position:]
+        out.line(f"const {kind}* columns_at[{self.wide}];")
+        with out.block():
+            self._axes_of("block_a")
+            for other in self.matmul.depth:
+                if other not in depth:
+                    out.line(f"const i64 {other} = 0;")
+            # tiles are whole: the last column is there again behind itself
+            step = self.plan.columns
+            count = f"(column_count - column_from + {step - 1}) / {step} * {step}"
+            with ExitStack() as loops:
+                loops.enter_context(out.block(f"for (i64 j = 0; j < index_min({self.wide}, {count}); ++j)"))
+                out.line(f"const i64 {lane} = index_min(column_from + j, column_count - 1);")
+                out.line(f"{kind}* to = ({kind}*)packed_b + j * (depth_count + {_PAD});")
+                out.line("columns_at[j] = to;")
+                outside, done = self.frame(name), frozenset[int]()
+                for axis in (None, *outer):
+                    if axis is not None:
+                        size = index_text(self.facts.sizes[axis])
+                        loops.enter_context(out.block(f"for (i64 {axis} = 0; {axis} < {size}; ++{axis})"))
+                    rest = {*outer[outer.index(axis) + 1 if axis else 0 :], name, *inner}
+                    outside = outside.child()
+                    done |= outside.emit_invariants(self.operand.operand.body, rest)
+                self._converted_lane(name, inner, outside, done)
+
+    def _converted_lane(self, name: str, inner: Sequence[str], outside: Frame, done: frozenset[int]) -> None:
+        """All steps along the axis of the lanes, to `to`, which moves on where other axes are around it."""
+        out, lanes, whole = self.out, self.lanes, len(self.matmul.moving_depth) == 1
+        size = self.facts.sizes[name]
+        end = "depth_from + depth_here" if whole else index_text(size)
+        points = prod(size for a in inner if isinstance(size := self.facts.sizes[a], int))
+        out.line(f"i64 {name} = {'depth_from' if whole else '0'};")
+        for copies, tail in ((max(1, _COPIES // points), None), (1, None), (1, "n")):
+            steps = copies * lanes
+            guard = f"{name} + {steps} <= {end}" if tail is None else f"{name} < {end}"
+            with out.block(f"for (; {guard}; {name} += {steps})"):
+                if tail:
+                    out.line(f"const i64 n = {end} - {name};")
+                self._converted_steps(name, inner, points, copies, tail, outside, done)
+        if not whole:
+            out.line(f"to += {end} * {points};")
+
+    def _converted_steps(
+        self,
+        name: str,
+        inner: Sequence[str],
+        points: int,
+        copies: int,
+        tail: str | None,
+        outside: Frame,
+        done: frozenset[int],
+    ) -> None:
+        out, computed = self.out, self.operand.operand
+        narrow, vector = self.element != str(self.matmul.dtype), f"typename shape<{self.matmul.dtype}>::vec"
+        for point in range(points):
+            for copy in range(copies):
+                out.line(f"{vector} part_{point}_{copy};")
+            with out.block():
+                self._start(tuple(inner), str(point))
+                frame = self.frame(name, copies, tail)
+                frame.env = dict(outside.env)
+                for stmt in computed.body:
+                    if id(stmt) not in done:
+                        frame.emit(stmt)
+                for copy in range(copies):
+                    # what is stored in fewer bits is rounded by that
+                    text = (frame.stored if narrow else frame.text)(computed.value, True, copy)
+                    if computed.dtype.compute is not self.matmul.dtype:
+                        text = f"cast<{self.matmul.dtype}>({text})"
+                    out.line(f"part_{point}_{copy} = {text};")
+        place = f"to + {name} * {points}" if points > 1 else f"to + {name}"
+        if points > 1:
+            self.features.add("interleave")
+            for copy in range(copies):
+                parts = ", ".join(f"part_{point}_{copy}" for point in range(points))
+                at = f"{place} + {copy * self.lanes * points}"
+                if tail:
+                    out.line(f"store_interleaved_n({at}, {points} * n, {parts});")
+                elif narrow and points == 2:
+                    out.line(f"matmul_store_pair({at}, interleaved<0>({parts}), interleaved<1>({parts}));")
+                else:
+                    out.line(f"store_interleaved({at}, {parts});")
+            return
+        for copy in range(0, copies, 2 if narrow and copies > 1 else 1):
+            at = f"{place} + {copy * self.lanes}"
+            if narrow and copies > 1:
+                out.line(f"matmul_store_pair({at}, part_0_{copy}, part_0_{copy + 1});")
+            else:
+                out.line(f"store({at}, part_0_{copy});")
 
     def _computed(self) -> None:
         """The values of a block, statement by statement, in vectors along the columns."""

@@ -15,6 +15,7 @@ from polyfuse.kit import Machine, Work, seconds, work_of
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_name, axis_size, free_axes
 from polyfuse_cpp.isa import Isa, dot_instructions
+from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.window import block_width, group_of, lanes_of, lines_of, part_lanes, window_of
 
@@ -52,6 +53,9 @@ _SIDE_BY_SIDE = 4
 _PART = 8
 """Lanes of a part of a vector that holds all columns of a group."""
 
+_CONVERTING = 8
+"""Half cycles in which a vector is converted, stored and loaded again."""
+
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
 
@@ -81,6 +85,15 @@ class OperandPath(IntEnum):
 
     PREPACKED = 5
     """Packed before, once for all calls."""
+
+    CONVERTED = 6
+    """Converted or dequantised, once for all rows, in rows along the depth; lanes run along it as with
+    `DOTS`."""
+
+    @property
+    def along_depth(self) -> bool:
+        """Whether lanes run along the depth."""
+        return self in (OperandPath.DOTS, OperandPath.CONVERTED)
 
     @property
     def packed(self) -> bool:
@@ -165,6 +178,7 @@ def matmul_plans(matmul: Matmul, isa: Isa) -> list[MatmulPlan]:
             for path in paths
             if not (path.packed and rows <= 2)
             and not (path is OperandPath.DOTS and rows > most)
+            and not (path is OperandPath.CONVERTED and rows > CONVERTED_ROWS)
             and not (path is OperandPath.PACKED and faster)
         ] or [OperandPath.PACKED]
     found = {path: list(machine.plans(path)) for path in paths}
@@ -236,6 +250,8 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         alike = right.memory is matmul.dtype or right.memory.itemsize < matmul.dtype.itemsize
         if alike and (left.memory.is_float == right.memory.is_float):
             yield OperandPath.DOTS
+    if is_converted(matmul, isa):
+        yield OperandPath.CONVERTED
     if right.index is not None and right.apart == 1 and right.step is not None:
         if right.memory is matmul.dtype:
             yield OperandPath.DIRECT
@@ -260,7 +276,7 @@ def _rank(path: OperandPath, rows: int) -> float:
     """What comes first: few rows do not pay for a layout, many do."""
     if path.packed:
         return {OperandPath.TILES: 0.5, OperandPath.PAIRS: 0.7}.get(path, 1.0)
-    limit = _FEW if path is OperandPath.DOTS else 32
+    limit = {OperandPath.DOTS: _FEW, OperandPath.CONVERTED: CONVERTED_ROWS}.get(path, 32)
     return 0.0 if rows <= limit else 2.0
 
 
@@ -286,21 +302,21 @@ class _Machine:
         ranked: list[tuple[float, int, MatmulPlan]] = []
         for width in self._widths(path):
             held = self.registers // self.each - 1
-            most = (held - width) // width if path is not OperandPath.DOTS else held // (width + 1)
+            most = (held - width) // width if not path.along_depth else held // (width + 1)
             if most < 1:
                 continue
-            vectors = width if path is not OperandPath.DOTS else max(1, -(-width // self.isa.lanes))
-            columns = width if path is OperandPath.DOTS else 0
+            vectors = width if not path.along_depth else max(1, -(-width // self.isa.lanes))
+            columns = width if path.along_depth else 0
             fewest = -(-rows // most)
             for tiles in (fewest, fewest + 1):
                 high = -(-rows // tiles)
                 cycles = tiles * self._cycles(high, width, tiles > 1) / width
-                if path is not OperandPath.DOTS:
+                if not path.along_depth:
                     wide = width * self.isa.lanes
                     cycles *= (1 + 0.02 * width) * (-(-across // wide) * wide) / across
                 ranked.append((cycles, -high * width, self.plan(path, high, vectors, columns)))
         if not ranked:
-            ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path is OperandPath.DOTS else 0)))
+            ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path.along_depth else 0)))
         yield from dict.fromkeys(plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
 
     def _grouped(self) -> MatmulPlan:
@@ -324,6 +340,8 @@ class _Machine:
         across = -(-matmul.extent(matmul.b.axes) // (plan.vectors * self.isa.lanes))
         tiles = -(-matmul.extent(matmul.a.axes) // plan.rows) * across * matmul.extent(matmul.batch)
         slices = min(-(-_UNITS // max(1, tiles)), matmul.extent(matmul.depth) // _SLICE)
+        if plan.path is OperandPath.CONVERTED and len(matmul.moving_depth) > 1:
+            return plan
         if tiles >= _UNITS or slices < 2 or group_of(matmul, self.isa.lanes):
             return plan
         return replace(plan, slices=slices, depth=min(plan.depth, _SLICE), blocks=1)
@@ -335,7 +353,7 @@ class _Machine:
         across = max(1, matmul.extent(matmul.b.axes))
         depth, batch = max(1, matmul.extent(matmul.depth)), max(1, matmul.extent(matmul.batch))
         high = -(-rows // plan.rows)
-        if plan.path is OperandPath.DOTS:
+        if plan.path.along_depth:
             width, wide, steps = plan.columns, -(-across // plan.columns), -(-depth // lanes)
         else:
             width, wide, steps = plan.vectors, -(-across // (plan.vectors * lanes)), depth
@@ -345,6 +363,8 @@ class _Machine:
             apart = matmul.b.apart
             each = 3 if apart == 1 else 2 * lanes if apart is None else 6
             cycles += batch * depth * across / lanes * each
+        elif plan.path is OperandPath.CONVERTED:
+            cycles += batch * depth * across / lanes * _CONVERTING
         passes = -(-depth // max(1, plan.depth)) if plan.depth else 1
         cycles += 4.0 * (passes - 1) * batch * rows * across / lanes
         moved = work_of(matmul.kernel).moved
@@ -359,7 +379,7 @@ class _Machine:
 
     def _widths(self, path: OperandPath) -> tuple[int, ...]:
         """How many vectors (two to four registers) or columns a tile may span."""
-        if path is OperandPath.DOTS:
+        if path.along_depth:
             return (8, 4, 2)
         most, packed = 8 if path is OperandPath.DIRECT else 4, self.matmul.b.packed_width
         # one vector is wide enough where it holds all columns
@@ -389,6 +409,8 @@ class _Machine:
         near = 1024 if path.paired or matmul.a.step == 1 else 512
         most = near if path.packed else far
         steps = matmul.extent(matmul.depth)
+        if path is OperandPath.CONVERTED and len(matmul.moving_depth) > 1:
+            return -(-steps // 32) * 32
         fixed = all(isinstance(matmul.facts.sizes[name], int) for name in matmul.depth)
         if not fixed:
             return most

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
@@ -12,10 +12,10 @@ from polyfuse.ir.statements import Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit import stride
 from polyfuse.kit.contraction import Contraction, Operand, match
-from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, substitute
+from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 
-__all__ = ["Matmul", "MatrixOperand", "has_matmul", "matmul_of"]
+__all__ = ["Matmul", "MatrixOperand", "byte_axis", "has_matmul", "matmul_of", "operand_bytes"]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,40 @@ def _swapped(
         return True
     if _prepacked(_side(found.right, columns, depth, facts), facts).packed_width:
         return False
+    # a weight of bytes is converted along the depth, for all rows at once
+    bytes_left, bytes_right = (operand_bytes(side, depth, facts) >= 0 for side in (found.left, found.right))
+    if found.dtype.is_float and bytes_left != bytes_right:
+        return bytes_left
     return _score(rows, accesses) > _score(columns, accesses)
+
+
+def operand_bytes(operand: Operand, depth: Sequence[str], facts: Facts) -> int:
+    """`byte_axis` of an operand, among the axes of the depth that have more than one point."""
+    read = [(s.index, facts.memory[s.buffer].itemsize) for s in operand.body if isinstance(s, Load)]
+    return byte_axis([name for name in depth if facts.sizes[name] != 1], facts.sizes, read)
+
+
+def byte_axis(
+    depth: Sequence[str], sizes: Mapping[str, IndexLike], read: Iterable[tuple[IndexLike, int]]
+) -> int:
+    """Which of the axes of the depth bytes lie along, so that lanes can: inside it are at most four steps,
+    which are made of one byte, and nothing that is read differs there. -1: none.
+
+    Args:
+        read: where numbers are read, and how many bytes each has.
+    """
+    read = list(read)
+    inner = 1
+    for position in range(len(depth) - 1, -1, -1):
+        along = [(index, size) for index, size in read if depth[position] in free_axes(index)]
+        if along:
+            straight = all(stride(index, depth[position]) == 1 for index, _ in along)
+            return position if straight and any(size == 1 for _, size in along) else -1
+        count = sizes[depth[position]]
+        inner = inner * count if isinstance(count, int) else 8
+        if inner > 4:
+            return -1
+    return -1
 
 
 def _check(found: Contraction, facts: Facts) -> None:

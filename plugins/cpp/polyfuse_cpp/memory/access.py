@@ -182,7 +182,7 @@ class MemoryScope(Scope):
                 text = self._vector_store(stmt, copy, None if guard else mask)
             else:
                 address = f"{buffer} + {self._plain(index, self._indirect_names(indirect, copy))}"
-                text = self._store_text(stmt, address, self._stored(stmt.value, False, copy))
+                text = self._store_text(stmt, address, self.stored(stmt.value, False, copy))
             self.out.line(guard + text)
 
     def _check(self, stmt: Store) -> None:
@@ -195,7 +195,7 @@ class MemoryScope(Scope):
         value, mask = stmt.value, stmt.mask
         vector = self._is_vector(value, mask)
         for copy in range(self.copies) if vector else self._spread(value, mask):
-            said = self._stored(value, vector, copy)
+            said = self.stored(value, vector, copy)
             status = f"{stmt.buffer} + {index_text(stmt.index)}"
             wrong = self._mask(mask, copy) if vector else self.text(mask, False, copy)
             self.out.line(f"check({status}, {said}, {wrong});")
@@ -206,7 +206,7 @@ class MemoryScope(Scope):
         buffer, index = group.stores[0].buffer, group.stores[0].index
         count = len(group.stores)
         for copy in range(self.copies):
-            values = ", ".join(self._stored(s.value, True, copy) for s in group.stores)
+            values = ", ".join(self.stored(s.value, True, copy) for s in group.stores)
             address = f"{buffer} + {index_text(self.at_copy(index, copy))}"
             here = axis(self.lane or "", self.facts.sizes[self.lane or ""]) * count
             if group.end is not None:
@@ -219,7 +219,7 @@ class MemoryScope(Scope):
                 whole = f"stream_interleaved({self.past}, " if streams else "store_interleaved("
                 self.out.line(f"{whole}{address}, {values});")
 
-    def _stored(self, name: str, vector: bool, copy: int) -> str:
+    def stored(self, name: str, vector: bool, copy: int) -> str:
         """A value on its way to memory: a half float is not rounded first, for the store does it."""
         found = self.env[name]
         text = found.at(copy)
@@ -246,7 +246,7 @@ class MemoryScope(Scope):
     def _vector_store(self, stmt: Store, copy: int, mask_name: str | None) -> str:
         buffer, index, indirect, mode = stmt.buffer, stmt.index, stmt.indirect, stmt.mode
         pointer, names = buffer, self._indirect_names(indirect, copy)
-        text = self._stored(stmt.value, True, copy)
+        text = self.stored(stmt.value, True, copy)
         if id(stmt) in self.tiles:
             return f"{self.tiles[id(stmt)][copy]} = {text};"
         if self._is_local(buffer):

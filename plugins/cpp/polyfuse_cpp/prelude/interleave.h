@@ -35,6 +35,11 @@ template <int M, int PART, class V> PF_INLINE V interleave_part(const V* v) {
 #endif
   else return interleave_native<M, PART>(v);
 }
+// One vector of two that are interleaved.
+template <int PART, class V> PF_INLINE V interleaved(V a, V b) {
+  const V v[] = {a, b};
+  return interleave_part<2, PART>(v);
+}
 // `store_part(i, v)` for each vector of the result.
 template <int PART, int M, class V, class F> PF_INLINE void each_part(const V* v, F store_part) {
   store_part(PART * PF_W, interleave_part<M, PART>(v));

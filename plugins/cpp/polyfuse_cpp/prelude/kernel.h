@@ -29,7 +29,12 @@ static inline void* scratch_new(i64 bytes) {
 static inline void scratch_free(void* p) { free(((void**)p)[-1]); }
 
 // Floats of 16 and 8 bits between memory: rounded as a store would, and their bits.
-template <class T, class V> PF_INLINE V round_to(V x) { return widen_bits<T, V>(narrow_bits<T>(x)); }
+template <class T, class V> PF_INLINE V round_to(V x) {
+#if PF_W > 1
+  if constexpr (same<V, vf32>::value && same<T, bf16>::value) return widen_vector(narrow_vector(x, (const T*)0), (const T*)0);
+#endif
+  return widen_bits<T, V>(narrow_bits<T>(x));
+}
 template <class T, class V> PF_INLINE with<V, typename stored<T>::word> bits_of(V x) {
   return cast<typename stored<T>::word>(narrow_bits<T>(x));
 }

@@ -86,7 +86,7 @@ struct matmul_parts { i64 down, over; };
 
 // The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles, and to
 // have the rows of a tile come from memory as much as an eighth of one: where columns are shared out, each thread reads all
-// rows, writes pieces of lines that lie beside another's, and what runs next finds its rows in two caches.
+// rows, writes chunks of lines that lie beside another's, and what runs next finds its rows in two caches.
 static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
   matmul_parts best{1, 1};
   i64 least = -1;
@@ -443,6 +443,14 @@ template <> struct matmul_step<f32, bf16, bf16> {
     return sum;
   }
 };
+#endif
+#if PF_DOT_BF16
+// Two vectors, rounded for such a step, which takes denormal numbers for zero as this does.
+PF_INLINE void matmul_store_pair(bf16* to, vf32 a, vf32 b) {
+  vi32 both;
+  __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
+  raw_store(to, both);
+}
 #endif
 // Bytes as numbers of 16 bits, whose products are added in pairs: exact for any of them.
 template <class A, class B> struct matmul_pairs {

@@ -97,7 +97,17 @@ PF_INLINE vu16 narrow_vector(vf32 x, const bf16*) {
 }
 #else
 PF_INLINE vf32 widen_vector(vu16 h, const bf16*) { return bf16_widen<vf32>(native_convert<vu32>(h)); }
-PF_INLINE vu16 narrow_vector(vf32 x, const bf16*) { return native_convert<vu16>(bf16_narrow(x)); }
+PF_INLINE vu16 narrow_vector(vf32 x, const bf16*) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16 && PF_DOT_BF16
+  // the instruction takes denormal numbers for zero, and has other bits for what is no number: both are rare
+  unsigned short rare;
+  vu16 r;
+  __asm__("vfpclassps $0xa1, %1, %0" : "=Yk"(rare) : "v"(x));
+  __asm__("vcvtneps2bf16 %1, %0" : "=v"(r) : "v"(x));
+  if (__builtin_expect(rare == 0, 1)) return r;
+#endif
+  return native_convert<vu16>(bf16_narrow(x));
+}
 #endif
 #if defined(__F16C__) && PF_X86_BUILTINS && PF_W == 16 && PF_AVX512
 typedef short s16h __attribute__((vector_size(32)));
@@ -117,7 +127,17 @@ PF_INLINE vu16 narrow_vector(vf32 x, const f16*) { return native_convert<vu16>(f
 #endif
 
 // 8-bit floats as vectors
-template <class T> PF_INLINE vf32 widen_vector(vu8 h, const T*) {
+template <class T> PF_INLINE vf32 widen_vector(vu8 h, const T* p) {
+#if defined(__F16C__) && PF_X86_BUILTINS && ((PF_W == 16 && PF_AVX512) || PF_W == 8)
+  // as f16, of which they are the upper bits, or a power of two
+  const vu16 bits = native_convert<vu16>(h);
+  if constexpr (same<T, f8e5m2>::value) return widen_vector(vu16(bits << 8), (const f16*)p);
+  if constexpr (same<T, f8e4m3>::value) {
+    const vu16 body = vu16((bits & fill<vu16>(0x7fu)) << 7), sign = vu16((bits & fill<vu16>(0x80u)) << 8);
+    const vu16 half = vu16((body == fill<vu16>(0x3f80u) ? fill<vu16>(0x7e00u) : body) | sign);
+    return widen_vector(half, (const f16*)p) * fill<vf32>(256.0f);
+  }
+#endif
   return eight_widen<T, vf32>(native_convert<vu32>(h));
 }
 template <class T> PF_INLINE vu8 narrow_vector(vf32 x, const T*) {

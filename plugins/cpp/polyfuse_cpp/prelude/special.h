@@ -44,8 +44,34 @@ PF_HEAVY f64 digamma_one(f64 x) {
   f64 s = t * horner(t, 1.0 / 12, -1.0 / 120, 1.0 / 252, -1.0 / 240, 1.0 / 132, -691.0 / 32760, 1.0 / 12);
   return x == __builtin_inf() ? x : r + __builtin_log(x) - 0.5 / x - s;
 }
-PF_HEAVY f32 digamma_one(f32 x) {
-  return x < 0.0f && x == __builtin_truncf(x) ? __builtin_nanf("") : f32(digamma_one(f64(x)));
+// digamma for f32, in double. Below 8 the argument moves up by 8: the reciprocals of what lies between are the derivative of
+// its product over that product. Below zero the reflection digamma(x) = digamma(1 - x) - pi / tan(pi x) leads there.
+template <class V> PF_INLINE V digamma_quick(V x) {
+  V zero = fill<V>(0.0), one = fill<V>(1.0), half = fill<V>(0.5), eight = fill<V>(8.0), inf = fill<V>(__builtin_inf());
+  V a = x < zero ? one - x : x, base = a < eight ? a : one;
+  V p = base, q = one;
+#pragma GCC unroll 8
+  for (int k = 1; k < 8; ++k) {
+    V next = base + fill<V>(double(k));
+    q = madd(q, next, p);
+    p = p * next;
+  }
+  V u = a < eight ? a + eight : a, w = one / u, t = w * w;
+  V tail = t * horner(t, 0.083333333333333329, -0.0083333333333333332, 0.003968253968253968, -0.0041666666666666666,
+                      0.007575757575757576, -0.021092796092796094);
+  V y = log_f64(u) - half * w - tail - (a < eight ? q / p : zero);
+  // the angle from the nearest integer, and from halfway to it
+  V f = x - floor(x + half), g = abs(f), h = half - g;
+  const auto sine = [](V v) __attribute__((always_inline)) {
+    return v * horner(V(v * v), 3.1415926535896359, -5.1677127799881655, 2.5501640359163882, -0.59926443410026542,
+                      0.082144795939639775, -0.0073640099832531563, 0.00044749809885089416);
+  };
+  V cotangent = sine(h) / sine(g);
+  y = x < zero ? y - fill<V>(3.1415926535897931) * (f < zero ? -cotangent : cotangent) : y;
+  y = x < zero ? (f == zero ? fill<V>(__builtin_nan("")) : y) : y;
+  y = x == zero ? copysign(inf, V(-x)) : y;
+  y = x == inf ? inf : (x == -inf ? fill<V>(__builtin_nan("")) : y);
+  return x != x ? x : y;
 }
 
 // erfinv in f64: Winitzki's closed form, refined by steps of Halley's method on erf (or erfc, near 1)
@@ -65,7 +91,7 @@ PF_HEAVY f64 erfinv_one(f64 x) {
 }
 PF_INLINE f32 lgamma(f32 x) { return f32(lgamma_quick(f64(x))); }
 PF_INLINE f64 lgamma(f64 x) { return lgamma_one(x); }
-PF_INLINE f32 digamma(f32 x) { return digamma_one(x); }
+PF_INLINE f32 digamma(f32 x) { return f32(digamma_quick(f64(x))); }
 PF_INLINE f64 digamma(f64 x) { return digamma_one(x); }
 PF_INLINE f64 erfinv(f64 x) { return erfinv_one(x); }
 PF_INLINE f32 nextafter(f32 a, f32 b) { return __builtin_nextafterf(a, b); }
@@ -76,11 +102,15 @@ PF_HEAVY vf32 lgamma(vf32 x) {
   vf64 d = cast<f64>(x);
   return cast<f32>(vf64{lgamma_quick(d.lo), lgamma_quick(d.hi)});
 }
+PF_HEAVY vf32 digamma(vf32 x) {
+  vf64 d = cast<f64>(x);
+  return cast<f32>(vf64{digamma_quick(d.lo), digamma_quick(d.hi)});
+}
 #else
+PF_HEAVY vf32 digamma(vf32 x) { return cast<f32>(digamma_quick(cast<f64>(x))); }
 PF_HEAVY vf32 lgamma(vf32 x) { return cast<f32>(lgamma_quick(cast<f64>(x))); }
 #endif
 PF_HEAVY vf64 lgamma(vf64 x) { return each_lane<vf64>([](f64 a) { return lgamma_one(a); }, x); }
-PF_HEAVY vf32 digamma(vf32 x) { return each_lane<vf32>([](f32 a) { return digamma_one(a); }, x); }
 PF_HEAVY vf64 digamma(vf64 x) { return each_lane<vf64>([](f64 a) { return digamma_one(a); }, x); }
 PF_HEAVY vf64 erfinv(vf64 x) { return each_lane<vf64>([](f64 a) { return erfinv_one(a); }, x); }
 // The bits of a number are those of its neighbour away from zero less one.

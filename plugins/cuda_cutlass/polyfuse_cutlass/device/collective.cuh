@@ -4,7 +4,7 @@
 // In terms of the result, x are the rows and y the columns of what the multiplier makes.
 
 // Each warp transposes its results in shared memory, 32 columns of 16 rows at a time, so that each thread finishes
-// VEC neighbours in memory. Pieces of 16 bytes change coordinates in each row: neither rows of pairs nor fragments of rows
+// VEC neighbours in memory. Chunks of 16 bytes change coordinates in each row: neither rows of pairs nor fragments of rows
 // meet in a bank.
 constexpr int CHUNK = 32, FRAGMENT = 16 * CHUNK;
 PF_INLINE int transposed(int row, int column) {

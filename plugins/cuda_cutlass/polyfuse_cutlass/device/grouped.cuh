@@ -2,7 +2,7 @@
 // warps feeds tiles to the others through a ring in shared memory; blocks stay and take tile after tile.
 constexpr int THREADS = 128 * (CONSUMERS + 1), ROWS = 64 * CONSUMERS, DEPTH = 64, STEPS = 4;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128;
-// Each warp transposes its results, 32 columns of 16 rows at a time, so that each thread stores neighbours. Pieces of
+// Each warp transposes its results, 32 columns of 16 rows at a time, so that each thread stores neighbours. Chunks of
 // 16 bytes change places in each row: neither rows of pairs nor fragments of rows meet in a bank.
 constexpr int CHUNK = 32, FRAGMENT = 16 * CHUNK, VEC = 8;
 PF_INLINE u32 transposed(u32 fragment, int row, int column) {

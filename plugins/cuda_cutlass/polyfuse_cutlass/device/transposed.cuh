@@ -13,7 +13,7 @@ struct Prefetched {
   PF_INLINE void load(const Args&, int, int, int, int) {}
 };
 
-// Where a result is while a warp transposes its results. Pieces of 16 bytes change places in each row, and in its
+// Where a result is while a warp transposes its results. Chunks of 16 bytes change places in each row, and in its
 // second half, so that neither rows of pairs nor fragments of rows meet in a bank.
 PF_INLINE u32 transposed(u32 staging, int row, int column) {
   const int fragment = column / 4 ^ (SWIZZLED ? ((row & 3) << 1 | (row & 1)) ^ (column / 32 & 1) : 0);
@@ -21,8 +21,8 @@ PF_INLINE u32 transposed(u32 staging, int row, int column) {
 }
 
 // The sums of a fragment: CHUNK columns of 16 rows of a warp.
-constexpr int FRAGMENTS_ACROSS = BY / CHUNK, PIECES = BLOCKS * FRAGMENTS_ACROSS;
-PF_INLINE void put_piece(u32 staging, Acc (&sum)[BY / 2], int fragment) {
+constexpr int FRAGMENTS_ACROSS = BY / CHUNK, FRAGMENTS = BLOCKS * FRAGMENTS_ACROSS;
+PF_INLINE void put_fragment(u32 staging, Acc (&sum)[BY / 2], int fragment) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < CHUNK / 8; ++j) {
@@ -65,15 +65,15 @@ PF_INLINE void fetch_fragment(const Args& args, Fetched (&fetched)[EACH], int fr
 PF_INLINE void finish_tile(const Args& args, Staging& staging, Prefetched&, Results& sum, int batch, int x0, int y0, int end) {
   Fetched fetched[2][EACH];
   if (AHEAD == 2) fetch_fragment(args, fetched[0], 0, batch, x0, y0, end);
-  if (BUFFERS > 1) put_piece(staging.base, sum[0], 0), __syncwarp();
+  if (BUFFERS > 1) put_fragment(staging.base, sum[0], 0), __syncwarp();
 #pragma unroll
-  for (int p = 0; p < PIECES; ++p) {
+  for (int p = 0; p < FRAGMENTS; ++p) {
     const u32 here = staging.base + p % BUFFERS * FRAGMENT_BYTES;
     if (AHEAD == 1) fetch_fragment(args, fetched[0], p, batch, x0, y0, end);
-    if (AHEAD == 2 && p + 1 < PIECES) fetch_fragment(args, fetched[(p + 1) % 2], p + 1, batch, x0, y0, end);
-    if (BUFFERS == 1) put_piece(here, sum[p / FRAGMENTS_ACROSS], p % FRAGMENTS_ACROSS), __syncwarp();
-    else if (p + 1 < PIECES)
-      put_piece(staging.base + (p + 1) % BUFFERS * FRAGMENT_BYTES, sum[(p + 1) / FRAGMENTS_ACROSS], (p + 1) % FRAGMENTS_ACROSS);
+    if (AHEAD == 2 && p + 1 < FRAGMENTS) fetch_fragment(args, fetched[(p + 1) % 2], p + 1, batch, x0, y0, end);
+    if (BUFFERS == 1) put_fragment(here, sum[p / FRAGMENTS_ACROSS], p % FRAGMENTS_ACROSS), __syncwarp();
+    else if (p + 1 < FRAGMENTS)
+      put_fragment(staging.base + (p + 1) % BUFFERS * FRAGMENT_BYTES, sum[(p + 1) / FRAGMENTS_ACROSS], (p + 1) % FRAGMENTS_ACROSS);
     PF_REDUCE(Reduced reduced[EACH];)
 #pragma unroll UNROLL
     for (int i = 0; i < EACH; ++i) {

@@ -205,7 +205,7 @@ class ValueEmitter:
         inside = {t for s in body for t in s.targets}
         outer = dict.fromkeys(a for s in body if s.op != "scan" for a in s.args if a not in inside)
         outer.update((r, None) for r in roots if r not in inside)
-        lines = [*self._imports(number, list(outer))]
+        lines = [*self._imports(list(outer))]
         for stmt in body:
             lines += self._statement(stmt)
         out = self.lines
@@ -214,7 +214,7 @@ class ValueEmitter:
         out.append(f"def {name}({', '.join(places)}):")
         out.extend(f"    {line}" for line in [*lines, f"return {result}"])
 
-    def _imports(self, number: int, names: Sequence[str]) -> list[str]:
+    def _imports(self, names: Sequence[str]) -> list[str]:
         """Lines that get values of other sections."""
         lines: list[str] = []
         point = ", ".join(self.axes)

@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language.extra.hip.libdevice import *  # noqa: F403
 from triton.language.extra.hip.libdevice import cos
 
-__all__ = ["anywhere", "cospi", "mul_rn", "quick_exp2"]
+__all__ = ["anywhere", "cospi", "mul_rn", "quick_exp2", "quick_inverse"]
 
 
 @triton.jit
@@ -35,6 +35,12 @@ def cospi(a: tl.tensor) -> tl.tensor:
 def quick_exp2(a: tl.tensor) -> tl.tensor:
     """2 to the power of an f32 in one instruction."""
     return tl.inline_asm_elementwise("v_exp_f32 $0, $1", "=v,v", [a], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def quick_inverse(a: tl.tensor) -> tl.tensor:
+    """1 / a of an f32 in one instruction."""
+    return tl.inline_asm_elementwise("v_rcp_f32 $0, $1", "=v,v", [a], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -7,16 +7,22 @@ from typing import Any
 import triton
 import triton.language as tl
 
-__all__ = ["anywhere", "libdevice", "quick_exp2"]
+__all__ = ["anywhere", "libdevice", "quick_exp2", "quick_inverse"]
 
 libdevice: Any
 quick_exp2: Any
+quick_inverse: Any
 anywhere: Any
 if triton.knobs.runtime.interpret:
     from polyfuse_triton.device import interpret
 
     libdevice = interpret
     quick_exp2 = interpret.exp2  # type: ignore[attr-defined]
+
+    @triton.jit
+    def quick_inverse(a: tl.tensor) -> tl.tensor:
+        """1 / a."""
+        return 1.0 / a
 
     @triton.jit
     def anywhere(a: tl.tensor) -> tl.tensor:
@@ -35,6 +41,15 @@ else:
         """
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+    @triton.jit
+    def quick_inverse(a: tl.tensor) -> tl.tensor:
+        """1 / a of an f32 in one instruction, to about a unit in the last place; what is smaller than normal
+        numbers counts as zero.
+        """
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1
         )
 
     @triton.jit

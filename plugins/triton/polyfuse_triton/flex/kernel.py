@@ -18,21 +18,14 @@ from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.dtypes import pointer_type, triton_type
 from polyfuse_triton.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, symbols_of
 from polyfuse_triton.flex.scores import Scores
+from polyfuse_triton.flex.tiles import Tiles
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["Tiles", "Written", "forward_source", "key_gradient_source", "query_gradient_source"]
+__all__ = ["Written", "forward_source", "key_gradient_source", "query_gradient_source"]
 
 _LOG2E = math.log2(math.e)
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Queries and keys of a tile, and how it is run."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
+_ENDLESS = 1 << 24
+"""Side of a block that covers all there is: where there is no mask."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +38,22 @@ class Written:
 
 
 class _Kernel:
-    """What the three kernels share."""
+    """What the three kernels share.
+
+    Scores lie with the axes `order` down the rows and along the columns: with keys down the rows where their
+    weights are the left operand of products, which is read from registers then.
+    """
 
     def __init__(
-        self, problem: Problem, tiles: Tiles, arrays: Sequence[Array], lists: Sequence[Blocks]
+        self,
+        problem: Problem,
+        tiles: Tiles,
+        arrays: Sequence[Array],
+        lists: Sequence[Blocks],
+        order: str = "mn",
     ) -> None:
         self.problem = problem
+        self.order = order
         self.tiles = tiles
         self.lists = lists
         blocks = [array for item in lists for array in (item.count, item.index)]
@@ -75,7 +78,9 @@ class _Kernel:
 
     def scores(self, prefix: str) -> Scores:
         """The user's functions in one loop."""
-        return Scores(self.problem, (self.tiles.queries, self.tiles.keys), self.out, self.arguments, prefix)
+        sides = {"m": self.tiles.queries, "n": self.tiles.keys}
+        blocks = {name: sides[name] for name in self.order}
+        return Scores(self.problem, blocks, self.out, self.arguments, prefix)
 
     def written(self, name: str, write: Callable[[], None], grid: str, aligned: bool) -> Written:
         """The whole kernel."""
@@ -130,7 +135,9 @@ class _Kernel:
         """Names of the queries of a tile that begins at `m0`."""
         self.line("m = m0 + ml")
         if self.masks("m"):
-            self.line(f"mm = m < {_text(self.problem.queries)}")
+            size = _text(self.problem.queries)
+            self.line(f"mm = m < {size}")
+            self.line(f"mmt = m0 + mt < {size}")
         self.line("m64 = tl.cast(m0, tl.int64)")
 
     def place_keys(self) -> None:
@@ -165,9 +172,10 @@ class _Kernel:
 
     def begin_lanes(self) -> dict[str, str]:
         """Define steps inside tiles, and give masks of the last dimension."""
-        self.line("ml = tl.arange(0, MBLOCK)[:, None]")
-        self.line("nl = tl.arange(0, NBLOCK)[None, :]")
-        self.line("nt = tl.arange(0, NBLOCK)[:, None]")
+        for name, side in (("m", "MBLOCK"), ("n", "NBLOCK")):
+            along = "[:, None]" if name == self.order[0] else "[None, :]"
+            self.line(f"{name}l = tl.arange(0, {side}){along}")
+            self.line(f"{name}t = tl.arange(0, {side})[:, None]")
         masks = self.depth_masks()
         sizes = {"d": (self.problem.depth, self.depth), "v": (self.problem.values, self.values)}
         for name, (size, whole) in sizes.items():
@@ -177,48 +185,77 @@ class _Kernel:
                     self.line(f"{masks[name + way]} = {name}{way} < {size}")
         return masks
 
-    def begin_list(self, item: Blocks, row: str, step: int, block: int, limit: str) -> str:
-        """Define where a list is, and give the head of the loop over it in steps of `step`."""
-        p = self.problem
+    def begin_list(self, item: Blocks, row: str, name: str) -> str:
+        """Define where a list is, and where its first tile of queries or keys (`name`) begins; give the head
+        of the loop over its tiles.
+        """
+        p, (step, block) = self.problem, self.steps(name)
         batch = "0" if p.mask_batch == 1 else "b64"
         head = "0" if p.mask_heads == 1 else "h64"
         self.line(f"count = tl.load({self.at(item.count, batch, head, row)})")
-        self.line(f"places = {self.at(item.index, batch, head, row, '0')}")
         many = block // step
-        blocks = "count" if many == 1 else f"count * {many}"
-        # a block may be longer than all there is
-        short = f"tl.minimum(tl.minimum(count, {limit}) * {many}, {limit})" if many > 1 else blocks
-        return f"for i in range(0, {short if block >= 1 << 24 else blocks}):"
+        tiles = "count" if many == 1 else f"count * {many}"
+        if block >= _ENDLESS:
+            # one block is longer than all there is, so the tiles are simply all of it
+            size, side = (p.queries, "MBLOCK") if name == "m" else (p.keys, "NBLOCK")
+            limit = f"tl.cast({self.counts(side, size)}, tl.int32)"
+            self.line(f"limit = tl.minimum(tl.minimum(count, {limit}) * {many}, {limit})")
+        else:
+            self.line(f"places = {self.at(item.index, batch, head, row, '0')}")
+            self.line(f"limit = {tiles}")
+            self.line(f"{name}0 = tl.load(places) * {block}")
+        return "for i in range(0, limit):"
 
-    def step_list(self, item: Blocks, name: str, step: int, block: int) -> None:
-        """Define where the next block begins."""
+    def this_tile(self, name: str) -> None:
+        """Define where the tile of this iteration begins, where that does not follow from the list."""
+        step, block = self.steps(name)
+        if block >= _ENDLESS:
+            self.line(f"{name}0 = i * {step}")
+
+    def next_tile(self, item: Blocks, name: str) -> None:
+        """Read where the next tile begins: early, so that what lies there can be fetched ahead."""
+        step, block = self.steps(name)
+        if block >= _ENDLESS:
+            return
         many, stride = block // step, _text(item.index.stride[3])
-        place = "i" if many == 1 else f"i // {many}"
-        inside = "" if many == 1 else f" + i % {many} * {step}"
-        self.line(
-            f"{name}0 = tl.load(places + {place} * {stride}) * {block if block < 1 << 24 else 0}{inside}"
-        )
+        self.line("after = i + 1")
+        place = "after" if many == 1 else f"after // {many}"
+        inside = "" if many == 1 else f" + after % {many} * {step}"
+        given = f"tl.load(places + {place} * {stride}, mask=after < limit, other=0)"
+        self.line(f"{name}0 = {given} * {block}{inside}")
+
+    def steps(self, name: str) -> tuple[int, int]:
+        """Queries (`m`) or keys (`n`) of a tile, and of a block of the mask."""
+        p, tiles = self.problem, self.tiles
+        return (tiles.queries, p.query_block) if name == "m" else (tiles.keys, p.key_block)
 
     def products(self) -> str:
         """The scores before they are changed; where nobody reads them as they are, without their factor."""
-        product = f"tl.dot(qt, kt{self.precision})"
+        operands = "qt, kt" if self.order == "mn" else "kn, tl.trans(qt)"
+        product = f"tl.dot({operands}{self.precision})"
         return product if self.problem.is_plain else f"{product} * {self.problem.scale!r}"
 
+    @property
+    def factor(self) -> str:
+        """What makes scores in `x` those of base two. It is positive, so it can follow the greatest of them,
+        and with the subtraction of that is one instruction a score.
+        """
+        return repr(_LOG2E * self.problem.scale if self.problem.is_plain else _LOG2E)
+
     def changed(self, scores: Scores, whole: bool, keep_queries: bool) -> None:
-        """From products in `s` to changed scores of base two in `x`, minus infinity where they do not count;
-        `keep` names what counts.
+        """From products in `s` to changed scores in `x`, minus infinity where they do not count, without
+        their `factor`; `keep` names what counts.
         """
         p = self.problem
-        factor = _LOG2E * p.scale if p.is_plain else _LOG2E
         scores.given(SCORE, "s")
         x = scores.value(p.score)
         conditions = [m for m in (self.masks("n"), self.masks("m") if keep_queries else "") if m]
         if p.mask is not None and not whole:
             conditions.insert(0, scores.value(p.mask))
-        self.line(f"x = {x} * {factor!r}")
         if conditions:
             self.line(f"keep = {' & '.join(conditions)}")
-            self.line('x = tl.where(keep, x, float("-inf"))')
+            x = f'tl.where(keep, {x}, float("-inf"))'
+        self.line(f"x = {x}")
 
     def counted(self, whole: bool, keep_queries: bool) -> bool:
         """Whether `changed` defines `keep`."""
@@ -253,18 +290,17 @@ def forward_source(
         for number, item in enumerate(lists):
             scores = kernel.scores("xyz"[number])
             scores.before("n")
-            head = kernel.begin_list(item, "row", tiles.keys, problem.key_block, _limit(kernel, "n"))
-            line(head)
+            line(kernel.begin_list(item, "row", "n"))
             with kernel.out.indented():
-                kernel.step_list(item, "n", tiles.keys, problem.key_block)
+                kernel.this_tile("n")
                 kernel.place_keys()
                 key = _shared(kernel, k, "n64")
                 line(f"kt = {kernel.load(_transposed(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
                 line(f"s = {kernel.products()}")
                 kernel.changed(scores, item.whole, False)
-                line("most = tl.maximum(top, tl.max(x, 1, keep_dims=True))")
+                line(f"most = tl.maximum(top, tl.max(x, 1, keep_dims=True) * {kernel.factor})")
                 line('base = tl.where(most == float("-inf"), 0.0, most)')
-                line("p = tl.exp2(x - base)")
+                line(f"p = tl.exp2(x * {kernel.factor} - base)")
                 line("share = tl.exp2(top - base)")
                 line("total = total * share + tl.sum(p, 1, keep_dims=True)")
                 value = _shared(kernel, v, "n64")
@@ -272,6 +308,7 @@ def forward_source(
                 kind = triton_type(problem.dtype)
                 line(f"acc = tl.dot(p.to({kind}), vt, acc * share{kernel.precision})")
                 line("top = most")
+                kernel.next_tile(item, "n")
         line("whole = tl.where(total == 0.0, 1.0, total)")
         _store(kernel, out, f"(acc / whole).to({triton_type(out.dtype)})", "m64", "ml", "vc", masks["vc"])
         _store_row(kernel, sums, "top + tl.log2(whole)")
@@ -307,9 +344,9 @@ def query_gradient_source(
         for number, item in enumerate(lists):
             scores = kernel.scores("xyz"[number])
             scores.before("n")
-            line(kernel.begin_list(item, "row", tiles.keys, problem.key_block, _limit(kernel, "n")))
+            line(kernel.begin_list(item, "row", "n"))
             with kernel.out.indented():
-                kernel.step_list(item, "n", tiles.keys, problem.key_block)
+                kernel.this_tile("n")
                 kernel.place_keys()
                 key, value = _shared(kernel, k, "n64"), _shared(kernel, v, "n64")
                 transposed = kernel.masks("n", True)
@@ -319,6 +356,7 @@ def query_gradient_source(
                 line("vt = tl.trans(vn)")
                 _gradients(kernel, scores, item.whole, False)
                 line(f"acc = tl.dot(ds.to({kind}), kn, acc{kernel.precision})")
+                kernel.next_tile(item, "n")
         text = f"(acc * {problem.scale!r}).to({triton_type(result.dtype)})"
         _store(kernel, result, text, "m64", "ml", "dc", masks["dc"])
 
@@ -338,7 +376,7 @@ def key_gradient_source(
     q, k, v, g, sums, common = operands
     to_keys, to_values = results
     learned = [item.array for item in problem.added]
-    kernel = _Kernel(problem, tiles, (*operands, *results, *learned), lists)
+    kernel = _Kernel(problem, tiles, (*operands, *results, *learned), lists, "nm")
     line, kind, p = kernel.line, triton_type(problem.dtype), problem
 
     def write() -> None:
@@ -351,8 +389,9 @@ def key_gradient_source(
         kernel.place_keys()
         line(f"row = tl.cast(n0 // {p.key_block}, tl.int64)")
         key, value = kernel.at(k, "kb64", "kh64", "n64", "0"), kernel.at(v, "kb64", "kh64", "n64", "0")
-        line(f"kt = {kernel.load(_transposed(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
-        line(f"vt = {kernel.load(_transposed(v), value, 'vr', 'nl', (kernel.masks('n'), masks['vr']))}")
+        transposed = kernel.masks("n", True)
+        line(f"kn = {kernel.load(k, key, 'nt', 'dc', (transposed, masks['dc']))}")
+        line(f"vn = {kernel.load(v, value, 'nt', 'vc', (transposed, masks['vc']))}")
         line(f"dk = tl.zeros([NBLOCK, {kernel.depth}], tl.float32)")
         line(f"dv = tl.zeros([NBLOCK, {kernel.values}], tl.float32)")
         line(f"group = {_text(p.heads)} // {_text(p.key_heads)}")
@@ -365,17 +404,17 @@ def key_gradient_source(
             for number, item in enumerate(lists):
                 scores = kernel.scores("xyz"[number])
                 scores.before("m")
-                line(kernel.begin_list(item, "row", tiles.queries, p.query_block, _limit(kernel, "m")))
+                line(kernel.begin_list(item, "row", "m"))
                 with kernel.out.indented():
-                    kernel.step_list(item, "m", tiles.queries, p.query_block)
+                    kernel.this_tile("m")
                     kernel.place_queries()
                     _load_rows(kernel, masks, q, g, sums, common)
                     _gradients(kernel, scores, item.whole, True)
                     for added in p.added:
                         scores.add(added, "keep" if kernel.counted(item.whole, True) else "")
-                    line(f"dv = tl.dot(tl.trans(p).to({kind}), gt, dv{kernel.precision})")
-                    line(f"dk = tl.dot(tl.trans(ds).to({kind}), qt, dk{kernel.precision})")
-        transposed = kernel.masks("n", True)
+                    line(f"dv = tl.dot(p.to({kind}), gt, dv{kernel.precision})")
+                    line(f"dk = tl.dot(ds.to({kind}), qt, dk{kernel.precision})")
+                    kernel.next_tile(item, "m")
         for result, name, columns in ((to_keys, f"dk * {p.scale!r}", "dc"), (to_values, "dv", "vc")):
             first = kernel.at(result, "kb64", "kh64", "n64", "0")
             place = f"nt * {_text(result.stride[2])} + {columns} * {_text(result.stride[3])}"
@@ -409,8 +448,9 @@ def _gradients(kernel: _Kernel, scores: Scores, whole: bool, by_keys: bool) -> N
     assert problem.gradient is not None
     line(f"s = {kernel.products()}")
     kernel.changed(scores, whole, by_keys)
-    line("p = tl.exp2(x - base)")
-    line(f"dp = tl.dot(gt, vt{kernel.precision})")
+    line(f"p = tl.exp2(x * {kernel.factor} - base)")
+    operands = "gt, vt" if kernel.order == "mn" else "vn, tl.trans(gt)"
+    line(f"dp = tl.dot({operands}{kernel.precision})")
     line("d = p * (dp - common)")
     scores.given(GRADIENT, "d")
     line(f"ds = {scores.value(problem.gradient)}")
@@ -422,10 +462,10 @@ def _load_rows(
     kernel: _Kernel, masks: dict[str, str], q: Array, g: Array, sums: Array, common: Array
 ) -> None:
     """Queries with all that belongs to them."""
-    mask = kernel.masks("m")
+    mask, rows = kernel.masks("m"), kernel.masks("m", True)
     given = f", mask={mask}, other=0.0" if mask else ""
-    kernel.line(f"qt = {kernel.tile(q, 'm64', 'ml', 'dc', (mask, masks['dc']))}")
-    kernel.line(f"gt = {kernel.tile(g, 'm64', 'ml', 'vc', (mask, masks['vc']))}")
+    kernel.line(f"qt = {kernel.tile(q, 'm64', 'mt', 'dc', (rows, masks['dc']))}")
+    kernel.line(f"gt = {kernel.tile(g, 'm64', 'mt', 'vc', (rows, masks['vc']))}")
     for name, array in (("base", sums), ("common", common)):
         first = kernel.at(array, "b64", "h64", "m64")
         kernel.line(f"{name} = tl.load({first} + ml * {_text(array.stride[2])}{given})")
@@ -454,13 +494,6 @@ def _store_row(kernel: _Kernel, array: Array, text: str) -> None:
     given = f", mask={mask}" if mask else ""
     first = kernel.at(array, "b64", "h64", "m64")
     kernel.line(f"tl.store({first} + ml * {_text(array.stride[2])}, {text}{given})")
-
-
-def _limit(kernel: _Kernel, name: str) -> str:
-    """The number of blocks that there are at all."""
-    p = kernel.problem
-    text = kernel.counts("NBLOCK", p.keys) if name == "n" else kernel.counts("MBLOCK", p.queries)
-    return f"tl.cast({text}, tl.int32)"
 
 
 def _grid(kernel: _Kernel, size: IndexLike, block: int, by_keys: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from polyfuse.plugin import Lowering, LoweringContext, TensorValue, device_of
 from polyfuse.symbolic import IndexLike, axis
 from polyfuse_triton.flex.joint import with_scatters
 from polyfuse_triton.flex.kernel import (
-    Tiles,
     Written,
     forward_source,
     key_gradient_source,
@@ -30,6 +29,7 @@ from polyfuse_triton.flex.kernel import (
 )
 from polyfuse_triton.flex.problem import GRADIENT, SCORE, Added, Array, Blocks, Problem
 from polyfuse_triton.flex.scores import AXES
+from polyfuse_triton.flex.tiles import tiles_of
 from polyfuse_triton.target import Target, known_target, targets_of
 from polyfuse_triton.template import TemplateKernel
 
@@ -38,8 +38,6 @@ __all__ = ["LOWERINGS", "flex_attention", "flex_attention_backward"]
 _TYPES = (DType.bf16, DType.f16, DType.f32)
 _SHORTEST_BLOCK = 16
 _LONGEST_DEPTH = 256
-_SHARED_OF_LARGE = 200_000
-"""Shared memory above which the largest tiles fit."""
 _LISTS, _QUERY_LISTS = (2, 6), (6, 10)
 """Coordinates of lists of keys, and of lists of queries, in a block mask."""
 
@@ -65,7 +63,7 @@ def flex_attention(
     operands = [call.array(v) for v in (query, key, value)]
     lists = call.lists(_LISTS)
     written = [call.array(v) for v in results]
-    tiles = _tiles(problem, _target(ctx.settings))
+    tiles = tiles_of("forward", problem, _target(ctx.settings))
     call.emit(
         "flex_attention", lambda a: forward_source(problem, tiles, operands, lists, written, a), results
     )
@@ -103,7 +101,7 @@ def flex_attention_backward(
     operands = [call.array(v) for v in (query, key, value, grad, sums, common)]
     to_query, to_key, to_value = (ctx.stored(fake) for fake in fakes[:3])
     lists, query_lists = call.lists(_LISTS), call.lists(_QUERY_LISTS)
-    tiles = _tiles(problem, _target(ctx.settings))
+    tiles, key_tiles = (tiles_of(name, problem, _target(ctx.settings)) for name in ("queries", "keys"))
     first, second, third = (call.array(v) for v in (to_query, to_key, to_value))
     call.emit(
         "flex_attention_queries",
@@ -112,7 +110,7 @@ def flex_attention_backward(
     )
     call.emit(
         "flex_attention_keys",
-        lambda a: key_gradient_source(problem, tiles, operands, query_lists, (second, third), a),
+        lambda a: key_gradient_source(problem, key_tiles, operands, query_lists, (second, third), a),
         [to_key, to_value],
     )
     learned = tuple(call.learned(k, fake) if k in wanted else None for k, fake in enumerate(fakes[3]))
@@ -168,28 +166,6 @@ def _added(array: Array, index: Sequence[Expr], size: Sequence[IndexLike], value
         inside = apply("bitwise_and", inside, exists)
         places.append(place)
     return Added(array, tuple(places), inside, value)
-
-
-def _tiles(problem: Problem, target: Target) -> Tiles:
-    """Tiles that divide the blocks of the mask; which are fast was measured."""
-    longest = max(problem.depth, problem.values)
-    forward = problem.gradient is None
-    if problem.dtype.itemsize == 4:
-        found = Tiles(32, 32, 4, 2)
-    elif longest > 128:
-        found = Tiles(64, 32, 8, 2) if forward else Tiles(32, 32, 4, 2)
-    elif forward and longest <= 64:
-        found = Tiles(64, 64, 4, 3)
-    elif forward:
-        found = Tiles(128, 128, 8, 2) if target.shared_bytes > _SHARED_OF_LARGE else Tiles(128, 64, 8, 2)
-    else:
-        found = Tiles(64, 64, 4, 2)
-    sides = []
-    for side, block in ((found.queries, problem.query_block), (found.keys, problem.key_block)):
-        while block % side:
-            side //= 2
-        sides.append(side)
-    return replace(found, queries=sides[0], keys=sides[1])
 
 
 def _target(settings: Settings) -> Target:
@@ -358,6 +334,7 @@ class _Call:
             dtype=query.dtype or DType.f32,
             scale=float(self._scale),
             exact=not device_of(query.device).rounds("matmuls"),
+            is_fast=self._ctx.settings.numerics == "fast",
             score=score,
             mask=mask,
             gradient=gradient,

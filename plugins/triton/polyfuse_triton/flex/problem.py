@@ -71,6 +71,7 @@ class Problem:
         dtype: of queries, keys, values and the result.
         scale: factor of the products.
         exact: whether f32 may not be rounded for matrix instructions.
+        is_fast: whether functions may be as exact as their results are stored, and no more.
         score: the changed score; mask: whether it counts, None for always; both over axes `b h m n` and
             `SCORE`.
         gradient: of the score before it was changed, over `GRADIENT` too; None in a forward.
@@ -93,6 +94,7 @@ class Problem:
     dtype: DType
     scale: float
     exact: bool
+    is_fast: bool
     score: Expr
     mask: Expr | None
     gradient: Expr | None
@@ -101,8 +103,8 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the score is not changed, nor read for anything else."""
-        if self.score.op != "load" or self.score.buffer != SCORE:
+        """Whether the score is neither changed nor read for anything else, so that its factor can wait."""
+        if not self.scale > 0 or self.score.op != "load" or self.score.buffer != SCORE:
             return False
         others = (e for e in self.expressions if e is not self.score)
         return all(read.buffer != SCORE for read in loads(*others))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from polyfuse.ir.expr import Expr
 from polyfuse.ir.kernel import Kernel, KernelArg, Section
@@ -35,15 +35,15 @@ _SCORE_LOADS = tuple(Load(name, name, 0, DType.f32) for name in (SCORE, GRADIENT
 class _Coordinates:
     """Where the functions are computed: a tile of queries by keys of one batch and head."""
 
-    def __init__(self, problem: Problem, blocks: tuple[int, int]) -> None:
+    def __init__(self, problem: Problem, blocks: Mapping[str, int]) -> None:
         sizes = {"m": problem.queries, "n": problem.keys}
         self._masks = {
             name: f"{name}m"
-            for (name, size), block in zip(sizes.items(), blocks, strict=True)
-            if not (isinstance(size, int) and size % block == 0)
+            for name, size in sizes.items()
+            if not (isinstance(size, int) and size % blocks[name] == 0)
         }
         self._variables = {name: Variable(name) for name in "bh"}
-        for name, block in zip("mn", blocks, strict=True):
+        for name, block in blocks.items():
             wide = not is_less(sizes[name], (1 << 31) - block)
             self._variables[name] = Variable(name, frozenset(name), f"{name}0", f"{name}l", block, wide)
 
@@ -62,12 +62,15 @@ class _Coordinates:
 
 
 class Scores:
-    """Writes the functions; a new one for each loop, because a loop's values are not known outside it."""
+    """Writes the functions; a new one for each loop, because a loop's values are not known outside it.
+
+    `blocks` are the tile's queries `m` and keys `n`, rows first.
+    """
 
     def __init__(
         self,
         problem: Problem,
-        blocks: tuple[int, int],
+        blocks: Mapping[str, int],
         out: Writer,
         arguments: dict[str, str],
         prefix: str,
@@ -85,17 +88,21 @@ class Scores:
             ),
             row_buffers=(),
             sections=(Section(False, (*_SCORE_LOADS, *self._statements)),),
+            numerics="fast" if problem.is_fast else "eager",
         )
         tiles = tuple(
-            Dim(name, (name,), size, block)
-            for name, size, block in zip("mn", (problem.queries, problem.keys), blocks, strict=True)
+            Dim(name, (name,), {"m": problem.queries, "n": problem.keys}[name], block)
+            for name, block in blocks.items()
         )
         plan = Plan(tiles, None, ("b", "h"), (), False, 4, 1)
+        self._order = tuple(blocks)
         self.coordinates = _Coordinates(problem, blocks)
         self._out, self._arguments = out, arguments
         self._scope = MemoryScope(
             kernel, KernelFacts.of(kernel), plan, self.coordinates, out, arguments, prefix
         )
+        # weights are rounded to 16 bits for the next product
+        self._scope.halves = problem.is_fast and problem.dtype.itemsize == 2
 
     def before(self, *varying: str) -> None:
         """Write what does not change in a loop, which changes the axes `varying` and all scores."""
@@ -127,7 +134,7 @@ class Scores:
         dims = inside.dims.union(*(i.dims for i in index))
         value = self.value(item.value)
         text = f"tl.where({keep}, {value}, 0.0)" if keep else value
-        for axis_number, name in enumerate("mn"):
+        for axis_number, name in enumerate(self._order):
             if name not in dims:
                 text = f"tl.sum({text}, {axis_number}, keep_dims=True)"
         terms = [
@@ -135,7 +142,8 @@ class Scores:
             for i, step in zip(index, item.array.stride, strict=True)
         ]
         place = " + ".join(terms) if terms else "0"
-        shape = f"tl.zeros([{', '.join(f'{n.upper()}BLOCK' if n in dims else '1' for n in 'mn')}], tl.int64)"
+        sides = ", ".join(f"{n.upper()}BLOCK" if n in dims else "1" for n in self._order)
+        shape = f"tl.zeros([{sides}], tl.int64)"
         masks = [scope.typed(inside), *self.coordinates.mask(dims)]
         target = f"{self._arguments[item.array.name]} + ({shape} + {place})"
         out.line(f'tl.atomic_add({target}, {text}, mask={" & ".join(masks)}, sem="relaxed")')

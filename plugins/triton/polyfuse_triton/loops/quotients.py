@@ -1,7 +1,7 @@
 """Shorter ways to the same numbers, where a kernel's numerics leave room.
 
 A quotient by a number that many points share is a product with its inverse, corrected by what is left over.
-An exponential of which only 16 bits are stored takes one instruction.
+An exponential of which only 16 bits are stored takes one instruction, and what is made of exponentials a few.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import struct
 from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts
 
-__all__ = ["quotient_by", "stores_halves"]
+__all__ = ["QUICK", "quotient_by", "stores_halves"]
 
+QUICK = frozenset({"exp", "sigmoid", "tanh"})
+"""Operations with a version for results of 16 bits, `quick_` and their names."""
 _SMALL, _LARGE = 2.0**-100, 2.0**100
 
 

@@ -29,7 +29,7 @@ from polyfuse_triton.dtypes import inline_literal, literal, triton_type
 from polyfuse_triton.loops.coordinates import Position
 from polyfuse_triton.loops.indexing import Indexer, Variable
 from polyfuse_triton.loops.ops import cast_text, is_infix, operation_text
-from polyfuse_triton.loops.quotients import quotient_by, stores_halves
+from polyfuse_triton.loops.quotients import QUICK, quotient_by, stores_halves
 from polyfuse_triton.tiling.plan import Plan
 
 __all__ = ["Scope", "Value"]
@@ -85,7 +85,7 @@ class Scope:
         self._prefix = prefix
         self._count = 0
         self._is_fast = kernel.numerics == "fast"
-        self._halves = self._is_fast and stores_halves(facts)
+        self.halves = self._is_fast and stores_halves(facts)
         # where the compiler contracts, these would be different numbers in different places
         self._rounded = shared_products(facts) if self._is_fast else frozenset[str]()
 
@@ -206,8 +206,8 @@ class Scope:
         """A quotient or an exponential in fewer instructions; None where there is no such way."""
         if plain.dtype is not DType.f32 or not operands[0].dims:
             return None
-        if stmt.op == "exp" and self._halves:
-            return self.define(f"quick_exp({self.typed(operands[0])})", plain)
+        if stmt.op in QUICK and self.halves:
+            return self.define(f"quick_{stmt.op}({self.typed(operands[0])})", plain)
         if stmt.op != "div" or not self._is_fast:
             return None
         numerator, divisor = operands

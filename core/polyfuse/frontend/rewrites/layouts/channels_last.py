@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.frontend.describe import output_node
 from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast
 from polyfuse.frontend.rewrites.layouts.one_axis import as_images
-from polyfuse.frontend.rewrites.tools import aten, tensor_value
+from polyfuse.frontend.rewrites.tools import aten, tensor_value, traced_call
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, shapes
 
@@ -65,10 +65,10 @@ def spread_channels_last(module: GraphModule, wants: _Wants) -> int:
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     values = ((node, tensor_value(node.args[0])) for node in found)
     lines = [node for node, value in values if value is not None and value.dim() == _ONE_AXIS]
-    if lines:
-        as_images(module, lines, mode)
-        found = _wanted(module, wants)
     walk = _Walk(module, found, mode)
+    if lines:
+        walk.take_over(as_images(module, lines, mode))
+        walk.convolutions = _wanted(module, wants)
     for node in list(module.graph.nodes):
         if node.op == "call_function":
             walk.visit(node)
@@ -109,6 +109,12 @@ class _Walk:
     _last: dict[Node, Node] = field(default_factory=dict)
     _restored: dict[Node, Node] = field(default_factory=dict)
 
+    def take_over(self, traced: Mapping[Node, Any]) -> None:
+        """Note which values lie otherwise than they were traced already."""
+        for node, value in traced.items():
+            if _strides(value) != _strides(node.meta["val"]):
+                self.traced[node] = value
+
     def visit(self, node: Node) -> None:
         """Lay out one call's operands, and find out how its result lies then."""
         before = node.args
@@ -128,7 +134,7 @@ class _Walk:
             return
         if node in self.convolutions:
             self.changed += 1
-        before_value, node.meta["val"] = node.meta["val"], value
+        before_value, node.meta["val"] = self.traced.pop(node, node.meta["val"]), value
         if node.target is aten.convolution.default and node in self.convolutions and not _is_last(value):
             # torch's convolutions over space and time give their channels second whatever they read
             node = self._behind(node)
@@ -182,12 +188,9 @@ class _Walk:
         return self._restored[source]
 
     def _call(self, user: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        with self.module.graph.inserting_before(user):
-            made = self.module.graph.call_function(target, args, kwargs)
         origin = next((a for a in args if isinstance(a, Node)), user)
-        made.meta = {k: v for k, v in origin.meta.items() if k not in ("val", "tensor_meta")}
-        made.meta["val"] = fake.fake_evaluate(self.mode, target, fx.value_of(args), fx.value_of(kwargs))
-        return made
+        with self.module.graph.inserting_before(user):
+            return traced_call(self.module.graph, self.mode, origin, target, args, kwargs)
 
 
 def _follows(node: Node) -> bool:

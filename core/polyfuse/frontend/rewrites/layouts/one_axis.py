@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from torch.fx import GraphModule, Node
 
-from polyfuse.frontend.rewrites.tools import aten
-from polyfuse.torch_compat.tracing import fake, fx
+from polyfuse.frontend.rewrites.tools import aten, traced_call
 
 __all__ = ["as_images"]
 
@@ -21,19 +20,21 @@ _HEIGHT: Final = 2
 """Where the axis of one pixel is."""
 
 
-def as_images(module: GraphModule, convolutions: Iterable[Node], mode: Any) -> None:
+def as_images(module: GraphModule, convolutions: Iterable[Node], mode: Any) -> dict[Node, Any]:
     """Have some convolutions of tensors of three dimensions, none of them transposed, convolve images.
 
     Args:
         mode: the fake mode of the graph's traced values.
+
+    Returns:
+        the traced value of each convolution by the node that has its result now. An image whose channels come
+        last has a result that is laid out likewise, which its users were not traced with.
     """
     graph = module.graph
+    traced: dict[Node, Any] = {}
 
     def call(like: Node, target: Any, *args: Any) -> Node:
-        made = graph.call_function(target, args)
-        made.meta = {k: v for k, v in like.meta.items() if k not in ("val", "tensor_meta")}
-        made.meta["val"] = fake.fake_evaluate(mode, target, fx.value_of(args), {})
-        return made
+        return traced_call(graph, mode, like, target, args)
 
     for node in convolutions:
         image, weight, bias, stride, padding, dilation, transposed, margin, groups = node.args
@@ -43,5 +44,7 @@ def as_images(module: GraphModule, convolutions: Iterable[Node], mode: Any) -> N
             numbers = [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *margin], groups
             found = call(node, aten.convolution.default, image, weight, bias, *numbers)
             line = call(node, aten.squeeze.dim, found, _HEIGHT)
+        traced[line] = node.meta["val"]
         node.replace_all_uses_with(line)
         graph.erase_node(node)
+    return traced

@@ -361,9 +361,9 @@ class DeviceProgram(Program):
             stage.allow_race_conditions()
         else:
             stage.atomic(True)
-        self._scatter_threads(func, stage, step, point, looped)
+        self._scatter_threads(func, stage, step, point)
 
-    def _scatter_threads(self, func: Any, stage: Any, step: Any, point: Any, looped: bool) -> None:
+    def _scatter_threads(self, func: Any, stage: Any, step: Any, point: Any) -> None:
         """Points are blocks where each has something to compute first, and else threads."""
         busy = self.stage.reductions or self.stage.scans or self.stage.shared
         if not busy:

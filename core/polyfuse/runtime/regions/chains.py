@@ -1,7 +1,7 @@
-"""Compiled pieces of a graph that follow each other, as one function to autograd.
+"""Compiled regions of a graph that follow each other, as one function to autograd.
 
 AOTAutograd makes an `autograd.Function` of each graph that it differentiates, and wraps it in what any graph
-may need. Of pieces that need none of that, forwards and backwards are called in order here, so that autograd
+may need. Of regions that need none of that, forwards and backwards are called in order here, so that autograd
 sees one node, whatever their number.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.pieces.calls import PieceCall, laid_out
+from polyfuse.runtime.regions.calls import RegionCall, laid_out
 from polyfuse.torch_compat.autograd_functions import (
     PlainFunction,
     direct_backward,
@@ -30,7 +30,7 @@ Blank = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class _Context:
-    """What a piece's forward leaves for its backward, but for tensors: autograd has these."""
+    """What a region's forward leaves for its backward, but for tensors: autograd has these."""
 
     saved_tensors: Sequence[torch.Tensor] = ()
 
@@ -54,7 +54,7 @@ class _Chain:
         count: of values in all.
     """
 
-    calls: Sequence[tuple[PieceCall, PlainFunction]]
+    calls: Sequence[tuple[RegionCall, PlainFunction]]
     writes: tuple[int, ...]
     count: int
 
@@ -127,8 +127,8 @@ def _fill(gradients: list[Any], blanks: Sequence[Blank], fixed: Sequence[bool]) 
 
 
 def joined(
-    calls: Sequence[PieceCall], graphs: Sequence[PlainFunction | None], results: Sequence[int | None]
-) -> Iterator[PieceCall]:
+    calls: Sequence[RegionCall], graphs: Sequence[PlainFunction | None], results: Sequence[int | None]
+) -> Iterator[RegionCall]:
     """The calls, with one in the place of several that follow each other and are known as graphs.
 
     Args:
@@ -137,7 +137,7 @@ def joined(
     """
     pairs = list(zip(calls, graphs, strict=True))
     needed = {number for number in results if number is not None}
-    made: list[PieceCall] = []
+    made: list[RegionCall] = []
     for known, group in groupby(reversed(pairs), key=lambda pair: pair[1] is not None):
         mine = list(group)[::-1]
         made.extend(
@@ -147,7 +147,7 @@ def joined(
     yield from reversed(made)
 
 
-def _as_one(pairs: Sequence[tuple[PieceCall, Any]], needed: set[int]) -> PieceCall:
+def _as_one(pairs: Sequence[tuple[RegionCall, Any]], needed: set[int]) -> RegionCall:
     """Several calls as one, of whose values others need some."""
     written = [number for call, _ in pairs for number in call.writes]
     reads = tuple(dict.fromkeys(n for call, _ in pairs for n in call.reads if n not in set(written)))
@@ -160,7 +160,7 @@ def _as_one(pairs: Sequence[tuple[PieceCall, Any]], needed: set[int]) -> PieceCa
     chain = _Chain(
         [
             (
-                PieceCall(
+                RegionCall(
                     call.run,
                     renumbered(call.reads),
                     renumbered(call.writes),
@@ -175,4 +175,4 @@ def _as_one(pairs: Sequence[tuple[PieceCall, Any]], needed: set[int]) -> PieceCa
         len(local),
     )
     frees = tuple(n for call, _ in pairs for n in call.frees if n in reads or n in writes)
-    return PieceCall(chain, reads, writes, (None,) * len(writes), frees)
+    return RegionCall(chain, reads, writes, (None,) * len(writes), frees)

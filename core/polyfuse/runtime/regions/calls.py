@@ -1,4 +1,4 @@
-"""A compiled graph that was cut into pieces: what calls them in order."""
+"""A compiled graph that was cut into regions: what calls them in order."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["PieceCall", "in_order", "laid_out"]
+__all__ = ["RegionCall", "in_order", "laid_out"]
 
 Strides: TypeAlias = tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
-class PieceCall:
+class RegionCall:
     """One call among those of a graph, whose values have numbers, the graph's inputs first.
 
     Attributes:
@@ -30,7 +30,7 @@ class PieceCall:
     frees: tuple[int, ...]
 
 
-def in_order(calls: Sequence[PieceCall], results: Sequence[int | None], count: int) -> Callable[..., Any]:
+def in_order(calls: Sequence[RegionCall], results: Sequence[int | None], count: int) -> Callable[..., Any]:
     """A function of a graph's inputs that makes the calls and returns the values `results` (None: None).
 
     Args:

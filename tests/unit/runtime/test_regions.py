@@ -1,4 +1,4 @@
-"""Calls of the pieces of a graph, in order."""
+"""Calls of the regions of a graph, in order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.pieces.calls import PieceCall, in_order
+from polyfuse.runtime.regions.calls import RegionCall, in_order
 
 
 def test_results_and_inputs() -> None:
-    double = PieceCall(lambda x: (x * 2,), (0,), (2,), ((1,),), ())
-    add = PieceCall(lambda x, y: (x + y, None), (2, 1), (3, 4), ((1,), None), (2,))
+    double = RegionCall(lambda x: (x * 2,), (0,), (2,), ((1,),), ())
+    add = RegionCall(lambda x, y: (x + y, None), (2, 1), (3, 4), ((1,), None), (2,))
     run = in_order((double, add), (3, None, 0), 5)
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
     total, nothing, first = run(x, y)
@@ -36,9 +36,9 @@ def test_values_end_with_their_last_reader() -> None:
         return (x,)
 
     calls = (
-        PieceCall(first, (0,), (1,), ((1,),), ()),
-        PieceCall(lambda x: (x * 2,), (1,), (2,), ((1,),), (1,)),
-        PieceCall(last, (2,), (3,), ((1,),), (2,)),
+        RegionCall(first, (0,), (1,), ((1,),), ()),
+        RegionCall(lambda x: (x * 2,), (1,), (2,), ((1,),), (1,)),
+        RegionCall(last, (2,), (3,), ((1,),), (2,)),
     )
     assert in_order(calls, (3,), 4)(torch.ones(2))[0].tolist() == [4.0, 4.0]
 
@@ -51,8 +51,8 @@ def test_other_strides_are_copied_and_gradients_pass() -> None:
         return (x * 3,)
 
     calls = (
-        PieceCall(lambda x: (x.t() * 1,), (0,), (1,), ((2, 1),), ()),
-        PieceCall(reader, (1,), (2,), ((2, 1),), ()),
+        RegionCall(lambda x: (x.t() * 1,), (0,), (1,), ((2, 1),), ()),
+        RegionCall(reader, (1,), (2,), ((2, 1),), ()),
     )
     x = torch.arange(6.0).reshape(2, 3).requires_grad_()
     (result,) = in_order(calls, (2,), 3)(x)
