@@ -8,7 +8,7 @@ import operator
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -103,6 +103,10 @@ class FrozenStep:
         call = operator.getitem if self.op == "getitem" else resolve(self.op)
         return call(*_filled(self.args, made), **_filled(dict(self.kwargs), made))
 
+    def takes(self) -> set[int]:
+        """Numbers of what it needs."""
+        return {*_operands(self.args), *_operands(self.kwargs)}
+
 
 @dataclass(frozen=True, eq=False)
 class FrozenValues:
@@ -134,11 +138,28 @@ class FrozenValues:
             ]
 
     def compute(self, *given: Any) -> list[torch.Tensor]:
-        """The values, laid out as operators leave them."""
-        made = [*given, *self.constants]
-        for step in self.steps:
+        """The values, laid out as operators leave them. What no later step takes is not kept."""
+        made: list[Any] = [*given, *self.constants]
+        first = len(made)
+        last = {number: first + k for k, step in enumerate(self.steps) for number in step.takes()}
+        kept = {*self.results, *range(first)}
+        for number, step in enumerate(self.steps, first):
             made.append(step.run(made))
+            for taken in step.takes():
+                if last[taken] == number and taken not in kept:
+                    made[taken] = None
         return [made[number] for number in self.results]
+
+
+def _operands(value: Any) -> Iterator[int]:
+    """Numbers in the arguments of a call."""
+    if isinstance(value, FrozenOperand):
+        yield value.number
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _operands(item)
+    elif isinstance(value, Mapping):
+        yield from _operands(tuple(value.values()))
 
 
 def _filled(value: Any, made: Sequence[Any]) -> Any:

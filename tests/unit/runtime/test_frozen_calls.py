@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfuse.runtime.frozen import CheckedCall, FrozenCall
+from polyfuse.runtime.frozen import CheckedCall, FrozenCall, FrozenOperand, FrozenStep, FrozenValues
 from polyfuse.runtime.native import operator
 
 
@@ -90,3 +92,33 @@ def test_by_name():
     a = torch.randn(3)
     assert isinstance(call, FrozenCall) and torch.equal(call(a), -a) and call(a) is call(a)
     assert operator("aten.neg.default") is not call
+
+
+class Results(TorchDispatchMode):
+    """Counts how many results of operators are alive at a time."""
+
+    most = 0
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.made.append(weakref.ref(result))
+        self.most = max(self.most, sum(ref() is not None for ref in self.made))
+        return result
+
+
+def test_steps_towards_a_frozen_value_do_not_stay_in_memory():
+    chain = [FrozenStep("aten.mul.Tensor", (FrozenOperand(k), 2.0), {}) for k in range(2, 8)]
+    first = FrozenStep("aten.add.Tensor", (FrozenOperand(0), FrozenOperand(1)), {})
+    last = FrozenStep("aten.stack.default", ([FrozenOperand(8), FrozenOperand(2)],), {})
+    x, constant = torch.randn(4), torch.ones(4)
+    values = FrozenValues((0,), (constant,), (first, *chain, last), (9, 3), (((2, 4), (4, 1)), ((4,), (1,))))
+    with Results() as results:
+        stacked, doubled = values([x])
+    # the first, which the last step takes, the second, which is a result, and two of the chain
+    assert results.most == 4
+    torch.testing.assert_close(stacked, torch.stack([(x + 1) * 64, x + 1]))
+    torch.testing.assert_close(doubled, (x + 1) * 2)
