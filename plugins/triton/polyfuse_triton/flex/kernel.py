@@ -24,6 +24,8 @@ from polyfuse_triton.tiling.plan import power_of_two
 __all__ = ["Written", "forward_source", "key_gradient_source", "query_gradient_source"]
 
 _LOG2E = math.log2(math.e)
+_LANES = {"dc": "[None, :]", "dr": "[:, None]", "vc": "[None, :]"}
+"""Steps along queries and keys (`d`), as columns and as rows, and along values (`v`)."""
 _ENDLESS = 1 << 24
 """Side of a block that covers all there is: where there is no mask."""
 
@@ -131,90 +133,72 @@ class _Kernel:
         """The number of tiles along a size, as text in the kernel."""
         return f"(({_text(size)} + {per} - 1) // {per})"
 
-    def place_queries(self) -> None:
-        """Names of the queries of a tile that begins at `m0`."""
-        self.line("m = m0 + ml")
-        if self.masks("m"):
-            size = _text(self.problem.queries)
-            self.line(f"mm = m < {size}")
-            self.line(f"mmt = m0 + mt < {size}")
-        self.line("m64 = tl.cast(m0, tl.int64)")
+    def side(self, name: str) -> tuple[IndexLike, int, int]:
+        """How many queries (`m`) or keys (`n`) there are, in a tile, and in a block of the mask."""
+        p, tiles = self.problem, self.tiles
+        return (p.queries, tiles.queries, p.query_block) if name == "m" else (p.keys, tiles.keys, p.key_block)
 
-    def place_keys(self) -> None:
-        """Names of the keys of a tile that begins at `n0`."""
-        self.line("n = n0 + nl")
-        if self.masks("n"):
-            size = _text(self.problem.keys)
-            self.line(f"nm = n < {size}")
-            self.line(f"nmt = n0 + nt < {size}")
-        self.line("n64 = tl.cast(n0, tl.int64)")
+    def place(self, name: str) -> None:
+        """Names of the queries (`m`) of a tile that begins at `m0`, or of its keys (`n`)."""
+        self.line(f"{name} = {name}0 + {name}l")
+        if self.masks(name):
+            size = _text(self.side(name)[0])
+            self.line(f"{name}m = {name} < {size}")
+            self.line(f"{name}mt = {name}0 + {name}t < {size}")
+        self.line(f"{name}64 = tl.cast({name}0, tl.int64)")
 
     def masks(self, name: str, transposed: bool = False) -> str:
         """The name of the mask of queries (`m`) or keys (`n`; transposed: down the rows); empty for full
         tiles.
         """
-        size, block = {
-            "m": (self.problem.queries, self.tiles.queries),
-            "n": (self.problem.keys, self.tiles.keys),
-        }[name]
-        full = isinstance(size, int) and size % block == 0
+        size, tile, _ = self.side(name)
+        full = isinstance(size, int) and size % tile == 0
         return "" if full else f"{name}m" + ("t" if transposed else "")
 
-    def depth_masks(self) -> dict[str, str]:
-        """Names of the masks of columns and rows of operands, empty where they are full."""
-        p = self.problem
-        found = {"dc": "", "dr": "", "vc": "", "vr": ""}
-        for name, size, whole in (("d", p.depth, self.depth), ("v", p.values, self.values)):
-            for way in "cr":
-                if size != whole:
-                    found[name + way] = f"{name}{way}m"
-        return found
-
     def begin_lanes(self) -> dict[str, str]:
-        """Define steps inside tiles, and give masks of the last dimension."""
+        """Define steps inside tiles, and give the masks of the last dimension, empty where it is full."""
         for name, side in (("m", "MBLOCK"), ("n", "NBLOCK")):
             along = "[:, None]" if name == self.order[0] else "[None, :]"
             self.line(f"{name}l = tl.arange(0, {side}){along}")
             self.line(f"{name}t = tl.arange(0, {side})[:, None]")
-        masks = self.depth_masks()
+        masks = {}
         sizes = {"d": (self.problem.depth, self.depth), "v": (self.problem.values, self.values)}
-        for name, (size, whole) in sizes.items():
-            for way, along in (("c", "[None, :]"), ("r", "[:, None]")):
-                self.line(f"{name}{way} = tl.arange(0, {whole}){along}")
-                if masks[name + way]:
-                    self.line(f"{masks[name + way]} = {name}{way} < {size}")
+        for lane, along in _LANES.items():
+            size, whole = sizes[lane[0]]
+            self.line(f"{lane} = tl.arange(0, {whole}){along}")
+            masks[lane] = "" if size == whole else f"{lane}m"
+            if masks[lane]:
+                self.line(f"{masks[lane]} = {lane} < {size}")
         return masks
 
     def begin_list(self, item: Blocks, row: str, name: str) -> str:
         """Define where a list is, and where its first tile of queries or keys (`name`) begins; give the head
         of the loop over its tiles.
         """
-        p, (step, block) = self.problem, self.steps(name)
+        p, (size, step, block) = self.problem, self.side(name)
         batch = "0" if p.mask_batch == 1 else "b64"
         head = "0" if p.mask_heads == 1 else "h64"
         self.line(f"count = tl.load({self.at(item.count, batch, head, row)})")
         many = block // step
-        tiles = "count" if many == 1 else f"count * {many}"
         if block >= _ENDLESS:
             # one block is longer than all there is, so the tiles are simply all of it
-            size, side = (p.queries, "MBLOCK") if name == "m" else (p.keys, "NBLOCK")
-            limit = f"tl.cast({self.counts(side, size)}, tl.int32)"
+            limit = f"tl.cast({self.counts(f'{name.upper()}BLOCK', size)}, tl.int32)"
             self.line(f"limit = tl.minimum(tl.minimum(count, {limit}) * {many}, {limit})")
         else:
             self.line(f"places = {self.at(item.index, batch, head, row, '0')}")
-            self.line(f"limit = {tiles}")
+            self.line("limit = count" if many == 1 else f"limit = count * {many}")
             self.line(f"{name}0 = tl.load(places) * {block}")
         return "for i in range(0, limit):"
 
     def this_tile(self, name: str) -> None:
         """Define where the tile of this iteration begins, where that does not follow from the list."""
-        step, block = self.steps(name)
+        _, step, block = self.side(name)
         if block >= _ENDLESS:
             self.line(f"{name}0 = i * {step}")
 
     def next_tile(self, item: Blocks, name: str) -> None:
         """Read where the next tile begins: early, so that what lies there can be fetched ahead."""
-        step, block = self.steps(name)
+        _, step, block = self.side(name)
         if block >= _ENDLESS:
             return
         many, stride = block // step, _text(item.index.stride[3])
@@ -223,11 +207,6 @@ class _Kernel:
         inside = "" if many == 1 else f" + after % {many} * {step}"
         given = f"tl.load(places + {place} * {stride}, mask=after < limit, other=0)"
         self.line(f"{name}0 = {given} * {block}{inside}")
-
-    def steps(self, name: str) -> tuple[int, int]:
-        """Queries (`m`) or keys (`n`) of a tile, and of a block of the mask."""
-        p, tiles = self.problem, self.tiles
-        return (tiles.queries, p.query_block) if name == "m" else (tiles.keys, p.key_block)
 
     def products(self) -> str:
         """The scores before they are changed; where nobody reads them as they are, without their factor."""
@@ -282,7 +261,7 @@ def forward_source(
     def write() -> None:
         _begin_queries(kernel)
         masks = kernel.begin_lanes()
-        kernel.place_queries()
+        kernel.place("m")
         line(f"qt = {kernel.tile(q, 'm64', 'ml', 'dc', (kernel.masks('m'), masks['dc']))}")
         line(f"acc = tl.zeros([MBLOCK, {kernel.values}], tl.float32)")
         line('top = tl.full([MBLOCK, 1], float("-inf"), tl.float32)')
@@ -293,7 +272,7 @@ def forward_source(
             line(kernel.begin_list(item, "row", "n"))
             with kernel.out.indented():
                 kernel.this_tile("n")
-                kernel.place_keys()
+                kernel.place("n")
                 key = _shared(kernel, k, "n64")
                 line(f"kt = {kernel.load(_transposed(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
                 line(f"s = {kernel.products()}")
@@ -338,7 +317,7 @@ def query_gradient_source(
     def write() -> None:
         _begin_queries(kernel)
         masks = kernel.begin_lanes()
-        kernel.place_queries()
+        kernel.place("m")
         _load_rows(kernel, masks, q, g, sums, common)
         line(f"acc = tl.zeros([MBLOCK, {kernel.depth}], tl.float32)")
         for number, item in enumerate(lists):
@@ -347,7 +326,7 @@ def query_gradient_source(
             line(kernel.begin_list(item, "row", "n"))
             with kernel.out.indented():
                 kernel.this_tile("n")
-                kernel.place_keys()
+                kernel.place("n")
                 key, value = _shared(kernel, k, "n64"), _shared(kernel, v, "n64")
                 transposed = kernel.masks("n", True)
                 line(f"kn = {kernel.load(k, key, 'nt', 'dc', (transposed, masks['dc']))}")
@@ -386,7 +365,7 @@ def key_gradient_source(
         line(f"kh64 = tl.cast(z % {_text(p.key_heads)}, tl.int64)")
         line(f"kb64 = tl.cast(z // {_text(p.key_heads)}, tl.int64)")
         masks = kernel.begin_lanes()
-        kernel.place_keys()
+        kernel.place("n")
         line(f"row = tl.cast(n0 // {p.key_block}, tl.int64)")
         key, value = kernel.at(k, "kb64", "kh64", "n64", "0"), kernel.at(v, "kb64", "kh64", "n64", "0")
         transposed = kernel.masks("n", True)
@@ -407,7 +386,7 @@ def key_gradient_source(
                 line(kernel.begin_list(item, "row", "m"))
                 with kernel.out.indented():
                     kernel.this_tile("m")
-                    kernel.place_queries()
+                    kernel.place("m")
                     _load_rows(kernel, masks, q, g, sums, common)
                     _gradients(kernel, scores, item.whole, True)
                     for added in p.added:
