@@ -8,7 +8,7 @@ import operator
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from polyfuse.torch_compat.ops import resolve
+from polyfuse.torch_compat.tracing.pytree import flatten, unflatten
 
 __all__ = [
     "CHECKED",
@@ -101,11 +102,15 @@ class FrozenStep:
     def run(self, made: Sequence[Any]) -> Any:
         """Its result, from what was made before."""
         call = operator.getitem if self.op == "getitem" else resolve(self.op)
-        return call(*_filled(self.args, made), **_filled(dict(self.kwargs), made))
+        leaves, nesting = flatten((self.args, dict(self.kwargs)))
+        filled = [made[leaf.number] if isinstance(leaf, FrozenOperand) else leaf for leaf in leaves]
+        args, kwargs = unflatten(filled, nesting)
+        return call(*args, **kwargs)
 
     def takes(self) -> set[int]:
         """Numbers of what it needs."""
-        return {*_operands(self.args), *_operands(self.kwargs)}
+        leaves, _ = flatten((self.args, dict(self.kwargs)))
+        return {leaf.number for leaf in leaves if isinstance(leaf, FrozenOperand)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,27 +154,6 @@ class FrozenValues:
                 if last[taken] == number and taken not in kept:
                     made[taken] = None
         return [made[number] for number in self.results]
-
-
-def _operands(value: Any) -> Iterator[int]:
-    """Numbers in the arguments of a call."""
-    if isinstance(value, FrozenOperand):
-        yield value.number
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _operands(item)
-    elif isinstance(value, Mapping):
-        yield from _operands(tuple(value.values()))
-
-
-def _filled(value: Any, made: Sequence[Any]) -> Any:
-    if isinstance(value, FrozenOperand):
-        return made[value.number]
-    if isinstance(value, (tuple, list)):
-        return type(value)(_filled(item, made) for item in value)
-    if isinstance(value, dict):
-        return {key: _filled(item, made) for key, item in value.items()}
-    return value
 
 
 def _laid_out(value: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
