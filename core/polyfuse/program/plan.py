@@ -412,7 +412,7 @@ class _Planner:
             value = output.value
             if isinstance(value, View):
                 self._ensure(value.buffer)
-                value = self._operand(value)
+                value = self._result_view(value) or self._operand(value)
             elif isinstance(value, Opaque):
                 value = self._operand(value)
             elif isinstance(value, str) and output.kind != "tensor":
@@ -420,6 +420,18 @@ class _Planner:
                 value = Ref(value) if known else Opaque(key=value)
             values.append(value)
         self._add(Return(tuple(values)))
+
+    def _result_view(self, view: View) -> Ref | None:
+        """A variable for a result that is a view of what the graph computed. In training, AOTAutograd makes
+        those that autograd follows, from their bases."""
+        buffer = self.graph.buffers[view.buffer]
+        if self.graph.kind != "inference" or view.dtype is not None or is_whole(view, buffer):
+            return None
+        if any(view.buffer == item.name for item in self.inputs):
+            return None  # made by AOTAutograd, of what the caller passed
+        name = self._temporary("view")
+        self._add(MakeView(name, view, result=True))
+        return Ref(name)
 
 
 class _KernelTable:
