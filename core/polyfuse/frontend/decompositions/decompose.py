@@ -112,6 +112,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "sigmoid_backward": operators.in_opmath(operators.sigmoid_backward),
     "softshrink": operators.in_opmath(operators.softshrink),
     "native_dropout": operators.native_dropout,
+    "native_layer_norm": operators.native_layer_norm,
     "_weight_norm_interface_backward": operators.weight_norm_backward,
     "_efficientzerotensor": operators.zeros_with_memory,
     "slice_scatter": operators.slice_scatter,

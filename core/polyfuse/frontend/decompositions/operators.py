@@ -221,6 +221,18 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
     return x * (draws / (1 - p)), draws.to(torch.bool)
 
 
+def native_layer_norm(
+    x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Any:
+    """Means and deviations of 16-bit rows beside weights of f32 are f32; torch's decomposition rounds them on
+    the CPU."""
+    wide = next((p.dtype for p in (weight, bias) if p is not None), x.dtype)
+    if wide is not torch.float32 or x.element_size() != 2 or not device_of(x.device.type).is_host:
+        return NotImplemented
+    result, mean, deviation = torch.native_layer_norm(x.to(wide), shape, weight, bias, eps)
+    return result.to(x.dtype), mean, deviation
+
+
 def slice_backward(
     grad: Tensor, input_sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any
 ) -> Any:

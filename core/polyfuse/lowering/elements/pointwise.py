@@ -129,6 +129,9 @@ def _plain(op: str) -> Callable[..., TensorValue]:
             through = (common(operands), _own_type(operands[1]))
         if op in DIVISIONS:
             _check_division(ctx, node, operands[1])
+        if op in ("fmin", "fmax") and node.meta["val"].dtype == torch.bfloat16:
+            # of two zeros eager mode's loop over bf16 takes the second, those over other types the first
+            operands = operands[::-1]
         return elementwise(ctx, node, operands, lambda *args: make(op, *args), through=through)
 
     return lower

@@ -1,0 +1,57 @@
+"""Operators that modules call with other arguments, or of whose results they drop some, called directly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def compiled(function):
+    torch._dynamo.reset()
+    return torch.compile(function, backend="polyfuse")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("weights", [None, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_statistics_of_a_layer_norm(dtype, weights, bias):
+    """Those of 16-bit rows beside weights of f32 are not rounded."""
+    x, kind = (torch.randn(4, 33) + 3).to(dtype), weights or dtype
+    w, b = torch.randn(33).to(kind), torch.randn(33).to(kind) if bias else None
+
+    def f(x):
+        return torch.ops.aten.native_layer_norm(x, [33], w, b, 1e-5)
+
+    for found, wanted in zip(compiled(f)(x), f(x), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_its_gradients():
+    x, w, b = torch.randn(4, 33).bfloat16(), torch.randn(33), torch.randn(33)
+
+    def gradients(run):
+        given = [t.clone().requires_grad_() for t in (x, w, b)]
+        run(*given).float().sin().sum().backward()
+        return [t.grad for t in given]
+
+    def f(x, w, b):
+        return torch.ops.aten.native_layer_norm(x, [33], w, b, 1e-5)[0]
+
+    for found, wanted in zip(gradients(compiled(f)), gradients(f), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("size", [4, 64, 1001])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("op", [torch.fmax, torch.fmin])
+def test_the_greater_of_two_zeros(op, dtype, size):
+    """Eager mode takes the second of bf16, and the first of others."""
+    x, y = (
+        torch.tensor([0.0, -0.0]).repeat(size)[:size].to(dtype),
+        torch.tensor([-0.0, 0.0, 0.0]).repeat(size),
+    )
+    y = y[:size].to(dtype)
+    x[1], y[2] = torch.nan, torch.nan
+    found, wanted = compiled(op)(x, y), op(x, y)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert torch.equal(found.signbit(), wanted.signbit())
