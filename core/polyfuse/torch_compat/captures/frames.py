@@ -209,6 +209,10 @@ def collections_deferred() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():
+                # without these, what was put off is done at once: all young objects become old ones, unseen
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -244,9 +248,15 @@ def _install() -> None:
 
 
 def _innermost(compiler: Any) -> Any:
-    while hasattr(compiler, "_torchdynamo_orig_backend"):
-        compiler = compiler._torchdynamo_orig_backend
-    return compiler
+    """What the user gave to `torch.compile`, below what Dynamo puts around it."""
+    while True:
+        splits = getattr(compiler, "__self__", None)
+        if hasattr(compiler, "_torchdynamo_orig_backend"):
+            compiler = compiler._torchdynamo_orig_backend
+        elif hasattr(splits, "backend_compile_fn"):  # DDPOptimizer, which cuts graphs into buckets
+            compiler = splits.backend_compile_fn
+        else:
+            return compiler
 
 
 def _is_plain(arguments: Mapping[str, Any]) -> bool:
@@ -305,8 +315,8 @@ def _traced(manager: Any, graph: Any) -> TracedFrame:
         for name, value in made.items()
         if name.startswith("__resume_at")
     }
-    if len(graphs) > 1 or not (graphs or resumes):
-        raise Unstorable("it has no graph, or several")
+    if len(graphs) > 1:
+        raise Unstorable("it has several graphs")
     imports = {name: (module, "") for name, module in graph.import_sources.items()}
     own = {*graphs, *resumes}
     imports |= {name: _place_of(name, value) for name, value in made.items() if name not in own}
