@@ -2,8 +2,8 @@
 
     PYTHONPATH=benchmarks python -m polyfuse_bench.cold_ranks --ranks 1,8 --only "alone,DDP"
 
-Each rank imports torch and what the cases need, then a step of training of four transformer blocks is compiled
-and run (`parallel_cases.py`). Counted is the CPU time of each rank and of the compilers that it starts, from
+Each rank imports torch and what the cases need, then a step of training of four transformer blocks is
+compiled and run (`parallel_cases.py`). Counted is the CPU time of each rank and of the compilers that it starts, from
 the first call to the end of the step.
 """
 
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,12 @@ def start(
 
 def be_rank(case: str, number: str, count: str, meeting: str, backend: str, profiles: str) -> None:
     """Be one of the ranks, and print as JSON what its first step took."""
-    import torch._functorch.aot_autograd
     import torch.distributed as dist
     from torch._dynamo.utils import counters
 
     from polyfuse_bench import parallel_cases
 
+    import_module("torch._functorch.aot_autograd")
     rank, world = int(number), int(count)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     sizes = parallel_cases.Sizes(width=64, length=16, blocks=4)

@@ -37,6 +37,12 @@ def data_parallel(compile: Callable[..., Any]) -> tuple[nn.Module, Any]:
     return model, compile(DistributedDataParallel(model))
 
 
+def data_parallel_in_buckets(compile: Callable[..., Any]) -> tuple[nn.Module, Any]:
+    """With so small buckets of gradients that the graph is cut between them."""
+    model = network(300)
+    return model, compile(DistributedDataParallel(model, bucket_cap_mb=1))
+
+
 def sharded(compile: Callable[..., Any]) -> tuple[nn.Module, Any]:
     model = network(8)
     fully_shard(model)
@@ -53,7 +59,7 @@ def sharded_by_block(compile: Callable[..., Any]) -> tuple[nn.Module, Any]:
     return model, model
 
 
-CASES = (data_parallel, sharded, sharded_by_block)
+CASES = (data_parallel, data_parallel_in_buckets, sharded, sharded_by_block)
 
 
 def trained(case: Callable[..., Any], rank: int, compile: Callable[..., Any]) -> list[Tensor]:

@@ -31,6 +31,7 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.devices.present import is_present
 from polyfuse.torch_compat.tracing import global_state
 from polyfuse.torch_compat.tracing.aot import cache_record, stored_by_torch
+from polyfuse.torch_compat.tracing.dynamo import is_bucket
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
@@ -179,6 +180,8 @@ class GraphCache:
         settings = self._session.settings
         parts = environment_of(self._session)
         text = captured_text(gm, example_inputs)
+        if is_bucket():  # its entry says how its results lie
+            text += "\nbucket"
         from polyfuse.torch_compat.tracing.aot_cache import bypass_reason
 
         refused = bypass_reason(gm)
