@@ -3,8 +3,8 @@
     PYTHONPATH=benchmarks python -m polyfuse_bench.cold_ranks --ranks 1,8 --only "alone,DDP"
 
 Each rank imports torch and what the cases need, then a step of training of four transformer blocks is
-compiled and run (`parallel_cases.py`). Counted is the CPU time of each rank and of the compilers that it starts, from
-the first call to the end of the step.
+compiled and run (`parallel_cases.py`). Counted is the CPU time of each rank and of the compilers that it
+starts, from the first call to the end of the step.
 """
 
 from __future__ import annotations
