@@ -180,6 +180,23 @@ def test_eight_bit_floats(run: Any) -> None:
     assert is_narrow(report)
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_every_code_of_eight_bit_floats(run: Any, rows: int, kind: torch.dtype) -> None:
+    """Each row of the weight has one number at a place of its own, and zeros."""
+    weight = torch.zeros(256, 97).to(torch.uint8)
+    weight[torch.arange(256), torch.arange(256) % 97] = torch.arange(256).to(torch.uint8)
+    x = torch.ones(rows, 97, dtype=torch.bfloat16)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, w.to(x.dtype))
+
+    assert is_narrow(run(function, x, torch.randn(256, 97).to(kind)))
+    found = torch.compile(function, backend="polyfuse", options={"backends": ["cpp"]})(x, weight.view(kind))
+    wanted = torch.arange(256).to(torch.uint8).view(kind).to(x.dtype).expand(rows, 256)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_batch_of_rows(run: Any) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.bmm(x, w.to(x.dtype))

@@ -451,6 +451,38 @@ PF_INLINE void matmul_store_pair(bf16* to, vf32 a, vf32 b) {
   __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
   raw_store(to, both);
 }
+// Floats of eight bits without their sign, as bf16: exact, and none is too small for such a step.
+template <class T> struct matmul_table {
+  alignas(64) u16 of[128];
+  constexpr matmul_table() : of() {
+    constexpr int M = eight<T>::fraction, BIAS = eight<T>::bias, top = 0x7f >> M;
+    for (int c = 0; c < 128; ++c) {
+      int power = c >> M, part = c & ((1 << M) - 1);
+      if (power == 0 && part != 0)
+        for (power = 1; !(part >> M); --power) part <<= 1;
+      const int fraction = (part & ((1 << M) - 1)) << (7 - M);
+      of[c] = u16(c == 0 ? 0 : ((power + 127 - BIAS) << 7) | fraction);
+      if (same<T, f8e5m2>::value && power == top) of[c] = u16(part ? 0x7fc0 | fraction : 0x7f80);
+      if (same<T, f8e4m3>::value && c == 0x7f) of[c] = 0x7fc0;
+    }
+  }
+};
+template <class T> static constexpr matmul_table<T> matmul_values{};
+// COUNT times 32 of them: two halves of the table for 64 of them each, chosen by the bit above.
+template <int COUNT, class T> PF_INLINE void matmul_store_eights(bf16* to, const T* from) {
+  const u16* const table = matmul_values<T>.of;
+  const matmul_s32 low = raw_load<matmul_s32>(table), next = raw_load<matmul_s32>(table + 32);
+  const matmul_s32 high = raw_load<matmul_s32>(table + 64), last = raw_load<matmul_s32>(table + 96);
+#pragma GCC unroll 4
+  for (int i = 0; i < COUNT; ++i) {
+    const matmul_s32 c =
+        (matmul_s32)__builtin_ia32_pmovsxbw512_mask(raw_load<matmul_c32>(from + i * 32), matmul_s32{}, 0xffffffffu);
+    const unsigned upper = __builtin_ia32_ptestmw512(c, matmul_s32{} + short(0x40), 0xffffffffu);
+    const matmul_s32 other = (matmul_s32)__builtin_ia32_vpermt2varhi512_mask(c, high, last, 0xffffffffu);
+    const matmul_s32 value = (matmul_s32)__builtin_ia32_vpermt2varhi512_mask(c, low, next, 0xffffffffu);
+    raw_store(to + i * 32, (matmul_s32)__builtin_ia32_blendmw_512_mask(value, other, upper) | (c & short(-32768)));
+  }
+}
 #endif
 // Bytes as numbers of 16 bits, whose products are added in pairs: exact for any of them.
 template <class A, class B> struct matmul_pairs {
