@@ -1,4 +1,4 @@
-"""Ranks of which one traces a wrapped network for all, with `capture_cache`."""
+"""Ranks of which one traces a wrapped network for all, with `capture_cache`, or lowers what all traced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from polyfuse.cache.graphs import graph_counts
@@ -59,6 +61,14 @@ def sharded_by_block(compile: Callable[..., Any]) -> tuple[nn.Module, Any]:
     return model, model
 
 
+def tensor_parallel(compile: Callable[..., Any]) -> tuple[nn.Module, Any]:
+    """Each rank traces it, since its place may show in what is traced."""
+    model, mesh = network(8), init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model, compile(model)
+
+
 CASES = (data_parallel, data_parallel_in_buckets, sharded, sharded_by_block)
 
 
@@ -66,6 +76,8 @@ def trained(case: Callable[..., Any], rank: int, compile: Callable[..., Any]) ->
     """Losses of two steps, and the parameters after them."""
     model, run = case(compile)
     width = model[0].up.in_features
+    if case is tensor_parallel:
+        rank = 0  # all have the same data
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
     for step in range(2):
@@ -83,17 +95,18 @@ def main(rank: int, count: int, meeting: str, answers: str) -> None:
     """Train each case in eager mode and compiled, and say what this rank traced of it."""
     dist.init_process_group("gloo", init_method=Path(meeting).as_uri(), rank=rank, world_size=count)
     found: dict[str, Any] = {}
-    for case in CASES:
+    for case in (*CASES, tensor_parallel):
         torch.compiler.reset()
         expected = trained(case, rank, lambda function: function)
         counters.clear()
-        before = graph_counts().captured, dict(graph_counts().bypasses)
+        before = graph_counts()
         got = trained(case, rank, lambda function: torch.compile(function, backend="polyfuse"))
         torch.testing.assert_close(got, expected)
         found[case.__name__] = {
             "traced": counters["stats"]["unique_graphs"],
-            "captured": graph_counts().captured - before[0],
-            "bypasses": {k: n - before[1].get(k, 0) for k, n in graph_counts().bypasses.items()},
+            "captured": graph_counts().captured - before.captured,
+            "bypasses": sum(graph_counts().bypasses.values()) - sum(before.bypasses.values()),
+            "found": graph_counts().traced - before.traced,
         }
         dist.barrier()
     Path(f"{answers}{rank}").write_text(json.dumps(found), encoding="utf-8")

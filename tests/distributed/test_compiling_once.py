@@ -78,7 +78,17 @@ def traced_by_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, 
 @pytest.mark.parametrize("case", capturing.CASES, ids=lambda case: case.__name__)
 def test_wrapped_networks_are_traced_by_one_rank(case: Any, traced_by_ranks: list[dict[str, Any]]) -> None:
     first, second, *later = (answer[case.__name__] for answer in traced_by_ranks)
-    assert sorted((first["traced"], second["traced"]))[0] == 0
+    # a block whose input needs no gradient, and one whose input does; each traced by one of the two
+    assert first["traced"] + second["traced"] == 2
     assert [answer["traced"] for answer in later] == [0, 0]
     assert all(answer["captured"] for answer in later)
     assert not first["bypasses"] and not second["bypasses"]
+
+
+def test_graphs_that_all_ranks_trace_are_lowered_by_one(traced_by_ranks: list[dict[str, Any]]) -> None:
+    first, second, *later = (answer["tensor_parallel"] for answer in traced_by_ranks)
+    assert first["traced"] == second["traced"] == 1
+    assert first["bypasses"] and second["bypasses"]
+    # a forward and a backward, each lowered by one rank and found by the other
+    assert first["found"] + second["found"] == 2
+    assert [answer["found"] for answer in later] == [2, 2]

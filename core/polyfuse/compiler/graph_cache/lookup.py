@@ -125,6 +125,11 @@ class GraphCache:
         return self._key
 
     @property
+    def refused(self) -> bool:
+        """Whether what was captured has no text, so that the graph is compiled wherever it is captured."""
+        return bool(self._refusal) and not self._key and not stored_by_torch()
+
+    @property
     def may_hit(self) -> bool:
         """Whether there is something under the key of the graph."""
         return bool(self._key) and self._folder.holds(self._key)
