@@ -78,7 +78,7 @@ def limits(compiler: Any) -> str:
     Args:
         compiler: what Dynamo calls to compile a graph.
     """
-    optimizer = getattr(compiler, "__self__", None)
+    optimizer: Any = getattr(compiler, "__self__", None)
     if not hasattr(optimizer, "backend_compile_fn"):
         return ""
     return f"{optimizer.bucket_bytes_cap} {optimizer.first_bucket_cap}"

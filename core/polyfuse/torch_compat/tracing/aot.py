@@ -153,8 +153,8 @@ def storable(compiled: Any, results: Sequence[tuple[Any, Any]] | None = None) ->
     Args:
         results: as they were traced, each with its strides; None: it is a backward.
     """
+    from polyfuse.torch_compat.captures.bucket_layouts import is_awaited, layouts_of
     from polyfuse.torch_compat.tracing.aot_cache import CachedCode
-    from polyfuse.torch_compat.tracing.bucket_layouts import is_awaited, layouts_of
 
     record = cache_record(compiled)
     if isinstance(record, str):

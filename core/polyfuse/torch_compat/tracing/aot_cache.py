@@ -25,14 +25,14 @@ from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule
 
 from polyfuse.base.log import get_logger
-from polyfuse.torch_compat.tracing.bucket_layouts import (
+from polyfuse.torch_compat.captures.bucket_layouts import (
     Layouts,
     beginning_fake,
     is_awaited,
     not_awaited,
     note_metadata,
-    varies,
 )
+from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.tracing.output_views import OutputView, with_views
 
 __all__ = [
@@ -199,7 +199,7 @@ def bypass_reason(gm: GraphModule) -> str:
 
     Of operators that take functions torch admits a few: whether one can be told apart is the caller's to say.
     """
-    if is_awaited() and varies(gm):
+    if is_awaited() and _varies(gm):
         return "it is a bucket, and sizes of its inputs vary"
     try:
         with not_awaited():
@@ -211,6 +211,12 @@ def bypass_reason(gm: GraphModule) -> str:
     except autograd_cache.BypassAOTAutogradCache as error:
         return " ".join(str(error).split())
     return ""
+
+
+def _varies(gm: GraphModule) -> bool:
+    """Whether sizes of a graph's inputs vary."""
+    values = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
+    return any(shapes.is_symbolic(value) or shapes.free_symbols(value) for value in values)
 
 
 def artifacts_folder() -> Path:

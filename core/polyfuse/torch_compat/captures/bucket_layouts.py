@@ -12,11 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._guards import TracingContext
-from torch.fx import GraphModule
 
-from polyfuse.torch_compat.tracing import shapes
-
-__all__ = ["Layouts", "beginning_fake", "is_awaited", "layouts_of", "not_awaited", "note_metadata", "varies"]
+__all__ = ["Layouts", "beginning_fake", "is_awaited", "layouts_of", "not_awaited", "note_metadata"]
 
 Layouts: TypeAlias = tuple[Any, ...]
 """Of each result of a graph: the size, strides, dtype and device of a tensor; or a number, or None."""
@@ -72,12 +69,6 @@ def _fake(layout: Any) -> Any:
         return layout
     size, strides, dtype, device = layout
     return torch.empty_strided(size, strides, dtype=dtype, device=device)
-
-
-def varies(gm: GraphModule) -> bool:
-    """Whether sizes of a graph's inputs vary."""
-    values = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
-    return any(shapes.is_symbolic(value) or shapes.free_symbols(value) for value in values)
 
 
 @contextmanager
