@@ -31,6 +31,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "atomic": (),
     "kernel": ("omp",),
     "bytes": (),
+    "byte_ops": ("bytes",),
     "shuffle": (),
     "stream": (),
     "tile": ("shuffle", "stream"),
