@@ -58,7 +58,7 @@ class ByteRows:
     def _needed(self, value: str) -> list[str]:
         """The values that vary along a row and make `value`, in the order in which they are computed."""
         wanted = {value}
-        for name in reversed(self.varying):
+        for name in reversed(tuple(self.varying)):
             if name in wanted:
                 wanted.update(self.varying[name].args)
         return [name for name in self.varying if name in wanted]
