@@ -41,7 +41,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "update": ("atomic", "kernel", "reduce"),
     "block_reduce": ("reduce", "kernel", "math_f32"),
     "online": ("reduce", "math_f32"),
-    "matmul": ("tile", "kernel", "reduce"),
+    "matmul": ("tile", "interleave", "kernel", "reduce"),
     "pairs": ("matmul",),
 }
 """Optional headers in printing order, each with the headers it needs."""
