@@ -270,29 +270,47 @@ class MatmulText:
                 f"{name}_tile<{rows}, {plan.vectors}, {self.a.row}>"
                 f"({self.a.rows_at()}, {columns}, depth_here, sum, pass == pass_from);"
             )
+        elif narrow := self._narrow():
+            with out.block(f"if (column_from + {self.wide} > column_count)"):
+                self._added_up(narrow)
+            with out.block("else"):
+                self._added_up(plan.vectors)
         else:
-            columns, following = self.b.columns_at()
-            row, step = self.a.layout_steps()
-            fetched_once = plan.path is OperandPath.PREPACKED and self._is_one_tile()
-            ahead = "true" if fetched_once or plan.path is OperandPath.DIRECT else "false"
-            begin = f"matmul_tile<{plan.rows}, {plan.vectors}, {self.matmul.dtype}"
-            end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
-            fixed = following if following.isdigit() else "0"
-            packed = f"{begin}, {row}, {step}, {ahead}, {fixed}>({self.a.rows_at()}, {end}"
-            if self.a.window is not None:
-                self.a.window.before_sums()
-                self.a.window.sums(packed, f"{ahead}, {fixed}", columns, following)
-                self.a.window.after_sums(columns, following)
-            elif not self.a.pitch:
-                out.line(packed)
-            else:
-                if not self.a.whole:
-                    out.line(f"if (rows_here < {plan.rows}) {packed}")
-                    out.line("else")
-                fetches = plan.path in _FETCHING and not self._is_one_tile()
-                in_place = self.a.in_place_tile(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}", fetches)
-                out.line(f"{in_place}(left_at, {end}")
+            self._added_up(plan.vectors)
         self._after_tile()
+
+    def _narrow(self) -> int:
+        """Vectors of the last block of columns, where it has fewer than the others; else 0."""
+        size = self.facts.sizes[self.matmul.b.axes[-1]]
+        if self.a.window is not None or not isinstance(size, int) or size < self.wide:
+            return 0
+        rest = -(-(size % self.wide) // self.lanes)
+        return rest if rest < self.plan.vectors else 0
+
+    def _added_up(self, vectors: int) -> None:
+        """Add up a tile whose rows are packed or read in place, of so many vectors."""
+        plan, out = self.plan, self.out
+        columns, following = self.b.columns_at()
+        row, step = self.a.layout_steps()
+        fetched_once = plan.path is OperandPath.PREPACKED and self._is_one_tile()
+        ahead = "true" if fetched_once or plan.path is OperandPath.DIRECT else "false"
+        begin = f"matmul_tile<{plan.rows}, {vectors}, {plan.vectors}, {self.matmul.dtype}"
+        end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
+        fixed = following if following.isdigit() else "0"
+        packed = f"{begin}, {row}, {step}, {ahead}, {fixed}>({self.a.rows_at()}, {end}"
+        if self.a.window is not None:
+            self.a.window.before_sums()
+            self.a.window.sums(packed, f"{ahead}, {fixed}", columns, following)
+            self.a.window.after_sums(columns, following)
+        elif not self.a.pitch:
+            out.line(packed)
+        else:
+            if not self.a.whole:
+                out.line(f"if (rows_here < {plan.rows}) {packed}")
+                out.line("else")
+            fetches = plan.path in _FETCHING and not self._is_one_tile()
+            in_place = self.a.in_place_tile(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}", fetches)
+            out.line(f"{in_place}(left_at, {end}")
 
     def _dots(self) -> None:
         plan, out = self.plan, self.out
