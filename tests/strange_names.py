@@ -38,6 +38,7 @@ PYTHON = [
         "call_partitioned",
         "operator",
         "reinterpret_tensor",
+        "result_view",
         "assert_size_stride",
         "conform",
         "observe",

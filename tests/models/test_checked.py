@@ -87,6 +87,16 @@ def test_an_optimizer(numerics):
     agreed()
 
 
+def test_a_store_to_a_single_number():
+    """A kernel without axes, of which the store does not happen."""
+    x, rows = torch.tensor(1.0), torch.tensor([[0.0], [2.0]])
+    one, flags = torch.tensor([0]), torch.tensor([False, True])
+    run = compiled(lambda x, v: (x.index_copy(0, one, v[1]), x.masked_fill(flags[0], 3.0)))
+    found = run(x, rows)
+    assert [f.item() for f in found] == [2.0, 1.0]
+    agreed()
+
+
 FEW = (
     *("sort", "cumsum", "scatter_add", "index_put", "var_mean", "logsumexp", "softmax", "argmax"),
     *(

@@ -14,7 +14,7 @@ from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
-from polyfuse.lowering.reductions.gemm_narrow import matvec, reading_less
+from polyfuse.lowering.reductions.gemm_narrow import inner_products, matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.lowering.reductions.gemm_split import split_depth
 from polyfuse.plugin import Backend, CallSite
@@ -241,6 +241,12 @@ class _Candidates:
         """What a backend generates; where it is timed, also with what makes its operands, and with a
         parameter that is packed once.
         """
+        sums = inner_products(self.loops)
+        if sums is not None:
+            # nothing is read twice, so there is nothing that tiles would save
+            if not self.refuses(backend, backend.name, sums):
+                yield GeneratedGemm(backend.name, backend, sums)
+            return
         if self.refuses(backend, backend.name, self.loops):
             return
         plain = GeneratedGemm(backend.name, backend, self.loops)

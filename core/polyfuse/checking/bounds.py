@@ -209,7 +209,7 @@ class BoundedEvaluator(KernelEvaluator):
         if stmt.mask is not None:
             mask = known[stmt.mask].value.expand(shape)
             if not mask.any():
-                position = position[:0]
+                position = position.reshape(-1)[:0]
             else:
                 position = torch.where(mask, position, position[mask][0])
             inside = mask.reshape(-1)

@@ -100,7 +100,12 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         from polyfuse.compiler.stages import compile_aten
 
         record = partial(record_or_reason, session=session)
-        compiled = compile_aten(graph, session, agreement, record)
+        whole = partial(compile_aten, graph, session, agreement, record)
+        if graph_cache.refused:
+            from polyfuse.compiler.graph_cache.traced import found_or_compiled
+
+            return found_or_compiled(graph, session, agreement, whole)
+        compiled = whole()
         graph_cache.note(compiled)
         return compiled
 

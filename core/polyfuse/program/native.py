@@ -242,7 +242,7 @@ class _Lowering:
     def _make_view(self, step: MakeView) -> None:
         view = step.view
         if step.name not in self.memory.plain:
-            self._view(view, step.name)
+            self._view(view, step.name, "result_view" if step.result else "reinterpret_tensor")
             self._defined(step.name)
             return
         self._address(view.buffer)
@@ -251,12 +251,11 @@ class _Lowering:
         self.slots[step.name] = step.name
         self.steps.append(OffsetAddress(step.name, self._slot(view.buffer), offset))
 
-    def _view(self, view: View, name: str) -> None:
+    def _view(self, view: View, name: str, function: str = "reinterpret_tensor") -> None:
         operands: list[str | IndexLike] = []
         base = self._value(Ref(view.buffer), operands)
         size, stride = self._value(view.size, operands), self._value(view.stride, operands)
         args: tuple[Any, ...] = (base, size, stride, self._value(view.offset, operands))
-        function = "reinterpret_tensor"
         if view.dtype is not None:
             function, args = "reinterpret_as", (*args, view.dtype.torch)
         self._send("runtime", function, args, operands, (name,))

@@ -412,7 +412,12 @@ class _Planner:
             value = output.value
             if isinstance(value, View):
                 self._ensure(value.buffer)
-                value = self._operand(value)
+                if _is_view_of_result(value, self.graph):
+                    name = self._temporary("view")
+                    self._add(MakeView(name, value, result=True))
+                    value = Ref(name)
+                else:
+                    value = self._operand(value)
             elif isinstance(value, Opaque):
                 value = self._operand(value)
             elif isinstance(value, str) and output.kind != "tensor":
@@ -451,6 +456,17 @@ def is_whole(view: View, buffer: Buffer) -> bool:
         (view.size, view.stride, view.offset) == (buffer.size, buffer.stride, 0)
         and (view.dtype is None or view.dtype is buffer.dtype)
     ) or buffer.kind == "object"
+
+
+def _is_view_of_result(view: View, graph: Graph) -> bool:
+    """Whether a result is a view of what the graph computed, of which autograd is to know.
+
+    AOTAutograd makes those of inputs, and in training those that autograd follows, from their bases.
+    """
+    buffer = graph.buffers[view.buffer]
+    if graph.kind != "inference" or view.dtype is not None or is_whole(view, buffer):
+        return False
+    return all(view.buffer != item.name for item in graph.inputs)
 
 
 def _views_of_inputs(graph: Graph) -> tuple[tuple[int, int], ...]:

@@ -191,14 +191,14 @@ class _Printer:
         """A size or stride as a tuple."""
         return _tuple(self.index(v) for v in values)
 
-    def view(self, view: View) -> str:
+    def view(self, view: View, function: str = "reinterpret_tensor") -> str:
         """A view made on the spot."""
         base = self.variable(view.buffer)
         if view.dtype is not None:
             base = f"{base}.view({self.dtype(str(view.dtype.torch).removeprefix('torch.'))})"
         offset = "" if view.offset == 0 else f", {self.index(view.offset)}"
         layout = f"{self.shape(view.size)}, {self.shape(view.stride)}"
-        return f"{self.helper('reinterpret_tensor')}({base}, {layout}{offset})"
+        return f"{self.helper(function)}({base}, {layout}{offset})"
 
     def value(self, value: Any) -> str:
         """An operand or result."""
@@ -344,7 +344,8 @@ class _Printer:
 
     def _memory(self, step: Allocate | Reuse | MakeView | Conform) -> None:
         if isinstance(step, MakeView):
-            self._line(f"{self.variable(step.name)} = {self.view(step.view)}")
+            made = self.view(step.view, "result_view" if step.result else "reinterpret_tensor")
+            self._line(f"{self.variable(step.name)} = {made}")
             return
         layout = f"{self.shape(step.size)}, {self.shape(step.stride)}"
         if isinstance(step, Allocate) and step.kept:

@@ -115,10 +115,16 @@ class Free(Step):
 
 @dataclass(frozen=True)
 class MakeView(Step):
-    """Bind a view that several later steps use."""
+    """Bind a view that several later steps use, or a result.
+
+    Attributes:
+        result: whether it is one for which the caller's autograd is to know what is written through other
+            results that share its memory.
+    """
 
     name: str
     view: View
+    result: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from polyfuse.runtime.native import (
     operator,
     record_function,
     reinterpret_tensor,
+    result_view,
     synchronize,
     tensor_data_ptr_address,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "realigned",
     "record_function",
     "reinterpret_tensor",
+    "result_view",
     "set_observer",
     "synchronize",
     "tensor_data_ptr_address",

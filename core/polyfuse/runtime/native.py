@@ -25,6 +25,7 @@ __all__ = [
     "operator",
     "record_function",
     "reinterpret_tensor",
+    "result_view",
     "synchronize",
     "tensor_data_ptr_address",
 ]
@@ -32,6 +33,7 @@ __all__ = [
 assert_size_stride = bindings.assert_size_stride
 empty_strided_cpu = bindings.empty_strided_cpu
 reinterpret_tensor = bindings.reinterpret_tensor
+result_view = bindings.result_view
 record_function = torch.profiler.record_function
 tensor_data_ptr_address = bindings.tensor_data_ptr_address
 

@@ -15,7 +15,7 @@ import torch
 
 from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe, raise_for
 from polyfuse.runtime.explain import layout_error, not_a_tensor
-from polyfuse.runtime.native import assert_size_stride, empty_strided_cpu, reinterpret_tensor
+from polyfuse.runtime.native import assert_size_stride, empty_strided_cpu, reinterpret_tensor, result_view
 
 if TYPE_CHECKING:
     from polyfuse.runtime.libraries import SharedLibrary
@@ -135,6 +135,7 @@ RUNTIME: Mapping[str, Callable[..., Any]] = {
     "raise_for": raise_for,
     "reinterpret_as": _reinterpret_as,
     "reinterpret_tensor": reinterpret_tensor,
+    "result_view": result_view,
     "size": torch.Tensor.size,
     "stride": torch.Tensor.stride,
 }

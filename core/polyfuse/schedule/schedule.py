@@ -24,8 +24,9 @@ from polyfuse.schedule.in_place_outputs import write_in_place
 from polyfuse.schedule.kernels.aliasing import reuse_in_place
 from polyfuse.schedule.kernels.alignment import aligned_buffers
 from polyfuse.schedule.kernels.groups import group_launches
-from polyfuse.schedule.kernels.kernelize import KernelContext, build_kernel
+from polyfuse.schedule.kernels.kernelize import KernelContext
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
+from polyfuse.schedule.kernels.shared import SharedKernels
 from polyfuse.schedule.overlap.communication import Overlap, communication_bits, overlap_units
 from polyfuse.schedule.reductions.gemm_reductions import detached_reductions, split_epilogue_reductions
 from polyfuse.schedule.reductions.repeated_rows import repeat_rows
@@ -112,16 +113,16 @@ def _scheduled(
         decisions.extend(overlap.decisions)
     decisions.extend(Decision("local", name, "", "only one kernel needs it") for name in sorted(removed))
     context = KernelContext(
-        graph,
-        removed,
         hint,
+        graph.symbol_hints,
         settings.loop_ordering,
         settings.numerics,
         fused.context.target_info,
-        aligned_buffers(graph, settings.size_asserts),
         settings.deterministic == "on",
     )
-    steps = [_step(unit, i, context) for i, unit in enumerate(units)]
+    aligned = aligned_buffers(graph, settings.size_asserts)
+    kernels = SharedKernels(context, graph.buffers, removed, aligned)
+    steps = [_step(unit, i, kernels) for i, unit in enumerate(units)]
     last = last_uses(graph, steps, removed, roots)
     if settings.inplace:
         steps = reuse_in_place(graph, steps, last, roots, decisions)
@@ -212,15 +213,15 @@ def _first_target_info(backends: Callable[[str], Iterable[Backend]], device: str
     return next((backend.target_info(device) for backend in backends(device.partition(":")[0])), TargetInfo())
 
 
-def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
+def _step(unit: Unit, number: int, kernels: SharedKernels) -> Launch | Call:
     reads, writes = (
-        tuple(name for name in names if name not in context.removed) for names in (unit.reads, unit.writes)
+        tuple(name for name in names if name not in kernels.removed) for names in (unit.reads, unit.writes)
     )
     if unit.is_call:
         node = unit.members[0].node
         assert isinstance(node, ExternCall)
         return Call(node, reads, writes)
-    kernel, operands = build_kernel(unit, context)
+    kernel, operands = kernels.kernel(unit)
     nodes = tuple(m.node for m in unit.members)
     used = {o for o in operands if isinstance(o, str)}
     return Launch(
@@ -231,7 +232,7 @@ def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
         unit.backend,
         tuple(b for b in reads if b in used),
         writes,
-        alignment=context.target_info(unit.backend, unit.device).alignment,
+        alignment=kernels.context.target_info(unit.backend, unit.device).alignment,
         merges=tuple((_names(unit, first), _names(unit, second)) for first, second in unit.merges),
     )
 

@@ -43,6 +43,24 @@ empty_strided_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_stride
 reinterpret_tensor: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", _reinterpret_slow)
 """`(tensor, size, stride, offset_increment=0) -> Tensor`: a view invisible to autograd."""
 
+
+def result_view(
+    tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset_increment: int = 0
+) -> torch.Tensor:
+    """A view as eager mode makes one, for the caller: it shares the counter of what is written in place, by
+    which autograd knows of a saved tensor that it has changed.
+
+    AOTAutograd switches gradients off around a graph, and a view made without them cannot be written in place
+    with them, which eager mode allows.
+    """
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(True)
+    try:
+        return tensor.as_strided(size, stride, tensor.storage_offset() + offset_increment)
+    finally:
+        torch._C._set_grad_enabled(before)
+
+
 assert_size_stride: Callable[..., None] = getattr(_guards, "assert_size_stride", _assert_size_stride_slow)
 """`(tensor, size, stride, op_name=None)`: raise AssertionError on a mismatch; strides of size-1 dims are
 free.

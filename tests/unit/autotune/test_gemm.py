@@ -16,6 +16,8 @@ from polyfuse.autotune.candidate import BuiltProgram
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import session_for
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates, result_types
 from polyfuse.kit import match
@@ -41,7 +43,6 @@ CASES: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
     "baddbmm": (lambda c, a, b: torch.baddbmm(c, a, b, alpha=0.5), (R(3, 7, 9), R(3, 7, 5), R(3, 5, 9)), 1),
     "half": (lambda a, b, c: (a @ b).relu() + c, (_bf(7, 5), _bf(5, 9), _bf(7, 9)), 1),
     "vector": (lambda a, b: (a @ b).sigmoid(), (R(1, 5), R(5, 9)), 1),
-    "one by one": (lambda a, b: a @ b, (R(1, 2), R(2, 1)), 1),
     "replace_calls": (lambda a, b: a.expand(7, 5) @ b, (R(1, 5), R(5, 9)), 1),
     "integers": (torch.mm, (torch.randint(-9, 9, (7, 5)), torch.randint(-9, 9, (5, 9))), 1),
     "conv": (lambda x, w, b: F.conv2d(x, w, b, 2, 1).relu(), (R(2, 4, 9, 9), R(6, 4, 3, 3), R(6)), 1),
@@ -70,6 +71,32 @@ def test_epilogues_stay_out_on_request(name: str) -> None:
     kernels = kernels_of(function, *args, epilogue_fusion=False)
     assert len(kernels) == 2
     assert sum(bool(match(k)) for k in kernels) == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((1, 2), (2, 1)), ((3, 1, 5), (3, 5, 1)), ((2, 1, 1, 5), (2, 4, 5, 1))],
+    ids=["one result", "a batch", "a batch that is broadcast"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, BF, torch.int32])
+def test_rows_times_columns_are_plain_sums(left: Any, right: Any, dtype: torch.dtype) -> None:
+    """No backend has tiles for matmuls of which no two results share an operand."""
+    a, b = ((R(*size) * 4).to(dtype) for size in (left, right))
+    (kernel,) = kernels_of(lambda a, b: (a @ b) + 1, a, b)
+    assert not has_dot(kernel)
+
+
+def test_what_reads_a_result_at_many_points_is_no_epilogue() -> None:
+    """Each sum is used along another axis that happens to be as long as the depth (relative positions)."""
+    kernels = kernels_of(lambda x, a, b: x + (a @ b)[:, :, None], R(7, 9, 5), R(7, 5), R(5, 9))
+    assert len(kernels) == 2 and sum(bool(match(k)) for k in kernels) == 1
+    assert sum(map(has_dot, kernels)) == 1
+
+
+def has_dot(kernel: Kernel) -> bool:
+    """Whether a kernel multiplies matrices."""
+    statements = (stmt for section in kernel.sections for stmt in section.body)
+    return any(isinstance(stmt, Reduce) and stmt.kind in CONTRACTIONS for stmt in statements)
 
 
 def test_dynamic_sizes() -> None:

@@ -125,6 +125,41 @@ def test_weights_scaled_in_groups(
     assert is_narrow(report) and not report.extern_calls
 
 
+def upper_first(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Two numbers in a byte, the first one in its upper half."""
+    apart = torch.stack([(w >> 4) & 15, w & 15], -1).to(x.dtype)
+    weight = (apart.reshape(w.shape[0], zero.shape[1], -1) - zero[:, :, None]) * scale[:, :, None]
+    return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
+
+
+def signed(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The same with a sign in the upper bit of each half."""
+    wide = w.view(torch.int8)
+    apart = torch.stack([(wide << 4) >> 4, wide >> 4], -1).to(x.dtype)
+    weight = apart.reshape(w.shape[0], zero.shape[1], -1) * scale[:, :, None]
+    return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
+
+
+def mixed(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Each number takes five bits of its byte: no table has all of them."""
+    apart = torch.stack([w & 31, w >> 3], -1).to(x.dtype)
+    weight = apart.reshape(w.shape[0], zero.shape[1], -1) * scale[:, :, None]
+    return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [nibbles, upper_first, signed, mixed])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_halves_of_bytes(
+    run: Any, rows: int, function: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
+    """All bytes, in groups that are whole vectors and some bytes more."""
+    w = torch.arange(256).to(torch.uint8).repeat(37, 1)[:, torch.randperm(256)][:, :240]
+    zero, scale = torch.randint(0, 16, (37, 6)).to(dtype), torch.rand(37, 6, dtype=dtype) + 0.5
+    report = run(function, torch.randn(rows, 480, dtype=dtype), w, zero, scale)
+    assert is_narrow(report) and not report.extern_calls
+
+
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_groups_on_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
@@ -178,6 +213,23 @@ def test_eight_bit_floats(run: Any) -> None:
     weight = torch.randn(48, 70).to(torch.float8_e4m3fn)
     report = run(converted, torch.randn(1, 70), weight, torch.rand(48) + 0.5)
     assert is_narrow(report)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_every_code_of_eight_bit_floats(run: Any, rows: int, kind: torch.dtype) -> None:
+    """Each row of the weight has one number at a place of its own, and zeros."""
+    weight = torch.zeros(256, 97).to(torch.uint8)
+    weight[torch.arange(256), torch.arange(256) % 97] = torch.arange(256).to(torch.uint8)
+    x = torch.ones(rows, 97, dtype=torch.bfloat16)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, w.to(x.dtype))
+
+    assert is_narrow(run(function, x, torch.randn(256, 97).to(kind)))
+    found = torch.compile(function, backend="polyfuse", options={"backends": ["cpp"]})(x, weight.view(kind))
+    wanted = torch.arange(256).to(torch.uint8).view(kind).to(x.dtype).expand(rows, 256)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_batch_of_rows(run: Any) -> None:

@@ -92,7 +92,8 @@ def test_another_language_is_another_function_over_the_same_steps() -> None:
         "check b [s0 4] [4 1] .",
         "c <- storage of a .",
         "run inc_1 [c b] .",
-        "give [c window(c, 4) s0] .",
+        "view_1 <- window(c, 4) .",
+        "give [c view_1 s0] .",
     ]
 
 

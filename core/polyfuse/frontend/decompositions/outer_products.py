@@ -21,7 +21,8 @@ def matmul(left: Tensor, right: Tensor) -> Any:
     """`mm` or `bmm` with a depth of one: each product, rounded once."""
     if not _adds_nothing(left, right):
         return NotImplemented
-    return (left * right).contiguous()
+    products = left * right
+    return (products if _is_library_product(left, right) else products + 0.0).contiguous()
 
 
 def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -32,9 +33,20 @@ def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: 
     value = left.to(wide) * right.to(wide)
     if alpha != 1:
         value = value * alpha
+    if left.dim() == 3 or left.dtype is not wide:
+        value = value + 0.0
     if beta != 0:
         value = value + (term.to(wide) if beta == 1 else term.to(wide) * beta)
     return value.to(left.dtype).contiguous()
+
+
+def _is_library_product(left: Tensor, right: Tensor) -> bool:
+    """Whether eager mode stores the products as they are, negative zeros too: matrices that it gives to BLAS.
+    Everywhere else they are added to a zero, as terms of a sum.
+    """
+    rows, columns = left.shape[0], right.shape[-1]
+    vector = any(isinstance(n, int) and n == 1 for n in (rows, columns))
+    return left.dim() == 2 and left.element_size() > 2 and not vector
 
 
 def _adds_nothing(left: Tensor, right: Tensor) -> bool:

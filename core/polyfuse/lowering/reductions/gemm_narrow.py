@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polyfuse.ir.expr import apply, cast, loads
+from polyfuse.ir.expr import Expr, apply, cast, loads, walk
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Reduction, TemplateCall
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
-from polyfuse.symbolic import axis_name, axis_size, bounds, coefficient, product
+from polyfuse.symbolic import axis_name, axis_size, bounds, coefficient, free_axes, product
 
-__all__ = ["NarrowGemm", "matvec", "reading_less"]
+__all__ = ["NarrowGemm", "inner_products", "matvec", "reading_less"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,21 @@ def matvec(graph: Graph, form: GemmLoops) -> GemmLoops | None:
     if products > max(elements) or axis_size(depth) == 1 or steps != 1:
         return None
     return _as_sum(form)
+
+
+def inner_products(form: GemmLoops) -> GemmLoops | None:
+    """The sums of products that a batch of rows times columns is, of which no two share an operand; None for
+    other GEMMs.
+    """
+    long = {axis_name(axis) for axis in form.gemm.axes if axis_size(axis) != 1}
+    left, right = (long & _axes_of(value) for value in form.gemm.values)
+    return _as_sum(form) if left == right else None
+
+
+def _axes_of(value: Expr) -> set[str]:
+    """The axes along which a value varies."""
+    indices = [expr.index for expr in walk(value) if expr.op in ("load", "index")]
+    return {name for index in indices for name in free_axes(index)}
 
 
 def _as_sum(form: GemmLoops) -> GemmLoops:

@@ -98,7 +98,14 @@ def _of_one(kind: str, operands: tuple[Expr, ...]) -> tuple[Expr, ...]:
     if kind == "welford":
         one = operands[0]
         return one, const(0.0, one.dtype), const(1.0, one.dtype)
+    if kind == "sum" and operands[0].dtype.is_float:
+        return (from_zero(operands[0]),)
     return operands
+
+
+def from_zero(term: Expr) -> Expr:
+    """The sum of one number. It begins with a zero that is positive, so it is never a negative zero."""
+    return make("add", term, const(0.0, term.dtype))
 
 
 def order_by_memory(ctx: LoweringContext, operands: Sequence[Expr], raxes: Sequence[Index]) -> list[Index]:

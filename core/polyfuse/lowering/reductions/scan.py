@@ -10,6 +10,7 @@ from polyfuse.ir.nodes import Scan
 from polyfuse.ir.types import DType
 from polyfuse.lowering.calls.extern import call
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.reductions.reduction import from_zero
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.shapes.layout import memory_order
 from polyfuse.lowering.shapes.views import wrap
@@ -80,7 +81,8 @@ def running(ctx: LoweringContext, node: Any, value: TensorValue, dim: int, dtype
         raise UnsupportedError("running sums of exponentials are floating-point")
     dim = wrap(dim, value.rank)
     if value.rank == 0 or value.size[dim] == 1:
-        return ctx.lazy(result, cast(value.at(axes_of(value.size)), compute))
+        only = cast(value.at(axes_of(value.size)), compute)
+        return ctx.lazy(result, from_zero(only) if kind == "sum" and compute.is_float else only)
     doubled = result.dtype is DType.f32 and kind != "logsumexp" and ctx.target_info(result.device).double_sums
     few = doubled and _is_of_few_rows(ctx, value, dim)
     if doubled and not few:

@@ -16,7 +16,7 @@ from polyfuse.ir.expr import Expr, const
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import less, masked
-from polyfuse.lowering.reductions.reduction import number
+from polyfuse.lowering.reductions.reduction import from_zero, number
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.shapes.windows import (
     LARGEST_WRITTEN_OUT,
@@ -67,6 +67,7 @@ def _average(
     result = ctx.template(node.meta["val"])
     kind, rank = result.kernel_type.compute, len(w.kernel)
     total = _window_sum(ctx, value, w, result)
+    total = from_zero(total) if kind.is_float else total
     shape = value.size[-rank:], result.size[-rank:]
     count = _divisor(w, axes_of(result.size)[-rank:], *shape, include_pad, override, kind)
     return ctx.lazy(result, make("div" if kind.is_float else "trunc_div", total, count))

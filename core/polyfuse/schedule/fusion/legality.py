@@ -13,7 +13,7 @@ from polyfuse.schedule.fusion.columns import divides_columns
 from polyfuse.schedule.fusion.diagnose import mismatch
 from polyfuse.schedule.fusion.disjoint import disjoint, interleaved
 from polyfuse.schedule.fusion.footprint import keeps_more_alive, keeps_waiting
-from polyfuse.schedule.fusion.gemm_epilogues import leader
+from polyfuse.schedule.fusion.gemm_epilogues import has_gemm, leader
 from polyfuse.schedule.fusion.pairs import pair_of
 from polyfuse.schedule.fusion.score import touched_bytes
 from polyfuse.schedule.fusion.space import Match, Space, match_spaces
@@ -243,6 +243,8 @@ def _anchors(first: Unit, second: Unit) -> list[tuple[IndexLike, IndexLike]]:
 def _check(rules: Rules, first: Unit, second: Unit, match: Match) -> Fusion | str:
     if (first.has_scan or second.has_scan) and len(match.space.raxes) != 1:
         return "the axis of a scan cannot be split"
+    if "R" in (match.first_level, match.second_level) and (has_gemm(first) or has_gemm(second)):
+        return "a GEMM shares its loop with nothing"
     left = remap(first, match.first, match.first_level)
     right = remap(second, match.second, match.second_level)
     mine: dict[str, list[UnitAccess]] = {}

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from polyfuse.ir.expr import Expr, apply, reindex, walk
-from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import LoopNode, Pointwise, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.rewrite import cast
 from polyfuse.schedule.fusion.units import Member
+from polyfuse.schedule.kernels.outlines import BufferFacts
 from polyfuse.symbolic import IndexLike, free_axes, substitute
 
 
@@ -73,8 +73,7 @@ class _Stored(NamedTuple):
 
 @dataclass
 class _Builder:
-    graph: Graph
-    removed: frozenset[str]
+    buffers: Mapping[str, BufferFacts]
     keeps_wide: bool
     effects: list[Effect] = field(default_factory=list)
     stored: dict[str, _Stored] = field(default_factory=dict)
@@ -113,11 +112,11 @@ class _Builder:
 
     def store(self, level: str, buffer: str, index: IndexLike, value: Expr) -> None:
         """Note a plain store; buffers that only this kernel needs are not written."""
-        dtype = self.graph.buffers[buffer].dtype
+        dtype = self.buffers[buffer].dtype
         narrow = cast(value, dtype) if dtype is not None else value
         skips = self.keeps_wide and dtype in _ROUNDED
         self.stored[buffer] = _Stored(narrow, value if skips else narrow)
-        if buffer not in self.removed:
+        if not self.buffers[buffer].removed:
             self.effects.append(Effect("store", (narrow,), "set", level, buffer, index))
 
 
@@ -131,12 +130,11 @@ def apply_mask(value: Expr, mask: Expr, other: Expr) -> Expr:
 def effects_of(
     members: Sequence[Member],
     mapping: Mapping[str, IndexLike],
-    graph: Graph,
-    removed: frozenset[str],
+    buffers: Mapping[str, BufferFacts],
     keeps_wide: bool,
 ) -> list[Effect]:
     """Effects of all members in program order, in the axes that `mapping` gives for the unit's own."""
-    build = _Builder(graph, removed, keeps_wide)
+    build = _Builder(buffers, keeps_wide)
     for member in members:
         node = member.node
         assert isinstance(node, LoopNode)
@@ -150,7 +148,7 @@ def effects_of(
             exprs = [build.take(e, rename) for e in node.expressions()]
             index = substitute(node.index, rename)
             masked = node.mask is not None
-            dtype = graph.buffers[node.target].dtype
+            dtype = buffers[node.target].dtype
             if dtype is not None:
                 exprs[0] = cast(exprs[0], dtype)
             build.effects.append(

@@ -1,63 +1,87 @@
-"""A unit becomes a Kernel: ordered and merged loops, sections of statements, arguments."""
+"""An outline becomes a Kernel: ordered and merged loops, sections of statements, arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
-from polyfuse.ir.nodes import LoopNode, Node, Origin, Scatter
+from polyfuse.ir.nodes import LoopNode, Node, Scatter
 from polyfuse.ir.ops import CHECK_MODE, GROUP_MODES
 from polyfuse.ir.statements import Load, Reduce, Scan, Store, indices
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
 from polyfuse.schedule.fusion.space import Space
-from polyfuse.schedule.fusion.units import Unit
+from polyfuse.schedule.fusion.units import Member
 from polyfuse.schedule.host_sizes import sizes_as_arguments
 from polyfuse.schedule.kernels.axes import indices_in, merged_space
 from polyfuse.schedule.kernels.body import assign_sections, effects_of
+from polyfuse.schedule.kernels.outlines import BufferFacts, Outline, members_of
 from polyfuse.schedule.kernels.sections import Layout
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, storage_size, substitute, symbol
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, substitute, symbol
 
-__all__ = ["KernelContext", "build_kernel"]
+__all__ = ["KernelContext", "Operands", "build_kernel"]
 
 
 @dataclass(frozen=True)
 class KernelContext:
-    """What kernels depend on besides their unit; `target_info` is that of a backend on a device, `aligned`
-    the buffers at aligned addresses. With `deterministic`, what several points store to one element is stored
-    in order.
+    """What kernels depend on besides their outline; `target_info` is that of a backend on a device, `hint`
+    gives the example value of a size. With `deterministic`, what several points store to one element is
+    stored in order.
     """
 
-    graph: Graph
-    removed: frozenset[str]
     hint: Callable[[IndexLike], int]
+    symbol_hints: Mapping[str, int]
     reorder: bool
     numerics: str
     target_info: Callable[[str, str], TargetInfo]
-    aligned: frozenset[str] = frozenset()
     deterministic: bool = False
 
 
-def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
-    """The kernel of `unit`, and its operands: buffer names and size expressions, per argument."""
-    space, mapping = _loops(unit, context)
-    effects = effects_of(unit.members, mapping, context.graph, context.removed, context.numerics == "fast")
-    row_bytes = context.target_info(unit.backend, unit.device).row_bytes
+Operands = tuple[str | IndexLike, ...]
+
+
+def build_kernel(outline: Outline, context: KernelContext) -> tuple[Kernel, Operands]:
+    """The kernel of units with this outline, without origins, and its operands: neutral names of buffers and
+    size expressions, per argument.
+    """
+    members, buffers = members_of(outline), dict(outline.buffers)
+    space, mapping = _loops(outline, members, context)
+    effects = effects_of(members, mapping, buffers, context.numerics == "fast")
+    row_bytes = context.target_info(outline.backend, outline.device).row_bytes
     layout = Layout(
         *assign_sections(effects, [axis_name(a) for a in space.raxes]), space, context.hint, row_bytes
     )
-    sections, locals_ = layout.sections()
-    return _finish(unit, space, sections, locals_, context)
+    sections, row_buffers = layout.sections()
+    sections, row_buffers, args, operands = _arguments(sections, row_buffers, buffers)
+    for symbol_name, value in _symbols(space, sections, args, row_buffers).items():
+        hint = context.symbol_hints.get(symbol_name)
+        args.append(KernelArg(symbol_name, "size", DType.i64, hint=hint))
+        operands.append(value)
+    hints = tuple(context.hint(axis_size(a)) for a in (*space.axes, *space.raxes))
+    kernel = Kernel(
+        _kernel_name(sections),
+        outline.device.split(":")[0],
+        space.axes,
+        space.raxes,
+        tuple(args),
+        row_buffers,
+        sections,
+        hints,
+        deterministic=context.deterministic and any(_collides(m.node) for m in members),
+        numerics=context.numerics,
+    )
+    return sizes_as_arguments(kernel, tuple(operands), context.hint)
 
 
-def _loops(unit: Unit, context: KernelContext) -> tuple[Space, dict[str, IndexLike]]:
+def _loops(
+    outline: Outline, members: Sequence[Member], context: KernelContext
+) -> tuple[Space, dict[str, IndexLike]]:
     indices: list[IndexLike] = []
     stores: list[IndexLike] = []
     whole: list[IndexLike] = []
-    for member in unit.members:
+    for member in members:
         assert isinstance(member.node, LoopNode)
         for index in indices_in(member.node.expressions()):
             indices.append(substitute(index, member.mapping))
@@ -68,17 +92,17 @@ def _loops(unit: Unit, context: KernelContext) -> tuple[Space, dict[str, IndexLi
         elif own is not None:
             stores.append(substitute(own, member.mapping))
     indices = list(dict.fromkeys(indices + stores))
-    return merged_space(unit.space, indices, stores, whole, context.hint, context.reorder, unit.has_scan)
+    return merged_space(
+        outline.space, indices, stores, whole, context.hint, context.reorder, outline.has_scan
+    )
 
 
-def _finish(
-    unit: Unit,
-    space: Space,
-    sections: tuple[Section, ...],
-    row_buffers: tuple[RowBuffer, ...],
-    context: KernelContext,
-) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
-    """Neutral argument names, size arguments, hints."""
+def _arguments(
+    sections: tuple[Section, ...], row_buffers: tuple[RowBuffer, ...], buffers: Mapping[str, BufferFacts]
+) -> tuple[tuple[Section, ...], tuple[RowBuffer, ...], list[KernelArg], list[str | IndexLike]]:
+    """Sections and row buffers with the names of arguments, the arguments that are buffers, and which these
+    are.
+    """
     local_names = {x.name for x in row_buffers}
     use: dict[str, set[str]] = {}
     for section in sections:
@@ -90,7 +114,6 @@ def _finish(
                     kinds.add("load")
     rename = {item.name: item.name.removeprefix("%") for item in row_buffers}
     row_buffers = tuple(replace(item, name=rename[item.name]) for item in row_buffers)
-    aligned = context.aligned if context.target_info(unit.backend, unit.device).alignment else frozenset()
     args: list[KernelArg] = []
     operands: list[str | IndexLike] = []
     for kind, wanted in (("in", {"load"}), ("inout", {"load", "store"}), ("out", {"store"})):
@@ -98,12 +121,11 @@ def _finish(
         for buffer, kinds in use.items():
             if kinds != wanted:
                 continue
-            info = context.graph.buffers[buffer]
-            assert info.dtype is not None
+            facts = buffers[buffer]
+            assert facts.dtype is not None
             rename[buffer] = f"{kind}{number}"
             number += 1
-            extent = storage_size(info.size, info.stride)
-            args.append(KernelArg(rename[buffer], kind, info.dtype, extent, buffer in aligned))
+            args.append(KernelArg(rename[buffer], kind, facts.dtype, facts.extent, facts.aligned))
             operands.append(buffer)
     sections = tuple(
         Section(
@@ -115,26 +137,7 @@ def _finish(
         )
         for s in sections
     )
-    for symbol_name, value in _symbols(space, sections, args, row_buffers).items():
-        hint = context.graph.symbol_hints.get(symbol_name)
-        args.append(KernelArg(symbol_name, "size", DType.i64, hint=hint))
-        operands.append(value)
-    origins: dict[Origin, None] = {o: None for m in unit.members for o in m.node.origins}
-    hints = tuple(context.hint(axis_size(a)) for a in (*space.axes, *space.raxes))
-    kernel = Kernel(
-        _kernel_name(sections),
-        unit.device.split(":")[0],
-        space.axes,
-        space.raxes,
-        tuple(args),
-        row_buffers,
-        sections,
-        hints,
-        deterministic=context.deterministic and any(_collides(m.node) for m in unit.members),
-        numerics=context.numerics,
-        origins=tuple(origins),
-    )
-    return sizes_as_arguments(kernel, tuple(operands), context.hint)
+    return sections, row_buffers, args, operands
 
 
 def _collides(node: Node) -> bool:

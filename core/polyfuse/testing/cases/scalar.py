@@ -41,6 +41,9 @@ _WITH_ROOTS = ("lgamma", "digamma")
 _BIT_PATTERNS = ("nextafter",)
 """What depends on the precision itself."""
 
+_ARITHMETIC = ("add", "sub", "mul", "div", "sqrt")
+"""What shows that `f64` has its precision."""
+
 _LOOSE_ZERO = ("minimum", "maximum", "fmin", "fmax")
 
 
@@ -63,6 +66,8 @@ def scalar_cases(quick: bool) -> Iterator[Case]:
     types = (DType.f32, DType.i32, DType.i64, DType.u8, DType.bool) if quick else COMPUTED
     for dtype in types:
         yield from _operation_cases(dtype)
+    if quick:
+        yield from _operation_cases(DType.f64, _ARITHMETIC)
     sources = types if quick else tuple(DType)
     for dtype in sources if not quick else (*sources, DType.bf16, DType.f16):
         yield from _cast_cases(dtype)
@@ -111,8 +116,8 @@ def _chunks(probes: Sequence[Probe]) -> Iterator[Sequence[Probe]]:
         yield probes[start : start + _TOGETHER]
 
 
-def _operation_cases(dtype: DType) -> Iterator[Case]:
-    rows = [row for row in SCALAR_OPS.values() if dtype in row.types]
+def _operation_cases(dtype: DType, only: Sequence[str] | None = None) -> Iterator[Case]:
+    rows = [row for row in SCALAR_OPS.values() if dtype in row.types and (only is None or row.name in only)]
     i = {arity: axis("i0", len(values.operands(dtype, arity)[0])) for arity in (1, 2, 3)}
     for arity in (1, 2, 3):
         inputs = values.operands(dtype, arity)
@@ -124,6 +129,8 @@ def _operation_cases(dtype: DType) -> Iterator[Case]:
         ]
         for number, some in enumerate(_chunks(probes)):
             yield probe_case(f"ops{arity}_{dtype}_{number}", inputs, (dtype,) * arity, some)
+    if only is not None:
+        return
     count = len(values.operands(dtype, 2)[0])
     chosen = (values.plain(DType.bool, count, 5), *values.operands(dtype, 2))
     condition = load("in0", i[2], DType.bool)

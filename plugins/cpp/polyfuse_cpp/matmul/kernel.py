@@ -322,6 +322,8 @@ class MatmulText:
         ):
             passed = f"(rows_at, columns_at + j, depth_from, depth_here, sum + j, {wide}, pass == pass_from);"
             name = f"matmul_dots<{plan.rows}, {plan.columns}, {kinds}"
+            if self.b.converts_groups:
+                self.b.convert_group()
             if self._is_one_tile() or not fetches:
                 out.line(f"{name}, {str(fetches).lower()}>{passed}")
             else:

@@ -7,9 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 
+from polyfuse.ir.statements import Cast, Load
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import product
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance
+from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.converted import axis_of_bytes, multiplies_pairs
+from polyfuse_cpp.matmul.nibbles import nibbles_of
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.plans import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand
@@ -17,7 +22,7 @@ from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["OperandBText"]
 
-_PAD = 16
+_PAD = 32
 """Elements behind a converted column: columns do not compete for sets of the L1 cache, and a vector may be
 written past the end."""
 
@@ -154,35 +159,55 @@ class OperandBText(OperandText):
                 self._pack()
             out.line("}")
 
+    @property
+    def converts_groups(self) -> bool:
+        """Whether the columns of a tile are converted just before it, since no other tile of rows reads them:
+        they come back from the nearest cache.
+        """
+        rows = product(self.facts.sizes[a] for a in self.matmul.a.axes)
+        return self.plan.path is OperandPath.CONVERTED and isinstance(rows, int) and rows <= self.plan.rows
+
     def _converted(self) -> None:
         """Each column of the block as a row along the depth."""
+        self.out.line(f"const {self.element}* columns_at[{self.wide}];")
+        if self.converts_groups:
+            return
+        with self.out.block():
+            self._axes_of("block_a")
+            # tiles are whole: the last column is there again behind itself
+            step = self.plan.columns
+            count = f"(column_count - column_from + {step - 1}) / {step} * {step}"
+            self._converted_columns("0", f"index_min({self.wide}, {count})", "j")
+
+    def convert_group(self) -> None:
+        """The columns of a tile from `j` on, where each is converted just before its tile."""
+        with self.out.block():
+            self._converted_columns("j", f"j + {self.plan.columns}", "(j - first)")
+
+    def _converted_columns(self, first: str, end: str, room: str) -> None:
+        """Some columns of a block, to places that are counted by `room`."""
         out, lane, kind = self.out, self.operand.axes[-1], self.element
         depth = self.matmul.moving_depth
         position = axis_of_bytes(self.matmul)
         outer, (name, *inner) = depth[:position], depth[position:]
-        out.line(f"const {kind}* columns_at[{self.wide}];")
-        with out.block():
-            self._axes_of("block_a")
-            for other in self.matmul.depth:
-                if other not in depth:
-                    out.line(f"const i64 {other} = 0;")
-            # tiles are whole: the last column is there again behind itself
-            step = self.plan.columns
-            count = f"(column_count - column_from + {step - 1}) / {step} * {step}"
-            with ExitStack() as loops:
-                loops.enter_context(out.block(f"for (i64 j = 0; j < index_min({self.wide}, {count}); ++j)"))
-                out.line(f"const i64 {lane} = index_min(column_from + j, column_count - 1);")
-                out.line(f"{kind}* to = ({kind}*)packed_b + j * (depth_count + {_PAD});")
-                out.line("columns_at[j] = to;")
-                outside, done = self.frame(name), frozenset[int]()
-                for axis in (None, *outer):
-                    if axis is not None:
-                        size = index_text(self.facts.sizes[axis])
-                        loops.enter_context(out.block(f"for (i64 {axis} = 0; {axis} < {size}; ++{axis})"))
-                    rest = {*outer[outer.index(axis) + 1 if axis else 0 :], name, *inner}
-                    outside = outside.child()
-                    done |= outside.emit_invariants(self.operand.operand.body, rest)
-                self._converted_lane(name, inner, outside, done)
+        for other in self.matmul.depth:
+            if other not in depth:
+                out.line(f"const i64 {other} = 0;")
+        out.line(f"const i64 first = {first};")
+        with ExitStack() as loops:
+            loops.enter_context(out.block(f"for (i64 j = first, end = {end}; j < end; ++j)"))
+            out.line(f"const i64 {lane} = index_min(column_from + j, column_count - 1);")
+            out.line(f"{kind}* to = ({kind}*)packed_b + {room} * (depth_count + {_PAD});")
+            out.line("columns_at[j] = to;")
+            outside, done = self.frame(name), frozenset[int]()
+            for axis in (None, *outer):
+                if axis is not None:
+                    size = index_text(self.facts.sizes[axis])
+                    loops.enter_context(out.block(f"for (i64 {axis} = 0; {axis} < {size}; ++{axis})"))
+                rest = {*outer[outer.index(axis) + 1 if axis else 0 :], name, *inner}
+                outside = outside.child()
+                done |= outside.emit_invariants(self.operand.operand.body, rest)
+            self._converted_lane(name, inner, outside, done)
 
     def _converted_lane(self, name: str, inner: Sequence[str], outside: Frame, done: frozenset[int]) -> None:
         """All steps along the axis of the lanes, to `to`, which moves on where other axes are around it."""
@@ -191,7 +216,17 @@ class OperandBText(OperandText):
         end = "depth_from + depth_here" if whole else index_text(size)
         points = prod(size for a in inner if isinstance(size := self.facts.sizes[a], int))
         out.line(f"i64 {name} = {'depth_from' if whole else '0'};")
-        for copies, tail in ((max(1, _COPIES // points), None), (1, None), (1, "n")):
+        plain = self._plain_eights()
+        if plain is not None and points == 1:
+            # in the registers of bf16: as f32 they would be twice as many, and rounded again
+            count = _COPIES * lanes
+            with out.block(f"for (; {name} + {count} <= {end}; {name} += {count})"):
+                place = f"{plain.buffer} + {index_text(plain.index)}"
+                out.line(f"matmul_store_eights<{count // 32}>(to + {name}, {place});")
+        whole_vectors = [(max(1, _COPIES // points), None), (1, None)]
+        if self._looked_up(name, inner, end, outside, done):
+            whole_vectors = []
+        for copies, tail in (*whole_vectors, (1, "n")):
             steps = copies * lanes
             guard = f"{name} + {steps} <= {end}" if tail is None else f"{name} < {end}"
             with out.block(f"for (; {guard}; {name} += {steps})"):
@@ -200,6 +235,57 @@ class OperandBText(OperandText):
                 self._converted_steps(name, inner, points, copies, tail, outside, done)
         if not whole:
             out.line(f"to += {end} * {points};")
+
+    def _looked_up(
+        self, name: str, inner: Sequence[str], end: str, outside: Frame, done: frozenset[int]
+    ) -> bool:
+        """Whole vectors of numbers of four bits, if that is what there is: looked up among what each of them
+        becomes.
+        """
+        fits = self.lanes == 16 and self.element in ("f32", "bf16") and self.matmul.dtype is DType.f32
+        nibbles = nibbles_of(self.matmul, name, inner) if fits else None
+        if nibbles is None:
+            return False
+        out, kind = self.out, self.facts.memory[nibbles.byte.buffer]
+        for point, shift in enumerate(nibbles.shifts):
+            out.line(f"vf32 number_{point};")
+            with out.block():
+                self._start(tuple(inner), str(point))
+                out.line(f"const auto every = iota<Vec, {kind}>({kind}(0), {kind}({1 << shift}));")
+                frame = self.frame(name)
+                frame.env = dict(outside.env)
+                for stmt in self.operand.operand.body:
+                    if id(stmt) in done:
+                        continue
+                    if stmt.targets[0] in nibbles.instead[point]:
+                        other = nibbles.instead[point][stmt.targets[0]]
+                        byte = Value(kind, True, ("every",))
+                        frame.env[stmt.targets[0]] = byte if other is None else frame.env[other]
+                    else:
+                        frame.emit(stmt)
+                out.line(f"number_{point} = {self._converted_value(frame, 0)};")
+        place = f"{nibbles.byte.buffer} + {index_text(nibbles.byte.index)}"
+        shifts = ", ".join(map(str, nibbles.shifts))
+        numbers = f"number_0, number_1, {place}, {end}"
+        out.line(f"{name} = matmul_nibbles<{shifts}>(to, {numbers});")
+        return True
+
+    def _converted_value(self, frame: Frame, copy: int) -> str:
+        """The text of a number in the type of the sums."""
+        computed, kind = self.operand.operand, self.matmul.dtype
+        # what is stored in fewer bits is rounded by that
+        text = (frame.stored if self.element != str(kind) else frame.text)(computed.value, True, copy)
+        return text if computed.dtype.compute is kind else f"cast<{kind}>({text})"
+
+    def _plain_eights(self) -> Load | None:
+        """The load of a weight that is floats of eight bits and nothing else, and becomes bf16."""
+        kinds = (DType.f8e4m3, DType.f8e5m2)
+        match self.operand.operand.body:
+            case (Load(indirect=(), mask=None) as load, *others) if self.element == "bf16":
+                alike = all(isinstance(s, Cast) and s.dtype.is_float and not s.bitwise for s in others)
+                if alike and self.facts.memory[load.buffer] in kinds:
+                    return load
+        return None
 
     def _converted_steps(
         self,
@@ -224,11 +310,7 @@ class OperandBText(OperandText):
                     if id(stmt) not in done:
                         frame.emit(stmt)
                 for copy in range(copies):
-                    # what is stored in fewer bits is rounded by that
-                    text = (frame.stored if narrow else frame.text)(computed.value, True, copy)
-                    if computed.dtype.compute is not self.matmul.dtype:
-                        text = f"cast<{self.matmul.dtype}>({text})"
-                    out.line(f"part_{point}_{copy} = {text};")
+                    out.line(f"part_{point}_{copy} = {self._converted_value(frame, copy)};")
         place = f"to + {name} * {points}" if points > 1 else f"to + {name}"
         if points > 1:
             self.features.add("interleave")

@@ -15,7 +15,7 @@ from polyfuse.kit import Machine, Work, seconds, work_of
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_name, axis_size, free_axes
 from polyfuse_cpp.isa import Isa, dot_instructions
-from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted
+from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.window import block_width, group_of, lanes_of, lines_of, part_lanes, window_of
 
@@ -414,6 +414,8 @@ class _Machine:
         alone = matmul.extent(matmul.a.axes) <= rows
         packed = _WINDOW if window_of(matmul) is not None else 512
         far = 4096 if alone else packed if path is OperandPath.PREPACKED else 1024
+        if path is OperandPath.CONVERTED and multiplies_pairs(matmul):
+            far = max(far, 2048)  # of half the bytes
         near = 1024 if path.paired or matmul.a.step == 1 else 512
         most = near if path.packed else far
         steps = matmul.extent(matmul.depth)

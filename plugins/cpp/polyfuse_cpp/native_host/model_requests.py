@@ -76,6 +76,7 @@ class _Case:
             "empty_strided_cpu": self._empty,
             "reinterpret_tensor": self._view,
             "reinterpret_as": self._view,
+            "result_view": self._view,
             "conform": self._conform,
             "assert_size_stride": self._check,
             "assert_layout": self._check,

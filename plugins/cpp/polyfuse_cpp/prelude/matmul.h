@@ -446,10 +446,57 @@ template <> struct matmul_step<f32, bf16, bf16> {
 #endif
 #if PF_DOT_BF16
 // Two vectors, rounded for such a step, which takes denormal numbers for zero as this does.
-PF_INLINE void matmul_store_pair(bf16* to, vf32 a, vf32 b) {
+PF_INLINE vi32 matmul_pair(vf32 a, vf32 b) {
   vi32 both;
   __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
-  raw_store(to, both);
+  return both;
+}
+PF_INLINE void matmul_store_pair(bf16* to, vf32 a, vf32 b) { raw_store(to, matmul_pair(a, b)); }
+// Floats of eight bits without their sign, as bf16: exact, and none is too small for such a step.
+template <class T> struct matmul_table {
+  alignas(64) u16 of[128];
+  constexpr matmul_table() : of() {
+    constexpr int M = eight<T>::fraction, BIAS = eight<T>::bias, top = 0x7f >> M;
+    for (int c = 0; c < 128; ++c) {
+      int power = c >> M, part = c & ((1 << M) - 1);
+      if (power == 0 && part != 0)
+        for (power = 1; !(part >> M); --power) part <<= 1;
+      const int fraction = (part & ((1 << M) - 1)) << (7 - M);
+      of[c] = u16(c == 0 ? 0 : ((power + 127 - BIAS) << 7) | fraction);
+      if (same<T, f8e5m2>::value && power == top) of[c] = u16(part ? 0x7fc0 | fraction : 0x7f80);
+      if (same<T, f8e4m3>::value && c == 0x7f) of[c] = 0x7fc0;
+    }
+  }
+};
+template <class T> static constexpr matmul_table<T> matmul_values{};
+// COUNT times 32 of them: two halves of the table for 64 of them each, chosen by the bit above.
+template <int COUNT, class T> PF_INLINE void matmul_store_eights(bf16* to, const T* from) {
+  const u16* const table = matmul_values<T>.of;
+  const matmul_s32 low = raw_load<matmul_s32>(table), next = raw_load<matmul_s32>(table + 32);
+  const matmul_s32 high = raw_load<matmul_s32>(table + 64), last = raw_load<matmul_s32>(table + 96);
+#pragma GCC unroll 4
+  for (int i = 0; i < COUNT; ++i) {
+    const matmul_s32 c =
+        (matmul_s32)__builtin_ia32_pmovsxbw512_mask(raw_load<matmul_c32>(from + i * 32), matmul_s32{}, 0xffffffffu);
+    const unsigned upper = __builtin_ia32_ptestmw512(c, matmul_s32{} + short(0x40), 0xffffffffu);
+    const matmul_s32 other = (matmul_s32)__builtin_ia32_vpermt2varhi512_mask(c, high, last, 0xffffffffu);
+    const matmul_s32 value = (matmul_s32)__builtin_ia32_vpermt2varhi512_mask(c, low, next, 0xffffffffu);
+    raw_store(to + i * 32, (matmul_s32)__builtin_ia32_blendmw_512_mask(value, other, upper) | (c & short(-32768)));
+  }
+}
+#endif
+// The same as below, for a step that takes pairs.
+#if PF_DOT_BF16
+template <int FIRST, int SECOND> static inline i64 matmul_nibbles(bf16* to, vf32 first, vf32 second, const void* from, i64 count) {
+  const matmul_s32 values = (matmul_s32)matmul_pair(first, second);
+  i64 k = 0;
+  for (; k + 16 <= count; k += 16) {
+    const vi32 c = native_convert<vi32>(raw_load<vu8>((const u8*)from + k));
+    // the second number of a pair is in the upper half of the table
+    const vi32 at = (FIRST ? (c >> 4) | (c << 16) : (c & 15) | (c << 12)) | 0x100000;
+    raw_store(to + 2 * k, __builtin_ia32_permvarhi512_mask(values, (matmul_s32)at, matmul_s32{}, 0xffffffffu));
+  }
+  return k;
 }
 #endif
 // Bytes as numbers of 16 bits, whose products are added in pairs: exact for any of them.
@@ -499,6 +546,20 @@ template <> struct matmul_step<i32, u8, i8> : matmul_fours<u8> {};
 template <> struct matmul_step<i32, i8, i8> : matmul_pairs<i8, i8> {};
 template <> struct matmul_step<i32, u8, i8> : matmul_pairs<u8, i8> {};
 #endif
+#endif
+
+#if PF_W == 16
+// Bytes of two numbers each, which are stored one after the other: what each of the sixteen numbers is that begins at bit
+// FIRST of a byte, then at bit SECOND. Goes on while there are bytes for a whole vector; how many it took.
+template <int FIRST, int SECOND> static inline i64 matmul_nibbles(f32* to, vf32 first, vf32 second, const void* from, i64 count) {
+  i64 k = 0;
+  for (; k + 16 <= count; k += 16) {
+    const vi32 c = native_convert<vi32>(raw_load<vu8>((const u8*)from + k));
+    const vi32 one = (c >> FIRST) & 15, two = (c >> SECOND) & 15;
+    store_interleaved(to + 2 * k, select_lanes(first, first, one), select_lanes(second, second, two));
+  }
+  return k;
+}
 #endif
 
 // Results of R rows and C columns whose steps are contiguous in memory, at p[row] and q[column] from step `from` on:

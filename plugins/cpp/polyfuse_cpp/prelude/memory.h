@@ -130,11 +130,12 @@ PF_INLINE vu16 narrow_vector(vf32 x, const f16*) { return native_convert<vu16>(f
 template <class T> PF_INLINE vf32 widen_vector(vu8 h, const T* p) {
 #if defined(__F16C__) && PF_X86_BUILTINS && ((PF_W == 16 && PF_AVX512) || PF_W == 8)
   // as f16, of which they are the upper bits, or a power of two
-  const vu16 bits = native_convert<vu16>(h);
-  if constexpr (same<T, f8e5m2>::value) return widen_vector(vu16(bits << 8), (const f16*)p);
+  if constexpr (same<T, f8e5m2>::value)
+    return widen_vector(vu16(native_convert<vu16>(h) << 8), (const f16*)p);
   if constexpr (same<T, f8e4m3>::value) {
-    const vu16 body = vu16((bits & fill<vu16>(0x7fu)) << 7), sign = vu16((bits & fill<vu16>(0x80u)) << 8);
-    const vu16 half = vu16((body == fill<vu16>(0x3f80u) ? fill<vu16>(0x7e00u) : body) | sign);
+    // one more in the last place carries into the upper bit of the exponent where all bits are set: that is NaN alone
+    const vu16 bits = vu16((vu16)(native_convert<vi16>((vi8)h) << 7) & fill<vu16>(0xbfffu));
+    const vu16 half = vu16(bits | ((bits + fill<vu16>(0x80u)) & fill<vu16>(0x4000u)));
     return widen_vector(half, (const f16*)p) * fill<vf32>(256.0f);
   }
 #endif

@@ -1,0 +1,51 @@
+"""A sum of one number begins with a zero, as others do: it is a negative zero in no case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: x[:, :1].sum(1),
+    "kept": lambda x: x[:, :1].sum(1, keepdim=True),
+    "mean": lambda x: x[:, :1].mean(1),
+    "of nothing but a number": lambda x: x[0, 0].sum(),
+    "nansum": lambda x: x[:, :1].nansum(1),
+    "in f64": lambda x: x[:, :1].sum(1, dtype=torch.float64),
+    "cumsum": lambda x: x[:, :1].cumsum(1),
+    "windows": lambda x: x.unfold(1, 1, 1).sum(-1),
+    "pooling": lambda x: F.avg_pool1d(x[None], 2),
+    "pooling of one": lambda x: F.avg_pool1d(x[None], 1),
+    "adaptive pooling": lambda x: F.adaptive_avg_pool1d(x[None], 4),
+    "dot": lambda x: torch.dot(x[0, :1], x[0, :1].abs() + 1),
+    "mv": lambda x: torch.mv(x[:, :1], x[0, :1].abs() + 1),
+    "matrices": lambda x: x[:, :1] @ (x[:1].abs() + 1),
+    "a row": lambda x: x[:1, :1] @ (x[:1].abs() + 1),
+    "a column": lambda x: x[:, :1] @ (x[:1, :1].abs() + 1),
+    "batches": lambda x: torch.bmm(x[None, :, :1], x[None, :1].abs() + 1),
+    "linear": lambda x: F.linear(x[:, :1], x[:, :1].abs() + 1),
+    "addmm": lambda x: torch.addmm(x[:, :1], x[:, :1], x[:1].abs() + 1),
+    "baddbmm": lambda x: torch.baddbmm(x[None, :, :1], x[None, :, :1], x[None, :1].abs() + 1),
+}
+UNSUMMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "prod": lambda x: x[:, :1].prod(1),
+    "amax": lambda x: x[:, :1].amax(1),
+    "cumprod": lambda x: x[:, :1].cumprod(1),
+    "outer": lambda x: torch.outer(x[:, 0], x[0].abs() + 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [*SUMS, *UNSUMMED])
+def test_the_sign_of_zero(name: str, dtype: torch.dtype) -> None:
+    run = {**SUMS, **UNSUMMED}[name]
+    x = torch.full((5, 12), -0.0, dtype=dtype)
+    x[2] = torch.randn(12).to(dtype)
+    torch._dynamo.reset()
+    found, wanted = torch.compile(run, backend="polyfuse", options={"numerics": "eager"})(x), run(x)
+    torch.testing.assert_close(found, wanted)
+    zero = wanted == 0
+    assert zero.any() and torch.equal(found.signbit()[zero], wanted.signbit()[zero])
