@@ -59,6 +59,7 @@ class MatmulText:
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
         self.wide = self.plan.vectors * self.lanes  # columns of a block
+        self.tile_size = self.plan.rows * self.wide  # sums of a tile
         self.tables = column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
         fetches = self.plan.slices == 1 and self.plan.path in _FETCHING
         self.touched = touched_by(self.matmul) if fetches else ()
@@ -130,7 +131,7 @@ class MatmulText:
                 "const i64 pass_count = depth_count <= pass_depth ? 1 : "
                 "(depth_count + pass_depth - 1) / pass_depth;"
             )
-            tile = self._tile_size()
+            tile = self.tile_size
             room_b, room_a = self.b.room(), self.a.room()
             sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.blocks}) * {tile}"
             tables = f"{self.tables.count} * table_length" if self.tables else "0"
@@ -215,12 +216,9 @@ class MatmulText:
         out.line("const i64 block_to = block_count * (over_at + 1) / over;")
         out.line("const i64 pass_from = 0, pass_to = pass_count;")
 
-    def _tile_size(self) -> int:
-        return self.plan.rows * self.wide
-
     def _sums(self) -> str:
         """Where the sums of the tile at hand are: they wait for the next pass if there is one."""
-        waiting = f"((tile - tile_a) * {self.plan.blocks} + block - block_a) * {self._tile_size()}"
+        waiting = f"((tile - tile_a) * {self.plan.blocks} + block - block_a) * {self.tile_size}"
         return f"sums + (pass_count == 1 ? 0 : {waiting})"
 
     def _after_tile(self) -> None:
@@ -270,7 +268,7 @@ class MatmulText:
                 f"{name}_tile<{rows}, {plan.vectors}, {self.a.row}>"
                 f"({self.a.rows_at()}, {columns}, depth_here, sum, pass == pass_from);"
             )
-        elif narrow := self._narrow():
+        elif narrow := 0 if self.a.window is not None else self.b.narrow:
             with out.block(f"if (column_from + {self.wide} > column_count)"):
                 self._added_up(narrow)
             with out.block("else"):
@@ -278,14 +276,6 @@ class MatmulText:
         else:
             self._added_up(plan.vectors)
         self._after_tile()
-
-    def _narrow(self) -> int:
-        """Vectors of the last block of columns, where it has fewer than the others; else 0."""
-        size = self.facts.sizes[self.matmul.b.axes[-1]]
-        if self.a.window is not None or not isinstance(size, int) or size < self.wide:
-            return 0
-        rest = -(-(size % self.wide) // self.lanes)
-        return rest if rest < self.plan.vectors else 0
 
     def _added_up(self, vectors: int) -> None:
         """Add up a tile whose rows are packed or read in place, of so many vectors."""
