@@ -102,6 +102,7 @@ class GraphRecord:
         sized: the graph of all sizes, where it has programs for classes of them.
         called: functions that the program gives to operators, by their keys.
         frozen: computes its last inputs from parameters, once for each set of them; None: it has no such.
+        code: the byte code of the host program.
     """
 
     text: str
@@ -116,6 +117,7 @@ class GraphRecord:
     sized: SizedRecord | None = None
     called: Mapping[str, CalledRecord] = field(default_factory=dict)
     frozen: FrozenValues | None = None
+    code: bytes = b""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -218,7 +220,7 @@ def revived(
         for key, called in stored.called.items():
             run, _ = revived(called.graph, session, build=build)
             objects[key] = Subgraph(run, called.layouts, called.single, called.name)
-        module = load(stored.text, kernels, objects)
+        module = load(stored.text, kernels, objects, code=stored.code)
         module.collectives, module.agreement = stored.collectives, agreement
         if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:
             module.native = reading.host(stored.host, stored.kernels)
