@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["CASES", "SMALL", "Sizes", "Step"]
+__all__ = ["CASES", "SMALL", "Sizes", "Step", "alone"]
 
 Step = Callable[[], Tensor]
 """A step of training: forward, backward, and SGD; returns the loss of this process."""
@@ -81,7 +81,7 @@ def _batches(sizes: Sizes, parts: int = 1, part: int = 0, rows: int = 0) -> Iter
     generator = torch.Generator().manual_seed(2)
     shape = ((rows or sizes.rows) * parts, sizes.length, sizes.width)
     while True:
-        yield torch.randn(shape, generator=generator).chunk(parts)[part].contiguous()
+        yield torch.randn(shape, generator=generator).chunk(parts)[part].clone()  # memory of its own
 
 
 def _compiled(function: Any, side: str) -> Any:
@@ -106,6 +106,12 @@ def _trained(
         return loss.detach()
 
     return step
+
+
+def alone(side: str, sizes: Sizes, rank: int, world: int) -> Step:
+    """The model in each process, which knows nothing of the others."""
+    model = _network(sizes)
+    return _trained(model, _compiled(model, side), _batches(sizes, world, rank))
 
 
 def ddp(side: str, sizes: Sizes, rank: int, world: int) -> Step:

@@ -1,4 +1,5 @@
-"""Parameters spread over processes with `fully_shard`: the whole model, block by block, and in bfloat16.
+"""Parameters spread over processes with `fully_shard`: the whole model, block by block, kept on the CPU
+between uses, and in bfloat16.
 
 torchrun --nproc-per-node 4 examples/distributed/fsdp2.py
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 from common import ROWS, alone, begin, compiled, data, end, mean, network, same, share, steps
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 
 def train(
@@ -32,9 +33,10 @@ def train(
 def main() -> None:
     rank, world, device = begin()
     expected, losses = alone(network(), world)
-    for blocks in (False, True):
+    offloaded = {"offload_policy": CPUOffloadPolicy(pin_memory=device != "cpu")}
+    for blocks, options in ((False, {}), (True, {}), (True, offloaded)):
         torch.compiler.reset()
-        got, model = train(rank, world, device, blocks)
+        got, model = train(rank, world, device, blocks, **options)
         same(got, losses, "loss")
         same(model.parameters(), expected.parameters(), "parameter")
     torch.compiler.reset()

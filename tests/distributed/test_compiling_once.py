@@ -15,6 +15,7 @@ from requirements import GLOO, has_gloo
 if not has_gloo():
     pytest.skip(GLOO, allow_module_level=True)
 
+from distributed import capturing
 from distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -57,3 +58,37 @@ def test_ranks_that_autotune_decide_alike(tmp_path: Path) -> None:
     assert kernels and set(kernels.values()) == {1}
     assert any(answer["problems"] for answer in answers) and answers[0]["decided"]
     assert all(answer["decided"] == answers[0]["decided"] for answer in answers)
+
+
+@pytest.fixture(scope="module")
+def traced_by_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank traced of wrapped networks, and of those in processes that start after them."""
+    folder = tmp_path_factory.mktemp("capturing")
+    answers = []
+    for number in range(2):
+        place = folder / str(number)
+        place.mkdir()
+        changes = {"POLYFUSE_CAPTURE_CACHE": "1", "POLYFUSE_CACHE_DIR": str(folder / "cache")}
+        ended = run_ranks("distributed.capturing", 2, place, str(place / "answers"), **changes)
+        assert [run.returncode for run in ended] == [0, 0], [run.stderr for run in ended]
+        answers += [json.loads((place / f"answers{rank}").read_text()) for rank in range(2)]
+    return answers
+
+
+@pytest.mark.parametrize("case", capturing.CASES, ids=lambda case: case.__name__)
+def test_wrapped_networks_are_traced_by_one_rank(case: Any, traced_by_ranks: list[dict[str, Any]]) -> None:
+    first, second, *later = (answer[case.__name__] for answer in traced_by_ranks)
+    # a block whose input needs no gradient, and one whose input does; each traced by one of the two
+    assert first["traced"] + second["traced"] == 2
+    assert [answer["traced"] for answer in later] == [0, 0]
+    assert all(answer["captured"] for answer in later)
+    assert not first["bypasses"] and not second["bypasses"]
+
+
+def test_graphs_that_all_ranks_trace_are_lowered_by_one(traced_by_ranks: list[dict[str, Any]]) -> None:
+    first, second, *later = (answer["tensor_parallel"] for answer in traced_by_ranks)
+    assert first["traced"] == second["traced"] == 1
+    assert first["bypasses"] and second["bypasses"]
+    # a forward and a backward, each lowered by one rank and found by the other
+    assert first["found"] + second["found"] == 2
+    assert [answer["found"] for answer in later] == [2, 2]

@@ -463,6 +463,72 @@ def a_hook_of_all_modules(changed, patch, stack):
     return Outer(Wave()), (x(),)
 
 
+class Turned:
+    """Its method is a hook."""
+
+    def __init__(self, other: bool = False) -> None:
+        self.other = other
+
+    def hook(self, module: nn.Module, args: tuple[torch.Tensor], result: torch.Tensor) -> torch.Tensor:
+        return either(self.other, args[0])
+
+
+class TurnedOtherwise(Turned):
+    def hook(self, module: nn.Module, args: tuple[torch.Tensor], result: torch.Tensor) -> torch.Tensor:
+        return args[0].cos()
+
+
+@case
+def the_object_of_a_hook(changed, patch, stack):
+    module = Outer(Wave())
+    patch.setattr(torch.utils.hooks.RemovableHandle, "next_id", 200)
+    module.inner.register_forward_hook(Turned(changed).hook)
+    return module, (x(),)
+
+
+@case
+def the_class_of_the_object_of_a_hook(changed, patch, stack):
+    module = Outer(Wave())
+    patch.setattr(torch.utils.hooks.RemovableHandle, "next_id", 300)
+    module.inner.register_forward_hook((TurnedOtherwise if changed else Turned)().hook)
+    return module, (x(),)
+
+
+def _made(**held: Any) -> nn.Module:
+    """A module of a class that a program makes, which nothing can import."""
+    module = Outer(Wave())
+    module.inner.__class__ = type("Made", (Wave,), held)
+    return module
+
+
+@case
+def a_method_of_a_made_class(changed, patch, stack):
+    return _made(forward=(lambda self, v: v.cos()) if changed else (lambda self, v: v.sin())), (x(),)
+
+
+@case
+def a_value_of_a_made_class(changed, patch, stack):
+    return _made(other=changed, forward=lambda self, v: either(self.other, v)), (x(),)
+
+
+@case
+def a_base_of_a_made_class(changed, patch, stack):
+    module = Outer(Wave())
+    module.inner.__class__ = type("Made", (Cosine,) if changed else (Wave,), {})
+    return module, (x(),)
+
+
+@torch._dynamo.disable
+def untraced(value: torch.Tensor, other: bool) -> torch.Tensor:
+    return either(other, value)
+
+
+@case
+def what_is_given_to_a_function_that_is_not_traced(changed, patch, stack):
+    """There is no graph, and nothing to go on with."""
+    return (lambda value, other: untraced(value, not other)), (x(), changed)
+
+
 @case
 def a_parametrization(changed, patch, stack):
     module = nn.Module()

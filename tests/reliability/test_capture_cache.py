@@ -350,9 +350,10 @@ def with_a_local_class(x: torch.Tensor) -> torch.Tensor:
     return x.sin() * Local.factor
 
 
-@pytest.mark.parametrize(("function", "frames"), [(with_an_operator, 0), (with_a_local_class, 1)])
-def test_what_is_not_stored_is_traced_again(function, frames, tmp_path):
-    """Where the class is made is a graph break, and what comes before it is found."""
+@pytest.mark.parametrize(("function", "frames"), [(with_an_operator, 0), (with_a_local_class, 2)])
+def test_operators_of_others_are_traced_again_and_classes_are_compared(function, frames, tmp_path):
+    """Where a class is made is a graph break: what comes before it is found, and what follows, since all that
+    the class holds is compared."""
     x = torch.randn(4)
     for number in range(2):
         as_in_a_new_process()

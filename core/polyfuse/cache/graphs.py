@@ -22,6 +22,8 @@ class GraphCounts:
     Attributes:
         hits: found, and not compiled.
         captured: of these, found without being traced by Dynamo.
+        traced: bypassed the cache until they were traced, and were found then; of a graph with gradients, the
+            forward and the backward.
         misses: looked up, not found, and compiled.
         bypasses: not looked up, or compiled and not stored, by reason.
         errors: compiled, and could not be written.
@@ -32,6 +34,7 @@ class GraphCounts:
     bypasses: Mapping[str, int] = field(default_factory=dict)
     errors: int = 0
     captured: int = 0
+    traced: int = 0
 
 
 class GraphFolder:
@@ -78,7 +81,7 @@ _REASONS: Counter[str] = Counter()
 
 
 def count(event: str, reason: str = "") -> None:
-    """Count a `hit`, `miss`, `error` or, with its reason, a `bypass`."""
+    """Count a `hit`, `miss`, `error`, `captured`, `traced` or, with its reason, a `bypass`."""
     with _LOCK:
         _EVENTS[event] += 1
         if reason:
@@ -89,7 +92,8 @@ def graph_counts() -> GraphCounts:
     """The counts of this process."""
     with _LOCK:
         return GraphCounts(
-            *(_EVENTS["hit"], _EVENTS["miss"], dict(_REASONS), _EVENTS["error"], _EVENTS["captured"])
+            *(_EVENTS["hit"], _EVENTS["miss"], dict(_REASONS), _EVENTS["error"], _EVENTS["captured"]),
+            _EVENTS["traced"],
         )
 
 

@@ -21,7 +21,7 @@ from polyfuse.torch_compat.groups import group_of
 from polyfuse.torch_compat.tracing import fake, fx, global_state, shapes
 from polyfuse.torch_compat.tracing.dynamo import is_static_input, is_static_tensor
 
-__all__ = ["CacheBypass", "captured_text"]
+__all__ = ["CacheBypass", "captured_text", "value_text"]
 
 # Operators that take functions and do no more than their arguments and these functions say.
 _TAKE_FUNCTIONS = frozenset(
@@ -94,7 +94,7 @@ def _nodes(gm: GraphModule, indent: str = "") -> Iterator[str]:
             yield f"{indent}%{number} = function{_policy(taken)}"
             yield from _nodes(taken, indent + "  ")
             continue
-        args, kwargs = _value(node.args, numbers), _value(node.kwargs, numbers)
+        args, kwargs = value_text(node.args, numbers), value_text(node.kwargs, numbers)
         # reports, and errors of the compiled program, name the lines of the model
         line = f"{node.op} {_target(node)} {args} {kwargs}  # {fx.source_text(node)}"
         yield f"{indent}%{number} = {line}"
@@ -265,15 +265,20 @@ def _function(function: Callable[..., Any]) -> str:
     raise CacheBypass(f"it calls {name}, which is no function of torch")
 
 
-def _value(value: Any, numbers: dict[Node, int]) -> str:
+def value_text(value: Any, numbers: dict[Node, int]) -> str:
+    """An argument of a call, with nodes by their numbers.
+
+    Raises:
+        CacheBypass: it has no text.
+    """
     if isinstance(value, Node):
         return f"%{numbers[value]}"
     if isinstance(value, (tuple, list, torch.Size)):
-        return f"{type(value).__name__}({', '.join(_value(item, numbers) for item in value)})"
+        return f"{type(value).__name__}({', '.join(value_text(item, numbers) for item in value)})"
     if isinstance(value, dict):
-        return f"dict({', '.join(f'{key!r}: {_value(item, numbers)}' for key, item in value.items())})"
+        return f"dict({', '.join(f'{key!r}: {value_text(item, numbers)}' for key, item in value.items())})"
     if isinstance(value, slice):
-        return f"slice{_value((value.start, value.stop, value.step), numbers)}"
+        return f"slice{value_text((value.start, value.stop, value.step), numbers)}"
     if type(value) is float and math.isnan(value):
         return "nan"
     if type(value) in PLAIN:

@@ -132,12 +132,15 @@ class Traced:
         )
         with fake.real_tensors():
             compiled = self.inner(graph)
+        results: list[tuple[Any, Any]] | None = None
         if kind != "backward":
-            dynamo.report_output_strides(_reported_strides(graph, compiled))
+            strides = _reported_strides(graph, compiled)
+            dynamo.report_output_strides(strides)
+            results = list(zip(_traced_results(graph), strides, strict=True))
         if frozen is not None:
             compiled = FrozenProgram(compiled, frozen, frozen.sources)
         if self.cached:
-            compiled = aot.storable(compiled)
+            compiled = aot.storable(compiled, results)
         return fx.mark_boxed(compiled)
 
 
@@ -201,11 +204,15 @@ def _reported_strides(graph: AtenGraph, compiled: Any) -> list[tuple[int, ...] |
     """Strides of every output as plain ints, None where not a tensor or not constant."""
     chosen = getattr(compiled, "output_strides", None)
     result: list[tuple[int, ...] | None] = []
-    for position, arg in enumerate(output_args(graph.module)):
-        value = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else None
+    for position, value in enumerate(_traced_results(graph)):
         strides = chosen[position] if chosen is not None else None
         if strides is None and isinstance(value, torch.Tensor):
             strides = _strides(value)
         constant = strides is not None and all(isinstance(s, int) for s in strides)
         result.append(tuple(strides) if strides is not None and constant else None)
     return result
+
+
+def _traced_results(graph: AtenGraph) -> list[Any]:
+    args = output_args(graph.module)
+    return [arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg for arg in args]

@@ -31,6 +31,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "atomic": (),
     "kernel": ("omp",),
     "bytes": (),
+    "byte_ops": ("bytes",),
     "shuffle": (),
     "stream": (),
     "tile": ("shuffle", "stream"),
@@ -40,7 +41,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "update": ("atomic", "kernel", "reduce"),
     "block_reduce": ("reduce", "kernel", "math_f32"),
     "online": ("reduce", "math_f32"),
-    "matmul": ("tile", "kernel", "reduce"),
+    "matmul": ("tile", "interleave", "kernel", "reduce"),
     "pairs": ("matmul",),
 }
 """Optional headers in printing order, each with the headers it needs."""

@@ -21,6 +21,9 @@ __all__ = ["Plan", "Split", "are_rows_apart", "choose_plan", "choose_split", "is
 _FEW = 4
 """A loop shorter than this is not worth vectors."""
 
+_NEAR = 4
+"""Elements from one lane to the next up to which lanes lie in few vectors, taken apart in registers."""
+
 _REPEATED = 16
 """Price of what all points of an axis compute alike, in vector additions, from which it is computed once."""
 
@@ -223,7 +226,7 @@ def _score(access: Access, lane: str, facts: Facts) -> float:
     if isinstance(step, int) and step == 0:
         # nothing to load for each lane, or a reduction's result
         return 0.0
-    if step is None:
+    if step is None or (isinstance(step, int) and abs(step) <= _NEAR):
         return -1.0 * weight
     return -2.0 * weight
 

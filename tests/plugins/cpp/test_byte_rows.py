@@ -114,3 +114,78 @@ def test_what_is_read_may_not_have_been_stored_to() -> None:
     want = a.clone()
     compiled(shared)(a, a, p)
     assert torch.equal(p, want) and torch.equal(a, torch.ones(64))
+
+
+NUMBERS = (DType.i8, DType.u8)
+COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def every(dtype: DType) -> tuple[Tensor, Tensor]:
+    """All pairs of numbers of a type, in another order each time."""
+    if dtype is DType.bool:
+        both = torch.cartesian_prod(torch.arange(2), torch.arange(2)).repeat(40, 1)
+    else:
+        both = torch.cartesian_prod(torch.arange(256), torch.arange(256))[torch.randperm(1 << 16)[:40001]]
+    return tuple(side.to(torch.uint8).view(dtype.torch) for side in both.T.contiguous())
+
+
+def of_bytes(op: str, dtype: DType, size: int, scalar: int | None = None) -> KernelBuilder:
+    k = KernelBuilder({"x0": size})
+    result = DType.bool if op in COMPARED else dtype
+    k.arg("a", dtype), k.arg("b", dtype), k.out("o", result)
+    s = k.section()
+    a, b = s.load("a", k["x0"]), s.load("b", k["x0"])
+    if scalar is not None:
+        b = s.const(bool(scalar) if dtype is DType.bool else scalar, dtype)
+    if op == "where":
+        s.store("o", k["x0"], s.op("where", s.op("lt", a, b), b, a))
+    else:
+        s.store("o", k["x0"], s.op(op, a) if op in ("neg", "abs") else s.op(op, a, b))
+    return k
+
+
+OPERATIONS = [
+    *((op, d) for op in ("add", "sub", "mul", "minimum", "maximum", "neg", "where") for d in NUMBERS),
+    ("abs", DType.i8),
+    *((op, d) for op in (*COMPARED, "where") for d in (*NUMBERS, DType.bool)),
+]
+
+
+@pytest.mark.parametrize("isa", ["", "avx2", "sse"])
+def test_numbers_of_a_byte_have_a_lane_each(isa: str) -> None:
+    sides = {dtype: every(dtype) for dtype in (*NUMBERS, DType.bool)}
+    of = {"where": lambda a, b: torch.where(a < b, b, a), "neg": lambda a, b: -a, "abs": lambda a, b: a.abs()}
+    for op, dtype in dict.fromkeys(OPERATIONS):
+        a, b = sides[dtype]
+        for scalar in (None, 1):
+            kernel = of_bytes(op, dtype, a.numel(), scalar).build()
+            assert "byte_row" in backend(isa).emit(kernel).text
+            want = of.get(op, getattr(torch, op, None))(
+                a, b if scalar is None else torch.tensor(1).to(b.dtype)
+            )
+            out = torch.zeros_like(want)
+            compiled(kernel, isa)(a, b, out)
+            assert torch.equal(out, want), (op, dtype, scalar)
+
+
+@pytest.mark.parametrize("size", [17, 19, 27, 40, 61, 64, 100])
+def test_short_rows_of_bytes(size: int) -> None:
+    a, b = (side[:size].clone() for side in every(DType.i8))
+    for op in ("lt", "where", "add"):
+        out = torch.zeros(size, dtype=torch.bool if op == "lt" else torch.int8)
+        compiled(of_bytes(op, DType.i8, size).build())(a, b, out)
+        want = {"lt": a < b, "where": torch.where(a < b, b, a), "add": a + b}[op]
+        assert torch.equal(out, want)
+
+
+def test_bytes_of_several_types() -> None:
+    """Tests, conversions and choices in one row."""
+
+    def function(m: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inside = (a > 3) & (b < 200) | m
+        return torch.where(inside, a, b.to(torch.int8)), inside.to(torch.uint8) + b, a.to(torch.bool) ^ m
+
+    (a, b), m = every(DType.u8), torch.rand(40001) > 0.5
+    given = (m, a.view(torch.int8), b)
+    found = torch.compile(function, backend="polyfuse", options={"backends": ["cpp"], "strict": True})(*given)
+    assert all(torch.equal(x, y) for x, y in zip(found, function(*given), strict=True))

@@ -148,7 +148,7 @@ def test_its_package_agrees_with_eager_mode(make: Callable[[], Made], tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [levit, sam])
+@pytest.mark.parametrize("make", [levit, sam, llama4])
 def test_it_also_runs_without_python(make: Callable[[], Made], tmp_path: Path) -> None:
     model, inputs = prepared(make)
     network = Flat(model)

@@ -125,6 +125,41 @@ def test_weights_scaled_in_groups(
     assert is_narrow(report) and not report.extern_calls
 
 
+def upper_first(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Two numbers in a byte, the first one in its upper half."""
+    apart = torch.stack([(w >> 4) & 15, w & 15], -1).to(x.dtype)
+    weight = (apart.reshape(w.shape[0], zero.shape[1], -1) - zero[:, :, None]) * scale[:, :, None]
+    return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
+
+
+def signed(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The same with a sign in the upper bit of each half."""
+    wide = w.view(torch.int8)
+    apart = torch.stack([(wide << 4) >> 4, wide >> 4], -1).to(x.dtype)
+    weight = apart.reshape(w.shape[0], zero.shape[1], -1) * scale[:, :, None]
+    return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
+
+
+def mixed(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Each number takes five bits of its byte: no table has all of them."""
+    apart = torch.stack([w & 31, w >> 3], -1).to(x.dtype)
+    weight = apart.reshape(w.shape[0], zero.shape[1], -1) * scale[:, :, None]
+    return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [nibbles, upper_first, signed, mixed])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_halves_of_bytes(
+    run: Any, rows: int, function: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
+    """All bytes, in groups that are whole vectors and some bytes more."""
+    w = torch.arange(256).to(torch.uint8).repeat(37, 1)[:, torch.randperm(256)][:, :240]
+    zero, scale = torch.randint(0, 16, (37, 6)).to(dtype), torch.rand(37, 6, dtype=dtype) + 0.5
+    report = run(function, torch.randn(rows, 480, dtype=dtype), w, zero, scale)
+    assert is_narrow(report) and not report.extern_calls
+
+
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_groups_on_other_instruction_sets(run: Any, rows: int, isa: str) -> None:

@@ -224,3 +224,17 @@ def test_results_lie_as_those_of_operators(op: Any, args: tuple[Any, ...]) -> No
     first, other = (v if isinstance(v, torch.Tensor) else v[0] for v in (expected, actual))
     torch.testing.assert_close(other, first)
     assert other.stride() == first.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tails_of_the_normal_distribution(dtype: torch.dtype) -> None:
+    """As near to what f64 gives as eager mode is, in both tails, at their border and at what is no number."""
+    edges = torch.tensor(
+        [float("inf"), -float("inf"), float("nan"), 0.0, -0.0, -1.0, -1.0000001, -1e10, -1e20]
+    )
+    x = torch.cat([torch.randn(4000) * 4, torch.linspace(-200, 12, 4001), edges]).to(dtype)
+    own = decomposition_table("fast")[aten.special_log_ndtr.default]
+    found, eager, exact = own(x), torch.special.log_ndtr(x), torch.special.log_ndtr(x.double())
+    torch.testing.assert_close(found, eager, rtol=2e-5, atol=1e-38, equal_nan=True)
+    tail = (x < -1) & (x > -1e9)
+    torch.testing.assert_close(found[tail].double(), exact[tail], rtol=5e-7, atol=0)

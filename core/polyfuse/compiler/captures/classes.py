@@ -14,7 +14,7 @@ from typing import Any
 from polyfuse.base.digest import digest
 from polyfuse.compiler.captures.files import is_versioned
 
-__all__ = ["class_text"]
+__all__ = ["class_text", "own_text"]
 
 Outline = Callable[[object, int], str]
 """An object of a class as text, from how far it was followed."""
@@ -35,6 +35,12 @@ def class_text(found: type, outline: Outline) -> str:
         outline: is asked for what is no function.
     """
     return digest(*(line for base in found.__mro__ for line in _lines(base, outline)))
+
+
+def own_text(found: type, outline: Outline) -> str:
+    """What a class holds itself, all of which `outline` is asked for."""
+    held = sorted((name, value) for name, value in vars(found).items() if name not in _IGNORED)
+    return digest(*(f"{name} {outline(value, 1)}" for name, value in held))
 
 
 def _lines(base: type, outline: Outline) -> Iterator[str]:

@@ -29,10 +29,9 @@ from polyfuse.cache.keys import compiled_key
 from polyfuse.compiler.captures.files import file_text, is_versioned
 from polyfuse.compiler.captures.objects import code_text, described
 from polyfuse.compiler.captures.pending import Pending
-from polyfuse.compiler.compile import decided
 from polyfuse.compiler.graph_cache.lookup import GraphCache, environment_of
 from polyfuse.compiler.once import only_rank
-from polyfuse.compiler.session import session_for
+from polyfuse.compiler.session import decided, session_for
 from polyfuse.torch_compat.captures.frames import TracedFrame, collections_deferred, dynamo_switches
 from polyfuse.torch_compat.captures.guards import Unstorable, hooks_of, without_comments
 from polyfuse.torch_compat.groups import group_names, group_of, this_rank
@@ -69,7 +68,7 @@ class _Record:
         traced: what Dynamo made of it.
         says: digest of what its guards said.
         files: digest of the sources that were traced.
-        key, entry: where its graph lies in the graph cache; empty: it has none.
+        graphs: where its graphs lie in the graph cache: their keys, and the names of the entries there.
         rank: the only one that it holds for; None: for all.
         variables: digest of all variables of the environment, where it may depend on them; else empty.
     """
@@ -77,8 +76,7 @@ class _Record:
     traced: TracedFrame
     says: str
     files: str
-    key: str
-    entry: str
+    graphs: tuple[tuple[str, str], ...]
     rank: int | None
     variables: str
 
@@ -160,7 +158,11 @@ class _Captures:
         if not record.traced.graph:
             return None
         try:
-            graph = GraphCache(self.session, self._agreement()).reopen(record.key, record.entry)
+            graphs = [
+                GraphCache(self.session, self._agreement()).reopen(key, entry) for key, entry in record.graphs
+            ]
+            called = record.traced.stitched
+            (graph,) = graphs if called is None else (called.around(graphs),)
         except Exception:
             path.unlink(missing_ok=True)
             raise
@@ -176,7 +178,7 @@ class _Captures:
     def traced(self, trace: Callable[[], Any]) -> Any:
         """Have Dynamo trace it, and store what comes of it."""
         found: list[tuple[TracedFrame, str, str]] = []
-        pending = Pending(lambda key, entry: self._store(*found[0], key, entry), self._notes.not_captured)
+        pending = Pending(lambda graphs: self._store(*found[0], tuple(graphs)), self._notes.not_captured)
         try:
             with self._frame.watched(), pending.tracing():
                 result = trace()
@@ -204,11 +206,11 @@ class _Captures:
             raise Unstorable("its guards are others when they are built again")
         return traced, digest(text), _files_text(traced)
 
-    def _store(self, traced: TracedFrame, says: str, files: str, key: str, entry: str) -> None:
+    def _store(self, traced: TracedFrame, says: str, files: str, graphs: tuple[tuple[str, str], ...]) -> None:
         rank = this_rank()
         by_rank = rank >= 0 and traced.names & _RANK
         variables = _variables() if traced.names & _VARIABLES else ""
-        record = _Record(traced, says, files, key, entry, rank if by_rank else None, variables)
+        record = _Record(traced, says, files, graphs, rank if by_rank else None, variables)
         try:
             content = pickle.dumps(record)
             atomic_write(self._folder / digest(content), content)
@@ -231,6 +233,7 @@ def _key_of(frame: Frame, session: CompileSession) -> str:
         *dynamo_switches(),
         f"frame of {frame.f_globals.get('__name__')} {code_text(code)}",
         f"{file_text(code.co_filename)} {frame.mode} {frame.dynamic} {frame.whole}",
+        f"buckets {frame.buckets}",
         *_groups(),
         *(f"{kind} of all modules {described(hook)}" for kind, hook in hooks_of(torch.nn.modules.module)),
         f"tensors {described(torch.Tensor)}",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from polyfuse.base.digest import digest
-from polyfuse.compiler.captures.classes import class_text
+from polyfuse.compiler.captures.classes import class_text, own_text
 from polyfuse.compiler.captures.files import file_text
 from polyfuse.frontend.addresses import PLAIN
 from polyfuse.torch_compat.captures.guards import Unstorable, is_constant
@@ -49,14 +49,16 @@ def described(value: object, depth: int = 0) -> str:
     if isinstance(value, ModuleType):
         return _module(value)
     if isinstance(value, type):
-        # of one that something refers to, what is used has guards of its own
-        return f"class {_address(value)}{'' if depth else f' {class_text(value, _outlined)}'}"
+        return _class(value, depth)
     if isinstance(value, CodeType):
         return code_text(value)
     if isinstance(value, FunctionType) and depth < _DEEPEST:
         return _function(value, depth)
-    if isinstance(value, MethodType) and isinstance(value.__self__, type):
-        return f"{described(value.__func__, depth)} of {described(value.__self__)}"
+    if isinstance(value, MethodType):
+        of = value.__self__
+        # of an object, what the method uses has guards of its own
+        owner = described(of) if isinstance(of, type) else f"a {described(type(of), 1)}"
+        return f"{described(value.__func__, depth)} of {owner}"
     if isinstance(value, (OpOverload, OpOverloadPacket)):
         return f"operator {value}"
     if isinstance(value, HigherOrderOperator):
@@ -69,6 +71,20 @@ def described(value: object, depth: int = 0) -> str:
         parts = [described(part, depth + 1) for part in value.__reduce_ex__(2)]
         return f"constant {described(type(value), 1)} {parts}"
     return f"{type(value).__name__} {_address(value)}"
+
+
+def _class(value: type, depth: int) -> str:
+    try:
+        address = _address(value)
+    except Unstorable:
+        if depth >= _DEEPEST:
+            raise
+        # made by a program, as `fully_shard` does: what it is of, and all that it holds itself
+        of = [described(base) for base in value.__bases__]
+        made_by = described(type(value), depth + 1)
+        return f"class {value.__qualname__} of {of} by {made_by}: {own_text(value, described)}"
+    # of one that something refers to, what is used has guards of its own
+    return f"class {address}{'' if depth else f' {class_text(value, _outlined)}'}"
 
 
 def _collection(value: Any, depth: int) -> str:

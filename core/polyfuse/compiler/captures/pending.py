@@ -1,11 +1,12 @@
-"""The frame that Dynamo traces now: which graph it becomes, and where that is stored."""
+"""The frame that Dynamo traces now: which graphs it becomes, and where these are stored."""
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from torch.fx import GraphModule
@@ -21,18 +22,20 @@ class Pending:
     """What becomes of one frame.
 
     Args:
-        ready: called once with the key of its graph and the name of the entry there, when both are known and
-            the frame was kept; perhaps in another thread, where the backward is compiled. Both are empty for
-            a frame without a graph.
+        ready: called once with the keys of its graphs and the names of the entries there, in the order in
+            which they were captured, when all are known and the frame was kept; perhaps in another thread,
+            where a backward is compiled. It has several graphs where DDPOptimizer cut one into buckets, and
+            may have none.
         lost: called with the reason where the process ends and that never happened.
     """
 
-    def __init__(self, ready: Callable[[str, str], None], lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, ready: Callable[[Sequence[tuple[str, str]]], None], lost: Callable[[str], None]
+    ) -> None:
         self._ready, self._lost = ready, lost
-        self._graph: object = None
-        self._graphs = 0
+        self._graphs: list[object] = []
         self._keys: list[str] = []
-        self._entry = ""
+        self._entries: dict[int, str] = {}
         self._kept = False
         self.refused = ""
 
@@ -44,11 +47,12 @@ class Pending:
             yield
         finally:
             _CURRENT.reset(token)
-        if self._graphs > 1 or len(self._keys) != self._graphs:
-            self.refused = self.refused or "it has several graphs, or one that is compiled in regions"
+        if len(self._keys) != len(self._graphs):
+            self.refused = self.refused or "its graph is compiled in regions"
+        self._graphs = []
 
     def keep(self) -> None:
-        """Store the frame as soon as its graph is."""
+        """Store the frame as soon as its graphs are."""
         self._kept = True
         self._settle()
         if self._kept:
@@ -60,26 +64,28 @@ class Pending:
 
     def note_graph(self, gm: object) -> None:
         """Take note of a graph that Dynamo captured."""
-        self._graphs, self._graph = self._graphs + 1, gm
+        self._graphs.append(gm)
+        if len(self._graphs) > 1 and not is_bucket():
+            self.refused = self.refused or "it has several graphs"
 
     def note_key(self, gm: object, key: str) -> Callable[[str], None] | None:
         """Take note of a graph that is looked up, and be told of its entry."""
         self._keys.append(key)
-        if gm is not self._graph or is_bucket():
+        if not self._graphs or gm is not self._graphs[-1]:
             self.refused = "its graph is compiled in regions"
         elif isinstance(gm, GraphModule):
             self.refused = self.refused or _refused(gm)
-        return self._note_entry
+        return partial(self._note_entry, len(self._keys) - 1)
 
-    def _note_entry(self, name: str) -> None:
-        self._entry = name
+    def _note_entry(self, number: int, name: str) -> None:
+        self._entries[number] = name
         self._settle()
 
     def _settle(self) -> None:
-        if self._kept and (self._entry or not self._graphs) and not self.refused:
+        if self._kept and len(self._entries) == len(self._keys) and not self.refused:
             self._kept = False
             atexit.unregister(self._give_up)
-            self._ready(self._keys[0] if self._keys else "", self._entry)
+            self._ready([(key, self._entries[number]) for number, key in enumerate(self._keys)])
 
 
 _CURRENT: ContextVar[Pending | None] = ContextVar("polyfuse_pending_frame", default=None)

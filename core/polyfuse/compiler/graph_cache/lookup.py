@@ -31,6 +31,7 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.devices.present import is_present
 from polyfuse.torch_compat.tracing import global_state
 from polyfuse.torch_compat.tracing.aot import cache_record, stored_by_torch
+from polyfuse.torch_compat.tracing.dynamo import is_bucket
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
@@ -124,6 +125,11 @@ class GraphCache:
         return self._key
 
     @property
+    def refused(self) -> bool:
+        """Whether what was captured has no text, so that the graph is compiled wherever it is captured."""
+        return bool(self._refusal) and not self._key and not stored_by_torch()
+
+    @property
     def may_hit(self) -> bool:
         """Whether there is something under the key of the graph."""
         return bool(self._key) and self._folder.holds(self._key)
@@ -179,6 +185,8 @@ class GraphCache:
         settings = self._session.settings
         parts = environment_of(self._session)
         text = captured_text(gm, example_inputs)
+        if is_bucket():  # its entry says how its results lie
+            text += "\nbucket"
         from polyfuse.torch_compat.tracing.aot_cache import bypass_reason
 
         refused = bypass_reason(gm)

@@ -25,6 +25,7 @@ from polyfuse.frontend.decompositions import (
     outer_products,
     padding,
     sampling,
+    special,
 )
 from polyfuse.frontend.decompositions.attention import scaled_dot_product_attention
 from polyfuse.torch_compat import ops
@@ -108,6 +109,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "logit": operators.logit,
     "logit_backward": operators.in_opmath(operators.logit_backward),
     "celu": operators.celu,
+    "special_log_ndtr": special.log_ndtr,
     "frac": operators.frac,
     "sigmoid_backward": operators.in_opmath(operators.sigmoid_backward),
     "softshrink": operators.in_opmath(operators.softshrink),

@@ -23,7 +23,9 @@ from polyfuse.frontend.rewrites.constant_folding import (
 from polyfuse.frontend.rewrites.cse import merge_duplicates
 from polyfuse.frontend.rewrites.equal_collectives import merge_collectives
 from polyfuse.frontend.rewrites.noop import remove_copies, remove_identity_views, remove_neutral_arithmetic
+from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
+from polyfuse.frontend.rewrites.shared_heads import share_heads
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
 from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage, is_refused
 from polyfuse.frontend.rewrites.views import look_at_memory, merge_views, spell_as_permute, spell_as_view
@@ -59,6 +61,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("lifted-scalars", lifted_scalars),
     ("fold-constants", fold_constants),
     ("fold-uniform", fold_uniform),
+    ("compute-in-pairs", compute_in_pairs),
     ("spell-out-log-softmax", spell_out_log_softmax),
     ("merge-casts", merge_casts),
     ("merge-views", merge_views),
@@ -66,6 +69,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("remove-neutral-arithmetic", remove_neutral_arithmetic),
     ("remove-copies", remove_copies),
     ("fuse-attention", fuse_attention),
+    ("share-heads", share_heads),
     ("scatter-into-sums", scatter_into_sums),
     ("pad-slices", pad_slices),
     ("merge-duplicates", merge_duplicates),

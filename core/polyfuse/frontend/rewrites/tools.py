@@ -105,6 +105,10 @@ class Rewriting:
             self._escaping = frozenset(found)
         return self._escaping
 
+    def forget_escaping(self) -> None:
+        """Look again for what escapes: something else does than before."""
+        self._escaping = None
+
     def escapes(self, node: Node) -> bool:
         """True if the caller gets `node` or a view of it."""
         return alias_root(node) in self.escaping()

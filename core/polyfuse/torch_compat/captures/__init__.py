@@ -1,5 +1,8 @@
 """What Dynamo makes of a frame, so that it can be stored and used again without tracing the frame.
 
-frames.py   how a frame comes here before Dynamo traces it, and what Dynamo made of it
-guards.py   its guards, as a record and built again on the values of another process
+frames.py           how a frame comes here before Dynamo traces it, and what Dynamo made of it
+guards.py           its guards, as a record and built again on the values of another process
+shortcuts.py        what Dynamo is spared meanwhile
+buckets.py          graphs that DDPOptimizer cuts, and what calls their buckets
+bucket_layouts.py   the first call of a bucket, which tells torch how the next one's inputs lie
 """

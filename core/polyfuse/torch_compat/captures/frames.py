@@ -17,6 +17,7 @@ from itertools import count
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias, cast
 
+from polyfuse.torch_compat.captures.buckets import Stitched, limits, stitched
 from polyfuse.torch_compat.captures.guards import (
     Compared,
     Describe,
@@ -40,6 +41,7 @@ class TracedFrame:
         guards: under which it holds, as `guards.recorded` gives them.
         program: the marshalled code that runs in the place of the frame's.
         graph: the global variable in which that code finds the compiled graph; empty: there is none.
+        stitched: what calls the buckets of that graph; None: it was not cut into any.
         resumes: functions for what follows graph breaks, by the global variables in which that code finds
             them: the module of whose globals they are, empty for the frame's own, and their marshalled code.
         imports: modules, and functions and classes of modules, by the global variables in which code and
@@ -52,6 +54,7 @@ class TracedFrame:
     guards: bytes
     program: bytes
     graph: str
+    stitched: Stitched | None
     resumes: Mapping[str, tuple[str, bytes]]
     imports: Mapping[str, tuple[str, str]]
     builtins: str
@@ -66,9 +69,10 @@ class Frame:
         code, f_locals, f_globals: as Python has them.
         mode, options, dynamic: as given to `torch.compile`.
         whole: whether it must become one graph.
+        buckets: how large those are into which its graph is cut, as text; empty: it is not.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], compiler: Any) -> None:
+    def __init__(self, arguments: Mapping[str, Any], compiler: Any, buckets: str = "") -> None:
         self.code: CodeType = arguments["code"]
         self.f_locals: dict[str, Any] = arguments["locals"]
         self.f_globals: dict[str, Any] = arguments["globals"]
@@ -76,6 +80,7 @@ class Frame:
         self.options: Mapping[str, Any] | None = compiler.kwargs.get("options")
         self.dynamic: bool | None = compiler.dynamic
         self.whole: bool = arguments["one_graph"]
+        self.buckets = buckets
         self._fail = arguments["hooks"].guard_fail_fn
         self._id = arguments["compile_id"]
         self._traced: list[TracedFrame | str] = []
@@ -147,7 +152,7 @@ class Frame:
 
         Args:
             guards: of that trace, on the values of this frame.
-            graph: its compiled graph, if it has one.
+            graph: its compiled graph, if it has one, with what calls its buckets.
         """
         from torch._dynamo import convert_frame, utils
         from torch._dynamo.types import GuardedCode, wrap_guarded_code
@@ -209,6 +214,10 @@ def collections_deferred() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():
+                # without these, what was put off is done at once: all young objects become old ones, unseen
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -232,21 +241,29 @@ def _install() -> None:
     def compiled(*args: Any, **named: Any) -> Any:
         trace = partial(compile_frame, *args, **named)
         arguments = parameters.bind(*args, **named).arguments
-        compiler = _innermost(arguments["compiler_fn"])
+        compiler, buckets = _innermost(arguments["compiler_fn"])
         around = _watchers.by_backend.get(getattr(compiler, "compiler_fn", None))
         if around is None:
             return trace()
         with shortcuts():
-            return around(Frame(arguments, compiler), trace) if _is_plain(arguments) else trace()
+            frame = Frame(arguments, compiler, buckets)
+            return around(frame, trace) if _is_plain(arguments) else trace()
 
     convert_frame._compile = compiled
     convert_frame.CheckFunctionManager = noted
 
 
-def _innermost(compiler: Any) -> Any:
-    while hasattr(compiler, "_torchdynamo_orig_backend"):
-        compiler = compiler._torchdynamo_orig_backend
-    return compiler
+def _innermost(compiler: Any) -> tuple[Any, str]:
+    """What the user gave to `torch.compile`, below what Dynamo puts around it; and how large the buckets are
+    into which one of these cuts graphs."""
+    buckets = ""
+    while True:
+        if hasattr(compiler, "_torchdynamo_orig_backend"):
+            compiler = compiler._torchdynamo_orig_backend
+        elif found := limits(compiler):
+            compiler, buckets = compiler.__self__.backend_compile_fn, found
+        else:
+            return compiler, buckets
 
 
 def _is_plain(arguments: Mapping[str, Any]) -> bool:
@@ -305,8 +322,8 @@ def _traced(manager: Any, graph: Any) -> TracedFrame:
         for name, value in made.items()
         if name.startswith("__resume_at")
     }
-    if len(graphs) > 1 or not (graphs or resumes):
-        raise Unstorable("it has no graph, or several")
+    if len(graphs) > 1:
+        raise Unstorable("it has several graphs")
     imports = {name: (module, "") for name, module in graph.import_sources.items()}
     own = {*graphs, *resumes}
     imports |= {name: _place_of(name, value) for name, value in made.items() if name not in own}
@@ -315,6 +332,7 @@ def _traced(manager: Any, graph: Any) -> TracedFrame:
         guards=recorded(manager, graph),
         program=b"",
         graph=graphs[0] if graphs else "",
+        stitched=stitched(made[graphs[0]]) if graphs else None,
         resumes=resumes,
         imports=imports,
         builtins=builtins,

@@ -264,5 +264,6 @@ def hooks_of(module: Any) -> Iterator[tuple[str, object]]:
 
 def without_comments(text: str) -> str:
     """What guards say but for the lines of the model, and for parts of constants that look so: to be compared
-    in one process alone."""
-    return _COMMENT.sub("", text)
+    in one process alone. Of equal guards, as each bucket of a graph adds them, there is one."""
+    lines = _COMMENT.sub("", text).split("\n")
+    return "\n".join(line for number, line in enumerate(lines) if not number or line != lines[number - 1])

@@ -147,9 +147,21 @@ def cache_record(compiled: Any) -> Any:
     return getattr(compiled, "cache_record", "it falls back to eager")
 
 
-def storable(compiled: Any) -> Any:
-    """A compiled graph as `CachedCode`: with what the graph cache stores of it, or why it is bypassed."""
+def storable(compiled: Any, results: Sequence[tuple[Any, Any]] | None = None) -> Any:
+    """A compiled graph as `CachedCode`: with what the graph cache stores of it, or why it is bypassed.
+
+    Args:
+        results: as they were traced, each with its strides; None: it is a backward.
+    """
+    from polyfuse.torch_compat.captures.bucket_layouts import is_awaited, layouts_of
     from polyfuse.torch_compat.tracing.aot_cache import CachedCode
 
     record = cache_record(compiled)
-    return CachedCode(compiled, None, record) if isinstance(record, str) else CachedCode(compiled, record)
+    if isinstance(record, str):
+        return CachedCode(compiled, None, record)
+    if results is None or not is_awaited():
+        return CachedCode(compiled, record)
+    first = layouts_of(results)
+    if first is None:
+        return CachedCode(compiled, None, "it is a bucket, and sizes of its results vary")
+    return CachedCode(compiled, record, first=first)

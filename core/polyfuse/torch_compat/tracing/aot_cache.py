@@ -25,6 +25,14 @@ from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule
 
 from polyfuse.base.log import get_logger
+from polyfuse.torch_compat.captures.bucket_layouts import (
+    Layouts,
+    beginning_fake,
+    is_awaited,
+    not_awaited,
+    note_metadata,
+)
+from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.tracing.output_views import OutputView, with_views
 
 __all__ = [
@@ -97,6 +105,7 @@ class _Entry(autograd_cache.BundledAOTAutogradResult):
         """The graph, called with a list of its inputs. Where the compiler runs, it compares geometries
         itself; here that is done for what torch loads alone."""
         run = super().wrap_post_compile(args, aot_config, fx_config)
+        note_metadata(self.runtime_metadata)
         if not self.views or _CURRENT.get() is not None:
             return run
         compared = with_views(lambda *inputs: run(list(inputs)), self.views)
@@ -110,13 +119,21 @@ class CachedCode(autograd_cache.OutputCode):
         run: the compiled graph.
         record: what is stored of it; None where it cannot be.
         bypass: why not.
+        first: layouts of its results, which the first call of a bucket returns as fake tensors.
     """
 
-    def __init__(self, run: Callable[[list[Any]], Any], record: Storable | None, bypass: str = "") -> None:
+    def __init__(
+        self,
+        run: Callable[[list[Any]], Any],
+        record: Storable | None,
+        bypass: str = "",
+        first: Layouts | None = None,
+    ) -> None:
         super().__init__()
         self.run: Callable[[list[Any]], Any] | None = run
         self.record: Any = record
         self.bypass = bypass
+        self.first = first
         self.entry = _CURRENT.get()
         # torch copies these from instances, where it wraps functions
         self._boxed_call = True
@@ -157,6 +174,7 @@ class CachedCode(autograd_cache.OutputCode):
         current = _CURRENT.get()
         try:
             self.run = self.record.revive() if current is None else current.revive(self.record)
+            self.run = beginning_fake(self.run, self.first)
         except CacheEntryGone as error:
             raise autograd_cache.FXGraphCacheMiss(
                 f"what was compiled cannot be used here: {error}; compile it again"
@@ -181,8 +199,11 @@ def bypass_reason(gm: GraphModule) -> str:
 
     Of operators that take functions torch admits a few: whether one can be told apart is the caller's to say.
     """
+    if is_awaited() and _varies(gm):
+        return "it is a bucket, and sizes of its inputs vary"
     try:
-        autograd_cache.check_cacheable(GraphModule({}, Graph()))
+        with not_awaited():
+            autograd_cache.check_cacheable(GraphModule({}, Graph()))
         for part in gm.modules():
             for node in part.graph.nodes if isinstance(part, GraphModule) else ():
                 if not isinstance(node.target, HigherOrderOperator):
@@ -190,6 +211,12 @@ def bypass_reason(gm: GraphModule) -> str:
     except autograd_cache.BypassAOTAutogradCache as error:
         return " ".join(str(error).split())
     return ""
+
+
+def _varies(gm: GraphModule) -> bool:
+    """Whether sizes of a graph's inputs vary."""
+    values = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
+    return any(shapes.is_symbolic(value) or shapes.free_symbols(value) for value in values)
 
 
 def artifacts_folder() -> Path:
@@ -326,7 +353,7 @@ def _install() -> None:
             return its_entry(*args, **named)
         with config.patch({"bundled_autograd_cache": True}):
             entry = its_entry(*args, **named)
-        if forward.entry is not None and forward.entry.views:
+        if forward.entry is not None and (forward.entry.views or forward.first is not None):
             entry.__class__, entry.views = _Entry, forward.entry.views
         # a backward that was read looks after itself where what it overwrites is needed again
         entry.runtime_metadata = copy(entry.runtime_metadata)

@@ -12,7 +12,9 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance
+from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.converted import axis_of_bytes, multiplies_pairs
+from polyfuse_cpp.matmul.nibbles import nibbles_of
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.plans import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand
@@ -51,6 +53,15 @@ class OperandBText(OperandText):
     def packed_block(self) -> int:
         """Elements of a packed block."""
         return self.plan.depth * self.wide
+
+    @property
+    def narrow(self) -> int:
+        """Vectors of the last block of columns, where it is known to have fewer than the others; else 0."""
+        size = self.facts.sizes[self.operand.axes[-1]]
+        if not isinstance(size, int) or size < self.wide:
+            return 0
+        rest = -(-(size % self.wide) // self.lanes)
+        return rest if rest < self.plan.vectors else 0
 
     def room(self) -> str:
         """Elements to keep, as text."""
@@ -221,7 +232,10 @@ class OperandBText(OperandText):
             with out.block(f"for (; {name} + {count} <= {end}; {name} += {count})"):
                 place = f"{plain.buffer} + {index_text(plain.index)}"
                 out.line(f"matmul_store_eights<{count // 32}>(to + {name}, {place});")
-        for copies, tail in ((max(1, _COPIES // points), None), (1, None), (1, "n")):
+        whole_vectors = [(max(1, _COPIES // points), None), (1, None)]
+        if self._looked_up(name, inner, end, outside, done):
+            whole_vectors = []
+        for copies, tail in (*whole_vectors, (1, "n")):
             steps = copies * lanes
             guard = f"{name} + {steps} <= {end}" if tail is None else f"{name} < {end}"
             with out.block(f"for (; {guard}; {name} += {steps})"):
@@ -230,6 +244,47 @@ class OperandBText(OperandText):
                 self._converted_steps(name, inner, points, copies, tail, outside, done)
         if not whole:
             out.line(f"to += {end} * {points};")
+
+    def _looked_up(
+        self, name: str, inner: Sequence[str], end: str, outside: Frame, done: frozenset[int]
+    ) -> bool:
+        """Whole vectors of numbers of four bits, if that is what there is: looked up among what each of them
+        becomes.
+        """
+        fits = self.lanes == 16 and self.element in ("f32", "bf16") and self.matmul.dtype is DType.f32
+        nibbles = nibbles_of(self.matmul, name, inner) if fits else None
+        if nibbles is None:
+            return False
+        out, kind = self.out, self.facts.memory[nibbles.byte.buffer]
+        for point, shift in enumerate(nibbles.shifts):
+            out.line(f"vf32 number_{point};")
+            with out.block():
+                self._start(tuple(inner), str(point))
+                out.line(f"const auto every = iota<Vec, {kind}>({kind}(0), {kind}({1 << shift}));")
+                frame = self.frame(name)
+                frame.env = dict(outside.env)
+                for stmt in self.operand.operand.body:
+                    if id(stmt) in done:
+                        continue
+                    if stmt.targets[0] in nibbles.instead[point]:
+                        other = nibbles.instead[point][stmt.targets[0]]
+                        byte = Value(kind, True, ("every",))
+                        frame.env[stmt.targets[0]] = byte if other is None else frame.env[other]
+                    else:
+                        frame.emit(stmt)
+                out.line(f"number_{point} = {self._converted_value(frame, 0)};")
+        place = f"{nibbles.byte.buffer} + {index_text(nibbles.byte.index)}"
+        shifts = ", ".join(map(str, nibbles.shifts))
+        numbers = f"number_0, number_1, {place}, {end}"
+        out.line(f"{name} = matmul_nibbles<{shifts}>(to, {numbers});")
+        return True
+
+    def _converted_value(self, frame: Frame, copy: int) -> str:
+        """The text of a number in the type of the sums."""
+        computed, kind = self.operand.operand, self.matmul.dtype
+        # what is stored in fewer bits is rounded by that
+        text = (frame.stored if self.element != str(kind) else frame.text)(computed.value, True, copy)
+        return text if computed.dtype.compute is kind else f"cast<{kind}>({text})"
 
     def _plain_eights(self) -> Load | None:
         """The load of a weight that is floats of eight bits and nothing else, and becomes bf16."""
@@ -264,11 +319,7 @@ class OperandBText(OperandText):
                     if id(stmt) not in done:
                         frame.emit(stmt)
                 for copy in range(copies):
-                    # what is stored in fewer bits is rounded by that
-                    text = (frame.stored if narrow else frame.text)(computed.value, True, copy)
-                    if computed.dtype.compute is not self.matmul.dtype:
-                        text = f"cast<{self.matmul.dtype}>({text})"
-                    out.line(f"part_{point}_{copy} = {text};")
+                    out.line(f"part_{point}_{copy} = {self._converted_value(frame, copy)};")
         place = f"to + {name} * {points}" if points > 1 else f"to + {name}"
         if points > 1:
             self.features.add("interleave")

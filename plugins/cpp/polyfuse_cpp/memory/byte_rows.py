@@ -1,9 +1,9 @@
-"""Rows whose elements are only moved, or combined bit by bit: done in whole registers of bytes.
+"""Rows whose elements are only moved, or combined bit by bit, or are bytes: done in whole registers of bytes.
 
 Vectors have as many lanes as a register has numbers of four bytes, so that those of bools or of floats of
 16 bits fill a part of one. What is done to bits alone needs no lanes: padding, joining, reversing, selecting
 of rows and logic of masks run over bytes, and what does not fill a register at the end of a row is done by
-one that overlaps the one before.
+one that overlaps the one before. Arithmetic, comparisons and selections of bytes have a lane for each byte.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polyfuse.ir.statements import Compute, Load, Statement, Store
+from polyfuse.ir.statements import Cast, Compute, Load, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, coefficient, substitute, symbol
 from polyfuse_cpp.facts import Facts
@@ -22,6 +22,11 @@ from polyfuse_cpp.tiling import Plan
 __all__ = ["ByteRows", "byte_rows"]
 
 _BITWISE = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_IN_LANES = ("add", "sub", "mul", "neg", "minimum", "maximum", "abs", "where", *_COMPARISONS)
+"""Operations on elements that are bytes (`prelude/byte_ops.h`)."""
+
+_BYTES = (DType.bool, DType.i8, DType.u8)
 
 
 @dataclass(frozen=True)
@@ -37,34 +42,68 @@ class ByteRows:
 
     facts: Facts
     lane: str
-    varying: Mapping[str, Load | Compute]
+    varying: Mapping[str, Load | Compute | Cast]
     stores: tuple[Store, ...]
 
     def emit(self, frame: Frame) -> None:
         """Write the row from ``from`` to ``to``; `frame` knows what does not vary along it."""
         frame.features.add("bytes")
         for stmt in self.stores:
-            whole = self._bytes(stmt.value, self.facts.memory[stmt.buffer], frame)
-            row = f"byte_row({self._start(stmt, frame)}, to - from, "
-            frame.out.line(f"{row}[&](auto w, i64 i) {{ return {whole}; }});")
+            row = f"byte_row({self._start(stmt, frame)}, to - from, [&](auto w, i64 i) {{"
+            with frame.out.block(row.removesuffix(" {"), "});"):
+                for name in self._needed(stmt.value):
+                    frame.out.line(f"const auto {_local(name)} = {self._bytes(name, frame)};")
+                frame.out.line(f"return {self._operand(stmt.value, self.facts.memory[stmt.buffer], frame)};")
 
-    def _bytes(self, name: str, kind: DType, frame: Frame) -> str:
+    def _needed(self, value: str) -> list[str]:
+        """The values that vary along a row and make `value`, in the order in which they are computed."""
+        wanted = {value}
+        for name in reversed(tuple(self.varying)):
+            if name in wanted:
+                wanted.update(self.varying[name].args)
+        return [name for name in self.varying if name in wanted]
+
+    def _operand(self, name: str, kind: DType, frame: Frame) -> str:
+        """A value as bytes."""
+        return _local(name) if name in self.varying else f"bytes_of<{kind}>(w, {frame.text(name, False)})"
+
+    def _bytes(self, name: str, frame: Frame) -> str:
         """The bytes of a value at element ``i`` of the row, as many as ``w`` has."""
-        stmt = self.varying.get(name)
-        if stmt is None:
-            return f"bytes_of<{kind}>(w, {frame.text(name, False)})"
+        stmt = self.varying[name]
         if isinstance(stmt, Load):
             forwards = coefficient(stmt.index, self.lane) == 1
             start = self._start(stmt, frame)
             found = f"bytes_at(w, {start} + i)" if forwards else f"bytes_back(w, {start} - i)"
             if stmt.mask is None or stmt.other is None:
                 return found
-            return f"({frame.text(stmt.mask, False)} ? {found} : {self._bytes(stmt.other, kind, frame)})"
-        texts = [self._bytes(a, kind, frame) for a in stmt.args]
+            other = self._operand(stmt.other, self.facts.memory[stmt.buffer], frame)
+            return f"({frame.text(stmt.mask, False)} ? {found} : {other})"
+        kinds = [self._kind_of(a) for a in stmt.args]
+        known = [k for a, k in zip(stmt.args, kinds, strict=True) if a in self.varying]
+        texts = [
+            # where one operand varies, the other one has its type, which is wider in registers for some
+            self._operand(a, k if k in _BYTES else known[0], frame)
+            for a, k in zip(stmt.args, kinds, strict=True)
+        ]
+        if isinstance(stmt, Cast):
+            if stmt.dtype is not DType.bool or kinds[0] is DType.bool:
+                return texts[0]
+            frame.features.add("byte_ops")
+            return f"byte_any<u8>({texts[0]})"
         if stmt.op == "bitwise_not":
-            ones = "bytes_of<bool>(w, true)" if kind is DType.bool else "bytes_of<u8>(w, u8(255))"
-            return f"({texts[0]} ^ {ones})"
-        return f"({texts[0]} {_BITWISE[stmt.op]} {texts[1]})"
+            ones = "bytes_of<bool>(w, true)" if kinds[0] is DType.bool else "bytes_of<u8>(w, u8(255))"
+            return f"decltype(w)({texts[0]} ^ {ones})"
+        if stmt.op in _BITWISE:
+            # of words shorter than an int
+            return f"decltype(w)({texts[0]} {_BITWISE[stmt.op]} {texts[1]})"
+        frame.features.add("byte_ops")
+        lanes = "i8" if kinds[-1] is DType.i8 else "u8"
+        return f"byte_{stmt.op}<{lanes}>({', '.join(texts)})"
+
+    def _kind_of(self, name: str) -> DType:
+        """The type of a value in memory, if it is loaded; else that of the value."""
+        stmt = self.varying.get(name)
+        return self.facts.memory[stmt.buffer] if isinstance(stmt, Load) else self.facts.dtypes[name]
 
     def _start(self, stmt: Load | Store, frame: Frame) -> str:
         """The address of an access at the start of the row."""
@@ -80,7 +119,7 @@ def byte_rows(facts: Facts, plan: Plan) -> ByteRows | None:
         return None
     if len(kernel.sections) != 1:
         return None
-    varying: dict[str, Load | Compute] = {}
+    varying: dict[str, Load | Compute | Cast] = {}
     stores: list[Store] = []
     kinds: dict[str, DType] = {}
     for stmt in facts.statements:
@@ -93,7 +132,7 @@ def byte_rows(facts: Facts, plan: Plan) -> ByteRows | None:
             stores.append(stmt)
         elif not facts.is_pure(stmt) or lane in facts.depends_of(stmt):
             found = _kind(stmt, facts, lane, kinds)
-            if found is None or not isinstance(stmt, Load | Compute):
+            if found is None or not isinstance(stmt, Load | Compute | Cast):
                 return None
             varying[stmt.targets[0]], kinds[stmt.targets[0]] = stmt, found
     # a value is read where it is stored: it may not have been written to since
@@ -110,10 +149,22 @@ def _kind(stmt: Statement, facts: Facts, lane: str, kinds: Mapping[str, DType]) 
         if _step(stmt, facts, lane) not in (1, -1) or (stmt.mask and lane in facts.depends[stmt.mask]):
             return None
         return kind if stmt.other is None or kinds.get(stmt.other, kind) is kind else None
-    if not isinstance(stmt, Compute) or (stmt.op not in _BITWISE and stmt.op != "bitwise_not"):
+    if not isinstance(stmt, Compute | Cast):
         return None
-    found = {kinds.get(a, facts.dtypes[a]) for a in stmt.args}
-    return found.pop() if len(found) == 1 else None
+    of = [kinds.get(a, facts.dtypes[a]) for a in stmt.args]
+    if all(kind in _BYTES for kind in of) and stmt.dtype in _BYTES:
+        # numbers that are bool are logic
+        logic = isinstance(stmt, Compute) and of[-1] is DType.bool and stmt.op in ("add", "sub", "mul")
+        known = isinstance(stmt, Cast) or (stmt.op in _IN_LANES and not logic)
+        if known:
+            return stmt.dtype
+    if stmt.op not in _BITWISE and stmt.op != "bitwise_not":
+        return None
+    return of[0] if len(set(of)) == 1 else None
+
+
+def _local(name: str) -> str:
+    return f"bytes_{name}"
 
 
 def _step(stmt: Load | Store, facts: Facts, lane: str) -> IndexLike | None:

@@ -153,8 +153,8 @@ PF_INLINE void tile_steps(const T* a, const T*& b, i64 next, i64 count, V (&sum)
 
 // A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is
 // at a[row * ROW + step * STEP]; a step of operand B is C vectors at b, and the next step is NEXT further, or `apart` where
-// that is 0. Sums go to c, row after row; `first` tells that nothing was added up before.
-template <int R, int C, class T, int ROW, int STEP, bool AHEAD, int NEXT, i64 FETCH = 0>
+// that is 0. Sums go to c, row after row, WIDE vectors from one to the next; `first` tells that nothing was added up before.
+template <int R, int C, int WIDE, class T, int ROW, int STEP, bool AHEAD, int NEXT, i64 FETCH = 0>
 static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 apart, i64 depth, T* c, bool first) {
   typedef typename shape<T>::vec V;
   V sum[R * C];
@@ -163,11 +163,11 @@ static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 ap
     for (int i = 0; i < R * C; ++i) sum[i] = V{};
   } else {
 #pragma GCC unroll 32
-    for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + i * int(Vec::lanes));
+    for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + (i / C * WIDE + i % C) * int(Vec::lanes));
   }
   tile_steps<R, C, T, ROW, STEP, AHEAD, FETCH>(a, b, NEXT > 0 ? NEXT : apart, depth, sum);
 #pragma GCC unroll 32
-  for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
+  for (int i = 0; i < R * C; ++i) store(c + (i / C * WIDE + i % C) * int(Vec::lanes), sum[i]);
 }
 
 // Lanes of a vector that lie before an end which is `left` away.
@@ -446,11 +446,12 @@ template <> struct matmul_step<f32, bf16, bf16> {
 #endif
 #if PF_DOT_BF16
 // Two vectors, rounded for such a step, which takes denormal numbers for zero as this does.
-PF_INLINE void matmul_store_pair(bf16* to, vf32 a, vf32 b) {
+PF_INLINE vi32 matmul_pair(vf32 a, vf32 b) {
   vi32 both;
   __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
-  raw_store(to, both);
+  return both;
 }
+PF_INLINE void matmul_store_pair(bf16* to, vf32 a, vf32 b) { raw_store(to, matmul_pair(a, b)); }
 // Floats of eight bits without their sign, as bf16: exact, and none is too small for such a step.
 template <class T> struct matmul_table {
   alignas(64) u16 of[128];
@@ -482,6 +483,20 @@ template <int COUNT, class T> PF_INLINE void matmul_store_eights(bf16* to, const
     const matmul_s32 value = (matmul_s32)__builtin_ia32_vpermt2varhi512_mask(c, low, next, 0xffffffffu);
     raw_store(to + i * 32, (matmul_s32)__builtin_ia32_blendmw_512_mask(value, other, upper) | (c & short(-32768)));
   }
+}
+#endif
+// The same as below, for a step that takes pairs.
+#if PF_DOT_BF16
+template <int FIRST, int SECOND> static inline i64 matmul_nibbles(bf16* to, vf32 first, vf32 second, const void* from, i64 count) {
+  const matmul_s32 values = (matmul_s32)matmul_pair(first, second);
+  i64 k = 0;
+  for (; k + 16 <= count; k += 16) {
+    const vi32 c = native_convert<vi32>(raw_load<vu8>((const u8*)from + k));
+    // the second number of a pair is in the upper half of the table
+    const vi32 at = (FIRST ? (c >> 4) | (c << 16) : (c & 15) | (c << 12)) | 0x100000;
+    raw_store(to + 2 * k, __builtin_ia32_permvarhi512_mask(values, (matmul_s32)at, matmul_s32{}, 0xffffffffu));
+  }
+  return k;
 }
 #endif
 // Bytes as numbers of 16 bits, whose products are added in pairs: exact for any of them.
@@ -531,6 +546,20 @@ template <> struct matmul_step<i32, u8, i8> : matmul_fours<u8> {};
 template <> struct matmul_step<i32, i8, i8> : matmul_pairs<i8, i8> {};
 template <> struct matmul_step<i32, u8, i8> : matmul_pairs<u8, i8> {};
 #endif
+#endif
+
+#if PF_W == 16
+// Bytes of two numbers each, which are stored one after the other: what each of the sixteen numbers is that begins at bit
+// FIRST of a byte, then at bit SECOND. Goes on while there are bytes for a whole vector; how many it took.
+template <int FIRST, int SECOND> static inline i64 matmul_nibbles(f32* to, vf32 first, vf32 second, const void* from, i64 count) {
+  i64 k = 0;
+  for (; k + 16 <= count; k += 16) {
+    const vi32 c = native_convert<vi32>(raw_load<vu8>((const u8*)from + k));
+    const vi32 one = (c >> FIRST) & 15, two = (c >> SECOND) & 15;
+    store_interleaved(to + 2 * k, select_lanes(first, first, one), select_lanes(second, second, two));
+  }
+  return k;
+}
 #endif
 
 // Results of R rows and C columns whose steps are contiguous in memory, at p[row] and q[column] from step `from` on:
