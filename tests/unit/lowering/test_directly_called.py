@@ -45,7 +45,7 @@ def test_its_gradients():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("op", [torch.fmax, torch.fmin])
 def test_the_greater_of_two_zeros(op, dtype, size):
-    """Eager mode takes the second of bf16, and the first of others."""
+    """In eager mode it is the second of bf16, and the first of others."""
     x, y = (
         torch.tensor([0.0, -0.0]).repeat(size)[:size].to(dtype),
         torch.tensor([-0.0, 0.0, 0.0]).repeat(size),
