@@ -81,7 +81,7 @@ def _batches(sizes: Sizes, parts: int = 1, part: int = 0, rows: int = 0) -> Iter
     generator = torch.Generator().manual_seed(2)
     shape = ((rows or sizes.rows) * parts, sizes.length, sizes.width)
     while True:
-        yield torch.randn(shape, generator=generator).chunk(parts)[part].contiguous()
+        yield torch.randn(shape, generator=generator).chunk(parts)[part].clone()  # memory of its own
 
 
 def _compiled(function: Any, side: str) -> Any:

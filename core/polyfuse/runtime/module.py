@@ -19,6 +19,7 @@ from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tens
 from polyfuse.runtime.graphs.status import GraphStatus
 from polyfuse.runtime.marked import Marking
 from polyfuse.runtime.native import on_device
+from polyfuse.runtime.program_code import code_of
 from polyfuse.runtime.provisional import Provisional
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake
@@ -300,6 +301,7 @@ def load(
     *,
     filename: str = "",
     output_strides: Sequence[tuple[Any, ...] | None] | None = None,
+    code: bytes = b"",
 ) -> CompiledModule:
     """Make a host program callable.
 
@@ -309,13 +311,14 @@ def load(
         objects: the graph's object table: constants and other host values by key.
         filename: of the text on disk, if it is there.
         output_strides: kept on the result for the caller of the compiler.
+        code: the byte code of the text, as `stored_code` returned it; empty: the text is compiled.
 
     Raises:
         KernelLoadError: a kernel or an object is missing.
     """
     name = filename or f"<polyfuse program {next(_numbers)}>"
     namespace: dict[str, Any] = {"__name__": "polyfuse_program", "__file__": name}
-    exec(compile(text, name, "exec"), namespace)
+    exec(code_of(text, name, code), namespace)
     wanted: tuple[str, ...] = namespace["KERNELS"]
     missing = [kernel for kernel in wanted if kernel not in kernels]
     missing += [key for key in namespace["OBJECTS"].values() if key not in objects]

@@ -22,18 +22,17 @@ from polyfuse.base.errors import CacheError
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings, option_infos
 from polyfuse.checking.first import FirstLaunch
-from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import GeneratedFrom, Unpacked
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.runtime.checks import spared
 from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
-from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.runtime.subgraphs import Layout, Subgraph
 
 if TYPE_CHECKING:
     from polyfuse.cache import KernelStore, Located
     from polyfuse.compiler.guarding import Guard
+    from polyfuse.compiler.native_host import NativeHost
     from polyfuse.compiler.reports.report import GraphReport
     from polyfuse.compiler.sizes.stored import SizedRecord
     from polyfuse.frontend.graph import BoxedCallable
@@ -102,6 +101,7 @@ class GraphRecord:
         sized: the graph of all sizes, where it has programs for classes of them.
         called: functions that the program gives to operators, by their keys.
         frozen: computes its last inputs from parameters, once for each set of them; None: it has no such.
+        code: the byte code of the host program.
     """
 
     text: str
@@ -116,6 +116,7 @@ class GraphRecord:
     sized: SizedRecord | None = None
     called: Mapping[str, CalledRecord] = field(default_factory=dict)
     frozen: FrozenValues | None = None
+    code: bytes = b""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -218,7 +219,7 @@ def revived(
         for key, called in stored.called.items():
             run, _ = revived(called.graph, session, build=build)
             objects[key] = Subgraph(run, called.layouts, called.single, called.name)
-        module = load(stored.text, kernels, objects)
+        module = load(stored.text, kernels, objects, code=stored.code)
         module.collectives, module.agreement = stored.collectives, agreement
         if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:
             module.native = reading.host(stored.host, stored.kernels)
@@ -305,6 +306,9 @@ class _Reading:
 
     def host(self, host: HostRecord, kernels: Mapping[str, KernelRecord]) -> NativeHost:
         """A native host program that was built before."""
+        from polyfuse.compiler.native_host import NativeHost
+        from polyfuse.runtime.native_program import HostStatus, Opener
+
         opener = self.kernel(host.place)
 
         def folder(name: str) -> Path | None:

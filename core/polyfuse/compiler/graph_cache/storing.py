@@ -14,6 +14,7 @@ from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.sizes.stored import sized_record
 from polyfuse.frontend.graph import AtenGraph
+from polyfuse.runtime.program_code import stored_code
 from polyfuse.runtime.subgraphs import Subgraph
 from polyfuse.schedule import is_unasked
 from polyfuse.torch_compat.tracing.aot import cache_record, compiled_ahead, stored_by_torch
@@ -96,4 +97,5 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
     return GraphRecord(
         *(module.text, places, constants, report, (), host, made, session.settings, module.collectives),
         called=called,
+        code=stored_code(module.text),
     )

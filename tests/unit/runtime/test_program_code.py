@@ -1,0 +1,48 @@
+"""Byte code that is stored beside a host program does what its text does."""
+
+from __future__ import annotations
+
+import traceback
+
+from polyfuse.runtime import program_code
+from polyfuse.runtime.program_code import code_of, stored_code
+
+TEXT = """
+NAME = 'f'
+
+def call(args):
+    def inner():
+        return 1 / args[0]
+
+    return inner()
+"""
+
+
+def run(code: object) -> dict[str, object]:
+    names: dict[str, object] = {}
+    exec(code, names)  # type: ignore[arg-type]
+    return names
+
+
+def test_stored_code_is_that_of_the_text() -> None:
+    for code in (code_of(TEXT, "here"), code_of(TEXT, "here", stored_code(TEXT))):
+        names = run(code)
+        assert names["NAME"] == "f" and names["call"]([4]) == 0.25  # type: ignore[operator]
+
+
+def test_its_lines_are_those_of_the_program_that_runs() -> None:
+    names = run(code_of(TEXT, "<polyfuse program 7>", stored_code(TEXT)))
+    try:
+        names["call"]([0])  # type: ignore[operator]
+    except ZeroDivisionError as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+    assert [(frame.filename, frame.lineno) for frame in frames] == [
+        ("<polyfuse program 7>", 8),
+        ("<polyfuse program 7>", 6),
+    ]
+
+
+def test_code_of_another_python_is_left_alone(monkeypatch) -> None:
+    stored = stored_code("NAME = 'other'")
+    monkeypatch.setattr(program_code, "_VERSION", b"other version")
+    assert run(code_of(TEXT, "here", stored))["NAME"] == "f"
