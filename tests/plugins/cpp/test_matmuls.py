@@ -103,6 +103,14 @@ def test_depths_that_are_cut(right: str, isa: str) -> None:
 
 
 @pytest.mark.usefixtures("configurations")
+@pytest.mark.parametrize("isa", ["", "avx2"])
+@pytest.mark.parametrize("columns", [72, 112, 116, 200])
+def test_a_last_block_of_fewer_vectors(columns: int, isa: str) -> None:
+    check(Matmul(131, columns, 40, right="bnk", bias=True), isa)
+    check(Matmul(131, columns, 1100, right="bkn", residual=True), isa)
+
+
+@pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_more_than_one_thread(right: str) -> None:
     check(Matmul(200, 130, 96, right=right, bias=True, residual=True))

@@ -37,6 +37,7 @@ class GroupedText(MatmulText):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.wide = self.plan.vectors * lanes_of(self.matmul, self.lanes)
+        self.tile_size = self.plan.rows * self.wide
         self.group = group_of(self.matmul, self.isa.lanes)
         self.tables = column_tables(self.matmul, self.isa, self.group)
         self.shared_axes = tuple(name for name in self.matmul.batch if name != self.group)
@@ -67,7 +68,7 @@ class GroupedText(MatmulText):
             table = f"(across_count * {self.wide} + {self.lanes - 1}) / {self.lanes} * {self.lanes}"
             out.line(f"const i64 table_length = {table};")
             zeros = f"((group_count - 1) * {self.apart} + {self.length + self.lanes})"
-            sums = plan.blocks * self._tile_size()
+            sums = plan.blocks * self.tile_size
             tables = f"{len(self._table_names())} * group_count * table_length"
             room = f"({zeros} + {sums} + {tables}) * {kind.itemsize}"
             out.line(f"{kind}* const sums = ({kind}*)matmul_scratch({room});")
@@ -171,11 +172,11 @@ class GroupedText(MatmulText):
             out.line(f"if (blocks_here == {plan.blocks} && offsets[0] == offsets[{plan.blocks - 1}])")
             out.line(f"  {begin}, {plan.blocks}, {kind}, true>{whole}")
             out.line(f"else if (blocks_here == {plan.blocks}) {begin}, {plan.blocks}, {kind}, false>{whole}")
-            one = f"columns_at + part * {size}, {size}, sums + part * {self._tile_size()});"
+            one = f"columns_at + part * {size}, {size}, sums + part * {self.tile_size});"
             parts = "for (i64 part = 0; part < blocks_here; ++part)"
             out.line(f"else {parts} {begin}, 1, {kind}, true>{rest} + part, {one}")
         with out.block("for (i64 part = 0; part < blocks_here; ++part)"):
-            out.line(f"{self.matmul.dtype}* const sum = sums + part * {self._tile_size()};")
+            out.line(f"{self.matmul.dtype}* const sum = sums + part * {self.tile_size};")
             out.line(f"const i64 {self.group} = (block_a + part) / across_count;")
             out.line(f"const i64 column_from = (block_a + part) % across_count * {wide};")
             for name in self.matmul.b.axes[:-1]:
@@ -184,6 +185,6 @@ class GroupedText(MatmulText):
             if self.border.has_border:
                 out.line("const bool border = borders[tile - tile_a];")
                 out.line("const i64 depth_from = 0, depth_here = depth_count;")
-                out.line(f"static const {self.matmul.dtype} before[{self._tile_size()}] = {{}};")
+                out.line(f"static const {self.matmul.dtype} before[{self.tile_size}] = {{}};")
                 self.border.after_sums(f"columns_at + part * {size}", str(wide))
             self._finish()

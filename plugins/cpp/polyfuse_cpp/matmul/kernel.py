@@ -59,6 +59,7 @@ class MatmulText:
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
         self.wide = self.plan.vectors * self.lanes  # columns of a block
+        self.tile_size = self.plan.rows * self.wide  # sums of a tile
         self.tables = column_tables(self.matmul, self.isa) if self.plan.slices == 1 else None
         fetches = self.plan.slices == 1 and self.plan.path in _FETCHING
         self.touched = touched_by(self.matmul) if fetches else ()
@@ -130,7 +131,7 @@ class MatmulText:
                 "const i64 pass_count = depth_count <= pass_depth ? 1 : "
                 "(depth_count + pass_depth - 1) / pass_depth;"
             )
-            tile = self._tile_size()
+            tile = self.tile_size
             room_b, room_a = self.b.room(), self.a.room()
             sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.blocks}) * {tile}"
             tables = f"{self.tables.count} * table_length" if self.tables else "0"
@@ -215,12 +216,9 @@ class MatmulText:
         out.line("const i64 block_to = block_count * (over_at + 1) / over;")
         out.line("const i64 pass_from = 0, pass_to = pass_count;")
 
-    def _tile_size(self) -> int:
-        return self.plan.rows * self.wide
-
     def _sums(self) -> str:
         """Where the sums of the tile at hand are: they wait for the next pass if there is one."""
-        waiting = f"((tile - tile_a) * {self.plan.blocks} + block - block_a) * {self._tile_size()}"
+        waiting = f"((tile - tile_a) * {self.plan.blocks} + block - block_a) * {self.tile_size}"
         return f"sums + (pass_count == 1 ? 0 : {waiting})"
 
     def _after_tile(self) -> None:
@@ -270,29 +268,39 @@ class MatmulText:
                 f"{name}_tile<{rows}, {plan.vectors}, {self.a.row}>"
                 f"({self.a.rows_at()}, {columns}, depth_here, sum, pass == pass_from);"
             )
+        elif narrow := 0 if self.a.window is not None else self.b.narrow:
+            with out.block(f"if (column_from + {self.wide} > column_count)"):
+                self._added_up(narrow)
+            with out.block("else"):
+                self._added_up(plan.vectors)
         else:
-            columns, following = self.b.columns_at()
-            row, step = self.a.layout_steps()
-            fetched_once = plan.path is OperandPath.PREPACKED and self._is_one_tile()
-            ahead = "true" if fetched_once or plan.path is OperandPath.DIRECT else "false"
-            begin = f"matmul_tile<{plan.rows}, {plan.vectors}, {self.matmul.dtype}"
-            end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
-            fixed = following if following.isdigit() else "0"
-            packed = f"{begin}, {row}, {step}, {ahead}, {fixed}>({self.a.rows_at()}, {end}"
-            if self.a.window is not None:
-                self.a.window.before_sums()
-                self.a.window.sums(packed, f"{ahead}, {fixed}", columns, following)
-                self.a.window.after_sums(columns, following)
-            elif not self.a.pitch:
-                out.line(packed)
-            else:
-                if not self.a.whole:
-                    out.line(f"if (rows_here < {plan.rows}) {packed}")
-                    out.line("else")
-                fetches = plan.path in _FETCHING and not self._is_one_tile()
-                in_place = self.a.in_place_tile(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}", fetches)
-                out.line(f"{in_place}(left_at, {end}")
+            self._added_up(plan.vectors)
         self._after_tile()
+
+    def _added_up(self, vectors: int) -> None:
+        """Add up a tile whose rows are packed or read in place, of so many vectors."""
+        plan, out = self.plan, self.out
+        columns, following = self.b.columns_at()
+        row, step = self.a.layout_steps()
+        fetched_once = plan.path is OperandPath.PREPACKED and self._is_one_tile()
+        ahead = "true" if fetched_once or plan.path is OperandPath.DIRECT else "false"
+        begin = f"matmul_tile<{plan.rows}, {vectors}, {plan.vectors}, {self.matmul.dtype}"
+        end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
+        fixed = following if following.isdigit() else "0"
+        packed = f"{begin}, {row}, {step}, {ahead}, {fixed}>({self.a.rows_at()}, {end}"
+        if self.a.window is not None:
+            self.a.window.before_sums()
+            self.a.window.sums(packed, f"{ahead}, {fixed}", columns, following)
+            self.a.window.after_sums(columns, following)
+        elif not self.a.pitch:
+            out.line(packed)
+        else:
+            if not self.a.whole:
+                out.line(f"if (rows_here < {plan.rows}) {packed}")
+                out.line("else")
+            fetches = plan.path in _FETCHING and not self._is_one_tile()
+            in_place = self.a.in_place_tile(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}", fetches)
+            out.line(f"{in_place}(left_at, {end}")
 
     def _dots(self) -> None:
         plan, out = self.plan, self.out

@@ -54,6 +54,15 @@ class OperandBText(OperandText):
         """Elements of a packed block."""
         return self.plan.depth * self.wide
 
+    @property
+    def narrow(self) -> int:
+        """Vectors of the last block of columns, where it is known to have fewer than the others; else 0."""
+        size = self.facts.sizes[self.operand.axes[-1]]
+        if not isinstance(size, int) or size < self.wide:
+            return 0
+        rest = -(-(size % self.wide) // self.lanes)
+        return rest if rest < self.plan.vectors else 0
+
     def room(self) -> str:
         """Elements to keep, as text."""
         if self.plan.path in (OperandPath.DOTS, OperandPath.PREPACKED):

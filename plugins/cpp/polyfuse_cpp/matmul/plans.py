@@ -310,10 +310,10 @@ class _Machine:
             fewest = -(-rows // most)
             for tiles in (fewest, fewest + 1):
                 high = -(-rows // tiles)
-                cycles = tiles * self._cycles(high, width, tiles > 1) / width
-                if not path.along_depth:
-                    wide = width * self.isa.lanes
-                    cycles *= (1 + 0.02 * width) * (-(-across // wide) * wide) / across
+                if path.along_depth:
+                    cycles = tiles * self._cycles(high, width, tiles > 1) / width
+                else:
+                    cycles = tiles * self._row_cycles(high, width, across, tiles > 1) * (1 + 0.02 * width)
                 ranked.append((cycles, -high * width, self.plan(path, high, vectors, columns)))
         if not ranked:
             ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path.along_depth else 0)))
@@ -376,6 +376,14 @@ class _Machine:
         takes.
         """
         return max(rows * width, 2 * (rows + width), 4 * width if again else 0, 8)
+
+    def _row_cycles(self, rows: int, width: int, across: int, again: bool) -> float:
+        """The same for tiles beside each other that hold all columns: the last one spans no more vectors than
+        are left, unless windows overlap.
+        """
+        whole, rest = divmod(-(-across // self.isa.lanes), width)
+        last = width if window_of(self.matmul) is not None else rest
+        return whole * self._cycles(rows, width, again) + (self._cycles(rows, last, again) if rest else 0)
 
     def _widths(self, path: OperandPath) -> tuple[int, ...]:
         """How many vectors (two to four registers) or columns a tile may span."""

@@ -49,7 +49,7 @@ class SplitKText(MatmulText):
         start_at(axes, sizes, "unit / (tile_count * block_count)", self.out, fixed=True)
 
     def _sums(self) -> str:
-        return f"parts + (slice * unit_count + unit) * {self._tile_size()}"
+        return f"parts + (slice * unit_count + unit) * {self.tile_size}"
 
     def _after_tile(self) -> None:
         """Nothing yet: other slices are missing."""
@@ -67,7 +67,7 @@ class SplitKText(MatmulText):
                 out.line(f"const i64 row_from = tile * {plan.rows};")
                 out.line(f"const i64 rows_here = index_min({plan.rows}, row_count - row_from);")
                 self.b.column_block_index()
-                size = self._tile_size()
+                size = self.tile_size
                 out.line(f"{kind}* const sum = parts + unit * {size};")
                 out.line(f"matmul_join<{plan.slices}>(sum, unit_count * {size}, {size});")
                 self._finish()
@@ -81,7 +81,7 @@ class SplitKText(MatmulText):
             points = index_text(product(self.facts.sizes[a] for a in self.facts.axes))
             out.line(f"if (({points}) <= 0) return;")
             out.line("const i64 units = batch_count * tile_count * block_count;")
-            out.line(f"const i64 items = units * {plan.slices}, room = items * {self._tile_size()};")
+            out.line(f"const i64 items = units * {plan.slices}, room = items * {self.tile_size};")
             out.line(f"{kind}* const parts = ({kind}*)scratch_new(room * {kind.itemsize});")
             # a slice may have nothing to add up
             out.line(f"__builtin_memset(parts, 0, room * {kind.itemsize});")

@@ -237,7 +237,7 @@ class WindowText(OperandText):
                 wide = vectors * self.part
                 rest = f"({self.window.address}, {columns} + k * {following}"
                 if self.part == self.lanes:
-                    add = f"matmul_tile<1, {vectors}, {self.kind}, 1, 1, false, 0>"
+                    add = f"matmul_tile<1, {vectors}, {vectors}, {self.kind}, 1, 1, false, 0>"
                     add += f"{rest}, {following}, count, sum + row * {wide}, false);"
                 else:
                     add = f"matmul_line<{wide}>{rest}, count, sum + row * {wide});"

@@ -153,8 +153,8 @@ PF_INLINE void tile_steps(const T* a, const T*& b, i64 next, i64 count, V (&sum)
 
 // A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is
 // at a[row * ROW + step * STEP]; a step of operand B is C vectors at b, and the next step is NEXT further, or `apart` where
-// that is 0. Sums go to c, row after row; `first` tells that nothing was added up before.
-template <int R, int C, class T, int ROW, int STEP, bool AHEAD, int NEXT, i64 FETCH = 0>
+// that is 0. Sums go to c, row after row, WIDE vectors from one to the next; `first` tells that nothing was added up before.
+template <int R, int C, int WIDE, class T, int ROW, int STEP, bool AHEAD, int NEXT, i64 FETCH = 0>
 static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 apart, i64 depth, T* c, bool first) {
   typedef typename shape<T>::vec V;
   V sum[R * C];
@@ -163,11 +163,11 @@ static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 ap
     for (int i = 0; i < R * C; ++i) sum[i] = V{};
   } else {
 #pragma GCC unroll 32
-    for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + i * int(Vec::lanes));
+    for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + (i / C * WIDE + i % C) * int(Vec::lanes));
   }
   tile_steps<R, C, T, ROW, STEP, AHEAD, FETCH>(a, b, NEXT > 0 ? NEXT : apart, depth, sum);
 #pragma GCC unroll 32
-  for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
+  for (int i = 0; i < R * C; ++i) store(c + (i / C * WIDE + i % C) * int(Vec::lanes), sum[i]);
 }
 
 // Lanes of a vector that lie before an end which is `left` away.
