@@ -19,7 +19,7 @@ from polyfuse.compiler.once import taking_turns
 from polyfuse.compiler.repeated import compile_repeated
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
-from polyfuse.compiler.session import CompileSession, session_for
+from polyfuse.compiler.session import CompileSession, decided, session_for
 from polyfuse.distributed.costs import load_costs
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.runtime.ranks.agreement import compiling_for_others
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from polyfuse.frontend.rewrites.tools import Rewriting
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
-__all__ = ["compile_fx_graph", "compile_in_session", "decided"]
+__all__ = ["compile_fx_graph", "compile_in_session"]
 
 
 def compile_fx_graph(
@@ -157,12 +157,3 @@ def _address(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> str:
     ]
     grad = torch.is_grad_enabled()
     return graph_key(f"{grad} {getattr(gm, 'code', '')}", inputs, settings.fingerprint())
-
-
-def decided(settings: Settings) -> Settings:
-    """Settings in which what follows torch's own switches is fixed, for the backward too, which may be
-    compiled later. Dynamo compiles anew when such a switch changes."""
-    if settings.deterministic != "auto":
-        return settings
-    asked = torch.are_deterministic_algorithms_enabled()
-    return settings.with_options(deterministic="on" if asked else "off")

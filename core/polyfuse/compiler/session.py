@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from polyfuse.checking.records import Records
     from polyfuse.ir.kernel import Kernel
 
-__all__ = ["CompileSession", "autotuned_problems", "forget_sessions", "session_for"]
+__all__ = ["CompileSession", "autotuned_problems", "decided", "forget_sessions", "session_for"]
 
 
 # About as many operators of a captured graph become one kernel.
@@ -165,6 +165,15 @@ class CompileSession:
 
 _SESSIONS: dict[str, CompileSession] = {}
 _LOCK = threading.Lock()
+
+
+def decided(settings: Settings) -> Settings:
+    """Settings in which what follows torch's own switches is fixed, for the backward too, which may be
+    compiled later. Dynamo compiles anew when such a switch changes."""
+    if settings.deterministic != "auto":
+        return settings
+    asked = torch.are_deterministic_algorithms_enabled()
+    return settings.with_options(deterministic="on" if asked else "off")
 
 
 def session_for(settings: Settings) -> CompileSession:

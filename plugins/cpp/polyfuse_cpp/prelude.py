@@ -40,6 +40,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "scan": (),
     "update": ("atomic", "kernel", "reduce"),
     "block_reduce": ("reduce", "kernel", "math_f32"),
+    "extremes": ("scan", "block_reduce"),
     "online": ("reduce", "math_f32"),
     "matmul": ("tile", "interleave", "kernel", "reduce"),
     "pairs": ("matmul",),

@@ -100,7 +100,8 @@ def choose_plan(
     leave the choice here. Lanes do not run along the axes `without`.
     """
     kernel = facts.kernel
-    scans = any(isinstance(s, Scan) and not scans_across(s) for s in facts.statements)
+    steps = facts.hints[facts.raxes[-1]] if facts.raxes else 1
+    scans = any(isinstance(s, Scan) and not scans_across(s, steps) for s in facts.statements)
     best = "" if lanes == 1 else _lane(facts, scans, lanes, without)
     lane = lane if best and lane and lane not in without else best
     across = lane in facts.raxes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from polyfuse.compiler.reports.report import last_reports
+from polyfuse.frontend.rewrites.pairs.parts import PAIRS
 
 Tensor = torch.Tensor
 
@@ -47,6 +49,12 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
     "polar": lambda x: real(torch.polar(x[..., ::2].abs(), x[..., 1::2]) * both(x)),
     "of two parts": lambda x: real(torch.complex(x[..., ::2], x[..., 1::2]) * both(x)),
     "of parts that are broadcast": lambda x: real(torch.complex(x[..., ::2], x[:1, 1::2]) * both(x)),
+    "sum over a part that is broadcast": lambda x: real(
+        torch.complex(x[..., ::2], x[:1, 1::2]).sum(0) * both(x) + (both(x)[:1] * 1j + x[:, :4]).sum(0)
+    ),
+    "parts that are broadcast and joined": lambda x: real(
+        torch.cat([torch.complex(x[..., ::2], x[:1, 1::2]) * 1j, both(x)[:1] + x[:, :4]])
+    ),
     "choice": lambda x: real(torch.where(x[..., ::2] > 0, both(x) * 1j, both(x.sin()))),
     "views": lambda x: real((both(x) * 1j).t()[1:].unsqueeze(0).expand(2, -1, -1) * both(x)[:, 1:].t()),
     "joined": lambda x: real(torch.cat([both(x) * 1j, both(x).conj(), both(x)])),
@@ -150,3 +158,63 @@ def test_rounding_of_eager_mode_keeps_them_whole() -> None:
     x = torch.randn(3, 8)
     torch.testing.assert_close(compiled(CASES["product"], numerics="eager")(x), CASES["product"](x))
     assert not rewrites()
+
+
+def test_a_step_that_cannot_be_made_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(parts: Any, node: Any) -> Any:
+        return parts.call(torch.ops.aten.view.default, parts.of(node.args[0])[0], [7])
+
+    monkeypatch.setitem(PAIRS, torch.ops.aten._conj.default, refused)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(compiled(CASES["conjugate"])(x), CASES["conjugate"](x))
+    assert not rewrites()
+
+
+STEPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "product": lambda a, b, x: a * b,
+    "sum": lambda a, b, x: a + b,
+    "difference": lambda a, b, x: a - b,
+    "conjugate": lambda a, b, x: a.conj(),
+    "number": lambda a, b, x: a * (0.5 - 2j) + 1j,
+    "quotient": lambda a, b, x: a / 3,
+    "transposed": lambda a, b, x: a.t(),
+    "reversed": lambda a, b, x: a.flip(0),
+    "of columns": lambda a, b, x: a + b.sum(0),
+    "sign": lambda a, b, x: a.sgn(),
+    "choice": lambda a, b, x: torch.where(x > 0, a, b),
+    "joined": lambda a, b, x: torch.cat([a[:2], b[2:]]),
+    "real": lambda a, b, x: a * x + x[:1],
+    "broadcast": lambda a, b, x: a[:1].expand(4, 4) * b[:, 1:2],
+    "made": lambda a, b, x: torch.complex(x, x[:1]) - a.abs() * b,
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chains_of_operators(seed: int) -> None:
+    """Of any two earlier results each; with gradients, and sizes that vary, of some."""
+    choose = random.Random(f"{seed} {torch.randint(1 << 30, ())}")
+    chosen = [
+        (choose.choice(list(STEPS)), choose.random(), choose.random()) for _ in range(choose.randint(2, 7))
+    ]
+
+    def chain(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        values = [both(x), z]
+        for name, first, second in chosen:
+            a, b = values[int(first * len(values))], values[int(second * len(values))]
+            values.append(STEPS[name](a, b, x[:, :4]))
+        return real(values[-1].resolve_conj()), values[-2].abs(), values[-1] * values[-2]
+
+    gradients = bool(seed % 2)
+    given = torch.randn(4, 8, dtype=torch.float64), torch.randn(4, 4, dtype=torch.complex128)
+    first, second = ([t.clone().requires_grad_(gradients) for t in given] for _ in range(2))
+    wanted, found = chain(*first), compiled(chain, dynamic=seed % 4 == 2)(*second)
+    torch.testing.assert_close(found, wanted, msg=lambda text: f"{chosen}: {text}")
+    if gradients:
+        sides = (sum(t.abs().square().sum() for t in results) for results in (found, wanted))
+        ours, theirs = (
+            torch.autograd.grad(side, inputs, allow_unused=True)
+            for side, inputs in zip(sides, (second, first), strict=True)
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            if other is not None:
+                torch.testing.assert_close(one, other, msg=lambda text: f"{chosen}: {text}")

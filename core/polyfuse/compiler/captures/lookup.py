@@ -29,10 +29,9 @@ from polyfuse.cache.keys import compiled_key
 from polyfuse.compiler.captures.files import file_text, is_versioned
 from polyfuse.compiler.captures.objects import code_text, described
 from polyfuse.compiler.captures.pending import Pending
-from polyfuse.compiler.compile import decided
 from polyfuse.compiler.graph_cache.lookup import GraphCache, environment_of
 from polyfuse.compiler.once import only_rank
-from polyfuse.compiler.session import session_for
+from polyfuse.compiler.session import decided, session_for
 from polyfuse.torch_compat.captures.frames import TracedFrame, collections_deferred, dynamo_switches
 from polyfuse.torch_compat.captures.guards import Unstorable, hooks_of, without_comments
 from polyfuse.torch_compat.groups import group_names, group_of, this_rank

@@ -22,18 +22,17 @@ from polyfuse.base.errors import CacheError
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings, option_infos
 from polyfuse.checking.first import FirstLaunch
-from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import GeneratedFrom, Unpacked
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.runtime.checks import spared
 from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
-from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.runtime.subgraphs import Layout, Subgraph
 
 if TYPE_CHECKING:
     from polyfuse.cache import KernelStore, Located
     from polyfuse.compiler.guarding import Guard
+    from polyfuse.compiler.native_host import NativeHost
     from polyfuse.compiler.reports.report import GraphReport
     from polyfuse.compiler.sizes.stored import SizedRecord
     from polyfuse.frontend.graph import BoxedCallable
@@ -307,6 +306,9 @@ class _Reading:
 
     def host(self, host: HostRecord, kernels: Mapping[str, KernelRecord]) -> NativeHost:
         """A native host program that was built before."""
+        from polyfuse.compiler.native_host import NativeHost
+        from polyfuse.runtime.native_program import HostStatus, Opener
+
         opener = self.kernel(host.place)
 
         def folder(name: str) -> Path | None:

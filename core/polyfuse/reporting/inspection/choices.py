@@ -30,9 +30,8 @@ from polyfuse.base.errors import InputLayoutError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.cache.timings import FAILED, Candidate
 from polyfuse.compiler.claims import lower_and_claim
-from polyfuse.compiler.compile import decided
 from polyfuse.compiler.reports.clock import Clock
-from polyfuse.compiler.session import CompileSession, session_for
+from polyfuse.compiler.session import CompileSession, decided, session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.graph import Graph

@@ -16,9 +16,14 @@ __all__ = ["Scanner", "scans_across"]
 
 _ACROSS = frozenset((DType.f32, DType.f64, DType.i32, DType.i64))
 
+_MANY = 64
+"""Steps from which on few vectors hold a new extreme, unless numbers rise."""
 
-def scans_across(stmt: Scan) -> bool:
-    """Whether a scan can be done on the lanes of one vector."""
+
+def scans_across(stmt: Scan, steps: int) -> bool:
+    """Whether a scan of so many steps can be done on the lanes of one vector, and is better done so."""
+    if stmt.kind in ("min", "max"):
+        return steps >= _MANY and stmt.dtype in _ACROSS
     return stmt.kind in ("sum", "prod") and stmt.dtype in _ACROSS
 
 
@@ -61,7 +66,9 @@ class Scanner:
         for copy in range(self.copies):
             run = self._name("run", copy)
             value = frame.text(self.stmt.args[0], self.vector, copy)
-            if self.across:
+            if self.across and len(self.stmt.args) == 2:
+                results.append(self._extremes(frame, copy))
+            elif self.across:
                 frame.features.add("scan")
                 last = f"at_{run}"
                 new = combine_text(self.kind, run, f"running_{self.kind}({value})")
@@ -85,3 +92,14 @@ class Scanner:
                     f"the scan {self.kind} is unknown", "add it to the code generator's table"
                 )
         frame.bind_results(self.stmt.targets, results, self.vector)
+
+    def _extremes(self, frame: Frame, copy: int) -> list[str]:
+        """The extremes so far of the lanes of one vector, and their places."""
+        frame.features.add("extremes")
+        run, position = self._name("run", copy), self._name("pos", copy)
+        value, at = (frame.text(a, True, copy) for a in self.stmt.args)
+        frame.out.line(f"{self._type()} at_{run};")
+        frame.out.line(f"vi64 at_{position};")
+        passed = f"{run}, {position}, {value}, {at}, at_{run}, at_{position}"
+        frame.out.line(f"running_{self.kind}({passed});")
+        return [f"at_{run}", f"at_{position}"]

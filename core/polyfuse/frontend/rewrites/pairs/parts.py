@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_sizes, tensor_value
 
-__all__ = ["PAIRS", "REAL", "SINKS", "Parts", "Unsupported"]
+__all__ = ["PAIRS", "REAL", "SINKS", "Part", "Parts", "Unsupported"]
 
 Part: TypeAlias = Node | float
 Pair: TypeAlias = tuple[Part, Part]
@@ -41,7 +41,13 @@ class Parts:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A call on parts in the place of the current node."""
-        new = self.state.call_before(self.node, target, args, kwargs)
+        last = self.node.prev
+        try:
+            new = self.state.call_before(self.node, target, args, kwargs)
+        except RuntimeError:
+            if self.node.prev is not last:  # torch refuses the values of a call that is in the graph already
+                self.state.graph.erase_node(self.node.prev)
+            raise
         self.made.append(new)
         return new
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from torch.fx import Node
 
 from polyfuse.frontend.describe import alias_root
-from polyfuse.frontend.rewrites.pairs.parts import PAIRS, REAL, SINKS, Parts, Unsupported
+from polyfuse.frontend.rewrites.pairs.parts import PAIRS, REAL, SINKS, Part, Parts, Unsupported
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_kind, same_layout, tensor_value
 from polyfuse.torch_compat import ops
 
@@ -132,7 +132,8 @@ def _convert(state: Rewriting, region: _Region, nodes: list[Node]) -> int:
                 instead += _without_sink(parts, node, state)
                 continue
             parts.begin(node, node)
-            parts.pairs[node] = PAIRS[node.target](parts, node)
+            real, imaginary = PAIRS[node.target](parts, node)
+            parts.pairs[node] = _whole(parts, real), _whole(parts, imaginary)
             _check(parts, node)
             if node in needed:
                 both = parts.joined(parts.pairs[node])
@@ -175,6 +176,11 @@ def _without_sink(parts: Parts, node: Node, state: Rewriting) -> list[tuple[Node
         if len(found) == len(node.users):
             return found
     return [*found, (node, SINKS[node.target](parts, node))]
+
+
+def _whole(parts: Parts, part: Part) -> Part:
+    """A part in the size of the result: one may be of an operand that is broadcast."""
+    return parts.tensor(part) if isinstance(part, Node) else part
 
 
 def _check(parts: Parts, node: Node) -> None:
