@@ -126,6 +126,12 @@ class CppBackend(Backend):
 
         return narrow_rows(matmul, self.isa)
 
+    def streaming_parts(self, matmul: Reduction) -> int:
+        """One, where the library is slower at few rows: its depth is not split."""
+        from polyfuse_cpp.matmul.few_rows import streaming_parts
+
+        return streaming_parts(matmul, self.isa)
+
     def may_group(self, kernel: Kernel) -> Claim:
         """All but matmuls."""
         from polyfuse_cpp import generator

@@ -13,6 +13,7 @@ from autotuning import reasons, with_times
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp import onednn
+from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.onednn import library_choices
 
 pytestmark = pytest.mark.skipif(
@@ -78,6 +79,7 @@ def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
 def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, isa, taken, monkeypatch, tmp_path):
     monkeypatch.setattr(onednn, "vendor", lambda: maker)
     monkeypatch.setattr(onednn, "detect_isa_name", lambda: isa)
+    _between_libraries(monkeypatch)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     forget_sessions()
     reset_reports()
@@ -115,6 +117,11 @@ def test_matmuls_of_matrices_transposed_or_not(
     forget_sessions()
 
 
+def _between_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generate no matmuls of few rows: which library is called is asked."""
+    monkeypatch.setattr(CppBackend, "streaming_parts", lambda self, matmul: 0)
+
+
 def _laid_out(rows: int, columns: int, how: str) -> torch.Tensor:
     gap = 5 if "gaps" in how else 0
     if how.startswith("columns"):
@@ -130,6 +137,7 @@ def _laid_out(rows: int, columns: int, how: str) -> torch.Tensor:
 def test_a_row_or_two_of_contiguous_rows_are_read_once(
     rows: int, right: str, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _between_libraries(monkeypatch)
     monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
@@ -161,6 +169,7 @@ def test_a_row_or_two_of_contiguous_rows_are_read_once(
 def test_operands_whose_layout_takes_longer_than_the_matmul(
     left: str, right: str, columns: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _between_libraries(monkeypatch)
     monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)

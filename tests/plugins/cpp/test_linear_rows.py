@@ -1,0 +1,71 @@
+"""Linear layers of few rows: kernels that read the weight once, where the library would be called."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.ir.expr import load
+from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import IndexLike, axis, symbol
+from polyfuse_cpp.isa import choose_isa
+from polyfuse_cpp.matmul.few_rows import streaming_parts
+
+
+def linear(rows: IndexLike, columns: int, depth: int, dtype: DType = DType.f32, step: int = 1) -> Reduction:
+    """The sums of a linear layer; `step`: from one step of the weight's depth to the next."""
+    row, column, inside = axis("i0", rows), axis("i1", columns), axis("k0", depth)
+    x = load("x", row * depth + inside, dtype)
+    w = load("w", column * depth * step + inside * step, dtype)
+    return Reduction("mm", (row, column), (inside,), ("sums",), row * columns + column, "dot", (x, w))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+def test_few_rows_are_generated(rows: int) -> None:
+    assert streaming_parts(linear(rows, 100, 64), choose_isa("avx2")) == 1
+
+
+def test_what_is_left_to_the_library() -> None:
+    kept = {
+        "more rows": linear(9, 100, 64),
+        "rows that vary": linear(symbol("s0", 1, 8), 100, 64),
+        "a depth of less than a vector": linear(1, 100, 4),
+        "another type": linear(1, 100, 64, DType.f64),
+        "a weight that is not contiguous along the depth": linear(1, 100, 64, step=2),
+    }
+    assert {
+        why: streaming_parts(matmul, choose_isa("avx2")) for why, matmul in kept.items()
+    } == dict.fromkeys(kept, 0)
+    assert streaming_parts(linear(1, 100, 64), choose_isa("scalar")) == 0
+
+
+def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.hardswish(F.linear(x, w, b)) + 1
+
+
+@pytest.mark.parametrize(
+    "rows, columns, depth", [(1, 1000, 640), (1, 10, 33), (3, 77, 129), (8, 64, 2048), (1, 1, 70), (4, 1, 70)]
+)
+def test_results(rows: int, columns: int, depth: int) -> None:
+    reset_reports()
+    torch.compiler.reset()
+    x, w, b = torch.randn(rows, depth), torch.randn(columns, depth) / depth**0.5, torch.randn(columns)
+    compiled = torch.compile(layer, backend="polyfuse", dynamic=False, options={"strict": True})
+    with torch.no_grad():
+        got = compiled(x, w, b)
+    torch.testing.assert_close(got, layer(x.double(), w.double(), b.double()).float(), rtol=1e-5, atol=1e-5)
+    if columns > 1:
+        assert not any("addmm" in decision.second for decision in last_reports()[-1].decisions)
+
+
+def test_numbers_that_are_none() -> None:
+    torch.compiler.reset()
+    x, w, b = torch.randn(2, 64), torch.randn(40, 64), torch.zeros(40)
+    x[0, 3], w[5, 3], w[7, 0] = float("inf"), 0.0, float("nan")
+    compiled = torch.compile(F.linear, backend="polyfuse", dynamic=False, options={"strict": True})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, w, b), F.linear(x, w, b), equal_nan=True, rtol=1e-5, atol=1e-5)
