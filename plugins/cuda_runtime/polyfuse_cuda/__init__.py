@@ -7,6 +7,8 @@
 | `gpu` | what a GPU is: compute capability, multiprocessors, sizes of memories; known and present ones |
 | `toolchain` | where nvcc, ptxas and NVRTC are, and running nvcc |
 | `nvrtc` | CUDA's compiler as a library |
+| `template` | calls of kernels whose frame is written by hand |
+| `flex` | what a call of flexible attention computes |
 
 It is no plugin: it has no manifest, knows no backend, and imports nothing of them.
 """

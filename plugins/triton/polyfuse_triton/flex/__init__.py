@@ -1,5 +1,5 @@
 """Flexible attention: forward and backward kernels with the user's score functions inside.
 
-`lowering` takes the operator, `problem` is its data, `scores` and `joint` the user's functions and their
-gradients, `kernel` the text. Plain attention is not here: torch's own is called.
+`lowering` takes the operator, whose problem `polyfuse_cuda.flex` reads from it; `scores` writes the user's
+functions, `kernel` the text. Plain attention is not here: torch's own is called.
 """

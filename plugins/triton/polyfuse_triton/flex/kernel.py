@@ -10,13 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from polyfuse.ir.expr import Expr, walk
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
-from polyfuse.symbolic import Index, IndexLike, atoms, python_text
+from polyfuse.symbolic import Index, IndexLike, python_text
+from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, arguments_of
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.dtypes import pointer_type, triton_type
-from polyfuse_triton.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, symbols_of
 from polyfuse_triton.flex.scores import Scores
 from polyfuse_triton.flex.tiles import Tiles
 from polyfuse_triton.tiling.plan import power_of_two
@@ -58,15 +57,9 @@ class _Kernel:
         self.order = order
         self.tiles = tiles
         self.lists = lists
-        blocks = [array for item in lists for array in (item.count, item.index)]
-        # one tensor may be captured under its name and be an operand too
-        self.arrays = list(dict.fromkeys([*arrays, *blocks, *problem.captured]))
+        given = arguments_of(problem, arrays, lists)
+        self.arrays, self.symbols = given.arrays, given.sizes
         self.names = {array.name: f"t{k}" for k, array in enumerate(self.arrays)}
-        sizes = (problem.batch, problem.heads, problem.queries, problem.keys, problem.key_batch)
-        more = (problem.key_heads, problem.mask_batch, problem.mask_heads)
-        strides = (step for array in self.arrays for step in array.stride)
-        inside = (a for e in problem.expressions for a in _indices(e))
-        self.symbols = symbols_of((*sizes, *more, *strides, *inside))
         self.arguments = {**self.names, **{s: s for s in self.symbols}}
         self.out = Writer()
         self.depth, self.values = (power_of_two(max(16, n)) for n in (problem.depth, problem.values))
@@ -479,15 +472,6 @@ def _grid(kernel: _Kernel, size: IndexLike, block: int, by_keys: bool) -> str:
     p = kernel.problem
     batch, heads = (p.key_batch, p.key_heads) if by_keys else (p.batch, p.heads)
     return f"({_text(size)} + {block - 1}) // {block} * {_text(batch)} * {_text(heads)}"
-
-
-def _indices(root: Expr) -> Iterable[IndexLike]:
-    """All indices in an expression, with the sizes of their axes."""
-    for expr in walk(root):
-        index = expr.index if expr.op in ("load", "index", "size") else 0
-        if isinstance(index, Index):
-            yield index
-            yield from (atom.args[0] for atom in atoms(index) if atom.kind == "axis")
 
 
 def _text(size: IndexLike) -> str:

@@ -5,41 +5,24 @@ What the kernels cannot do is refused, and eager mode then computes it, which st
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.settings import Settings
-from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load, loads
-from polyfuse.ir.nodes import ExternCall, View
-from polyfuse.ir.types import DType
-from polyfuse.plugin import Lowering, LoweringContext, TensorValue, device_of
-from polyfuse.symbolic import IndexLike, axis
-from polyfuse_triton.flex.joint import with_scatters
+from polyfuse.plugin import Lowering, LoweringContext, TensorValue
+from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, is_read
 from polyfuse_triton.flex.kernel import (
     Written,
     forward_source,
     key_gradient_source,
     query_gradient_source,
 )
-from polyfuse_triton.flex.problem import GRADIENT, SCORE, Added, Array, Blocks, Problem
-from polyfuse_triton.flex.scores import AXES
 from polyfuse_triton.flex.tiles import tiles_of
 from polyfuse_triton.target import Target, known_target, targets_of
-from polyfuse_triton.template import TemplateKernel
+from polyfuse_triton.template import triton_template
 
 __all__ = ["LOWERINGS", "flex_attention", "flex_attention_backward"]
-
-_TYPES = (DType.bf16, DType.f16, DType.f32)
-_SHORTEST_BLOCK = 16
-_LONGEST_DEPTH = 256
-_LISTS, _QUERY_LISTS = (2, 6), (6, 10)
-"""Coordinates of lists of keys, and of lists of queries, in a block mask."""
 
 
 def flex_attention(
@@ -56,16 +39,20 @@ def flex_attention(
     mask_captured: Sequence[Any] = (),
 ) -> tuple[TensorValue | None, ...]:
     """The output, the logarithm of each query's sum, and its greatest score."""
-    call = _Call(ctx, query, key, value, block_mask, scale, _fixed(node, 4))
+    call = FlexCall(ctx, node, query, key, value, block_mask, scale)
     score, mask = call.functions(score_mod, score_captured, mask_captured)
     problem = call.problem(score, mask, None)
     results = [ctx.stored(fake) for fake in node.meta["val"]]
     operands = [call.array(v) for v in (query, key, value)]
-    lists = call.lists(_LISTS)
+    lists = call.lists(KEY_LISTS)
     written = [call.array(v) for v in results]
     tiles = tiles_of("forward", problem, _target(ctx.settings))
-    call.emit(
-        "flex_attention", lambda a: forward_source(problem, tiles, operands, lists, written, a), results
+    _emit(
+        ctx,
+        call,
+        "flex_attention",
+        lambda a: forward_source(problem, tiles, operands, lists, written, a),
+        results,
     )
     return tuple(results)
 
@@ -92,23 +79,27 @@ def flex_attention_backward(
     if grad is None:
         raise UnsupportedError("only the logarithms of the sums have a gradient")
     fakes = node.meta["val"]
-    wanted = [k for k, fake in enumerate(fakes[3]) if fake is not None and _is_read(node, k)]
-    call = _Call(ctx, query, key, value, block_mask, scale, _fixed(node, 9))
+    wanted = [k for k, fake in enumerate(fakes[3]) if fake is not None and is_read(node, k)]
+    call = FlexCall(ctx, node, query, key, value, block_mask, scale)
     score, mask = call.functions(forward, score_captured, mask_captured)
     gradient, added = call.gradients(joint, score_captured, {k: fakes[3][k] for k in wanted})
     problem = call.problem(score, mask, gradient, added)
     common = call.common(output, grad, grad_sums, sums)
     operands = [call.array(v) for v in (query, key, value, grad, sums, common)]
     to_query, to_key, to_value = (ctx.stored(fake) for fake in fakes[:3])
-    lists, query_lists = call.lists(_LISTS), call.lists(_QUERY_LISTS)
+    lists, query_lists = call.lists(KEY_LISTS), call.lists(QUERY_LISTS)
     tiles, key_tiles = (tiles_of(name, problem, _target(ctx.settings)) for name in ("queries", "keys"))
     first, second, third = (call.array(v) for v in (to_query, to_key, to_value))
-    call.emit(
+    _emit(
+        ctx,
+        call,
         "flex_attention_queries",
         lambda a: query_gradient_source(problem, tiles, operands, lists, first, a),
         [to_query],
     )
-    call.emit(
+    _emit(
+        ctx,
+        call,
         "flex_attention_keys",
         lambda a: key_gradient_source(problem, key_tiles, operands, query_lists, (second, third), a),
         [to_key, to_value],
@@ -123,51 +114,6 @@ LOWERINGS = {
 }
 
 
-@dataclass(frozen=True)
-class _Fixed:
-    """Sizes that a kernel is written for."""
-
-    depth: int
-    values: int
-    query_block: int
-    key_block: int
-
-
-def _fixed(node: Any, place: int) -> _Fixed:
-    """These sizes of a call, whose block mask is argument `place`; where they were symbolic, what is compiled
-    is for this value from now on.
-    """
-
-    def known(value: Any) -> int:
-        return int(value.meta["val"] if isinstance(value, torch.fx.Node) else value)
-
-    depth, values = (node.args[k].meta["val"].shape[3] for k in (0, 2))
-    blocks = node.args[place]
-    return _Fixed(known(depth), known(values), known(blocks[-3]), known(blocks[-2]))
-
-
-def _is_read(node: Any, k: int) -> bool:
-    """Whether anybody reads the k-th gradient of a captured tensor."""
-    for user in node.users:
-        if user.target is operator.getitem and user.args[1] == 3:
-            picked = [u for u in user.users if u.target is operator.getitem]
-            return len(picked) != len(user.users) or any(u.args[1] == k and u.users for u in picked)
-    return False
-
-
-def _added(array: Array, index: Sequence[Expr], size: Sequence[IndexLike], value: Expr) -> Added:
-    """An addition whose places may be counted from the end, and may not exist."""
-    zero = const(0, DType.i64)
-    places, inside = [], const(True, DType.bool)
-    for place, extent in zip(index, size, strict=True):
-        end = index_value(extent)
-        place = apply("where", apply("lt", place, zero), apply("add", place, end), place)
-        exists = apply("bitwise_and", apply("ge", place, zero), apply("lt", place, end))
-        inside = apply("bitwise_and", inside, exists)
-        places.append(place)
-    return Added(array, tuple(places), inside, value)
-
-
 def _target(settings: Settings) -> Target:
     """What kernels are compiled for; a large chip where there is none."""
     try:
@@ -176,181 +122,14 @@ def _target(settings: Settings) -> Target:
         return known_target("sm_90")
 
 
-class _Call:
-    """One call on its way into the graph: what it reads, and under which names its kernels know that."""
-
-    def __init__(
-        self,
-        ctx: LoweringContext,
-        query: TensorValue,
-        key: TensorValue,
-        value: TensorValue,
-        block_mask: Sequence[Any],
-        scale: float,
-        fixed: _Fixed,
-    ) -> None:
-        if query.dtype not in _TYPES or not query.dtype is key.dtype is value.dtype:
-            raise UnsupportedError(f"attention on {query.torch_dtype} and {key.torch_dtype} has no kernel")
-        self._ctx = ctx
-        self._query, self._key, self._value = query, key, value
-        self._blocks = tuple(block_mask)
-        self._scale = scale
-        self._stored: dict[str, View] = {}
-        self._captured: dict[str, Array] = {}
-        self._learned: dict[int, TensorValue] = {}
-        self._fixed = fixed
-        if max(fixed.depth, fixed.values) > _LONGEST_DEPTH:
-            raise UnsupportedError("a query or value is too long for registers")
-        if any(n % _SHORTEST_BLOCK for n in (fixed.query_block, fixed.key_block)):
-            raise UnsupportedError("the blocks of the mask are too small")
-
-    # --- operands --------------------------------------------------------------------------------------
-
-    def array(self, value: TensorValue) -> Array:
-        """A tensor that a kernel takes, stored."""
-        view = self._ctx.realize(value)
-        assert value.dtype is not None
-        dtype = view.dtype or value.dtype
-        # each way to look at a buffer is an argument of its own
-        same = (name for name, known in self._stored.items() if known == view)
-        name = next(same, f"p{len(self._stored)}")
-        self._stored[name] = view
-        return Array(name, dtype, view.stride)
-
-    def lists(self, places: tuple[int, int]) -> tuple[Blocks, ...]:
-        """The lists of blocks that the mask holds: of those that are partly masked, and of whole ones."""
-        found = []
-        for place in range(*places, 2):
-            count, index = self._blocks[place : place + 2]
-            if count is not None:
-                if index is None or count.rank != 3 or index.rank != 4:
-                    raise UnsupportedError("the lists of the block mask have another form than usual")
-                found.append(Blocks(self.array(count), self.array(index), place > places[0]))
-        if not found:
-            raise UnsupportedError("the block mask lacks its lists of queries")
-        return tuple(found)
-
-    def common(
-        self, output: TensorValue, grad: TensorValue, grad_sums: TensorValue | None, sums: TensorValue
-    ) -> TensorValue:
-        """What the gradients of each query's scores have in common."""
-        ctx = self._ctx
-        result = ctx.temporary(DType.f32, sums.device, sums.size)
-
-        def values(place: Sequence[IndexLike]) -> tuple[Expr, ...]:
-            both = (cast(value.at(place), DType.f32) for value in (output, grad))
-            return (apply("mul", *both),)
-
-        total = ctx.temporary(DType.f32, sums.device, sums.size)
-        (body,) = ctx.reduce("sum", grad.size, (3,), values, (total,))
-        if grad_sums is None:
-            return total
-        share = cast(grad_sums.at(ctx.axes(result)), DType.f32)
-        return ctx.lazy(result, apply("sub", body, apply("mul", share, const(1 / math.log(2), DType.f32))))
-
-    # --- functions -------------------------------------------------------------------------------------
-
-    def functions(
-        self, score_mod: Any, score_captured: Sequence[Any], mask_captured: Sequence[Any]
-    ) -> tuple[Expr, Expr | None]:
-        """The changed score, and whether it counts (None: always)."""
-        score = self._inlined(score_mod, [self._score(SCORE), *self._place(), *score_captured])
-        mask = self._inlined(self._blocks[-1], [*self._place(), *mask_captured])
-        counts = mask.at(())
-        if counts.op == "const":
-            return cast(score.at(()), DType.f32), None if counts.value else counts
-        return cast(score.at(()), DType.f32), cast(counts, DType.bool)
-
-    def gradients(
-        self, joint: Any, captured: Sequence[Any], wanted: Mapping[int, torch.Tensor]
-    ) -> tuple[Expr, tuple[Added, ...]]:
-        """The gradient of the score before it was changed, and what is added to those of captured tensors."""
-        given = [self._score(SCORE), *self._place(), self._score(GRADIENT), *captured]
-        module, places = with_scatters(joint, sorted(wanted))
-        found = list(self._ctx.inline(module, given))
-        added = []
-        for place, (k, count) in enumerate(places):
-            fake = wanted[k]
-            if count != fake.dim():
-                raise UnsupportedError("the score's function reads whole rows of a tensor with a gradient")
-            start = 1 + sum(c + 1 for _, c in places[:place])
-            index = [cast(value.at(()), DType.i64) for value in found[start : start + count]]
-            value = cast(found[start + count].at(()), DType.f32)
-            if k not in self._learned:
-                zeros = self._ctx.temporary(DType.f32, self._query.device, self._ctx.template(fake).size)
-                self._learned[k] = self._ctx.lazy(zeros, const(0.0, DType.f32))
-            array = self.array(self._learned[k])
-            added.append(_added(array, index, self._learned[k].size, value))
-        return cast(found[0].at(()), DType.f32), tuple(added)
-
-    def learned(self, k: int, fake: torch.Tensor) -> TensorValue:
-        """The gradient of a captured tensor, after the call that adds to it."""
-        total = self._learned[k]
-        return self._ctx.lazy(fake, total.at(self._ctx.axes(total)))
-
-    def _inlined(self, module: Any, arguments: Sequence[Any]) -> TensorValue:
-        found = self._ctx.inline(module, arguments)
-        result: TensorValue = found[0] if isinstance(found, (tuple, list)) else found
-        return result
-
-    def _score(self, name: str) -> TensorValue:
-        ctx = self._ctx
-        return ctx.lazy(ctx.temporary(DType.f32, self._query.device, ()), load(name, 0, DType.f32))
-
-    def _place(self) -> list[TensorValue]:
-        ctx, found = self._ctx, []
-        for name, size in zip(AXES, (*self._query.size[:3], self._key.size[2]), strict=True):
-            body = cast(index_value(axis(name, size)), DType.i32)
-            found.append(ctx.lazy(ctx.temporary(DType.i32, self._query.device, ()), body))
-        return found
-
-    # --- the call --------------------------------------------------------------------------------------
-
-    def problem(
-        self, score: Expr, mask: Expr | None, gradient: Expr | None, added: tuple[Added, ...] = ()
-    ) -> Problem:
-        """The call as data."""
-        more = (e for item in added for e in (*item.index, item.inside, item.value))
-        expressions = [e for e in (score, mask, gradient, *more) if e is not None]
-        for read in loads(*expressions):
-            name = read.buffer
-            if name not in (SCORE, GRADIENT) and name not in self._captured:
-                self._captured[name] = Array(name, read.dtype, ())
-        query, key = self._query, self._key
-        lists = self._blocks[_LISTS[0]]
-        return Problem(
-            batch=query.size[0],
-            heads=query.size[1],
-            queries=query.size[2],
-            keys=key.size[2],
-            key_batch=key.size[0],
-            key_heads=key.size[1],
-            depth=self._fixed.depth,
-            values=self._fixed.values,
-            mask_batch=lists.size[0],
-            mask_heads=lists.size[1],
-            query_block=self._fixed.query_block,
-            key_block=self._fixed.key_block,
-            dtype=query.dtype or DType.f32,
-            scale=float(self._scale),
-            exact=not device_of(query.device).rounds("matmuls"),
-            is_fast=self._ctx.settings.numerics == "fast",
-            score=score,
-            mask=mask,
-            gradient=gradient,
-            captured=tuple(self._captured.values()),
-            added=added,
-        )
-
-    def emit(self, name: str, make: Callable[[bool], Written], results: Sequence[TensorValue]) -> None:
-        """The call of a kernel in the graph."""
-        ctx = self._ctx
-        written = make(True)
-        views = [self._stored.get(a) or View(a, (1,), (1,)) for a in written.arrays]
-        kernel = TemplateKernel(name, lambda aligned: make(aligned).source, ctx.settings)
-        outputs = tuple(self._stored[self.array(value).name].buffer for value in results)
-        given = (*views, *written.sizes)
-        learned = (ctx.realize(value) for value in self._learned.values())
-        sums = tuple(view.buffer for view in learned if view in views)
-        key = ctx.add_object(f"{name}_", kernel)
-        ctx.emit(ExternCall(ctx.fresh("call"), key, given, (), outputs, "into", sums))
+def _emit(
+    ctx: LoweringContext,
+    call: FlexCall,
+    name: str,
+    make: Callable[[bool], Written],
+    results: Sequence[TensorValue],
+) -> None:
+    """The call of a kernel in the graph."""
+    written = make(True)
+    kernel = triton_template(name, lambda aligned: make(aligned).source, ctx.settings)
+    call.emit(name, kernel, written.arrays, written.sizes, results)

@@ -9,24 +9,14 @@ from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.statements import Load, Statement, indices
 from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, Writer
-from polyfuse.symbolic import Index, IndexLike, axis, free_axes, is_less, python_text
-from polyfuse_triton.flex.problem import GRADIENT, SCORE, Added, Problem, statements
+from polyfuse.symbolic import IndexLike, free_axes, is_less, python_text
+from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Added, Problem, place_axes, statements
 from polyfuse_triton.loops.indexing import Variable
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.tiling.plan import Dim, Plan
 
-__all__ = ["AXES", "Scores", "place_axes"]
-
-AXES = ("b", "h", "m", "n")
-"""Batch, head, query and key: names of axes and of variables in the text."""
-
-
-def place_axes(sizes: Iterable[IndexLike]) -> tuple[Index, ...]:
-    """The four variables of a score's place."""
-    found = (axis(name, size) for name, size in zip(AXES, sizes, strict=True))
-    return tuple(a for a in found if isinstance(a, Index))
-
+__all__ = ["Scores"]
 
 _SCORE_LOADS = tuple(Load(name, name, 0, DType.f32) for name in (SCORE, GRADIENT))
 """What defines the names that the kernel's own values take."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from polyfuse.ir.expr import walk
-from polyfuse_triton.flex.problem import Problem
+from polyfuse_cuda.flex.problem import Problem
 from polyfuse_triton.loops.ops import LIBDEVICE
 from polyfuse_triton.target import Target
 

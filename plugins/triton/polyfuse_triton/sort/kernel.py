@@ -29,7 +29,7 @@ from polyfuse_triton.sort.rows import (
     write_head,
     write_results,
 )
-from polyfuse_triton.template import TemplateKernel
+from polyfuse_triton.template import triton_template
 from polyfuse_triton.tiling.plan import power_of_two
 
 __all__ = ["LOWERINGS", "LONGEST", "sort_source"]
@@ -121,7 +121,7 @@ def _sorted(
     views = [view, *(ctx.realize(result) for result in results)]
     rows = rows_of(value.dtype, views, dim, length, kept, descending)
     source = sort_source if whole else rank_source
-    kernel = TemplateKernel("sort", lambda aligned: source(rows, aligned), ctx.settings)
+    kernel = triton_template("sort", lambda aligned: source(rows, aligned), ctx.settings)
     outputs = tuple(v.buffer for v in views[1:])
     given = (*views, *rows.symbols.values())
     ctx.emit(ExternCall(ctx.fresh("call"), ctx.add_object("sort_", kernel), given, (), outputs, "into"))

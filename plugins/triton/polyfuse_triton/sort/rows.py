@@ -10,9 +10,9 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 from polyfuse.symbolic import Index, IndexLike, is_equal, product, python_text
+from polyfuse_cuda.flex.problem import symbols_of
 from polyfuse_triton.build.meta import MetaArg
 from polyfuse_triton.dtypes import pointer_type
-from polyfuse_triton.flex.problem import symbols_of
 
 __all__ = [
     "Rows",

@@ -8,9 +8,25 @@ from dataclasses import dataclass
 from polyfuse.ir.expr import Expr, loads, walk
 from polyfuse.ir.statements import Statement, definition
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import Index, IndexLike, atoms, of_atom
+from polyfuse.symbolic import Index, IndexLike, atoms, axis, of_atom
 
-__all__ = ["GRADIENT", "SCORE", "Added", "Array", "Blocks", "Problem", "statements", "symbols_of"]
+__all__ = [
+    "AXES",
+    "GRADIENT",
+    "SCORE",
+    "Added",
+    "Arguments",
+    "Array",
+    "Blocks",
+    "Problem",
+    "arguments_of",
+    "place_axes",
+    "statements",
+    "symbols_of",
+]
+
+AXES = ("b", "h", "m", "n")
+"""Batch, head, query and key: names of the axes of scores."""
 
 SCORE, GRADIENT = "score", "gradient"
 """Names that stand for the score before it is changed, and for the gradient of what it was changed to, in
@@ -132,6 +148,32 @@ def statements(roots: Iterable[Expr]) -> tuple[tuple[Statement, ...], dict[Expr,
     return tuple(found), names
 
 
+def place_axes(sizes: Iterable[IndexLike]) -> tuple[Index, ...]:
+    """The four variables of a score's place."""
+    found = (axis(name, size) for name, size in zip(AXES, sizes, strict=True))
+    return tuple(a for a in found if isinstance(a, Index))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a kernel is called with: arrays, each once, then sizes by name."""
+
+    arrays: tuple[Array, ...]
+    sizes: dict[str, Index]
+
+
+def arguments_of(problem: Problem, arrays: Iterable[Array], lists: Iterable[Blocks]) -> Arguments:
+    """The arguments of a kernel that takes `arrays`, and the lists of blocks."""
+    blocks = [array for item in lists for array in (item.count, item.index)]
+    # one tensor may be captured under its name and be an operand too
+    every = tuple(dict.fromkeys([*arrays, *blocks, *problem.captured]))
+    sizes = (problem.batch, problem.heads, problem.queries, problem.keys, problem.key_batch)
+    more = (problem.key_heads, problem.mask_batch, problem.mask_heads)
+    strides = (step for array in every for step in array.stride)
+    inside = (a for e in problem.expressions for a in _indices(e))
+    return Arguments(every, symbols_of((*sizes, *more, *strides, *inside)))
+
+
 def symbols_of(indices: Iterable[IndexLike]) -> dict[str, Index]:
     """Shape symbols of some sizes, each once, by name and in order."""
     found: dict[str, Index] = {}
@@ -140,3 +182,12 @@ def symbols_of(indices: Iterable[IndexLike]) -> dict[str, Index]:
             if atom.kind == "sym":
                 found.setdefault(atom.name, of_atom(atom))
     return found
+
+
+def _indices(root: Expr) -> Iterable[IndexLike]:
+    """All indices in an expression, with the sizes of their axes."""
+    for expr in walk(root):
+        index = expr.index if expr.op in ("load", "index", "size") else 0
+        if isinstance(index, Index):
+            yield index
+            yield from (atom.args[0] for atom in atoms(index) if atom.kind == "axis")
