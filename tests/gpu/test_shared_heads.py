@@ -36,6 +36,8 @@ def test_a_step_of_decoding(queries: int, seen: int, dtype: torch.dtype) -> None
     exact = decode(*(x.double().cpu() for x in (q, k, v, past))).to("cuda", dtype)
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(found, eager, rtol=2e-2, atol=2e-2)
-    assert found.stride() == eager.stride()
+    # a step along an axis of one number is never taken
+    steps = zip(found.shape, found.stride(), eager.stride(), strict=True)
+    assert all(ours == theirs for size, ours, theirs in steps if size > 1)
     (report,) = last_reports()
     assert dict(report.rewrites).get("share-heads") == 1
