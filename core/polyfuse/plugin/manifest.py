@@ -56,6 +56,10 @@ class Manifest:
     `last_resort` says that the backend takes any kernel, but slowly: what no other backend generates goes to
     it with a warning, or with an error under the option `strict`, unless the user names it.
 
+    `specialist` says that the plugin computes some operators better than backends that compute everything:
+    its lowerings are tried before those of the backend in charge, wherever the plugin serves the device type
+    and the user does not name other backends.
+
     `options` documents the plugin's own options, name to text; users write them `"plugin.option"`.
     """
 
@@ -72,6 +76,7 @@ class Manifest:
     options: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
     last_resort: bool = False
+    specialist: bool = False
 
     def serves(self, device_type: str) -> bool:
         """Return whether the backend can be used for a device type."""

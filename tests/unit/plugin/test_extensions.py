@@ -44,6 +44,18 @@ def test_the_backend_in_charge_comes_before_plugins_without_one(monkeypatch):
     assert plugins_of(extensions_of(points), "mylib.other") == []
 
 
+def test_specialists_come_before_the_backend_in_charge(monkeypatch):
+    points = [
+        offering(monkeypatch, "special", ["mylib.op"], priority={"cpu": 1}, specialist=True),
+        offering(monkeypatch, "fast", ["mylib.op"], priority={"cpu": 9}),
+        offering(monkeypatch, "elsewhere", ["mylib.op"], device_types=("tpu",), specialist=True),
+    ]
+    assert plugins_of(extensions_of(points), "mylib.op") == ["special", "fast"]
+    assert plugins_of(extensions_of(points, backends=("fast",)), "mylib.op") == ["fast"]
+    assert plugins_of(extensions_of(points, backends=("fast", "special")), "mylib.op") == ["special", "fast"]
+    assert plugins_of(extensions_of(points, disable=("special",)), "mylib.op") == ["fast"]
+
+
 def test_each_is_asked_once_a_device_type_and_only_of_what_it_wants_to_know(monkeypatch):
     asked = []
 

@@ -154,6 +154,7 @@ def test_manifest_of_another_name(monkeypatch):
         ("loader", None),
         ("offers", "kernels"),
         ("last_resort", "no"),
+        ("specialist", "no"),
     ],
 )
 def test_a_malformed_manifest_costs_its_plugin_alone(monkeypatch, warnings_seen, field, value):

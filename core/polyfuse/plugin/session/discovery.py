@@ -134,6 +134,7 @@ _FIELDS: Final[Mapping[str, Callable[[object], bool]]] = {
     "requires": lambda v: isinstance(v, Requires),
     "options": lambda v: _is_mapping(v, str),
     "last_resort": lambda v: isinstance(v, bool),
+    "specialist": lambda v: isinstance(v, bool),
 }
 
 

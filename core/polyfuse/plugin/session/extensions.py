@@ -3,8 +3,9 @@ facts for keys.
 
 For each device type there is one backend in charge, the first in order that is usable. Lowerings and rewrites
 are those of its plugin and of plugins that bring no code generator, so that installing a backend that is not
-used changes nothing. Choices, which are used only where they are fastest, are those of all usable plugins,
-and fusion rules, each of which is about a backend, are those of all.
+used changes nothing; lowerings are also those of specialists, which come first. Choices, which are used only
+where they are fastest, are those of all usable plugins, and fusion rules, each of which is about a backend,
+are those of all.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ class Extensions:
         """Lowerings for a device type by the operator's name, in the order in which they are tried."""
         with self._lock:
             if device_type not in self._lowerings:
-                answers = self._ask("polyfuse_lowerings", device_type)
+                specialists = self.plugins.specialists(device_type)
+                asked = [*self._in_charge(device_type), *specialists]
+                answers = self._ask("polyfuse_lowerings", device_type, asked)
                 authors = {id(item.value): item.plugin for item in answers.items}
                 table: dict[str, tuple[Offered[Lowering], ...]] = {}
-                for answer in answers:
+                for answer in sorted(answers, key=lambda a: a.plugin not in specialists):
                     for name, row in answer.value.items():
                         table[name] = (*table.get(name, ()), Offered(authors[id(row)], row))
                 self._lowerings[device_type] = table
@@ -134,11 +137,14 @@ class Extensions:
 
     def _ask(self, hook: str, device_type: str, asked: Iterable[str] | None = None) -> Answers:
         """The answers of plugins that contribute on a device type, or of backends and of plugins without."""
-        first = next(self.plugins.each_backend(device_type), None)
-        names = (() if first is None else (first.name,)) if asked is None else tuple(asked)
+        names = self._in_charge(device_type) if asked is None else tuple(asked)
         others = [
             state.name
             for state in self.plugins.states()
             if state.name not in names and self.plugins.generates(state.name)
         ]
         return self.plugins.ask(hook, others, device_type=device_type)
+
+    def _in_charge(self, device_type: str) -> tuple[str, ...]:
+        first = next(self.plugins.each_backend(device_type), None)
+        return () if first is None else (first.name,)
