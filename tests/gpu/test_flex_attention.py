@@ -12,7 +12,27 @@ from triton_flex import CASES, Case, operands, place_tables, results_of, runner
 pytestmark = pytest.mark.gpu
 
 LARGE = replace(CASES["bf16"], queries=1024, keys=1024, heads=4, depth=128)
-MORE = {**CASES, "large": LARGE, "f16": replace(LARGE, dtype=torch.float16, depth=64)}
+SHORT = replace(LARGE, depth=64)
+MORE = {
+    **CASES,
+    "large": LARGE,
+    "f16": replace(SHORT, dtype=torch.float16),
+    "bf16 without mask": replace(SHORT, mask=None),
+    "bf16 ragged": replace(SHORT, queries=1000, keys=777, values=96, mask=CASES["documents"].mask),
+    "bf16 ragged without mask": replace(LARGE, batch=2, queries=333, keys=129, mask=None),
+    "bf16 soft cap": replace(LARGE, score=CASES["soft cap"].score),
+    "bf16 relative": replace(SHORT, score=CASES["relative"].score, mask=None, sums=True),
+    "bf16 groups": replace(LARGE, key_heads=2, transposed=True),
+    "bf16 long": replace(SHORT, depth=192, values=128),
+    "bf16 longest": replace(SHORT, depth=256, backward=False),
+    "bf16 masks by head": replace(
+        CASES["masks by head"], queries=512, keys=512, dtype=torch.bfloat16, depth=64, block=128
+    ),
+    "bf16 rows of nothing": replace(LARGE, mask=CASES["rows of nothing"].mask),
+    "bf16 dynamic": replace(SHORT, queries=500, keys=500, dynamic=True),
+    "bf16 shared keys": replace(SHORT, batch=2, key_batch=1),
+}
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
 def check(case: Case, mode: str = "default") -> None:
@@ -36,3 +56,23 @@ def test_beside_eager_mode(name, recwarn):
 
 def test_recorded():
     check(LARGE, "reduce-overhead")
+
+
+@pytest.mark.skipif(not HOPPER, reason="the kernel is for Hopper GPUs")
+def test_operands_at_odd_addresses_are_moved():
+    from polyfuse_cuda.template import ALIGNMENT
+
+    place_tables("cuda")
+    case = replace(SHORT, backward=False)
+    given, function = operands(case, "cuda"), runner(case, "cuda")
+    odd = []
+    for tensor in given:
+        room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")
+        odd.append(room[1:].view(tensor.shape).copy_(tensor))
+    assert all(t.data_ptr() % ALIGNMENT for t in odd)
+    compiled = torch.compile(function, backend="polyfuse")
+    wanted = compiled(*given)
+    torch.testing.assert_close(compiled(*odd), wanted, rtol=0, atol=0)
+    from polyfuse_cutlass.attention import loading
+
+    assert loading._LOADED

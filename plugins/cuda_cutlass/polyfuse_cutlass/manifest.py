@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from polyfuse.plugin.api import API_VERSION
@@ -21,6 +21,7 @@ __all__ = [
     "polyfuse_device",
     "polyfuse_doctor",
     "polyfuse_fusion_rules",
+    "polyfuse_lowerings",
     "polyfuse_manifest",
     "polyfuse_timer",
 ]
@@ -39,7 +40,8 @@ def polyfuse_manifest() -> Manifest:
         loader="polyfuse_cutlass.loading:load_packaged",
         # behind those that compute everything: it takes what they leave, and matrix multiplications
         priority={"cuda": 50},
-        offers=(Offer.KERNELS, Offer.FUSION_RULES, Offer.CHOICES, Offer.TIMER),
+        offers=(Offer.KERNELS, Offer.FUSION_RULES, Offer.CHOICES, Offer.TIMER, Offer.LOWERINGS),
+        specialist=True,
         options={
             "target": "Architecture to compile for: `sm_90` or `sm_80`; empty: that of the machine's GPUs.",
             "collectives": "How many candidates of CUTLASS's own autotuning builds for each GEMM; each "
@@ -50,7 +52,7 @@ def polyfuse_manifest() -> Manifest:
             "flags": "Flags added to each command of nvcc, behind all others.",
             "compiler": "`nvcc` or `nvrtc`, the compiler of kernels; empty: nvcc where there is one.",
         },
-        summary="Matrix multiplications for Hopper GPUs, generated as CUDA C++",
+        summary="Matrix multiplications and attention for Hopper GPUs, generated as CUDA C++",
     )
 
 
@@ -70,6 +72,16 @@ def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:
     from polyfuse_cutlass.fusion_rules import RULES
 
     return RULES
+
+
+@hookimpl
+def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
+    """Bring the forward of flexible attention."""
+    if device_type != "cuda":
+        return {}
+    from polyfuse_cutlass.attention.lowering import LOWERINGS
+
+    return LOWERINGS
 
 
 @hookimpl

@@ -19,11 +19,11 @@ from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Probl
 from polyfuse_cutlass.templates.text import args_text, constants, device_text
 from polyfuse_cutlass.tiling import Tiling
 
-__all__ = ["LANGUAGE", "check", "fault_of", "hopper_source", "result_of"]
+__all__ = ["LANGUAGE", "MAP_TYPES", "MMA_TYPES", "check", "fault_of", "hopper_source", "result_of"]
 
 LANGUAGE = "cuda"
 _HEADERS = ("types.cuh", "math.cuh", "hopper.cuh")
-_MAP_TYPES: Mapping[DType, int] = MappingProxyType(
+MAP_TYPES: Mapping[DType, int] = MappingProxyType(
     {
         DType.bf16: 9,
         DType.f16: 6,
@@ -34,7 +34,7 @@ _MAP_TYPES: Mapping[DType, int] = MappingProxyType(
         DType.f8e5m2: 0,
     }
 )
-_MMA_TYPES: Mapping[DType, str] = MappingProxyType(
+MMA_TYPES: Mapping[DType, str] = MappingProxyType(
     {
         DType.bf16: "bf16",
         DType.f16: "f16",
@@ -54,7 +54,7 @@ def check(problem: Problem) -> None:
     """Raise `UnsupportedError` where the hardware cannot take the operands as they lie."""
     for matrix in (problem.left, problem.right):
         dtype = matrix.dtype
-        if dtype not in _MMA_TYPES or (dtype is DType.f32 and problem.kind != "dot_tf32"):
+        if dtype not in MMA_TYPES or (dtype is DType.f32 and problem.kind != "dot_tf32"):
             raise UnsupportedError(f"the multipliers take no {dtype} operands", _REFUSED)
         if matrix.along and (matrix.row not in (0, 1) or dtype.itemsize != 2):
             raise UnsupportedError(f"an operand of {dtype} does not run along the depth", _REFUSED)
@@ -240,7 +240,7 @@ def _batches(problem: Problem, matrices: Mapping[str, Matrix]) -> list[str]:
 def _mma(problem: Problem, columns: int) -> str:
     """The function `mma`: one instruction on a tile of 64 rows."""
     count = columns // 2
-    left, right = (_MMA_TYPES[m.dtype] for m in (problem.left, problem.right))
+    left, right = (MMA_TYPES[m.dtype] for m in (problem.left, problem.right))
     result = "s32" if problem.dtype.is_integer else "f32"
     depth = 32 // problem.left.dtype.itemsize
     rest = f"%{count}, %{count + 1}, more"
@@ -274,7 +274,7 @@ def _map(problem: Problem, matrix: Matrix, rows: IndexLike, box: int, depth: Ind
     return TensorMap(
         number,
         python_text(matrix.offset * size),
-        _MAP_TYPES[matrix.dtype],
+        MAP_TYPES[matrix.dtype],
         tuple(python_text(n) for n in extents),
         tuple(python_text(n * size) if n != 0 else str(COPY_ALIGNMENT) for n in strides),
         tuple(boxes),

@@ -67,6 +67,26 @@ PF_INLINE bool op_signbit(f32 a) { return __float_as_int(a) < 0; }
 PF_INLINE bool op_signbit(f64 a) { return __double_as_longlong(a) < 0; }
 template <class T> PF_INLINE bool op_isnan(T a) { return a != a; }
 template <class T> PF_INLINE bool op_isinf(T a) { return fabs(a) == T(__int_as_float(0x7f800000)); }
+// An integer below 2^22 as a float, exactly: without the conversion, which is as slow as an exponential.
+PF_INLINE f32 small_float(int x) { return __int_as_float(x + 0x4b400000) - 12582912.0f; }
+// Exact enough for what is rounded to 16 bits: to 3e-6 of their values.
+PF_INLINE f32 quick_inverse(f32 x) {
+  f32 r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+PF_INLINE f32 quick_exp2(f32 x) {
+  f32 r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+PF_INLINE f32 quick_exp(f32 x) { return quick_exp2(x * 1.4426950408889634f); }
+PF_INLINE f32 quick_sigmoid(f32 x) { return quick_inverse(1.0f + quick_exp(-x)); }
+PF_INLINE f32 quick_tanh(f32 x) {
+  const f32 large = 1.0f - 2.0f * quick_inverse(1.0f + quick_exp2(x * 2.8853900817779268f));
+  // near zero that difference has few digits; the first two terms of the series have enough
+  return fabsf(x) < 0.0625f ? x * fmaf(x * x, -0.3333333333333333f, 1.0f) : large;
+}
 // The derivative of lgamma: reflected at zero, raised to ten, then a series.
 PF_INLINE f64 op_digamma(f64 x) {
   if (x == 0) return copysign((f64)__int_as_float(0x7f800000), -x);

@@ -1,0 +1,46 @@
+"""Flexible attention's forward as a kernel for Hopper. What it cannot do is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.plugin import Lowering, LoweringContext, TensorValue
+from polyfuse_cuda.flex.call import KEY_LISTS, FlexCall
+from polyfuse_cuda.template import TemplateKernel
+from polyfuse_cutlass.attention.kernel import forward_source
+from polyfuse_cutlass.attention.loading import Loader
+from polyfuse_cutlass.target import target_of
+
+__all__ = ["LOWERINGS", "flex_attention"]
+
+
+def flex_attention(
+    ctx: LoweringContext,
+    node: Any,
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    score_mod: Any,
+    block_mask: Sequence[Any],
+    scale: float,
+    kernel_options: Mapping[str, Any],
+    score_captured: Sequence[Any] = (),
+    mask_captured: Sequence[Any] = (),
+) -> tuple[TensorValue | None, ...]:
+    """The output, the logarithm of each query's sum, and its greatest score."""
+    if target_of(ctx.settings).ampere:
+        raise UnsupportedError("only a Hopper has what this kernel is made of")
+    call = FlexCall(ctx, node, query, key, value, block_mask, scale)
+    score, mask = call.functions(score_mod, score_captured, mask_captured)
+    problem = call.problem(score, mask, None)
+    results = [ctx.stored(fake) for fake in node.meta["val"]]
+    operands = [call.array(v) for v in (query, key, value)]
+    written = forward_source(problem, operands, call.lists(KEY_LISTS), [call.array(v) for v in results])
+    kernel = TemplateKernel("flex_attention", Loader(written.source, ctx.settings, len(operands)))
+    call.emit("flex_attention", kernel, written.arrays, written.sizes, results)
+    return tuple(results)
+
+
+LOWERINGS = {"higher_order.flex_attention": Lowering(flex_attention, library=True)}

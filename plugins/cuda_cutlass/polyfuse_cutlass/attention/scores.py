@@ -1,0 +1,125 @@
+"""The user's functions of a score and its place, as CUDA functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.expr import Expr, loads
+from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, Statement
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import IndexLike, bounds
+from polyfuse_cuda.flex.problem import AXES, SCORE, Problem, statements
+from polyfuse_cutlass.codegen.indexing import index_text
+from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
+
+__all__ = ["function_text", "reads_memory"]
+
+_QUICK: Mapping[str, str] = MappingProxyType(
+    {"tanh": "quick_tanh", "sigmoid": "quick_sigmoid", "exp": "quick_exp", "exp2": "quick_exp2"}
+)
+"""Functions of `math.cuh` that are exact enough for weights of 16 bits."""
+_SMALL = 1 << 22
+"""Integers below which `small_float` is exact."""
+
+
+def reads_memory(problem: Problem) -> bool:
+    """Whether the functions read anything but the score and its place."""
+    return any(read.buffer != SCORE for read in loads(*problem.expressions))
+
+
+def function_text(
+    problem: Problem, name: str, root: Expr, arrays: Mapping[str, str], sizes: Mapping[str, str]
+) -> str:
+    """A function of a score, or of its place alone, that gives `root`.
+
+    Args:
+        arrays, sizes: what the fields of the kernel's arguments are called.
+
+    Raises `UnsupportedError` for what CUDA has no text for.
+    """
+    found, names = statements([root])
+    types = {SCORE: DType.f32}
+    given = {SCORE: SCORE, **{target: f"v_{target}" for stmt in found for target in stmt.targets}}
+    # places are counted from zero, which the compiler cannot know
+    lines = [f"  __builtin_assume({axis} >= 0);" for axis in AXES]
+    ranges: dict[str, tuple[int, int] | None] = {}
+    for stmt in found:
+        (target,) = stmt.targets
+        types[target] = stmt.dtype
+        text = _text(stmt, given, types, arrays, sizes, problem.is_fast)
+        if isinstance(stmt, Cast) and not stmt.bitwise and stmt.dtype is DType.f32 and ranges.get(stmt.arg):
+            text = f"small_float({given[stmt.arg]})"
+        ranges[target] = _range(stmt, ranges)
+        lines.append(f"  const {stmt.dtype.value} {given[target]} = {text};")
+    score = f"f32 {SCORE}, " if root.dtype is DType.f32 else ""
+    return "\n".join(
+        [
+            f"PF_INLINE {root.dtype.value} {name}(const Args& args, {score}int b, int h, int m, int n) {{",
+            *lines,
+            f"  return {given[names[root]]};",
+            "}",
+        ]
+    )
+
+
+def _range(stmt: Statement, known: Mapping[str, tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Between which small numbers a value lies that follows from a score's place; None: nobody knows."""
+    found: tuple[int | None, int | None] = (None, None)
+    args = [known.get(name) for name in stmt.args]
+    match stmt:
+        case IndexValue():
+            found = bounds(stmt.index)
+        case Cast(bitwise=False) if args[0] and stmt.dtype in (DType.i32, DType.i64):
+            found = args[0]
+        case Compute(op="sub") if args[0] and args[1]:
+            found = (args[0][0] - args[1][1], args[0][1] - args[1][0])
+        case Compute(op="add") if args[0] and args[1]:
+            found = (args[0][0] + args[1][0], args[0][1] + args[1][1])
+    low, high = found
+    if low is None or high is None or max(abs(low), abs(high)) >= _SMALL:
+        return None
+    return low, high
+
+
+def _text(
+    stmt: Statement,
+    given: Mapping[str, str],
+    types: Mapping[str, DType],
+    arrays: Mapping[str, str],
+    sizes: Mapping[str, str],
+    quick: bool,
+) -> str:
+    values = [given[name] for name in stmt.args]
+
+    def place(index: IndexLike, indirect: tuple[str, ...] = ()) -> str:
+        more = {f"@{i}": f"(i64){given[name]}" for i, name in enumerate(indirect)}
+        return index_text(index, {**{axis: axis for axis in AXES}, **sizes, **more})
+
+    match stmt:
+        case Constant():
+            return literal(stmt.value, stmt.dtype)
+        case IndexValue():
+            return place(stmt.index)
+        case Cast(bitwise=True):
+            return f"same_bits<{stmt.dtype.value}>({values[0]})"
+        case Cast():
+            return cast_text(values[0], types[stmt.arg], stmt.dtype)
+        case Load():
+            # not as `volatile` as elsewhere: neighbours share what they read
+            read = f"args.{arrays[stmt.buffer]}[{place(stmt.index, stmt.indirect)}]"
+            return read if stmt.mask is None else f"{values[-2]} ? {read} : {values[-1]}"
+    if stmt.op not in SCALAR_OPS:
+        raise UnsupportedError(f"{stmt.op} is not computed beside scores")
+    dtype = types[stmt.args[-1]]
+    reason = unsupported_op(stmt.op, dtype)
+    if reason:
+        raise UnsupportedError(reason)
+    if quick and dtype is DType.f32:
+        if stmt.op in _QUICK:
+            return f"{_QUICK[stmt.op]}({values[0]})"
+        if stmt.op == "div":
+            return f"{values[0]} * quick_inverse({values[1]})"
+    return operation_text(stmt.op, dtype, values)

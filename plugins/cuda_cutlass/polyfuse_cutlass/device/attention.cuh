@@ -1,0 +1,286 @@
+// The kernel: what is the same for every call.
+constexpr u32 FULL = ~0u;
+
+// A ring of tiles in shared memory, with its barriers.
+struct Ring {
+  u32 full, empty, tiles, bytes;
+  int stage = 0;
+  u32 phase = 0;
+  PF_INLINE Ring(u32 barriers, u32 tiles, u32 bytes)
+      : full(barriers), empty(barriers + 8 * STAGES), tiles(tiles), bytes(bytes) {}
+  PF_INLINE void next() {
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+  PF_INLINE u32 full_bar() const { return full + 8 * stage; }
+  PF_INLINE u32 empty_bar() const { return empty + 8 * stage; }
+  PF_INLINE u32 tile() const { return tiles + bytes * stage; }
+};
+
+// Scores of a group's 64 queries: of two rows, eight apart, two neighbours in every eight columns.
+typedef f32 Scores[KEYS / 2];
+typedef f32 Sums[VALUES / 2];
+typedef u32 Weights[KEYS / 4];
+
+template <int N> PF_INLINE void keep(f32 (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
+}
+template <int N> PF_INLINE void keep(u32 (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
+}
+
+PF_INLINE f32 logarithm(f32 x) {
+  f32 r;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+PF_INLINE void warps_arrive(int bar, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(bar), "r"(threads) : "memory");
+}
+
+// Copies the next tile of keys or values, when there is room for it.
+template <int COLUMNS>
+PF_INLINE void feed(Ring& ring, const TensorMap* map, int first, const int (&of)[2]) {
+  barrier_wait(ring.empty_bar(), ring.phase ^ 1);
+  barrier_expect(ring.full_bar(), ring.bytes);
+#pragma unroll
+  for (int c = 0; c < COLUMNS; c += LANES)
+    copy_tile(ring.tile() + c * KEYS * 2, map, ring.full_bar(), 0, c, first, of);
+  ring.next();
+}
+
+// Values follow the keys of the tile behind them: these are needed first.
+PF_INLINE void produce(const Args& args, const TensorMap* queries, const TensorMap* keys, const TensorMap* values,
+                       u32 query_bar, u32 query, Ring key, Ring value, int* tiles, const Place& at) {
+  int of_queries[2], of_keys[2], of_values[2];
+  operand_places(args, at, of_queries, of_keys, of_values);
+  barrier_expect(query_bar, QUERY_BYTES);
+#pragma unroll
+  for (int c = 0; c < DEPTH; c += LANES)
+    copy_tile(query + c * ROWS * 2, queries, query_bar, 0, c, at.row, of_queries);
+  const Steps steps = steps_of(args, at);
+  const int all = steps.all();
+  int before = 0;
+  for (int j = 0; j < all; ++j) {
+    const Tile tile = tile_of(args, at, steps, j);
+    barrier_wait(key.empty_bar(), key.phase ^ 1);
+    tiles[key.stage] = tile.packed;  // whoever waits for the keys sees it
+    feed<DEPTH>(key, keys, tile.first(), of_keys);
+    if (j > 0) feed<VALUES>(value, values, before, of_values);
+    before = tile.first();
+  }
+  if (all > 0) feed<VALUES>(value, values, before, of_values);
+}
+
+struct Softmax {
+  f32 top[2], total[2], share[2];
+
+  // Changes scores to weights of base two, and says by how much earlier sums shrink.
+  template <bool FIRST> PF_INLINE void weigh(Scores& s) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      f32 most = FIRST ? minus_infinity() : top[r];
+#pragma unroll
+      for (int i = 0; i < KEYS / 8; ++i) most = fmaxf(most, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+      most = fmaxf(most, __shfl_xor_sync(FULL, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(FULL, most, 2));
+      // a row of which nothing counts yet
+      const f32 base = most == minus_infinity() ? 0 : most * FACTOR;
+      if (!FIRST) share[r] = quick_exp2(top[r] * FACTOR - base);
+      top[r] = most;
+      f32 sum[2] = {0, 0};
+#pragma unroll
+      for (int i = 0; i < KEYS / 8; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          f32& x = s[4 * i + 2 * r + j];
+          x = quick_exp2(x * FACTOR - base);
+          sum[j] += x;
+        }
+      total[r] = FIRST ? sum[0] + sum[1] : total[r] * share[r] + (sum[0] + sum[1]);
+    }
+  }
+  static PF_INLINE f32 minus_infinity() { return __int_as_float(0xff800000); }
+};
+
+PF_INLINE void round_weights(const Scores& s, Weights& p) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 4; ++i) p[i] = pair_of<Element>(s[2 * i], s[2 * i + 1]);
+}
+
+// Where functions read memory, what is outside stands for the last one inside, so that nothing is read there.
+template <bool FITS> PF_INLINE int inside(int place, int last) { return READS && !FITS ? min(place, last) : place; }
+
+// Changes a tile's scores as the user's functions say. Those that do not count become minus infinity.
+PF_INLINE void change(const Args& args, Scores& s, const Place& at, int row, Tile tile, int column) {
+  const int last_row = query_count(args) - 1, last = key_count(args) - 1;
+  const int m[2] = {inside<ROWS_FIT>(row, last_row), inside<ROWS_FIT>(row + 8, last_row)}, n0 = tile.first() + column;
+  if constexpr (CHANGES) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; ++i)
+      s[i] = changed(args, s[i] * SCALE, at.batch, at.head, m[i / 2 % 2], inside<KEYS_FIT>(n0 + i / 4 * 8 + i % 2, last));
+  }
+  if ((MASKS && tile.masked()) || (!KEYS_FIT && tile.first() + KEYS > last + 1)) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; ++i) {
+      const int n = n0 + i / 4 * 8 + i % 2;
+      bool kept = KEYS_FIT || n <= last;
+      if (MASKS && tile.masked()) kept &= counts(args, at.batch, at.head, m[i / 2 % 2], inside<KEYS_FIT>(n, last));
+      if (!kept) s[i] = Softmax::minus_infinity();
+    }
+  }
+}
+
+// Starts the products of queries and keys.
+PF_INLINE void start_scores(Scores& s, u32 query, u32 key) {
+  const u64 q = tile_descriptor<false, 0>(query), k = tile_descriptor<false, 0>(key);
+#pragma unroll
+  for (int d = 0; d < DEPTH / 16; ++d) {
+    const int slab = d / 4, in = d % 4;
+    multiply_keys(s, q + slab * (ROWS * ROW_BYTES / 16) + 2 * in, k + slab * (KEYS * ROW_BYTES / 16) + 2 * in, d > 0);
+  }
+  wgmma_commit();
+}
+// Starts the products of weights and values.
+PF_INLINE void start_sums(Sums& sum, Weights& p, u32 value) {
+  const u64 v = tile_descriptor<true, KEYS>(value);
+#pragma unroll
+  for (int n = 0; n < KEYS / 16; ++n)
+    multiply_values(sum, p[4 * n], p[4 * n + 1], p[4 * n + 2], p[4 * n + 3], v + n * (16 * ROW_BYTES / 16), 1);
+  wgmma_commit();
+}
+
+PF_INLINE void release(const Ring& ring) {
+  if (threadIdx.x % 128 == 0) barrier_arrive(ring.empty_bar());
+}
+// Groups multiply one after the other: a barrier for each says that it is its turn.
+PF_INLINE void wait_turn(int group) {
+  if (GROUPS > 1) warps_sync(1 + group, 256);
+}
+PF_INLINE void give_turn(int group) {
+  if (GROUPS == 2) warps_arrive(1 + (group ^ 1), 256);
+  if (GROUPS == 3) warps_arrive(1 + (group + 1) % 3, 256);
+}
+
+PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Ring value, const int* tiles,
+                       const Place& at) {
+  const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
+  const int row = at.row + 64 * group + threadIdx.x / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
+  const int all = steps_of(args, at).all();
+  const u32 mine = query + group * (64 * ROW_BYTES);
+  Softmax softmax;
+  Sums sum;
+#pragma unroll
+  for (int i = 0; i < VALUES / 2; ++i) sum[i] = 0;
+  softmax.top[0] = softmax.top[1] = Softmax::minus_infinity();
+  softmax.total[0] = softmax.total[1] = 0;
+  if (all > 0) {
+    Weights p;
+    {
+      Scores s;
+      barrier_wait(query_bar, 0);
+      barrier_wait(key.full_bar(), key.phase);
+      const Tile tile = tiles[key.stage];
+      if (group > 0) wait_turn(group);  // the first one begins
+      keep(s);
+      wgmma_fence();
+      start_scores(s, mine, key.tile());
+      give_turn(group);
+      wgmma_wait<0>();
+      keep(s);
+      release(key);
+      key.next();
+      change(args, s, at, row, tile, column);
+      softmax.weigh<true>(s);
+      round_weights(s, p);
+    }
+    for (int j = 1; j < all; ++j) {
+      Scores s;
+      barrier_wait(key.full_bar(), key.phase);
+      const Tile tile = tiles[key.stage];
+      wait_turn(group);
+      keep(s);
+      wgmma_fence();
+      start_scores(s, mine, key.tile());
+      barrier_wait(value.full_bar(), value.phase);
+      keep(sum);
+      keep(p);
+      wgmma_fence();
+      start_sums(sum, p, value.tile());
+      give_turn(group);
+      wgmma_wait<1>();
+      keep(s);
+      release(key);
+      key.next();
+      change(args, s, at, row, tile, column);
+      softmax.weigh<false>(s);
+      wgmma_wait<0>();
+      keep(sum);
+      keep(p);
+      release(value);
+      value.next();
+#pragma unroll
+      for (int i = 0; i < VALUES / 2; ++i) sum[i] *= softmax.share[i / 2 % 2];
+      round_weights(s, p);
+    }
+    barrier_wait(value.full_bar(), value.phase);
+    keep(sum);
+    keep(p);
+    wgmma_fence();
+    start_sums(sum, p, value.tile());
+    wgmma_wait<0>();
+    keep(sum);
+    release(value);
+    if (group == 0) wait_turn(group);  // what the last one gave
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    f32 total = softmax.total[r];
+    total += __shfl_xor_sync(FULL, total, 1);
+    total += __shfl_xor_sync(FULL, total, 2);
+    const f32 whole = total == 0 ? 1 : total, inverse = 1 / whole;
+    const int m = row + 8 * r;
+    if (m >= query_count(args)) continue;
+    if (lane % 4 == 0) finish_row(args, at, m, softmax.top[r] * FACTOR, logarithm(whole));
+#pragma unroll
+    for (int i = 0; i < VALUES / 8; ++i) {
+      const u32 pair = pair_of<Element>(sum[4 * i + 2 * r] * inverse, sum[4 * i + 2 * r + 1] * inverse);
+      if (8 * i + column < TAKEN) store_pair(args, at, m, 8 * i + column, pair);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+POLYFUSE_KERNEL(const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap keys,
+                const __grid_constant__ TensorMap values, const __grid_constant__ Args args) {
+  extern __shared__ u8 memory[];
+  const u32 base = (shared_address(memory) + 1023) & ~1023u;
+  const u32 query = base, key = query + QUERY_BYTES, value = key + STAGES * KEY_BYTES;
+  const u32 barriers = value + STAGES * VALUE_BYTES;
+  int* tiles = (int*)(memory + (barriers + 8 * (4 * STAGES + 1) - shared_address(memory)));
+  const u32 query_bar = barriers + 32 * STAGES;
+  if (threadIdx.x == 0) {
+    map_prefetch(&queries);
+    map_prefetch(&keys);
+    map_prefetch(&values);
+    for (int i = 0; i < 2; ++i)
+      for (int j = 0; j < STAGES; ++j) {
+        barrier_init(barriers + 16 * STAGES * i + 8 * j, 1);
+        barrier_init(barriers + 16 * STAGES * i + 8 * (STAGES + j), GROUPS);
+      }
+    barrier_init(query_bar, 1);
+    barriers_ready();
+  }
+  __syncthreads();
+  wait_for_dependencies();
+  const Ring key_ring(barriers, key, KEY_BYTES), value_ring(barriers + 16 * STAGES, value, VALUE_BYTES);
+  const Place at = block_place(args);
+  if (threadIdx.x < 128) {
+    fewer_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) produce(args, &queries, &keys, &values, query_bar, query, key_ring, value_ring, tiles, at);
+  } else {
+    more_registers<CONSUMER_REGISTERS>();
+    consume(args, query_bar, query, key_ring, value_ring, tiles, at);
+  }
+}
