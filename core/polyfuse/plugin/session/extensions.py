@@ -57,7 +57,7 @@ class Extensions:
         """Lowerings for a device type by the operator's name, in the order in which they are tried."""
         with self._lock:
             if device_type not in self._lowerings:
-                specialists = self.plugins.specialists(device_type)
+                specialists = self._specialists(device_type)
                 asked = [*self._in_charge(device_type), *specialists]
                 answers = self._ask("polyfuse_lowerings", device_type, asked)
                 authors = {id(item.value): item.plugin for item in answers.items}
@@ -148,3 +148,13 @@ class Extensions:
     def _in_charge(self, device_type: str) -> tuple[str, ...]:
         first = next(self.plugins.each_backend(device_type), None)
         return () if first is None else (first.name,)
+
+    def _specialists(self, device_type: str) -> tuple[str, ...]:
+        """Specialists for a device type that the user leaves in; none is loaded for that."""
+        named = self.plugins.settings.backends
+        return tuple(
+            state.name
+            for state in self.plugins.states()
+            if state.usable and state.manifest is not None and state.manifest.specialist
+            if state.manifest.serves(device_type) and (not named or state.name in named)
+        )

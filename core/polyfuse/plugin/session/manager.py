@@ -123,16 +123,6 @@ class PluginManager:
         """Return the names of usable backends for a device type in the order in which they are asked."""
         return tuple(found.plugin for found in self._order(device_type))
 
-    def specialists(self, device_type: str) -> tuple[str, ...]:
-        """Return the names of usable specialists for a device type; none is loaded for that."""
-        named = self.settings.backends
-        return tuple(
-            state.name
-            for state in self.states()
-            if state.usable and state.manifest is not None and state.manifest.specialist
-            if state.manifest.serves(device_type) and (not named or state.name in named)
-        )
-
     # Loading.
 
     def backends(self, device_type: str) -> tuple[Backend, ...]:
