@@ -20,7 +20,7 @@ struct record {
   int attributes[8], count;
 };
 static struct record records[256];
-static int launches, loads, unloads, params, fail, full, shared_set[64];
+static int capturing, launches, loads, unloads, params, fail, full, shared_set[64];
 static char symbols[64][128];
 static int functions;
 static __thread H current;
@@ -42,6 +42,7 @@ int cuModuleLoadData(H* m, const void* code) {
   *m = (H)(long)++loads;
   return 0;
 }
+int cuStreamIsCapturing(H s, int* status) { *status = capturing; return 0; }
 int cuModuleUnload(H m) { ++unloads; return 0; }
 int cuModuleGetFunction(H* f, H m, const char* name) {
   if (functions >= 63) return 500;
@@ -90,9 +91,10 @@ int fake_loads(void) { return loads; }
 int fake_unloads(void) { return unloads; }
 void fake_params(int n) { params = n; }
 void fake_fail(int status) { fail = status; }
+void fake_capture(int on) { capturing = on; }
 void fake_full(int times) { full = times; }
 void fake_version(int of) { version = of; }
-void fake_reset(void) { launches = fail = full = params = 0; current = 0; }
+void fake_reset(void) { launches = fail = full = params = capturing = 0; current = 0; }
 int fake_stream(int device, void** stream) { *stream = (H)(long)(0x5000 + device); return 0; }
 """
 
@@ -151,6 +153,10 @@ class FakeDriver:
 
     def fail(self, status: int) -> None:
         self.library.fake_fail(status)
+
+    def capture(self, on: bool) -> None:
+        """Say of all streams that they are being captured, or are not."""
+        self.library.fake_capture(int(on))
 
     def has_no_memory(self, times: int) -> None:
         """Refuse so many loads and launches."""

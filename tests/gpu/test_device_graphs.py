@@ -29,6 +29,21 @@ def test_replays_give_what_eager_mode_gives() -> None:
     assert status().replays == 5, status().text()
 
 
+def test_a_graph_of_the_users_own_outlives_what_was_compiled() -> None:
+    value = torch.randn(1000, device="cuda")
+    compiled = torch.compile(lambda x: torch.relu(x * 2 + 1), backend="polyfuse")
+    compiled(value)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = compiled(value)
+    del compiled
+    torch.compiler.reset()
+    gc.collect()
+    value.copy_(torch.randn(1000))
+    graph.replay()
+    torch.testing.assert_close(found, torch.relu(value * 2 + 1))
+
+
 def test_results_that_are_held_stay_as_they_are() -> None:
     run = compiled(affine)
     kept = []

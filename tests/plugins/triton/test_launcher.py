@@ -396,6 +396,20 @@ def test_the_native_launcher_unloads_what_is_forgotten(services, library, driver
     assert driver.unloads == before + 1
 
 
+def test_what_a_captured_graph_launches_stays_loaded(services, library, driver, tmp_path):
+    kernel = NativeLauncher(library, services).kernel(artifact(tmp_path), tmp_path)
+    kernel(*tensors(), 1, 1)
+    driver.capture(True)
+    kernel(*tensors(), 1, 1)
+    driver.capture(False)
+    kernel(*tensors(), 1, 1)
+    gc.collect()
+    before = driver.unloads
+    del kernel
+    gc.collect()
+    assert driver.unloads == before
+
+
 def test_without_a_driver(services, library, tmp_path):
     absent = replace(services, driver=str(tmp_path / "libcuda.so.1"))
     for launcher in (lambda: NativeLauncher(library, absent), lambda: PlainLauncher(absent)):

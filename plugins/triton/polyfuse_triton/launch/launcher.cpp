@@ -28,6 +28,7 @@ struct {
                         void**, void**);
   int (*cuLaunchKernelEx)(const LaunchConfig*, Handle, void**, void**);
   int (*cuMemsetD8Async)(Address, unsigned char, size_t, Handle);
+  int (*cuStreamIsCapturing)(Handle, int*);
   int (*cuGetErrorName)(int, const char**);
   int (*cuGetErrorString)(int, const char**);
 } cu;
@@ -45,6 +46,8 @@ const Entry ENTRIES[] = {
     {"cuLaunchKernelEx", (void**)&cu.cuLaunchKernelEx, false},
     // only kernels with memory that begins as zeros
     {"cuMemsetD8Async", (void**)&cu.cuMemsetD8Async, false},
+    // since CUDA 10
+    {"cuStreamIsCapturing", (void**)&cu.cuStreamIsCapturing, false},
 };
 
 pf_services services;
@@ -53,7 +56,8 @@ bool ending = false;
 char problem[512];
 
 struct Variant { int arch, shared, threads, scratch, scratch_align; bool starts_early; char* code; };
-struct Slot { Handle context, module, function; int device; const Variant* variant; };
+// `captured`: a graph of the user's may launch it, at any time from now on.
+struct Slot { Handle context, module, function; int device; const Variant* variant; bool captured; };
 struct Kernel {
   char *name, *symbol, *codes, *arguments, *guard;
   int count, ctas, variants, slots;
@@ -244,7 +248,7 @@ Slot* load(Kernel* k, Handle context, bool again) {
     return nullptr;
   }
   Slot* slot = &k->slot[k->slots];
-  *slot = {context, nullptr, nullptr, device, v};
+  *slot = {context, nullptr, nullptr, device, v, false};
   status = cu.cuModuleLoadData(&slot->module, v->code);
   if (!status) {
     status = cu.cuModuleGetFunction(&slot->function, slot->module, k->symbol);
@@ -364,6 +368,8 @@ bool launch(Kernel* k, PyObject* const* args) {
   if (!slot) return false;
   Handle stream = nullptr;
   if (!stream_of(slot->device, &stream)) return false;
+  if (int capturing = 0; !slot->captured && cu.cuStreamIsCapturing)
+    slot->captured = !cu.cuStreamIsCapturing(stream, &capturing) && capturing;
   Held scratch, words;
   int count = k->count, status = 0;
   if (k->lengths[4]) {
@@ -435,6 +441,7 @@ void destroy(PyObject* capsule) {
   Kernel* k = (Kernel*)PyCapsule_GetPointer(capsule, CAPSULE);
   for (int i = 0; i < k->slots && !ending; ++i) {
     Handle previous;
+    if (k->slot[i].captured) continue;
     if (cu.cuCtxPushCurrent_v2(k->slot[i].context)) continue;
     cu.cuModuleUnload(k->slot[i].module);
     cu.cuCtxPopCurrent_v2(&previous);
