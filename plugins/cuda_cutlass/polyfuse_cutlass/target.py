@@ -8,7 +8,7 @@ from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings
 from polyfuse_cuda.gpu import Gpu, known_gpu, present_gpus
 
-__all__ = ["Target", "has_hopper", "target_of"]
+__all__ = ["Target", "has_hopper", "is_hopper", "target_of"]
 
 _HOPPER = 90
 
@@ -64,6 +64,13 @@ def _present() -> Target:
             "other backends compute matrix multiplications on others",
         )
     return Target(**vars((hopper + ampere)[0]))
+
+
+def is_hopper(device: str) -> bool:
+    """Whether a device is a Hopper; where there is none, kernels are compiled for one that is elsewhere."""
+    import torch
+
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def has_hopper() -> bool:

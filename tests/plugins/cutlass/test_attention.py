@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 
 from cutlass_kernels import generated_part, nvcc_options
-from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
+from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import apply, cast, const, index_value, load
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
 from polyfuse_cuda.flex.problem import SCORE, Array, Blocks, Problem, place_axes
+from polyfuse_cutlass.attention import lowering
 from polyfuse_cutlass.attention.kernel import Written, forward_source
 from polyfuse_cutlass.build.artifact import read_unit
 from polyfuse_cutlass.build.toolchain import build_in_worker
+from polyfuse_cutlass.target import Target
 from requirements import needs_nvcc
 
 _S = load(SCORE, 0, DType.f32)
@@ -130,3 +133,31 @@ def test_compiles_without_spills(tmp_path, name):
 def test_refused(change, reason):
     with pytest.raises(UnsupportedError, match=reason):
         _written(_problem(**change))
+
+
+def test_refused_without_a_gpu_or_a_compiler(monkeypatch):
+    def absent(settings):
+        raise BackendUnavailableError("nothing compiles CUDA here", "install nvcc")
+
+    monkeypatch.setattr(lowering, "CutlassBackend", absent)
+    with pytest.raises(UnsupportedError, match="nothing compiles CUDA here; install nvcc"):
+        lowering.flex_attention(_Context(), None, _Query(), None, None, None, (), 1.0, {})
+
+
+def test_refused_on_another_gpu(monkeypatch):
+    monkeypatch.setattr(lowering, "CutlassBackend", lambda settings: _Backend())
+    monkeypatch.setattr(lowering, "is_hopper", lambda device: device != "cuda:1")
+    with pytest.raises(UnsupportedError, match="only a Hopper"):
+        lowering.flex_attention(_Context(), None, _Query(), None, None, None, (), 1.0, {})
+
+
+class _Context:
+    settings = Settings()
+
+
+class _Query:
+    device = "cuda:1"
+
+
+class _Backend:
+    target = Target()

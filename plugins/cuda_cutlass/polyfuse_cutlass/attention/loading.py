@@ -10,9 +10,9 @@ import torch
 from polyfuse.base.digest import digest
 from polyfuse.base.files import publish_folder, scratch_folder
 from polyfuse.base.folders import writable_root
-from polyfuse.base.settings import Settings
 from polyfuse.plugin import Launchable, Source
 from polyfuse_cuda.template import ALIGNMENT
+from polyfuse_cutlass.backend import CutlassBackend
 from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.launch.launcher import load_unit
 
@@ -26,17 +26,15 @@ class Loader:
 
     Args:
         source: its text.
+        backend: says how it is compiled.
         copied: how many of its arguments, the first ones, the copy engine reads: their addresses are
             multiples of 16 bytes.
     """
 
-    def __init__(self, source: Source, settings: Settings, copied: int) -> None:
-        from polyfuse_cutlass.backend import CutlassBackend
-
+    def __init__(self, source: Source, backend: CutlassBackend, copied: int) -> None:
         self._source = source
-        self._root = writable_root(settings)
-        # now: without a compiler another plugin computes the call
-        self._options = CutlassBackend(settings).worker_options()
+        self._root = writable_root(backend.settings)
+        self._options = backend.worker_options()
         self._copied = copied
 
     def __call__(self, aligned: bool) -> Launchable:
