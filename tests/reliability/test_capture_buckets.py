@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
@@ -16,18 +15,12 @@ from graph_caching import cache_of_its_own  # noqa: F401
 from new_process import as_in_a_new_process
 from polyfuse.cache.graphs import graph_counts
 from requirements import GLOO, has_gloo
+from world_of_one import world_of_one  # noqa: F401
 
 if not has_gloo():
     pytest.skip(GLOO, allow_module_level=True)
 
 WIDTH = 300
-
-
-@pytest.fixture(autouse=True)
-def _world() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Net(nn.Module):
