@@ -58,7 +58,7 @@ def test_recorded():
     check(LARGE, "reduce-overhead")
 
 
-@pytest.mark.skipif(not HOPPER, reason="the kernel is for Hopper GPUs")
+@pytest.mark.skipif(not HOPPER, reason="this machine has no Hopper GPU, for which the kernel is")
 def test_operands_at_odd_addresses_are_moved():
     from polyfuse_cuda.template import ALIGNMENT
 

@@ -12,9 +12,10 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import apply, cast, const, index_value, load
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
+from polyfuse_cuda.flex.call import Written
 from polyfuse_cuda.flex.problem import SCORE, Array, Blocks, Problem, place_axes
 from polyfuse_cutlass.attention import lowering
-from polyfuse_cutlass.attention.kernel import Written, forward_source
+from polyfuse_cutlass.attention.kernel import forward_source
 from polyfuse_cutlass.build.artifact import read_unit
 from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.target import Target

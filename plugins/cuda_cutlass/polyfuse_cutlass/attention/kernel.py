@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.kit import is_multiple
 from polyfuse.plugin import Source
-from polyfuse.symbolic import Index, IndexLike, is_equal, python_text
+from polyfuse.symbolic import IndexLike, is_equal, python_text
+from polyfuse_cuda.flex.call import Written
 from polyfuse_cuda.flex.problem import Array, Blocks, Problem, arguments_of
 from polyfuse_cutlass.attention.scores import function_text, reads_memory
 from polyfuse_cutlass.attention.tiles import ENDLESS, LANES, Tiles, tiles_of
@@ -23,20 +23,11 @@ from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT
 from polyfuse_cutlass.templates.text import constants, device_text
 
-__all__ = ["Written", "forward_source"]
+__all__ = ["forward_source"]
 
 _HEADERS = ("types.cuh", "math.cuh", "hopper.cuh")
 _SIZE = 2
 """Bytes of an element."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """A kernel, and its arguments in order: names of arrays, then sizes."""
-
-    source: Source
-    arrays: tuple[str, ...]
-    sizes: tuple[Index, ...]
 
 
 def forward_source(

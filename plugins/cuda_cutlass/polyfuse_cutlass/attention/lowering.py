@@ -39,8 +39,8 @@ def flex_attention(
     results = [ctx.stored(fake) for fake in node.meta["val"]]
     operands = [call.array(v) for v in (query, key, value)]
     written = forward_source(problem, operands, call.lists(KEY_LISTS), [call.array(v) for v in results])
-    kernel = TemplateKernel("flex_attention", Loader(written.source, backend, len(operands)))
-    call.emit("flex_attention", kernel, written.arrays, written.sizes, results)
+    kernel = TemplateKernel(written.source.name, Loader(written.source, backend, len(operands)))
+    call.emit(kernel, written, results)
     return tuple(results)
 
 

@@ -16,18 +16,27 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load, loads
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
-from polyfuse.plugin import LoweringContext, TensorValue, device_of
+from polyfuse.plugin import LoweringContext, Source, TensorValue, device_of
 from polyfuse.symbolic import Index, IndexLike, axis
 from polyfuse_cuda.flex.joint import with_scatters
 from polyfuse_cuda.flex.problem import AXES, GRADIENT, SCORE, Added, Array, Blocks, Problem
 
-__all__ = ["KEY_LISTS", "QUERY_LISTS", "FlexCall", "is_read"]
+__all__ = ["KEY_LISTS", "QUERY_LISTS", "FlexCall", "Written", "is_read"]
 
 KEY_LISTS, QUERY_LISTS = (2, 6), (6, 10)
 """Coordinates of lists of keys, and of lists of queries, in a block mask."""
 _TYPES = (DType.bf16, DType.f16, DType.f32)
 _SHORTEST_BLOCK = 16
 _LONGEST_DEPTH = 256
+
+
+@dataclass(frozen=True)
+class Written:
+    """A kernel, and its arguments in order: names of arrays, then sizes."""
+
+    source: Source
+    arrays: tuple[str, ...]
+    sizes: tuple[Index, ...]
 
 
 @dataclass(frozen=True)
@@ -240,26 +249,18 @@ class FlexCall:
             added=added,
         )
 
-    def emit(
-        self,
-        name: str,
-        kernel: object,
-        arrays: Sequence[str],
-        sizes: Sequence[Index],
-        results: Sequence[TensorValue],
-    ) -> None:
+    def emit(self, kernel: object, written: Written, results: Sequence[TensorValue]) -> None:
         """The call of a kernel in the graph.
 
         Args:
-            kernel: called with tensors and sizes.
-            arrays: names of its tensors, in order.
-            sizes: that it is called with behind them.
+            kernel: what is called.
+            written: it as text, and what it is called with.
             results: what it writes.
         """
         ctx = self._ctx
-        views = [self._stored.get(a) or View(a, (1,), (1,)) for a in arrays]
+        views = [self._stored.get(a) or View(a, (1,), (1,)) for a in written.arrays]
         outputs = tuple(self._stored[self.array(value).name].buffer for value in results)
         learned = (ctx.realize(value) for value in self._learned.values())
         sums = tuple(view.buffer for view in learned if view in views)
-        key = ctx.add_object(f"{name}_", kernel)
-        ctx.emit(ExternCall(ctx.fresh("call"), key, (*views, *sizes), (), outputs, "into", sums))
+        key = ctx.add_object(f"{written.source.name}_", kernel)
+        ctx.emit(ExternCall(ctx.fresh("call"), key, (*views, *written.sizes), (), outputs, "into", sums))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
-from polyfuse.symbolic import Index, IndexLike, python_text
+from polyfuse.symbolic import IndexLike, python_text
+from polyfuse_cuda.flex.call import Written
 from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, arguments_of
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.dtypes import pointer_type, triton_type
@@ -20,22 +20,13 @@ from polyfuse_triton.flex.scores import Scores
 from polyfuse_triton.flex.tiles import Tiles
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["Written", "forward_source", "key_gradient_source", "query_gradient_source"]
+__all__ = ["forward_source", "key_gradient_source", "query_gradient_source"]
 
 _LOG2E = math.log2(math.e)
 _LANES = {"dc": "[None, :]", "dr": "[:, None]", "vc": "[None, :]"}
 """Steps along queries and keys (`d`), as columns and as rows, and along values (`v`)."""
 _ENDLESS = 1 << 24
 """Side of a block that covers all there is: where there is no mask."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """A kernel, and its arguments in order: names of arrays, then sizes."""
-
-    source: Source
-    arrays: tuple[str, ...]
-    sizes: tuple[Index, ...]
 
 
 class _Kernel:

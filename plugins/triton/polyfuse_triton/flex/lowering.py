@@ -11,9 +11,8 @@ from typing import Any
 from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Lowering, LoweringContext, TensorValue
-from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, is_read
+from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written, is_read
 from polyfuse_triton.flex.kernel import (
-    Written,
     forward_source,
     key_gradient_source,
     query_gradient_source,
@@ -50,7 +49,6 @@ def flex_attention(
     _emit(
         ctx,
         call,
-        "flex_attention",
         lambda a: forward_source(problem, tiles, operands, lists, written, a),
         results,
     )
@@ -93,14 +91,12 @@ def flex_attention_backward(
     _emit(
         ctx,
         call,
-        "flex_attention_queries",
         lambda a: query_gradient_source(problem, tiles, operands, lists, first, a),
         [to_query],
     )
     _emit(
         ctx,
         call,
-        "flex_attention_keys",
         lambda a: key_gradient_source(problem, key_tiles, operands, query_lists, (second, third), a),
         [to_key, to_value],
     )
@@ -125,11 +121,10 @@ def _target(settings: Settings) -> Target:
 def _emit(
     ctx: LoweringContext,
     call: FlexCall,
-    name: str,
     make: Callable[[bool], Written],
     results: Sequence[TensorValue],
 ) -> None:
     """The call of a kernel in the graph."""
     written = make(True)
-    kernel = triton_template(name, lambda aligned: make(aligned).source, ctx.settings)
-    call.emit(name, kernel, written.arrays, written.sizes, results)
+    kernel = triton_template(written.source.name, lambda aligned: make(aligned).source, ctx.settings)
+    call.emit(kernel, written, results)
