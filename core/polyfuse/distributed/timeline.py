@@ -169,9 +169,11 @@ class Timeline:
         kind, now = kind_of(op), self.now()
         together = not self._per_host or len({rank // self._per_host for rank in ranks}) == 1
         costs = self._costs(len(ranks), together)
-        seconds = costs.of(kind, nbytes, len(ranks))
+        cpu = costs.cpu_of(kind, nbytes, len(ranks))
+        # the least time that was measured may be one in which others of a host had done their part before
+        seconds = max(costs.of(kind, nbytes, len(ranks)), cpu * self._share)
         self._network_free = max(now, self._network_free) + (seconds if len(ranks) > 1 else 0.0)
-        cores = costs.cores(kind, nbytes)
+        cores = cpu / seconds if seconds else 0.0
         flight = Flight(kind, nbytes, len(ranks), now, self._network_free, cores=cores)
         self.flights.append(flight)
         return flight

@@ -84,6 +84,11 @@ def test_a_collective_that_ends_meanwhile_takes_no_cores_afterwards() -> None:
     assert third.done == 15.0
 
 
+def test_a_collective_takes_as_long_as_the_cores_need_for_all_ranks() -> None:
+    _, line = busy(1, 2, ranks_cores=1)
+    assert line.start("all_reduce", 10, RANKS, True).done == 20.0
+
+
 def test_enough_cores_for_both() -> None:
     clock, line = busy(1, 0.5, ranks_cores=1)
     flight = line.start("all_reduce", 10, RANKS, True)

@@ -93,11 +93,12 @@ def test_the_table_that_says_most() -> None:
     assert costs_of("gloo", "cpu x", 2, True) == newer
 
 
-def test_cores_that_a_process_keeps_busy(tmp_path: Path) -> None:
-    assert table().cores("all_reduce", 4096) == 0.0, "not measured"
+def test_cpu_seconds_of_a_process(tmp_path: Path) -> None:
+    assert table().cpu_of("all_reduce", 4096) == 0.0, "not measured"
     cpu = {kind: tuple((n, s / 2) for n, s in ROWS) for kind in KINDS}
     found = replace(table(), cpu=cpu)
-    assert found.cores("send", 4096) == pytest.approx(0.5)
+    assert found.cpu_of("send", 4096) == pytest.approx(1e-4)
+    assert found.cpu_of("all_gather", 65536, 4) == pytest.approx(found.of("all_gather", 65536, 4) / 2)
     assert CollectiveCosts.read(found.plain()) == found
     stored.write_costs(tmp_path, found)
     assert stored.all_costs(tmp_path) == [found]

@@ -99,8 +99,15 @@ class CollectiveCosts:
             nbytes: as in `seconds`.
             ranks: of the group; 0: as many as the table is of.
         """
-        ranks = ranks or self.ranks
         rows = self.seconds.get(kind) or self.seconds["all_reduce"]
+        return self._grown(rows, kind, nbytes, ranks or self.ranks)
+
+    def cpu_of(self, kind: str, nbytes: float, ranks: int = 0) -> float:
+        """CPU seconds of one process in a collective, as `of`; 0 where they were not measured."""
+        rows = self.cpu.get(kind)
+        return self._grown(rows, kind, nbytes, ranks or self.ranks) if rows else 0.0
+
+    def _grown(self, rows: Sequence[tuple[int, float]], kind: str, nbytes: float, ranks: int) -> float:
         whole, least = _between(rows, nbytes), rows[0][1]
         if ranks == self.ranks:
             return whole
@@ -108,11 +115,6 @@ class CollectiveCosts:
             return least
         grown = _rounds(kind, ranks) / _rounds(kind, max(2, self.ranks))
         return least * _steps(ranks) / _steps(self.ranks) + max(0.0, whole - least) * grown
-
-    def cores(self, kind: str, nbytes: float) -> float:
-        """How many cores one process keeps busy while a collective lasts; 0 where that was not measured."""
-        rows = self.cpu.get(kind)
-        return _between(rows, nbytes) / max(self.of(kind, nbytes), 1e-12) if rows else 0.0
 
     def plain(self) -> dict[str, Any]:
         """It, for JSON."""
