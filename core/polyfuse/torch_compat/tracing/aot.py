@@ -143,8 +143,8 @@ def compiled_ahead() -> bool:
 
 
 def saved_ahead(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled graph as `aot_compile` expects it of backends; from torch 2.12 on it wraps by itself what has
-    a method to be serialised.
+    """A compiled graph as `aot_compile` expects it of backends; from torch 2.12 on it wraps by itself what
+    has a method to be serialised.
     """
     if torch.__version__ >= (2, 12) or not compiled_ahead() or getattr(compiled, "serialize", None) is None:
         return compiled
