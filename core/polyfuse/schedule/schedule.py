@@ -13,6 +13,7 @@ from polyfuse.ir.nodes import Collective, ExternCall, LoopNode
 from polyfuse.ir.text.print import text
 from polyfuse.plugin import Backend, FusionRules, TargetInfo
 from polyfuse.plugin.session.fusion_rules import NO_RULES
+from polyfuse.schedule.accumulated_gemms import accumulate
 from polyfuse.schedule.column_values import store_column_values
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
@@ -169,6 +170,9 @@ def _fuse(
     texts.note("store-column-values", lambda: text(graph))
     graph = write_in_place(graph, decisions, exact=settings.numerics == "eager")
     texts.note("write-in-place", lambda: text(graph))
+    if settings.numerics != "eager":
+        graph = accumulate(graph, decisions)
+        texts.note("accumulate", lambda: text(graph))
     graph = live_graph(graph, decisions)
     texts.note("remove-dead", lambda: text(graph))
     roots = storage_roots(graph)
