@@ -52,7 +52,10 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
 
 
 def _written_over(step: Launch | Call, graph: Graph) -> dict[str, str]:
-    """The operand in whose storage each output may be, if it dies there. A library adds a matmul to what its output holds."""
+    """The operand in whose storage each output may be, if it dies there.
+
+    A library adds a matmul to what its output holds.
+    """
     if isinstance(step, Launch):
         return dict(step.inplace)
     node = step.node

@@ -1,7 +1,7 @@
 """Matmuls that add to what is there: the library writes over the term instead of a result of its own.
 
-The gradient of a weight that each step of a loop uses is a sum of matmuls. A kernel that adds them reads and writes matrices
-that the library could have added to, and all of them are in memory until it runs.
+The gradient of a weight that each step of a loop uses is a sum of matmuls. A kernel that adds them reads and
+writes matrices that the library could have added to, and all of them are in memory until it runs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _EXACT = (DType.f32, DType.f64)
 def accumulate(graph: Graph, decisions: list[Decision]) -> Graph:
     """The graph whose sums of matmuls on the host are added up by the calls that make them.
 
-    The terms of a sum are taken in their order from the left, as long as each is the result of a call that nothing else reads,
-    and what it is added to dies there.
+    The terms of a sum are taken in their order from the left, as long as each is the result of a call that
+    nothing else reads, and what it is added to dies there.
     """
     search = _Search(graph)
     for position, node in enumerate(graph.nodes):
@@ -54,7 +54,9 @@ class _Search:
         """Whether a node fills a buffer of a type that is added exactly, on the host."""
         buffer = self.graph.buffers[node.output]
         uses = self.graph.uses.writers[node.output]
-        fits = buffer.kind == "temp" and buffer.dtype in _EXACT and uses == [self.graph.uses.position[node.name]]
+        fits = (
+            buffer.kind == "temp" and buffer.dtype in _EXACT and uses == [self.graph.uses.position[node.name]]
+        )
         return fits and device_of(buffer.device).is_host
 
     def take(self, position: int, node: Pointwise, decisions: list[Decision]) -> None:
@@ -92,14 +94,14 @@ class _Search:
         del self.nodes[position]
 
     def _loaded(self, term: Expr, node: Pointwise) -> str:
-        """The buffer of which a term of a sum is the element that the sum is stored to, of the same layout; or an empty text."""
+        """The buffer that a term of a sum is loaded from, if it has the result's layout, else empty."""
         if term.op != "load" or term.args or term.index != node.index:
             return ""
         mine, own = self.graph.buffers[term.buffer], self.graph.buffers[node.output]
         return term.buffer if _layout(mine) == _layout(own) else ""
 
     def _adds_to(self, name: str, total: str, position: int) -> ExternCall | None:
-        """The call that makes a term and could add it to `total`, which is there before and which nothing else reads."""
+        """The call that makes a term and could add it to `total`: that is there before, and only added."""
         graph, uses = self.graph, self.graph.uses
         made, written = uses.writers.get(name, ()), uses.writers.get(total, ())
         if len(made) != 1 or len(written) != 1 or self.made.get(total, written[0]) >= made[0]:

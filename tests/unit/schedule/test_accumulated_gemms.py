@@ -53,7 +53,10 @@ SUMS: dict[str, tuple[int, Callable[..., Tensor]]] = {
     "an input, which stays as it is": (0, lambda a, b, c, d, t: t + of(a, b)),
     "the transposed one": (0, lambda a, b, c, d, t: of(a, b) + of(c, d).t()),
     "a square": (0, lambda a, b, c, d, t: (lambda m: m + m.square())(of(a, b))),
-    "one that is read again": (0, lambda a, b, c, d, t: (lambda m, n: (m + n).sum(0) + n * m)(of(a, b), of(c, d))),
+    "one that is read again": (
+        0,
+        lambda a, b, c, d, t: (lambda m, n: (m + n).sum(0) + n * m)(of(a, b), of(c, d)),
+    ),
     "a difference": (0, lambda a, b, c, d, t: of(a, b) - of(c, d)),
 }
 
