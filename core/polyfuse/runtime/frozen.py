@@ -321,7 +321,8 @@ class _Seen:
 
     def still(self, parameter: torch.Tensor) -> bool:
         """Whether this is the parameter, and its numbers are the same."""
-        if self.parameter() is not parameter or parameter.data_ptr() != self.address:
+        known = self.parameter()
+        if known is None or known is not parameter or known.data_ptr() != self.address:
             return False
         return torch.equal(self.bits, _bits(torch.mv(self.runs, self.probe)))
 

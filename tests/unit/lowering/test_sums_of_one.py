@@ -29,6 +29,13 @@ SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "linear": lambda x: F.linear(x[:, :1], x[:, :1].abs() + 1),
     "addmm": lambda x: torch.addmm(x[:, :1], x[:, :1], x[:1].abs() + 1),
     "baddbmm": lambda x: torch.baddbmm(x[None, :, :1], x[None, :, :1], x[None, :1].abs() + 1),
+    "addmv": lambda x: torch.addmv(x[:, 1], x[:, :1], x[0, :1].abs() + 1),
+    "addmv of nothing": lambda x: torch.addmv(x[:, 1], x[:, :1], x[0, :1].abs() + 1, beta=0),
+}
+SCANS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of rows": lambda x: x.cumsum(1),
+    "of columns": lambda x: x.cumsum(0),
+    "of exponentials": lambda x: x.logcumsumexp(0),
 }
 UNSUMMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "prod": lambda x: x[:, :1].prod(1),
@@ -50,3 +57,13 @@ def test_the_sign_of_zero(name: str, dtype: torch.dtype, numerics: str) -> None:
     torch.testing.assert_close(found, wanted, **({"rtol": 2e-2, "atol": 1e-2} if dtype.itemsize == 2 else {}))
     zero = wanted == 0
     assert zero.any() and torch.equal(found.signbit()[zero], wanted.signbit()[zero])
+
+
+@pytest.mark.parametrize("backend", ["cpp", "halide", "interpreter"])
+@pytest.mark.parametrize("name", SCANS)
+def test_running_sums_begin_with_zero(name: str, backend: str) -> None:
+    x = torch.full((5, 40), -0.0)
+    run = torch.compile(SCANS[name], backend="polyfuse", options={"backends": (backend, "interpreter")})
+    found, wanted = run(x), SCANS[name](x)
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(found.signbit(), wanted.signbit())
