@@ -89,6 +89,7 @@ def rewrites() -> int:
     return dict(last_reports()[-1].rewrites).get("compute-in-pairs", 0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_agrees_with_eager_mode(name: str, dtype: torch.dtype) -> None:
