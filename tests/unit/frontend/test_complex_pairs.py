@@ -190,7 +190,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 8))])
 def test_chains_of_operators(seed: int) -> None:
     """Of any two earlier results each; with gradients, and sizes that vary, of some."""
     choose = random.Random(f"{seed} {torch.randint(1 << 30, ())}")
