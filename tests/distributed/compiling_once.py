@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from polyfuse.base.settings import Settings, changed_environment
+from polyfuse.cache import KernelStore, archive
 from polyfuse.cache.graphs import graph_counts
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import autotuned_problems
@@ -21,8 +25,15 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.LayerNorm(24), nn.Linear(24, 8))
 
 
-def main(rank: int, count: int, meeting: str, answers: str, mode: str) -> None:
-    """Train a network, and run a function with collectives."""
+def main(rank: int, count: int, meeting: str, answers: str, mode: str, folders: str = "1") -> None:
+    """Train a network, and run a function with collectives, in one of so many cache folders."""
+    own = f"{Settings.resolve().cache_dir}-{rank % int(folders)}"
+    with changed_environment({"POLYFUSE_CACHE_DIR": own}):
+        trained(rank, count, meeting, answers, mode)
+
+
+def trained(rank: int, count: int, meeting: str, answers: str, mode: str) -> None:
+    """Say what this rank had to do."""
     dist.init_process_group("gloo", init_method=Path(meeting).as_uri(), rank=rank, world_size=count)
     from torch.distributed import _functional_collectives as collectives
 
@@ -36,6 +47,16 @@ def main(rank: int, count: int, meeting: str, answers: str, mode: str) -> None:
         return original(*args)  # type: ignore[arg-type]
 
     stages.compile_whole = counted  # type: ignore[assignment]
+
+    builds = [0]
+    make = KernelStore._make
+
+    def built(store: KernelStore, folder: Path, kernels: Any, build: Any) -> None:
+        # what comes from another rank is copied, not built
+        builds[0] += 0 if isinstance(build, partial) and build.func is archive._write else len(kernels)
+        make(store, folder, kernels, build)
+
+    KernelStore._make = built  # type: ignore[method-assign]
 
     def total(x: Tensor) -> Tensor:
         return collectives.all_reduce((x * 3).sin() @ x, "sum", dist.group.WORLD).cos()
@@ -62,6 +83,7 @@ def main(rank: int, count: int, meeting: str, answers: str, mode: str) -> None:
             for d in report.decisions
             if d.kind in ("choice", "tune")
         ],
+        "builds": builds[0],
         "sum": sums.sum().item(),
         "rank": this_rank(),
     }

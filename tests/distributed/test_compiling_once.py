@@ -24,13 +24,14 @@ RANKS = 4
 
 
 def compiled_by_ranks(
-    folder: Path, mode: str = "", **changes: str
+    folder: Path, mode: str = "", folders: int = 1, ranks: int = RANKS, **changes: str
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """What each rank counted, and how often each kernel was built."""
-    ended = run_ranks("distributed.compiling_once", RANKS, folder, str(folder / "answers"), mode, **changes)
-    assert [run.returncode for run in ended] == [0] * RANKS, [run.stderr for run in ended]
-    answers = [json.loads((folder / f"answers{rank}").read_text()) for rank in range(RANKS)]
-    units = (unit_kernels(path) for path in (folder / "cache" / "kernels").glob("*/*") if path.is_dir())
+    given = str(folder / "answers"), mode, str(folders)
+    ended = run_ranks("distributed.compiling_once", ranks, folder, *given, **changes)
+    assert [run.returncode for run in ended] == [0] * ranks, [run.stderr for run in ended]
+    answers = [json.loads((folder / f"answers{rank}").read_text()) for rank in range(ranks)]
+    units = (unit_kernels(path) for path in folder.glob("cache*/kernels/*/*") if path.is_dir())
     return answers, Counter(key for unit in units if unit for key in unit)
 
 
@@ -58,6 +59,32 @@ def test_ranks_that_autotune_decide_alike(tmp_path: Path) -> None:
     assert kernels and set(kernels.values()) == {1}
     assert any(answer["problems"] for answer in answers) and answers[0]["decided"]
     assert all(answer["decided"] == answers[0]["decided"] for answer in answers)
+
+
+@pytest.mark.parametrize(("ranks", "folders"), [(2, 2), (4, 4), (4, 2)])
+def test_ranks_without_a_common_folder_give_each_other_graphs(
+    tmp_path: Path, ranks: int, folders: int
+) -> None:
+    answers, kernels = compiled_by_ranks(tmp_path, folders=folders, ranks=ranks)
+    assert sum(answer["lowered"] for answer in answers) == 3
+    assert sum(answer["misses"] for answer in answers) == 2
+    assert sum(answer["hits"] for answer in answers) == 2 * (ranks - 1)
+    # each is built once, and then lies in each folder
+    assert kernels and set(kernels.values()) == {folders}
+    assert sum(answer["builds"] for answer in answers) == len(kernels)
+    assert len({answer["sum"] for answer in answers}) == 1
+
+
+def test_ranks_without_a_common_folder_decide_alike(tmp_path: Path) -> None:
+    answers, kernels = compiled_by_ranks(tmp_path, "max-autotune", folders=2, ranks=2)
+    assert sum(answer["builds"] for answer in answers) == len(kernels)
+    assert any(answer["problems"] for answer in answers) and answers[0]["decided"]
+    assert all(answer["decided"] == answers[0]["decided"] for answer in answers)
+
+
+def test_the_exchange_between_ranks_can_be_turned_off(tmp_path: Path) -> None:
+    answers, _ = compiled_by_ranks(tmp_path, folders=2, ranks=2, POLYFUSE_RANK_EXCHANGE="0")
+    assert [answer["misses"] for answer in answers] == [2, 2]
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ class Tuner:
         self, settings: Settings, extensions: Extensions, pool: BuildPool, store: KernelStore
     ) -> None:
         self.settings = settings
-        self.timings = TimingStore(store.root, store.sharing)
+        self.timings = TimingStore(store.root, lambda: store.sharing)
         self.spent = 0.0
         self.asked: dict[str, None] = {}
         self.cut_short: set[str] = set()

@@ -394,6 +394,12 @@ class Settings:
         "with it, and anything else is refused. Without it, kernels are exchanged and compiled graphs, "
         "which are pickles, are not.",
     )
+    rank_exchange: int = neutral(
+        256,
+        "Mebibytes that the ranks of a distributed program give each other of what they compile, through the "
+        "store of their process group, where they do not see one cache folder. 0: each folder's compile.",
+        minimum=0,
+    )
     cache_limit: int = neutral(
         16384,
         "Mebibytes of kernels and compiled graphs in the cache folder above which the least recently used "

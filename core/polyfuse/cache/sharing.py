@@ -22,7 +22,7 @@ from polyfuse.base.errors import CacheError
 from polyfuse.base.log import get_logger
 from polyfuse.cache.archive import AddUnit, pack, unpack
 from polyfuse.cache.artifacts import Artifact, is_address
-from polyfuse.cache.remote import GuardedStore, remote_store
+from polyfuse.cache.remote import GuardedStore, RemoteStore, remote_store
 from polyfuse.cache.sealing import seal_of, seals_equal
 
 __all__ = ["Sharing"]
@@ -39,17 +39,18 @@ class Sharing:
 
     Args:
         root: of the cache folder.
-        address: of the store.
+        remote: the store, or its address.
         secret: with which what is exchanged is sealed.
         lookup: nothing is given to the store.
     """
 
     def __init__(
-        self, root: Path, address: str, secret: bytes | None = None, *, lookup: bool = False
+        self, root: Path, remote: str | RemoteStore, secret: bytes | None = None, *, lookup: bool = False
     ) -> None:
         self._root = root
         self._secret = secret
-        self._remote = GuardedStore(remote_store(address), lookup=lookup)
+        found = remote_store(remote) if isinstance(remote, str) else remote
+        self._remote = GuardedStore(found, lookup=lookup)
         self._lock = threading.Lock()
         self._sender: ThreadPoolExecutor | None = None
         self._process_id = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -116,12 +116,12 @@ class TimingStore:
     """Records under one root folder.
 
     Args:
-        sharing: exchanges records whose search is over with other machines; None: nothing does.
+        sharing: returns what exchanges records whose search is over with other machines; None: nothing does.
     """
 
-    def __init__(self, root: Path, sharing: Sharing | None = None) -> None:
+    def __init__(self, root: Path, sharing: Callable[[], Sharing | None] = lambda: None) -> None:
         self._sharing = sharing
-        self._asked: set[str] = set()
+        self._asked: set[tuple[Sharing, str]] = set()
         self._folder = root / "timings"
         self._locks = root / "locks"
 
@@ -130,10 +130,11 @@ class TimingStore:
         been measured are left out.
         """
         found = _parsed(read_record(self._path(key)))
-        if self._sharing is None or found.complete or key in self._asked:
+        sharing = None if found.complete else self._sharing()
+        if sharing is None or (sharing, key) in self._asked:
             return found
-        self._asked.add(key)
-        shared = _parsed(parse_record(self._sharing.fetch_record(f"timings/{key}")))
+        self._asked.add((sharing, key))
+        shared = _parsed(parse_record(sharing.fetch_record(f"timings/{key}")))
         if not shared.complete:
             return found
         self._store(key, shared)
@@ -142,8 +143,9 @@ class TimingStore:
     def write(self, key: str, record: Record) -> None:
         """Store a record. A folder that cannot be written costs the memory, nothing else."""
         self._store(key, record)
-        if self._sharing is not None and record.complete:
-            self._sharing.give_record(f"timings/{key}", record_text(_plain(record)))
+        sharing = self._sharing() if record.complete else None
+        if sharing is not None:
+            sharing.give_record(f"timings/{key}", record_text(_plain(record)))
 
     def _store(self, key: str, record: Record) -> None:
         with contextlib.suppress(OSError):

@@ -77,7 +77,11 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     agreement = None
     if this_rank() >= 0:
         from polyfuse.compiler.ranks import agreement_of
+        from polyfuse.distributed.exchange import exchange_with_ranks
 
+        session.exchange = exchange_with_ranks(
+            session.exchange, session.store, session.settings, session.device_types()
+        )
         load_costs(session.store.root, session.device_types())
         agreement = agreement_of(session, ends_early(gm))
     graph_cache = GraphCache(session, agreement)

@@ -1,15 +1,16 @@
-"""A graph is compiled by one of the processes of a distributed program on a host; the others find it.
+"""A graph is compiled by one of the processes of a distributed program; the others find it.
 
-The process that comes first holds a lock of the cache folder while it traces, lowers, tunes and builds. Those
-that wait look into the graph cache again when it is released. Nothing that is done under the lock waits for
-another rank.
+On a host, the process that comes first holds a lock of the cache folder while it traces, lowers, tunes and
+builds. Those that wait look into the graph cache again when it is released. Where ranks see different
+folders, the one of a folder that holds its lock claims the graph among these, or waits for who did, whose
+graph it gets (`distributed/exchange.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from polyfuse.base.errors import CacheError
 from polyfuse.base.files import locked
@@ -24,6 +25,8 @@ __all__ = ["Turn", "only_rank", "taking_turns"]
 
 _log = get_logger("ranks")
 
+Found = TypeVar("Found")
+
 
 class Turn:
     """The right of one process to compile a graph, until its `taking_turns` ends."""
@@ -32,17 +35,20 @@ class Turn:
         self._session, self._stack = session, stack
 
     def wait(self, key: str, found: Callable[[], bool]) -> None:
-        """Wait until no other rank of this host compiles the graph of a key.
+        """Wait until no other rank compiles the graph of a key.
 
         Args:
             found: whether what was compiled can be read, so that nothing is left to do.
+
+        Raises:
+            RankError: a rank that does not see this cache folder failed to compile it.
         """
         settings = self._session.settings
-        if not settings.cache:
+        if not settings.cache or this_rank() < 0:
             return
         # also where something is found: its kernels may still be built by the rank that holds the lock
         turn = ExitStack()
-        if not turn.enter_context(only_rank(self._session, key)) or found():
+        if turn.enter_context(only_rank(self._session, key, found, exchanged=True)):
             turn.close()
             return
         self._stack.push(turn)
@@ -52,23 +58,38 @@ class Turn:
 
 
 @contextmanager
-def only_rank(session: CompileSession, key: str) -> Iterator[bool]:
-    """Be the only rank of this host inside, for a key.
+def only_rank(
+    session: CompileSession, key: str, find: Callable[[], Found], exchanged: bool = False
+) -> Iterator[Found | None]:
+    """Be the only rank inside, for a key.
+
+    Args:
+        find: what another rank has made; called only where one may have.
+        exchanged: what is made under the key is an entry of the graph cache, which ranks that do not see this
+            cache folder give each other.
 
     Yields:
-        whether another one may have been, before; not where this is no distributed program, or where the lock
-        cannot be had: each rank then works for itself.
+        what was found; None where this is no distributed program, or where the lock cannot be had: each rank
+        then works for itself.
+
+    Raises:
+        RankError: the rank that this one waited for, in another cache folder, failed.
     """
     with ExitStack() as stack:
-        waited = this_rank() >= 0
-        if waited:
+        found: Found | None = None
+        if this_rank() >= 0:
+            seconds = float(session.settings.build_timeout)
             path = session.store.root / "locks" / f"{key}.lock"
             try:
-                stack.enter_context(locked(path, float(session.settings.build_timeout)))
+                stack.enter_context(locked(path, seconds))
+                found = find()
             except (CacheError, OSError) as error:
                 _log.info("compiling without the lock of other ranks: %s", error)
-                waited = False
-        yield waited
+            exchange = session.exchange
+            if not found and exchanged and exchange is not None and session.exchanges:
+                stack.enter_context(exchange.turn(key, seconds))
+                found = find()
+        yield found
 
 
 @contextmanager

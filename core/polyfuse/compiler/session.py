@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from polyfuse.autotune.tuner import Tuner
     from polyfuse.base.settings import Settings
     from polyfuse.checking.records import Records
+    from polyfuse.distributed.exchange import RankExchange
     from polyfuse.ir.kernel import Kernel
 
 __all__ = ["CompileSession", "autotuned_problems", "decided", "forget_sessions", "session_for"]
@@ -55,6 +56,7 @@ class CompileSession:
         key_facts: what plugins add to keys; None where one cannot say, so that nothing is kept between runs.
         choose_config: the configuration of a kernel by a backend, None for its first one, in place of what
             the tuner decides: for tests that build kernels in configurations of their own choice.
+        exchange: by which ranks that do not see the cache folder get what is compiled; None: there is none.
     """
 
     def __init__(
@@ -73,9 +75,15 @@ class CompileSession:
         self.pool = pool
         self.store = store
         self.choose_config = choose_config
+        self.exchange: RankExchange | None = None
         self._lock = threading.Lock()
         self._tuner: Tuner | None = None
         self._records: Records | None = None
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether graphs come from ranks that do not see the cache folder: each when it has its kernels."""
+        return self.exchange is not None and bool(self.exchange.needed)
 
     @property
     def tuner(self) -> Tuner:

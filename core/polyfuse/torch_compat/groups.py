@@ -25,16 +25,29 @@ class SharedStore:
         timeout = self._store.timeout
         return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
 
-    def put(self, key: str, text: str) -> None:
-        """Write a text, over the one before it."""
-        self._store.set(f"polyfuse/{key}", text)
+    def put(self, key: str, content: str | bytes) -> None:
+        """Write a text or some bytes, over what was there before. Torch's stores end the connection of a
+        process that writes more than eight mebibytes at once.
+        """
+        self._store.set(f"polyfuse/{key}", content)
 
     def find(self, key: str) -> str | None:
         """The text under a key, None while there is none."""
+        found = self.find_bytes(key)
+        return None if found is None else found.decode()
+
+    def find_bytes(self, key: str) -> bytes | None:
+        """What is under a key, None while there is nothing."""
         name = f"polyfuse/{key}"
-        if not self._store.check([name]):
-            return None
-        return bytes(self._store.get(name)).decode()
+        return bytes(self._store.get(name)) if self._store.check([name]) else None
+
+    def claim(self, key: str, text: str) -> str:
+        """Write a text that is not empty where nothing is yet, and return what is there then."""
+        return bytes(self._store.compare_set(f"polyfuse/{key}", "", text)).decode()
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number that starts with 0, and return the sum."""
+        return int(self._store.add(f"polyfuse/{key}", amount))
 
 
 @dataclass(frozen=True)

@@ -369,15 +369,14 @@ def test_what_one_machine_measured_another_finds(tmp_path, remote):
     part = replace(known, complete=False)
     for secret, name in ((None, "open"), (SECRET, "sealed")):
         sharing = Sharing(tmp_path / name, str(remote / name), secret)
-        store = TimingStore(tmp_path / name, sharing)
+        store = TimingStore(tmp_path / name, lambda sharing=sharing: sharing)
         store.write(key, part)
         sharing.flush()
         assert not remote.joinpath(name).exists(), "a search that goes on is nobody else's"
         store.write(key, known)
         sharing.flush()
-        other = TimingStore(
-            tmp_path / f"{name} 2", Sharing(tmp_path / f"{name} 2", str(remote / name), secret)
-        )
+        reading = Sharing(tmp_path / f"{name} 2", str(remote / name), secret)
+        other = TimingStore(tmp_path / f"{name} 2", lambda reading=reading: reading)
         assert other.read(key) == known
         assert TimingStore(tmp_path / f"{name} 2").read(key) == known, "what came is kept"
         assert other.read("cd" * 26) == Record()
@@ -385,8 +384,9 @@ def test_what_one_machine_measured_another_finds(tmp_path, remote):
     for place in ("open", "sealed"):
         path = remote / place / "timings" / key
         path.write_text(path.read_text().replace("2.0", "3.0"))
-        third = tmp_path / f"{place} 3"
-        assert TimingStore(third, Sharing(third, str(remote / place), SECRET)).read(key) == Record()
+        third = Sharing(tmp_path / f"{place} 3", str(remote / place), SECRET)
+        store = TimingStore(tmp_path / f"{place} 3", lambda third=third: third)
+        assert store.read(key) == Record()
 
 
 class Failing:

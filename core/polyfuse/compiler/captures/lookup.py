@@ -104,8 +104,7 @@ def around(frame: Frame, trace: Callable[[], Any]) -> Any:
     found = captures.find()
     if found is not None:
         return found
-    with only_rank(captures.session, captures.key) as waited:
-        found = captures.find() if waited else None
+    with only_rank(captures.session, captures.key, captures.find) as found:
         return found if found is not None else captures.traced(trace)
 
 

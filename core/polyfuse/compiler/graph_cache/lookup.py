@@ -76,7 +76,7 @@ class GraphCache:
                 self._folder.adopt(self._key, also, entry_name)
             self._folder.mend(self._key, entry_name)
             sharing = self._session.store.sharing
-            if sharing is not None and not self._folder.holds(self._key):
+            if sharing is not None and not (self._session.exchanges or self._folder.holds(self._key)):
                 sharing.fetch_graph(self._key)
                 self._folder.mend(self._key, entry_name)
             if not self._folder.holds(self._key):

@@ -22,6 +22,7 @@ from polyfuse.compiler.once import only_rank
 from polyfuse.compiler.reports.logs import publish
 from polyfuse.frontend.captured import CacheBypass
 from polyfuse.frontend.traced_text import traced_text
+from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.tracing.aot import cache_record
 
 if TYPE_CHECKING:
@@ -53,15 +54,14 @@ def found_or_compiled(
     found = _found(key, session, agreement)
     if found is not None:
         return found
-    with only_rank(session, key) as waited:
-        found = _found(key, session, agreement) if waited else None
+    with only_rank(session, key, lambda: _found(key, session, agreement), exchanged=True) as found:
         if found is not None:
             return found
         compiled = compile()
         record = cache_record(compiled)
         if isinstance(record, GraphRecord):
             _store(key, record, session)
-            if waited:  # those that wait need its kernels too
+            if this_rank() >= 0:  # those that wait need its kernels too
                 session.pool.wait_until_idle()
         return compiled
 
@@ -69,7 +69,7 @@ def found_or_compiled(
 def _found(key: str, session: CompileSession, agreement: Agreement | None) -> BoxedCallable | None:
     folder = GraphFolder(session.store.root)
     sharing = session.store.sharing
-    if sharing is not None and not folder.holds(key):
+    if sharing is not None and not (session.exchanges or folder.holds(key)):
         sharing.fetch_graph(key)
     if not folder.holds(key):
         return None

@@ -1,0 +1,151 @@
+"""Which rank makes something that all need, where not all see one cache folder: the one that claims it first
+in the store of the process group. Those on other places wait until it says that it is done.
+
+No collective is used: ranks that need other things, or come later, or never, disturb nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from polyfuse.base.errors import RankError
+from polyfuse.base.log import get_logger
+from polyfuse.base.text import shorten
+from polyfuse.torch_compat.groups import SharedStore
+
+__all__ = ["Claims"]
+
+_log = get_logger("ranks")
+
+_PAUSES: Final = (0.002, 0.05)
+"""Seconds between two looks into the store: at first, and at most."""
+
+_BEAT: Final = 1.0
+"""Seconds between two signs of life of a rank that makes something."""
+
+_SILENT: Final = 60.0
+"""Seconds without one after which a rank is not waited for."""
+
+
+class Claims:
+    """The claims of one rank.
+
+    Args:
+        store: of the world.
+        rank: of this process.
+        ranks: how many there are.
+        place: the same for ranks that share a cache folder, and no others.
+        machine: what only ranks have that can use each other's results.
+        assumed: whether ranks that have said nothing of their place are taken to be in another one.
+    """
+
+    def __init__(
+        self, store: SharedStore, rank: int, ranks: int, place: str, machine: str, assumed: bool
+    ) -> None:
+        self._store, self._rank, self._ranks = store, rank, ranks
+        self._place, self._machine, self._assumed = place, machine, assumed
+        if store.claim("places/first", place) != place:
+            store.put("places/several", "1")
+        if store.add(f"places/of/{rank}", 1) == 1:
+            store.add("places/count", 1)
+
+    def needed(self) -> bool | None:
+        """Whether ranks are in several places; None: they are not, and never will be."""
+        if self._store.find("places/several") is not None:
+            return True
+        return None if self._store.add("places/count", 0) >= self._ranks else self._assumed
+
+    @contextmanager
+    def making(self, key: str, seconds: float, finish: Callable[[], object]) -> Iterator[bool]:
+        """Make what is under a key inside, after waiting for a rank in another place that does so. A store
+        that does not answer stops nobody.
+
+        Args:
+            seconds: to wait at most.
+            finish: is called before others are told that it is done.
+
+        Yields:
+            whether another rank has made it, or may have.
+
+        Raises:
+            RankError: another rank failed to.
+        """
+        name = f"claims/{self._machine}/{key}"
+        try:
+            elsewhere = self._claimed_elsewhere(name, seconds)
+        except RankError:
+            raise
+        except Exception as error:
+            _log.info("the ranks' store cannot be used: %s", error)
+            elsewhere = True
+        if elsewhere:
+            yield True
+            return
+        try:
+            with self._beating():
+                yield False
+                finish()
+        except BaseException as error:
+            # a user who interrupts one rank leaves the work to the others
+            failed = isinstance(error, Exception)
+            self._tell(name, shorten(f"{type(error).__name__}: {error}", 600) if failed else "")
+            raise
+        self._tell(name, "")
+
+    def _tell(self, name: str, error: str) -> None:
+        try:
+            self._store.put(f"{name}/done", json.dumps({"error": error}))
+        except Exception as trouble:
+            _log.info("other ranks do not know what became of %s: %s", name, trouble)
+
+    def _claimed_elsewhere(self, name: str, seconds: float) -> bool:
+        """Claim something, or wait for a rank in another place that did before."""
+        mine = json.dumps({"rank": self._rank, "place": self._place})
+        owner = json.loads(self._store.claim(name, mine))
+        if owner["rank"] == self._rank or owner["place"] == self._place:
+            return False  # whoever is in this place has the lock of its folder: the owner is done with it
+        self._wait(name, owner["rank"], seconds)
+        return True
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Give signs of life meanwhile, from a thread of their own."""
+        end = threading.Event()
+
+        def beat() -> None:
+            while not end.wait(_BEAT):
+                try:
+                    self._store.add(f"alive/{self._rank}", 1)
+                except Exception:  # the store is gone, and with it whoever would read this
+                    return
+
+        threading.Thread(target=beat, name="polyfuse-alive", daemon=True).start()
+        try:
+            yield
+        finally:
+            end.set()
+
+    def _wait(self, name: str, owner: int, seconds: float) -> None:
+        begun = heard = time.monotonic()
+        pause, beats = _PAUSES[0], -1
+        while (text := self._store.find(f"{name}/done")) is None:
+            now = time.monotonic()
+            found = self._store.add(f"alive/{owner}", 0)
+            if found != beats:
+                heard, beats = now, found
+            if now - heard > _SILENT or now - begun > seconds:
+                _log.info("rank %d, which compiles %s, is not waited for any longer", owner, name)
+                return
+            time.sleep(pause)
+            pause = min(_PAUSES[1], pause * 1.5)
+        error = json.loads(text)["error"]
+        if error:
+            raise RankError(
+                f"rank {owner} failed to compile a graph that rank {self._rank} waited for: {error}",
+                f"mend that error of rank {owner}, or set rank_exchange=0 to have each rank compile",
+            )
