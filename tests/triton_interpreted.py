@@ -73,7 +73,7 @@ class InterpretedTriton(TritonBackend):
 @cache
 def _spare() -> None:
     """Do once what the interpreter does at each launch: look through Triton's language for the functions that
-    it replaces, replace them, and put them back. And leave out whether a whole number overflows: it computes
+    it replaces, replace them, and put them back. And leave out whether an integer overflows: it computes
     that in 64 bits, in six operations of its own, for a message that it gives to those who debug alone.
     """
     from triton.language import core
