@@ -120,6 +120,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "slice_scatter": operators.slice_scatter,
     "select_scatter": operators.select_scatter,
     "diagonal_scatter": operators.diagonal_scatter,
+    "addmv": outer_products.addmv,
     "index_add": indexing.index_add,
     "index_reduce": indexing.index_reduce,
     "grid_sampler_2d": operators.in_opmath(sampling.grid_sample_2d),
@@ -247,6 +248,9 @@ def decomposition_table(numerics: str = "fast") -> Mapping[Any, Callable[..., An
     for op in decomp.expand_packets(FLOATING_ONLY):
         if op in table:
             table[op] = operators.floating_only(table[op])
+    for op in decomp.expand_packets(["linspace"]):
+        if op in table:
+            table[op] = operators.steps_in_sixteen_bits(table[op])
     own = {**OWN, **OWN_FAST} if numerics == "fast" else OWN
     for name, function in own.items():
         for op in decomp.expand_packets([name]):
