@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from models import checks
 from polyfuse.base.errors import PolyfuseError
+from requirements import HALIDE
 
 
 def block_diagonal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -200,6 +201,8 @@ def test_what_is_computed_into_a_view_leaves_the_strides_of_the_whole(dynamic: b
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
     """Rows, columns and blocks; the mean of odd counts of a number is not that number, until corrected."""
+    if backend == "halide":
+        pytest.importorskip("halide", reason=HALIDE)
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         spreads = [x.var(-1), x.std((0, 2)), x.transpose(1, 2).contiguous().var(1), torch.var_mean(x)[0]]
@@ -216,6 +219,8 @@ def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_moments_of_infinities(dtype: torch.dtype, backend: str) -> None:
     """Not last in its row: eager mode, which moves the mean from number to number, has infinity only then."""
+    if backend == "halide":
+        pytest.importorskip("halide", reason=HALIDE)
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         pairs = [torch.var_mean(x, -1), torch.var_mean(x, 0), torch.std_mean(x, -1), torch.var_mean(x)]
@@ -261,6 +266,8 @@ def test_means_of_rows_without_a_variance(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(2, 8, 9000), (70000, 8), (2, 8, 200, 200)])
 def test_running_mean_of_long_columns_with_an_infinity(shape: tuple[int, ...], backend: str) -> None:
     """Infinite wherever the infinity is, in whatever parts the column is read."""
+    if backend == "halide":
+        pytest.importorskip("halide", reason=HALIDE)
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         mean, variance = torch.zeros(8), torch.ones(8)

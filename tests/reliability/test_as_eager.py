@@ -194,3 +194,38 @@ def test_subclasses_of_tensors(make, backends):
             strict=True,
         ):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("backend", ["cpp", "halide", "interpreter"])
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((3, 7), -1), ((6, 40), 0), ((3, 4, 5), (0, 2)), ((5,), None), ((1, 9000), 1), ((4, 1), 1)],
+)
+def test_a_mean_that_is_moved_to_infinity_stays_there(shape, dims, backend):
+    """Where no number follows: a step from infinity is none."""
+    torch._dynamo.reset()
+    options = {"backends": (backend, "interpreter")}
+    compiled = torch.compile(lambda x: torch.var_mean(x, dims), backend="polyfuse", options=options)
+    last = torch.randn(shape)
+    last.view(-1)[-1] = -torch.inf
+    twice, first = last.clone(), torch.randn(shape)
+    twice.view(-1)[0] = first.view(-1)[0] = torch.inf
+    for x in (torch.randn(shape), last, twice, first):
+        torch.testing.assert_close(compiled(x), torch.var_mean(x, dims), equal_nan=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_between_two_in_sixteen_bits(dtype, dynamic):
+    """Eager mode counts on from rounded numbers by a rounded step."""
+    torch._dynamo.reset()
+
+    def function(x):
+        return torch.linspace(-3.3, 2.7, x.shape[0], dtype=dtype), x + torch.linspace(
+            0, 100, x.shape[0], dtype=dtype
+        )
+
+    compiled = torch.compile(function, backend="polyfuse", dynamic=dynamic, options={"strict": True})
+    for count in (7, 129, 1000):
+        x = torch.zeros(count, dtype=dtype)
+        torch.testing.assert_close(compiled(x), function(x), rtol=0, atol=0)

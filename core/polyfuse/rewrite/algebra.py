@@ -49,8 +49,11 @@ def _mul(args: tuple[Expr, ...]) -> Expr | None:
 
 def _div(args: tuple[Expr, ...]) -> Expr | None:
     a, b = args
-    if b.op != "const" or b.value == 0 or not math.isfinite(b.value):
+    if b.op != "const" or not math.isfinite(b.value):
         return None
+    if b.value == 0:
+        # the same for every value, and compilers that divide by no constant zero take it
+        return apply("mul", a, const(math.copysign(math.inf, b.value), b.dtype))
     if is_const(b, 1):
         return a
     mantissa, exponent = math.frexp(b.value)

@@ -69,6 +69,7 @@ def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [2, 9, 40])
 @pytest.mark.parametrize("function", [converted, scaled, turned, shifted])

@@ -36,6 +36,7 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
     "product": lambda x: real(both(x) * both(x + 1)),
     "conjugate": lambda x: real(both(x).conj() * both(x.sin())),
     "sum and difference": lambda x: real(both(x) + both(x.cos()) - both(x.exp())),
+    "sums of what the same tensor holds": lambda x: real(both(x) + both(x.flip(0)) - both(x.flip(1))),
     "a complex number": lambda x: real(both(x) * (2 - 3j) + 1j),
     "a real number": lambda x: real((both(x) * 2.0 + 1) / 4),
     "a real operand": lambda x: real(both(x) * x[..., ::2] + x[..., 1::2]),
@@ -89,6 +90,7 @@ def rewrites() -> int:
     return dict(last_reports()[-1].rewrites).get("compute-in-pairs", 0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_agrees_with_eager_mode(name: str, dtype: torch.dtype) -> None:
@@ -113,7 +115,11 @@ def test_sizes_may_vary(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["product", "a real number", "a complex number", "a real divisor", "conjugate"]
+    "name",
+    [
+        *("product", "a real number", "a complex number", "a real divisor", "conjugate", "a real operand"),
+        *("sum and difference", "sums of what the same tensor holds"),
+    ],
 )
 def test_what_is_not_finite(name: str) -> None:
     x = torch.tensor([[a, b] for a in NOT_FINITE for b in NOT_FINITE]).reshape(4, -1)
@@ -189,7 +195,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 8))])
 def test_chains_of_operators(seed: int) -> None:
     """Of any two earlier results each; with gradients, and sizes that vary, of some."""
     choose = random.Random(f"{seed} {torch.randint(1 << 30, ())}")

@@ -42,6 +42,8 @@ def test_powers_and_exact_divisions() -> None:
     assert make("pow", X, const(-1.0, F32)).op == "reciprocal"
     assert make("pow", X, const(0.5, F32)).op == "pow"  # of -infinity: a number, which the root of it is not
     assert make("div", X, const(8.0, F32)) is make("mul", X, const(0.125, F32))
+    assert make("div", X, const(0.0, F32)) is make("mul", X, const(math.inf, F32))
+    assert make("div", X, const(-0.0, F32)) is make("mul", X, const(-math.inf, F32))
 
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "minimum", "maximum"])

@@ -120,13 +120,15 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "slice_scatter": operators.slice_scatter,
     "select_scatter": operators.select_scatter,
     "diagonal_scatter": operators.diagonal_scatter,
+    "addmv": outer_products.addmv,
     "index_add": indexing.index_add,
     "index_reduce": indexing.index_reduce,
     "grid_sampler_2d": operators.in_opmath(sampling.grid_sample_2d),
     **{
-        f"{margin}_pad{rank}d_backward": partial(padding.edge_pad_backward, rank=rank, margin=margin)
+        f"{margin}_pad{rank}d{suffix}": partial(function, rank=rank, margin=margin)
         for margin in ("reflection", "replication")
         for rank in (2, 3)
+        for suffix, function in (("", padding.edge_pad), ("_backward", padding.edge_pad_backward))
     },
     "put": indexing.put,
     "take": indexing.take,
@@ -247,6 +249,9 @@ def decomposition_table(numerics: str = "fast") -> Mapping[Any, Callable[..., An
     for op in decomp.expand_packets(FLOATING_ONLY):
         if op in table:
             table[op] = operators.floating_only(table[op])
+    for op in decomp.expand_packets(["linspace"]):
+        if op in table:
+            table[op] = operators.steps_in_sixteen_bits(table[op])
     own = {**OWN, **OWN_FAST} if numerics == "fast" else OWN
     for name, function in own.items():
         for op in decomp.expand_packets([name]):

@@ -126,6 +126,21 @@ def floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def steps_in_sixteen_bits(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep `linspace` in a type of 16 bits on the CPU: eager mode rounds the step, and what it counts on from
+    once in so many numbers as its vectors have.
+    """
+
+    @functools.wraps(decomposition)
+    def checked(*args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+        kind = torch.get_default_dtype() if dtype is None else dtype
+        if kind in (torch.float16, torch.bfloat16) and torch.device(device or "cpu").type == "cpu":
+            return NotImplemented
+        return decomposition(*args, dtype=dtype, device=device, **kwargs)
+
+    return checked
+
+
 def real_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     """Keep the operator where a tensor is complex: no kernel computes its steps, which would be a call each
     where eager mode makes one.

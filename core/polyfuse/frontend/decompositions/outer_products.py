@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-__all__ = ["addmm", "matmul"]
+__all__ = ["addmm", "addmv", "matmul"]
 
 _TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -38,6 +38,17 @@ def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: 
     if beta != 0:
         value = value + (term.to(wide) if beta == 1 else term.to(wide) * beta)
     return value.to(left.dtype).contiguous()
+
+
+def addmv(term: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    """`addmv` with a depth of one: a negative zero stays one where eager mode adds to the term itself."""
+    column = vector.unsqueeze(1)
+    if matrix.dim() != 2 or not _adds_nothing(matrix, column) or term.dim() != 1:
+        return NotImplemented
+    found = addmm(term.unsqueeze(1), matrix, column, beta=beta, alpha=alpha)
+    if found is NotImplemented:
+        return found
+    return (found + 0.0 if beta == 0 else found).squeeze(1)
 
 
 def _is_library_product(left: Tensor, right: Tensor) -> bool:

@@ -45,6 +45,9 @@ TEMPLATES = _named(
 )
 """Calls that plugins may take over."""
 
+CREATION = _named("linspace")
+"""What decompositions leave of it: numbers in 16 bits, which eager mode's vectors round on the way."""
+
 ATTENTION = _named(
     " ".join(
         f"_scaled_dot_product_{name}"
@@ -68,7 +71,7 @@ RANDOM = _named(
 """They stay in program order."""
 
 
-@lowers(*ORDER_STATISTICS, *LOSSES, *DISTANCES, *LINEAR_ALGEBRA, library=True)
+@lowers(*ORDER_STATISTICS, *LOSSES, *DISTANCES, *LINEAR_ALGEBRA, *CREATION, library=True)
 def library(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Any:
     return call(ctx, node.meta["val"], ops.op_name(node.target), args, named)
 

@@ -23,6 +23,11 @@ from polyfuse.torch_compat import ops
 _KINDS = {"cumsum": "sum", "cumprod": "prod", "logcumsumexp": "logsumexp"}
 
 
+def _is_sum(kind: str, dtype: DType) -> bool:
+    """Whether eager mode adds the first step to something, so that no step is a negative zero."""
+    return kind in ("sum", "logsumexp") and dtype.is_float
+
+
 def _scan(
     ctx: LoweringContext,
     kind: str,
@@ -45,7 +50,8 @@ def _scan(
         index = index + a * stride
     order = [d for d in memory_order(value.size, view.stride, ctx.sizes) if d != dim]
     axes = tuple(a for a in (own[d] for d in order) if isinstance(a, Index))
-    values: tuple[Expr, ...] = (cast(value.at(indices), results[0].dtype.compute),)
+    term = cast(value.at(indices), results[0].dtype.compute)
+    values: tuple[Expr, ...] = (from_zero(term) if _is_sum(kind, term.dtype) else term,)
     if with_position:
         values = (*values, index_value(along))
     outputs = tuple(r.view.buffer for r in results if r.view is not None)
@@ -82,7 +88,7 @@ def running(ctx: LoweringContext, node: Any, value: TensorValue, dim: int, dtype
     dim = wrap(dim, value.rank)
     if value.rank == 0 or value.size[dim] == 1:
         only = cast(value.at(axes_of(value.size)), compute)
-        return ctx.lazy(result, from_zero(only) if kind == "sum" and compute.is_float else only)
+        return ctx.lazy(result, from_zero(only) if _is_sum(kind, compute) else only)
     doubled = result.dtype is DType.f32 and kind != "logsumexp" and ctx.target_info(result.device).double_sums
     few = doubled and _is_of_few_rows(ctx, value, dim)
     if doubled and not few:

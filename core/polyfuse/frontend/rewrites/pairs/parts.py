@@ -134,7 +134,9 @@ def _sum(parts: Parts, node: Node) -> Pair:
     if node.kwargs.get("alpha", 1) != 1:
         raise Unsupported
     step = parts.sub if node.target is aten.sub.Tensor else parts.add
-    return step(a[0], b[0]), step(a[1], b[1])
+    # eager mode multiplies the second operand by one, a complex number: of infinities that makes NaN
+    real, imaginary = parts.sub(b[0], parts.mul(b[1], 0.0)), parts.add(parts.mul(b[0], 0.0), b[1])
+    return step(a[0], real), step(a[1], imaginary)
 
 
 def _product(parts: Parts, node: Node) -> Pair:
