@@ -19,7 +19,14 @@ from polyfuse.autotune.benchmark import threads
 from polyfuse.autotune.candidate import BuiltCall, CandidateBuilder, WorkerSetup
 from polyfuse.autotune.pruning import CostModels, kernels_of, worth_building
 from polyfuse.autotune.report import ProgressTable, append_log
-from polyfuse.autotune.search import Search, TrialRules, TuningTask
+from polyfuse.autotune.search import (
+    RoundHelpers,
+    Search,
+    TrialBatch,
+    TrialRules,
+    TuningTask,
+    run_trials,
+)
 from polyfuse.autotune.worker import InProcessRunner, TrialRunner, WorkerRunner
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
@@ -57,10 +64,18 @@ class Tuner:
         asked: the addresses of all problems whose fastest candidate was asked for, measured now or before.
         cut_short: those whose search ran out of time, or that were only looked up in vain: the search goes on
             in a later process.
+
+    Args:
+        helpers: returns who times a part of each round elsewhere, if there is anybody.
     """
 
     def __init__(
-        self, settings: Settings, extensions: Extensions, pool: BuildPool, store: KernelStore
+        self,
+        settings: Settings,
+        extensions: Extensions,
+        pool: BuildPool,
+        store: KernelStore,
+        helpers: Callable[[], RoundHelpers | None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.timings = TimingStore(store.root, lambda: store.sharing)
@@ -71,6 +86,7 @@ class Tuner:
         self._plugins = extensions.plugins
         self._pool = pool
         self._store = store
+        self._helpers = helpers
         self._runner: TrialRunner | None = None
         self._until = math.inf
         group = lambda kind, backend, device: self.key(f"samples of {kind}", (backend,), device)  # noqa: E731
@@ -315,18 +331,53 @@ class Tuner:
             rounds = zip_longest(*(search.pending() for search in running))
             builder.begin([program for guesses in rounds for program in guesses if program is not None])
             builder.wait(progress.building)
-            for search in running:
-                if time.monotonic() > self._until:
-                    break
-                progress.problem(search.task.problem.about, len(search.pending()))
-                search.time(runner, builder, self._rules(search), progress.candidate)
-                self.timings.write(search.task.key, search.record())
+            self._time_round(runner, builder, running, progress)
             late = time.monotonic() > self._until
             if late:
                 self.cut_short.update(search.task.key for search in running)
             most = self.settings.tune_seconds
             running = [s for s in running if not late and s.seconds < most and s.widen()]
         return opened
+
+    def _time_round(
+        self,
+        runner: TrialRunner,
+        builder: CandidateBuilder,
+        running: Sequence[Search],
+        progress: ProgressTable,
+    ) -> None:
+        """Time what is built, a part of it by those who help."""
+        helpers = self._helpers()
+        away: Mapping[int, Callable[[], Mapping[str, float | str] | None]] = {}
+        if helpers is not None:
+            batches = [TrialBatch(s.task.problem, tuple(s.ready(builder)), self._rules(s)) for s in running]
+            away = helpers.share(batches, self._most_seconds())
+        # those that were sent away last, as long as the others take
+        for number in sorted(range(len(running)), key=lambda n: n in away):
+            if time.monotonic() > self._until:
+                break
+            search = running[number]
+            progress.problem(search.task.problem.about, len(search.pending()))
+            outcomes = away[number]() if number in away else None
+            if outcomes is None:
+                search.time(runner, builder, self._rules(search), progress.candidate)
+            else:
+                search.note(outcomes)
+            self.timings.write(search.task.key, search.record())
+
+    def run_batch(self, batch: TrialBatch) -> Mapping[str, float | str]:
+        """Time candidates for another process, as if they were this one's.
+
+        Returns:
+            milliseconds of each by name, or what was wrong with it.
+        """
+        until = time.monotonic() + max(1, self.settings.tune_seconds)
+        with _TIMING, self.timings.exclusive(self.settings.build_timeout):
+            return run_trials(self._ready(), batch.problem, batch.programs, replace(batch.rules, until=until))
+
+    def _most_seconds(self) -> float:
+        """In which one problem of a round is surely timed elsewhere: candidates may take time to fail."""
+        return float(max(1, self.settings.tune_seconds) + 2 * self.settings.tune_timeout)
 
     def _closed(self, search: Search, progress: ProgressTable) -> Record:
         """The record of a search that is over: stored, shown, and added to the training data."""
