@@ -37,7 +37,7 @@ from polyfuse.cache.timings import FAILED, Record, TimingStore, Trial, timing_ke
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import TemplateCall
-from polyfuse.plugin import Backend, Config, Extensions, FusionRules, Source, State
+from polyfuse.plugin import Backend, Config, Extensions, FusionRules, PluginManager, Source, State
 from polyfuse.plugin.hooks.registry import importable, registered
 from polyfuse.runtime.devices.registry import class_name, device_of, known_devices
 from polyfuse.schedule import Decision, Launch
@@ -299,7 +299,7 @@ class Tuner:
         builder.begin([program for search in searches for program in search.pending()])
         builder.wait()
         for search in searches:
-            search.time(runner, builder, replace(self._rules(search), alone=True))
+            search.time(runner, builder, replace(_rules(search, self.settings, self._until), alone=True))
             self.timings.write(search.task.key, search.record())
         return {search.task.key: search.record() for search in searches}
 
@@ -350,8 +350,13 @@ class Tuner:
         helpers = self._helpers()
         away: Mapping[int, Callable[[], Mapping[str, float | str] | None]] = {}
         if helpers is not None:
-            batches = [TrialBatch(s.task.problem, tuple(s.ready(builder)), self._rules(s)) for s in running]
-            away = helpers.share(batches, self._most_seconds())
+            batches = [
+                TrialBatch(s.task.problem, tuple(s.ready(builder)), _rules(s, self.settings, self._until))
+                for s in running
+            ]
+            # a candidate may take its time to fail
+            patience = max(1, self.settings.tune_seconds) + 2 * self.settings.tune_timeout
+            away = helpers.share(batches, float(patience))
         # those that were sent away last, as long as the others take
         for number in sorted(range(len(running)), key=lambda n: n in away):
             if time.monotonic() > self._until:
@@ -360,7 +365,7 @@ class Tuner:
             progress.problem(search.task.problem.about, len(search.pending()))
             outcomes = away[number]() if number in away else None
             if outcomes is None:
-                search.time(runner, builder, self._rules(search), progress.candidate)
+                search.time(runner, builder, _rules(search, self.settings, self._until), progress.candidate)
             else:
                 search.note(outcomes)
             self.timings.write(search.task.key, search.record())
@@ -374,10 +379,6 @@ class Tuner:
         until = time.monotonic() + max(1, self.settings.tune_seconds)
         with _TIMING, self.timings.exclusive(self.settings.build_timeout):
             return run_trials(self._ready(), batch.problem, batch.programs, replace(batch.rules, until=until))
-
-    def _most_seconds(self) -> float:
-        """In which one problem of a round is surely timed elsewhere: candidates may take time to fail."""
-        return float(max(1, self.settings.tune_seconds) + 2 * self.settings.tune_timeout)
 
     def _closed(self, search: Search, progress: ProgressTable) -> Record:
         """The record of a search that is over: stored, shown, and added to the training data."""
@@ -401,16 +402,6 @@ class Tuner:
             append_log(self.settings.tune_log, search.task.key, record, search.seconds)
         return record
 
-    def _rules(self, search: Search) -> TrialRules:
-        on_host = device_of(search.task.problem.device).is_host
-        return TrialRules(
-            verify=self.settings.tune_verify != "off",
-            raises=self.settings.tune_verify == "raise",
-            rounds=6 if on_host else 3,
-            most_rounds=16 if on_host else 6,
-            until=min(self._until, time.monotonic() + max(1, self.settings.tune_seconds)),
-        )
-
     # Where candidates run.
 
     def _ready(self) -> TrialRunner:
@@ -431,23 +422,7 @@ class Tuner:
             if state.manifest is not None and state.manifest.load and state.state in usable
         }
         devices = {kind: (class_name(made), made.switches()) for kind, made in known_devices().items()}
-        return WorkerSetup(self.settings, places, threads(), devices, self._shared())
-
-    def _shared(self) -> tuple[tuple[str, str], ...]:
-        """The plugins of this program that the worker can import, too. Others that time launches or generate
-        kernels are named once.
-        """
-        places = {known.name: importable(known.plugin) for known in registered()}
-        for name in (name for name, place in places.items() if not place):
-            times = self._plugins.hooks.implements(name, "polyfuse_timer")
-            if times or self._plugins.generates(name):
-                warn_once(
-                    "autotune",
-                    f"plugin {name!r}, which this program registered, cannot be imported by the benchmark "
-                    "worker, so that its timer and kernels are not used there; register a module that can be "
-                    "imported, or set the option `tune_in_process`",
-                )
-        return tuple((name, place) for name, place in places.items() if place)
+        return WorkerSetup(self.settings, places, threads(), devices, _shared(self._plugins))
 
 
 def negligible(
@@ -475,3 +450,36 @@ def negligible(
         for task, trial in open_ones
         if task.uses * trial.milliseconds < _LEAST_SHARE * total
     }
+
+
+def _shared(plugins: PluginManager) -> tuple[tuple[str, str], ...]:
+    """The plugins of this program that the worker can import, too. Others that time launches or generate
+    kernels are named once.
+    """
+    places = {known.name: importable(known.plugin) for known in registered()}
+    for name in (name for name, place in places.items() if not place):
+        times = plugins.hooks.implements(name, "polyfuse_timer")
+        if times or plugins.generates(name):
+            warn_once(
+                "autotune",
+                f"plugin {name!r}, which this program registered, cannot be imported by the benchmark "
+                "worker, so that its timer and kernels are not used there; register a module that can be "
+                "imported, or set the option `tune_in_process`",
+            )
+    return tuple((name, place) for name, place in places.items() if place)
+
+
+def _rules(search: Search, settings: Settings, until: float) -> TrialRules:
+    """How the candidates of a search are timed.
+
+    Args:
+        until: the `time.monotonic` at which autotuning ends.
+    """
+    on_host = device_of(search.task.problem.device).is_host
+    return TrialRules(
+        verify=settings.tune_verify != "off",
+        raises=settings.tune_verify == "raise",
+        rounds=6 if on_host else 3,
+        most_rounds=16 if on_host else 6,
+        until=min(until, time.monotonic() + max(1, settings.tune_seconds)),
+    )

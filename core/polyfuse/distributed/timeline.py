@@ -105,10 +105,10 @@ class Timeline:
         clock, cpu = self._clock(), self._cpu()
         seconds, used = clock - self._seen, cpu - self._used
         self._seen, self._used = clock, cpu
-        self._now += self._stretched(seconds, used)
+        self._now += self._slowed(seconds, used)
         return self._now
 
-    def _stretched(self, seconds: float, used: float) -> float:
+    def _slowed(self, seconds: float, used: float) -> float:
         """How long something takes beside the other ranks of the host, which do the same, and collectives on
         their way, which take longer, too.
 
