@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from models import checks
 from polyfuse.base.errors import PolyfuseError
+from requirements import HALIDE
 
 
 def block_diagonal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -200,6 +201,8 @@ def test_what_is_computed_into_a_view_leaves_the_strides_of_the_whole(dynamic: b
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
     """Rows, columns and blocks; the mean of odd counts of a number is not that number, until corrected."""
+    if backend == "halide":
+        pytest.importorskip("halide", reason=HALIDE)
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         spreads = [x.var(-1), x.std((0, 2)), x.transpose(1, 2).contiguous().var(1), torch.var_mean(x)[0]]
@@ -214,8 +217,11 @@ def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
 @pytest.mark.each_value
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_moments_of_infinities(dtype: torch.dtype, backend: str) -> None:
+@pytest.mark.parametrize("shape", [(8, 64), (300, 40), None])
+def test_moments_of_infinities(shape: tuple[int, int] | None, dtype: torch.dtype, backend: str) -> None:
     """Not last in its row: eager mode, which moves the mean from number to number, has infinity only then."""
+    if backend == "halide":
+        pytest.importorskip("halide", reason=HALIDE)
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         pairs = [torch.var_mean(x, -1), torch.var_mean(x, 0), torch.std_mean(x, -1), torch.var_mean(x)]
@@ -226,10 +232,13 @@ def test_moments_of_infinities(dtype: torch.dtype, backend: str) -> None:
         mean, variance = torch.zeros_like(x[0]), torch.ones_like(x[0])
         return [F.batch_norm(x, mean, variance, training=True), variance]
 
-    compiled = [checks.compile_function(f, options={"backends": [backend]}) for f in (function, running)]
+    compiled = [
+        checks.compile_function(f, dynamic=shape is None, options={"backends": [backend]})
+        for f in (function, running)
+    ]
     for special in ((math.inf,), (-math.inf,), (math.inf, math.inf), (math.inf, -math.inf), (math.nan,)):
-        for shape in ((8, 64), (300, 40)):
-            x = torch.randn(shape, dtype=torch.float64).to(dtype)
+        for size in (shape,) if shape else ((8, 64), (300, 40)):
+            x = torch.randn(size, dtype=torch.float64).to(dtype)
             for number, value in enumerate(special):
                 x[number, 3] = x[0, 5 + number] = value
             for eager, other in zip((function, running), compiled, strict=True):
@@ -261,6 +270,8 @@ def test_means_of_rows_without_a_variance(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(2, 8, 9000), (70000, 8), (2, 8, 200, 200)])
 def test_running_mean_of_long_columns_with_an_infinity(shape: tuple[int, ...], backend: str) -> None:
     """Infinite wherever the infinity is, in whatever parts the column is read."""
+    if backend == "halide":
+        pytest.importorskip("halide", reason=HALIDE)
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         mean, variance = torch.zeros(8), torch.ones(8)

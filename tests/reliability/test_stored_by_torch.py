@@ -22,7 +22,8 @@ from polyfuse.compiler.reports.report import last_reports
 def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     elsewhere(monkeypatch, tmp_path / "first")
-    yield
+    with torch._dynamo.config.patch(enable_aot_compile=True):  # as it is by default from torch 2.12 on
+        yield
     elsewhere(monkeypatch, tmp_path / "last")
 
 

@@ -25,6 +25,7 @@ from polyfuse.frontend.capture import compile_graph
 from polyfuse.runtime.ranks.agreement import compiling_for_others
 from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.options.counterparts import translated
+from polyfuse.torch_compat.tracing.aot import saved_ahead
 from polyfuse.torch_compat.tracing.dynamo import (
     differentiates_forward,
     ends_early,
@@ -65,7 +66,8 @@ def compile_fx_graph(
     def whole(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_in_session(gm, example_inputs, session)
 
-    return compile_repeated(gm, example_inputs, session.settings, whole) or whole(gm, example_inputs)
+    compiled = compile_repeated(gm, example_inputs, session.settings, whole) or whole(gm, example_inputs)
+    return saved_ahead(compiled)
 
 
 def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileSession) -> Callable[..., Any]:

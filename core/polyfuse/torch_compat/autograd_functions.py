@@ -59,7 +59,10 @@ class PlainFunction:
         self.fixed = tuple(not info.requires_grad for info in meta.output_info)
         self._results = len(self.fixed)
         self._tangents = tuple(
-            place for place, info in enumerate(meta.output_info) if info.requires_grad_for_backward
+            place
+            for place, info in enumerate(meta.output_info)
+            # torch 2.11 does not tell apart views that have no edge in autograd's graph
+            if getattr(info, "requires_grad_for_backward", info.requires_grad)
         )
         self._looks = meta.subclass_tangent_meta
         self._direct = (

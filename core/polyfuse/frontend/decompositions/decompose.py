@@ -125,9 +125,10 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "index_reduce": indexing.index_reduce,
     "grid_sampler_2d": operators.in_opmath(sampling.grid_sample_2d),
     **{
-        f"{margin}_pad{rank}d_backward": partial(padding.edge_pad_backward, rank=rank, margin=margin)
+        f"{margin}_pad{rank}d{suffix}": partial(function, rank=rank, margin=margin)
         for margin in ("reflection", "replication")
         for rank in (2, 3)
+        for suffix, function in (("", padding.edge_pad), ("_backward", padding.edge_pad_backward))
     },
     "put": indexing.put,
     "take": indexing.take,

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from polyfuse.frontend.decompositions.layouts import has_channels_last
+from polyfuse.frontend.graph import CHANNELS_LAST
 from polyfuse.torch_compat.tracing import decomp, shapes
 
-__all__ = ["edge_pad_backward", "pad_circular"]
+__all__ = ["edge_pad", "edge_pad_backward", "pad_circular"]
 
 
 def pad_circular(x: Tensor, pad: Sequence[Any]) -> Tensor:
@@ -54,13 +55,29 @@ def _is_within_a_period(x: Tensor, pad: Sequence[Any]) -> bool:
     return True
 
 
+def edge_pad(x: Tensor, pad: Sequence[Any], *, rank: int, margin: str) -> Any:
+    """A margin that mirrors or repeats the edge, its channels last where the tensor's are, as eager mode has
+    it on the CPU; for releases of torch that say of the result that they are second.
+    """
+    if decomp.margins_keep_layout() or x.device.type != "cpu" or not _has_channels_last(x):
+        return NotImplemented
+    # one that lies row by row is left whole
+    result = getattr(torch.ops.aten, f"{margin}_pad{rank}d").default(x.contiguous(), pad)
+    return result.contiguous(memory_format=CHANNELS_LAST[rank + 2])
+
+
 def edge_pad_backward(grad: Tensor, x: Tensor, pad: Sequence[Any], *, rank: int, margin: str) -> Any:
     """The gradient of a margin that mirrors or repeats the edge, its channels last where the tensor's are: so
     eager mode's is on the CPU, where torch says of it that they are second.
     """
-    if shapes.is_unbacked(x) or x.device.type != "cpu" or not has_channels_last(x):
+    if x.device.type != "cpu" or not _has_channels_last(x):
         return NotImplemented
     # of the tensor, the gradient takes its size alone
     operator = getattr(torch.ops.aten, f"{margin}_pad{rank}d_backward").default
     result = operator(grad, x.new_empty(x.shape), pad)
-    return result.contiguous(memory_format=torch.channels_last if rank == 2 else torch.channels_last_3d)
+    return result.contiguous(memory_format=CHANNELS_LAST[rank + 2])
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    """Whether the strides say so, of sizes that are known before the program runs."""
+    return not shapes.is_unbacked(x) and has_channels_last(x)

@@ -316,6 +316,8 @@ def _text(value: Any) -> str:
 def _traced(manager: Any, graph: Any) -> TracedFrame:
     builtins = graph.name_of_builtins_dict_key_in_fglobals or ""
     made = {name: graph.global_scope[name] for name in graph.installed_globals if name != builtins}
+    # torch 2.11 keeps the code of functions with closures there, for people who look for faults
+    made = {name: value for name, value in made.items() if not isinstance(value, CodeType)}
     graphs = [name for name in made if name.startswith("__compiled_fn")]
     resumes = {
         name: _resume_code(value, graph.global_scope)

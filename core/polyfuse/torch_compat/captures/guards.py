@@ -20,6 +20,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch._dynamo import guards as dynamo_guards
 from torch._dynamo.guards import CheckFunctionManager
 from torch._guards import GuardsSet, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
@@ -243,10 +244,22 @@ def text_of(manager: Any, compared: Compared, describe: Describe) -> str:
         for kind, hook in hooks_of(module)
     )
     text = str(manager) + "".join(hooks)
+    if not hasattr(dynamo_guards, "_safe_type_repr"):
+        # before torch 2.13, as the type of an object stands what Python prints of it
+        for number, value in objects.items():
+            text = text.replace(f", {number}), type={_printed(value)}", f", {number})")
     # the longest first: one may be how another begins
     for printed in sorted(compared.by_value, key=len, reverse=True):
         text = text.replace(f"== {printed}", f"== <{describe(compared.by_value[printed])}>")
     return _NUMBER.sub(described, text)
+
+
+def _printed(value: object) -> str:
+    """What guards say of an object's type before torch 2.13."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def is_constant(value: object) -> bool:

@@ -142,6 +142,18 @@ def compiled_ahead() -> bool:
     return bool(getattr(config, "bypass_autograd_cache_key", False))
 
 
+def saved_ahead(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph as `aot_compile` expects it of backends; from torch 2.12 on it wraps by itself what
+    has a method to be serialised.
+    """
+    if torch.__version__ >= (2, 12) or not compiled_ahead() or getattr(compiled, "serialize", None) is None:
+        return compiled
+    from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+
+    wrapped: Callable[..., Any] = BundledAOTAutogradSerializableCallable(compiled)
+    return wrapped
+
+
 def cache_record(compiled: Any) -> Any:
     """What the graph cache stores of a compiled graph, or a text that says why it is bypassed."""
     return getattr(compiled, "cache_record", "it falls back to eager")

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from polyfuse.torch_compat.tracing.global_state import plain_operators
+
 __all__ = [
     "below_autograd",
     "composed",
     "composite",
     "expand_packets",
     "is_composite",
+    "margins_keep_layout",
     "undecomposed",
     "registered",
     "selected",
@@ -87,6 +90,17 @@ def below_autograd(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Call an operator past whatever is registered for it above the recording of gradients."""
     with torch._C._AutoDispatchBelowAutograd():
         return op(*args, **kwargs)
+
+
+@cache
+def margins_keep_layout() -> bool:
+    """Whether torch says of a tensor with margins that its channels are last where those of the tensor are,
+    as the operator has it on the CPU. It does from 2.13 on.
+    """
+    with plain_operators():
+        x = torch.empty(1, 2, 3, 3, device="meta", memory_format=torch.channels_last)
+        margined = torch.ops.aten.reflection_pad2d.default(x, [1, 1, 1, 1])
+    return margined.is_contiguous(memory_format=torch.channels_last)
 
 
 @cache
