@@ -27,6 +27,7 @@ _SHORT = CASES["bf16"]
 EMULATED = {
     "short": replace(_SHORT, queries=150, keys=70, heads=1, mask=None),
     "long": replace(_SHORT, queries=128, keys=128, depth=96, key_heads=1, transposed=True),
+    "sum": replace(_SHORT, queries=128, keys=64, heads=1, mask=None),
     "dynamic": replace(_SHORT, queries=150, keys=150, batch=2, dynamic=True, mask=None),
 }
 _BACKWARD = "higher_order.flex_attention_backward"
@@ -79,6 +80,9 @@ def emulated_faults(name: str) -> list[str]:
         _BACKWARD: Lowering(lowering.flex_attention_backward, library=True),
     }
     given, function = operands(case), runner(case)
+    if name == "sum":
+        # the gradient of the output is one number, repeated
+        attend, function = function, lambda q, k, v: attend(q, k, v).sum()
     options = {"backends": "interpreted", "graph_cache": False}
     compiled = torch.compile(function, backend="polyfuse", options=options, dynamic=case.dynamic)
     with (

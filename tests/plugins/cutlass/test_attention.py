@@ -159,7 +159,7 @@ def test_gradients_in_any_order_are_refused_where_they_must_be_equal():
         )
 
 
-@pytest.mark.parametrize("name", [*list(EMULATED)[:2], pytest.param("dynamic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*list(EMULATED)[:3], pytest.param("dynamic", marks=pytest.mark.slow)])
 def test_gradients_in_a_graph(name):
     pytest.importorskip("triton", reason=TRITON)
     from triton_interpreted import in_interpreter

@@ -15,6 +15,7 @@ from polyfuse_cuda.template import TemplateKernel
 from polyfuse_cutlass.attention.backward import Totals, backward_source
 from polyfuse_cutlass.attention.forward import forward_source
 from polyfuse_cutlass.attention.loading import Loader
+from polyfuse_cutlass.attention.text import is_copied
 from polyfuse_cutlass.attention.tiles import backward_tiles_of
 from polyfuse_cutlass.backend import CutlassBackend
 from polyfuse_cutlass.target import is_hopper
@@ -80,6 +81,7 @@ def flex_attention_backward(
     problem = call.problem(score, mask, gradient)
     tiles = backward_tiles_of(problem)
     common = call.common(output, grad, grad_sums, sums)
+    grad = _in_rows(ctx, grad)
     operands = [call.array(v) for v in (query, key, value, grad, sums, common)]
     layout = Totals(problem, tiles)
     totals = ctx.temporary(DType.f32, query.device, layout.size)
@@ -99,6 +101,15 @@ def flex_attention_backward(
     b, h, m, d = ctx.axes(ctx.template(to_query))
     total = apply("mul", totals.at((b, h, layout.place(m, d))), const(problem.scale, DType.f32))
     return ctx.lazy(to_query, total), *results, (None,) * len(fakes[3])
+
+
+def _in_rows(ctx: LoweringContext, value: TensorValue) -> TensorValue:
+    """A value in rows, as the copy engine fetches it: a copy of the gradient of a sum, which repeats."""
+    if is_copied(ctx.realize(value).stride):
+        return value
+    assert value.dtype is not None
+    rows = ctx.temporary(value.dtype, value.device, value.size)
+    return ctx.lazy(rows, value.at(ctx.axes(rows)))
 
 
 def _kernel(written: Written, backend: CutlassBackend, copied: int) -> TemplateKernel:

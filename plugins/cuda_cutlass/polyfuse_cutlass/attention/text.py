@@ -19,20 +19,26 @@ from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT
 from polyfuse_cutlass.templates.text import device_text
 
-__all__ = ["AttentionText", "check_copied", "check_pairs", "multiplication"]
+__all__ = ["AttentionText", "check_copied", "check_pairs", "is_copied", "multiplication"]
 
 _HEADERS = ("types.cuh", "math.cuh", "hopper.cuh")
 _SIZE = 2
 """Bytes of an element."""
 
 
+def is_copied(stride: Sequence[IndexLike]) -> bool:
+    """Whether the copy engine fetches an operand with these strides, where it begins at a multiple of 16
+    bytes.
+    """
+    return stride[3] == 1 and all(is_multiple(step, COPY_ALIGNMENT // _SIZE) for step in stride[:3])
+
+
 def check_copied(operands: Sequence[Array]) -> None:
     """Raises `UnsupportedError` for operands that the copy engine cannot fetch."""
-    step = COPY_ALIGNMENT // _SIZE
     for array in operands:
         if array.stride[3] != 1:
             raise UnsupportedError("the numbers of a query, key or value are no neighbours in memory")
-        if not all(is_multiple(stride, step) for stride in array.stride[:3]):
+        if not is_copied(array.stride):
             raise UnsupportedError("a query, key or value may not begin at a multiple of 16 bytes")
 
 
