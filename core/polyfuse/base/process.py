@@ -22,7 +22,6 @@ from polyfuse.base.settings import child_environment, environment
 
 __all__ = [
     "Finished",
-    "available_cpus",
     "find_command",
     "library_errors",
     "python_command",
@@ -49,14 +48,6 @@ class Finished:
 
     status: int | None
     output: str
-
-
-def available_cpus() -> int:
-    """How many CPUs this process may use."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:  # not every system has it
-        return max(1, os.cpu_count() or 1)
 
 
 def run_program(

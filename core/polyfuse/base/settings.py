@@ -531,6 +531,13 @@ class Settings:
         }
         return {**chosen, "plugin_options": [[name, str(value)] for name, value in self.plugin_options]}
 
+    def build_worker_count(self) -> int:
+        """Return how many builds may run at once on this machine."""
+        try:
+            return self.build_workers or max(1, len(os.sched_getaffinity(0)))
+        except AttributeError:  # not every system has it
+            return max(1, os.cpu_count() or 1)
+
     def dump_folder(self) -> Path | None:
         """Return the folder for dumped stages, or None."""
         return Path(self.dump).expanduser() if self.dump else None

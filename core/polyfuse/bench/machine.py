@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfuse.base.process import available_cpus
 from polyfuse.base.version import version
 
 __all__ = ["Machine", "this_machine"]
@@ -73,7 +72,7 @@ def this_machine() -> Machine:
         platform.python_version(),
         f"{platform.system()} {platform.machine()}",
         _cpu(),
-        available_cpus(),
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         torch.get_num_threads(),
         devices,
         os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,

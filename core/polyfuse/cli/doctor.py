@@ -13,7 +13,6 @@ from importlib import metadata
 from rich.console import Console
 
 from polyfuse.base.log import unannounced
-from polyfuse.base.process import available_cpus
 from polyfuse.base.settings import Settings
 from polyfuse.base.version import version
 from polyfuse.cache import cache_root, writable_root
@@ -145,7 +144,7 @@ def _own(settings: Settings) -> Iterator[_Item]:
             *("warning", "polyfuse", "cache", f"{root} cannot be written, so nothing is kept"),
             "set POLYFUSE_CACHE_DIR to a folder that can",
         )
-    yield _Item("note", "polyfuse", "builds at once", str(settings.build_workers or available_cpus()))
+    yield _Item("note", "polyfuse", "builds at once", str(settings.build_worker_count()))
 
 
 def _of_plugins(found: Sequence[Availability], manager: PluginManager, settings: Settings) -> Iterator[_Item]:

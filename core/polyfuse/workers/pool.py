@@ -19,7 +19,6 @@ from polyfuse.base.errors import (
 )
 from polyfuse.base.files import is_out_of_space
 from polyfuse.base.log import get_logger
-from polyfuse.base.process import available_cpus
 from polyfuse.base.text import brief
 from polyfuse.cache import KernelStore, Located, kernel_key
 from polyfuse.workers.chunks import divide
@@ -60,7 +59,7 @@ class BuildPool:
     ) -> None:
         self._key_facts = tuple(key_facts)
         self._code = code
-        self._workers = settings.build_workers or available_cpus()
+        self._workers = settings.build_worker_count()
         self._timeout = float(settings.build_timeout)
         self._lock = threading.RLock()
         self._start()

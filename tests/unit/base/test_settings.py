@@ -107,6 +107,11 @@ def test_settings_are_frozen_and_hashable():
     assert hash(Settings()) == hash(Settings())
 
 
+def test_build_worker_count():
+    assert Settings(build_workers=3).build_worker_count() == 3
+    assert Settings().build_worker_count() >= 1
+
+
 def test_every_option_says_what_it_does():
     for info in option_infos().values():
         assert info.doc.endswith("."), info.name

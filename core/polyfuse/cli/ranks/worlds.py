@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.base.process import available_cpus, python_command
+from polyfuse.base.process import python_command
 from polyfuse.base.settings import Settings
 
 __all__ = ["configure", "run", "world_sizes", "worlds_text"]
@@ -98,7 +98,7 @@ def _played(arguments: argparse.Namespace, program: Callable[[], int]) -> tuple[
             "nothing is known of what collectives cost here",
             "run torchrun --nproc-per-node 2 -m polyfuse collectives, or give --network and --latency",
         )
-    cores = arguments.cores or available_cpus()
+    cores = arguments.cores or Settings().build_worker_count()  # as many CPUs as there are
     with simulated_rank(World(arguments.world[0], arguments.per_host, tables, cores)) as rank:
 
         class Beginning(Collector):
