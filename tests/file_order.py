@@ -85,7 +85,7 @@ LONGEST = (
     "unit/frontend/test_layouts.py",
     "unit/frontend/test_repeated.py",
 )
-"""Those that take six seconds of CPU or more, by measurement or by what a busy run showed; the longest first."""
+"""Those that take six seconds of CPU or more, as measured or as a busy run showed; the longest first."""
 
 
 def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
