@@ -160,10 +160,14 @@ def compiled(kernel: Kernel, isa: str = "", config: Any = None) -> Callable[...,
     return found
 
 
-def build_together(kernel: Kernel, configs: Iterable[Any], isa: str = "") -> None:
-    """Build a kernel in several configurations as one unit, which takes less time than one by one."""
+def build_together(
+    kernels: Kernel | Iterable[Kernel], configs: Iterable[Any] = (None,), isa: str = ""
+) -> None:
+    """Build kernels, each in all configurations, as one unit, which takes less time than one by one."""
     made = backend(isa)
-    sources = {source.key: source for source in (made.emit(kernel, config) for config in configs)}
+    given, configs = [kernels] if isinstance(kernels, Kernel) else kernels, list(configs)
+    found = (made.emit(kernel, config) for kernel in given for config in configs)
+    sources = {source.key: source for source in found}
     if _wanted is not None:
         _wanted.setdefault(isa, {}).update(sources)
         raise Recorded

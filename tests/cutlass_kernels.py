@@ -137,7 +137,9 @@ def folded(kernel: Kernel, mode: str, along: str) -> Kernel:
 
 def generated_part(source: Source) -> str:
     """What is written for one kernel alone: its text before the fixed text, and its meta."""
-    start, end = source.text.index("namespace in_"), source.text.index("// The kernel:")
+    start = source.text.index("namespace in_")
+    # where the fixed text of multiplications, or of attention, begins
+    end = max(source.text.find(line) for line in ("// The kernel:", "// What attention's forward"))
     return source.text[start:end] + source.meta
 
 

@@ -65,7 +65,7 @@ def assert_caught(program: Program, backend: str, warned: list[str]) -> None:
         assert "elements differ" in text and "] is " in text
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(14)
 @pytest.mark.parametrize("program", ALL)
 def test_it_is_caught_and_named(program: Program, warned: list[str]) -> None:
     assert_caught(program, "interpreter", warned)

@@ -255,6 +255,10 @@ ROWS_APART = frozenset({"aten.mm.out", "aten.addmm.out"})
 """Operators that write a matrix whose rows lie apart as fast as one whose rows follow each other."""
 
 
+ADDS_IN_PLACE = frozenset({"aten.addmm.out", "aten.baddbmm.out"})
+"""Operators that add a matmul to their first argument, which may be the result's own memory."""
+
+
 RAISE = "polyfuse.raise_failed"
 """Call that looks at a status to which stores of `ops.CHECK_MODE` were made, and raises if there were any.
 Its arguments are the status, and for each element of it the name of a built-in exception, a text, and a size;

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from polyfuse.base.settings import Settings
+from polyfuse.ir.graph import Graph, views_in
+from polyfuse.ir.nodes import ADDS_IN_PLACE, View
 from polyfuse.program.memory import Lifetime, reuse_key, storage_bytes
 from polyfuse.schedule.result import Call, Launch, Schedule
 
@@ -21,7 +23,7 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
     taken: set[str] = set()
     for position, step in enumerate(schedule.steps):
         made_by_operator = isinstance(step, Call) and step.node.out in ("single", "tuple")
-        inplace = dict(step.inplace) if isinstance(step, Launch) and settings.inplace else {}
+        inplace = _written_over(step, graph) if settings.inplace else {}
         for name in _touched(step):
             buffer = graph.buffers.get(name)
             if name in found or name in removed or buffer is None or buffer.kind != "temp":
@@ -47,6 +49,25 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
                 takes=takes,
             )
     return list(found.values())
+
+
+def _written_over(step: Launch | Call, graph: Graph) -> dict[str, str]:
+    """The operand in whose storage each output may be, if it dies there.
+
+    A library adds a matmul to what its output holds.
+    """
+    if isinstance(step, Launch):
+        return dict(step.inplace)
+    node = step.node
+    if node.op not in ADDS_IN_PLACE or node.out != "out" or node.kwargs or node.outputs[0] in step.reads:
+        return {}
+    term, *operands = node.args
+    output = graph.buffers[node.outputs[0]]
+    whole = isinstance(term, View) and (term.size, term.stride) == (output.size, output.stride)
+    whole = whole and term.offset == 0 and term.dtype is None
+    if not whole or any(view.buffer == term.buffer for view in views_in(operands)):
+        return {}
+    return {output.name: term.buffer}
 
 
 def _used(schedule: Schedule) -> set[str]:

@@ -286,7 +286,9 @@ class _Planner:
             return
         outputs = tuple("" if name in self.removed else name for name in node.outputs)
         if node.out == "out":
-            self._ensure(outputs[0])
+            taken = self._ensure(outputs[0])
+            if taken:  # the term that is added to is known by the result's name
+                args = tuple(Ref(outputs[0]) if arg == Ref(taken) else arg for arg in args)
         elif node.out in ("into", "none"):
             outputs = ()
         results, numbers = self._named_results(outputs, node.symbols)

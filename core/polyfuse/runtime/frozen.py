@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -52,12 +52,17 @@ _CONSTANT_BYTES = 1 << 20
 """Larger constants are not copied into an entry of the graph cache."""
 
 _Values = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-_Stamp = tuple[tuple[int, int], ...]
+_Stamp = tuple[tuple[int, ...], tuple[int, ...]]
+
+_address = torch.Tensor.data_ptr
+_version = operator.attrgetter("_version")
 
 
 @dataclass
 class _Entry:
-    """A value, and the state of the parameters that it was computed from."""
+    """A value, and the state of the parameters that it was computed from. Whoever keeps entries finds them by
+    the identity of their parameters, and forgets one when a parameter goes.
+    """
 
     parameters: tuple[weakref.ref[torch.Tensor], ...]
     stamp: _Stamp
@@ -68,15 +73,22 @@ class _Entry:
         return all(ref() is tensor for ref, tensor in zip(self.parameters, given))
 
     def is_current(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the parameters, and they have not changed."""
-        return self.is_of(given) and self.stamp == _stamp(given)
+        """Whether the parameters, which these are, have not changed."""
+        # hundreds of parameters, not in the caches: loops in C, that touch nothing else
+        addresses, versions = self.stamp
+        if tuple(map(_address, given)) != addresses:
+            return False
+        try:
+            return tuple(map(_version, given)) == versions
+        except RuntimeError:  # one is a tensor made in inference mode
+            return self.stamp == _stamp(given)
 
 
 def _stamp(given: Sequence[torch.Tensor]) -> _Stamp:
-    """What changes when a parameter does: where it is, and how often it was written to. Tensors made in
+    """What changes when parameters do: where they are, and how often they were written to. Tensors made in
     inference mode do not count that.
     """
-    return tuple((t.data_ptr(), -1 if t.is_inference() else t._version) for t in given)
+    return tuple(map(_address, given)), tuple(-1 if t.is_inference() else t._version for t in given)
 
 
 @dataclass(frozen=True)
@@ -215,10 +227,18 @@ class FrozenProgram:
                     old.copy_(new)
                 entry.stamp = now
                 return entry
-            entry = self._known[key] = _Entry(tuple(map(weakref.ref, given)), now, values)
+            forget = partial(_forget, weakref.ref(self), key)
+            entry = self._known[key] = _Entry(tuple(weakref.ref(t, forget) for t in given), now, values)
             while len(self._known) > _MOST_MODELS:
                 self._known.popitem(last=False)
             return entry
+
+
+def _forget(program: weakref.ref[FrozenProgram], key: tuple[int, ...], _: object) -> None:
+    """What is known of parameters of which one is gone: another tensor may get its identity."""
+    alive = program()
+    if alive is not None:
+        alive._known.pop(key, None)
 
 
 class FrozenCall:
@@ -257,27 +277,59 @@ class CheckedCall(FrozenCall):
 
     def __init__(self, operator: Callable[..., Any]) -> None:
         super().__init__(operator)
-        self._products: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._seen: dict[int, _Seen] = {}
 
     def __call__(self, parameter: torch.Tensor, *args: Any) -> Any:
-        now, number = _products(parameter), id(parameter)
-        known = self._products.get(number)
-        if known is None or known[0]() is not parameter or not torch.equal(known[1], now):
+        number = id(parameter)
+        seen = self._seen.get(number)
+        if seen is None or not seen.still(parameter):
             with self._lock:
                 for key in [key for key in self._known if key[0] == number]:
                     del self._known[key]
-                forget = weakref.ref(parameter, lambda _: self._products.pop(number, None))
-                self._products[number] = forget, now
+                forget = weakref.ref(parameter, lambda _: self._seen.pop(number, None))
+                self._seen[number] = _Seen.of(parameter, forget)
         return super().__call__(parameter, *args)
 
 
-def _products(parameter: torch.Tensor) -> torch.Tensor:
-    """The bits of the product of each run of a dense parameter with random numbers between 1 and 2."""
-    count = parameter.numel()
-    # short runs are read one after the other as a whole; of long ones, the library reads several side by side
-    run = _RUN if count % _RUN == 0 else count // parameter.shape[0]
-    runs = torch.as_strided(parameter.detach(), (count // run, run), (run, 1))
-    return torch.mv(runs, _probe(run, parameter.dtype)).view(_BITS.get(parameter.dtype.itemsize, torch.int64))
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What a dense parameter was when it was looked at.
+
+    Attributes:
+        parameter: that it belongs to.
+        address: of its memory.
+        runs: a view of that memory, a row for each run.
+        probe: random numbers between 1 and 2, by which each run is multiplied.
+        bits: of the products.
+    """
+
+    parameter: weakref.ref[torch.Tensor]
+    address: int
+    runs: torch.Tensor
+    probe: torch.Tensor
+    bits: torch.Tensor
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor]) -> _Seen:
+        count, dtype = parameter.numel(), parameter.dtype
+        # short runs are read one after the other; of long ones, the library reads several side by side
+        run = _RUN if count % _RUN == 0 else count // parameter.shape[0]
+        with torch.inference_mode(False), torch.no_grad():
+            runs = torch.as_strided(parameter.detach(), (count // run, run), (run, 1))
+            probe = _probe(run, dtype)
+            return cls(known, parameter.data_ptr(), runs, probe, _bits(torch.mv(runs, probe)))
+
+    def still(self, parameter: torch.Tensor) -> bool:
+        """Whether this is the parameter, and its numbers are the same."""
+        known = self.parameter()
+        if known is None or known is not parameter or known.data_ptr() != self.address:
+            return False
+        return torch.equal(self.bits, _bits(torch.mv(self.runs, self.probe)))
+
+
+def _bits(numbers: torch.Tensor) -> torch.Tensor:
+    """The same as integers, where NaN is equal to itself."""
+    return numbers.view(_BITS.get(numbers.dtype.itemsize, torch.int64))
 
 
 @lru_cache(maxsize=256)

@@ -25,8 +25,9 @@ class Decision:
         kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
             (buffer kept inside a kernel), ``"inplace"``, ``"unaliased"`` (a generator refused that),
             ``"group"`` (launches from one name to another that become parts of one kernel),
-            ``"in_place_output"`` (a call writes into a slice of a larger tensor), ``"overlap"`` (a collective
-            and its wait), ``"chunk"`` (a collective and the matmuls beside it, in chunks), ``"backend"``,
+            ``"in_place_output"`` (a call writes into a slice of a larger tensor),
+            ``"accumulate"`` (a call adds its matmul to a term of the sum), ``"overlap"`` (a collective and
+            its wait), ``"chunk"`` (a collective and the matmuls beside it, in chunks), ``"backend"``,
             ``"library"`` (an operator that is called because eager mode's kernel is faster); of autotuning,
             ``"choice"`` and ``"tune"`` (what is used), ``"declined"`` (what was not timed).
         first, second: names of the nodes or buffers concerned.

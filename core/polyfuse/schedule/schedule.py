@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import NO_TEXTS, PassTexts
@@ -13,8 +13,9 @@ from polyfuse.ir.nodes import Collective, ExternCall, LoopNode
 from polyfuse.ir.text.print import text
 from polyfuse.plugin import Backend, FusionRules, TargetInfo
 from polyfuse.plugin.session.fusion_rules import NO_RULES
+from polyfuse.runtime.devices.registry import device_of
+from polyfuse.schedule.accumulated_gemms import accumulate
 from polyfuse.schedule.column_values import store_column_values
-from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.fusion.legality import Rules
@@ -27,6 +28,9 @@ from polyfuse.schedule.kernels.kernelize import KernelContext
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
 from polyfuse.schedule.kernels.shared import SharedKernels
 from polyfuse.schedule.overlap.communication import Overlap, communication_bits, overlap_units
+from polyfuse.schedule.peak.divide import allowed, divisions, peak_of
+from polyfuse.schedule.peak.live import live
+from polyfuse.schedule.peak.order import lower_peak
 from polyfuse.schedule.reductions.gemm_reductions import detached_reductions, split_epilogue_reductions
 from polyfuse.schedule.reductions.repeated_rows import repeat_rows
 from polyfuse.schedule.reductions.split import split_reductions
@@ -35,6 +39,9 @@ from polyfuse.symbolic import IndexLike, bounds, free_symbols
 from polyfuse.symbolic.text import evaluate
 
 __all__ = ["UNBACKED_HINT", "schedule_graph"]
+
+_DIVISIONS = 4
+"""How often kernels are divided because they need more memory than their nodes one by one."""
 
 UNBACKED_HINT = 4096
 """Example value of an unbacked symbol."""
@@ -99,9 +106,17 @@ def _scheduled(
         if not detached:
             break
         whole.update(detached)
-    graph, roots, decisions = fused.context.graph, fused.context.roots, fused.decisions
-    units = order_units(fused.units, fused.deps)
+    if _counts_memory(graph, settings):
+        begun = epilogue_reductions.difference(whole)
+        fused = fused.within(lambda apart: _fuse(graph, settings, claimed, apart, begun, hint, rules, texts))
+    rewritten, decisions = fused.context, fused.decisions
+    counts_memory = _counts_memory(graph, settings)
+    graph, roots = rewritten.graph, rewritten.roots
+    units = fused.ordered
     removed = kernel_local(graph, units, roots)
+    if counts_memory:
+        order = lower_peak(unit_edges(units, fused.deps), live(rewritten, units, removed))
+        units = [units[i] for i in order]
     overlap = Overlap(units, [])
     if any(isinstance(node, Collective) for node in graph.nodes):
         first = cache(partial(_first_target_info, backends))
@@ -132,14 +147,53 @@ def _scheduled(
     return made, overlap
 
 
+def _counts_memory(graph: Graph, settings: Settings) -> bool:
+    """Whether the peak of memory decides between fusions and between orders.
+
+    So it does on the host, where the copies that libraries make are known.
+    """
+    communicates = any(isinstance(node, Collective) for node in graph.nodes)
+    on_host = all(not b.device or device_of(b.device).is_host for b in graph.buffers.values())
+    return settings.reuse_buffers and on_host and not communicates
+
+
 @dataclass(frozen=True)
 class _Fused:
-    """The units of a graph, and what the next steps need of the search for them."""
+    """The units of a graph, and what the next steps need of the search for them. `apart`: single nodes."""
 
-    context: ScheduleContext
+    context: Rules
     units: list[Unit]
     deps: Dependencies
     decisions: list[Decision]
+    apart: tuple[Unit, ...]
+
+    @cached_property
+    def ordered(self) -> list[Unit]:
+        """The units in the order in which they run."""
+        return order_units(self.units, self.deps)
+
+    @cached_property
+    def peak(self) -> tuple[int, int]:
+        """Most bytes in use at once, and the position of the unit that runs then."""
+        context = self.context
+        removed = kernel_local(context.graph, self.ordered, context.roots)
+        return peak_of(context, self.ordered, removed)
+
+    def within(self, again: Callable[[Sequence[Unfused]], _Fused]) -> _Fused:
+        """The units, divided where they need more memory than their nodes one by one."""
+        best, limit = self, allowed(peak_of(self.context, self.apart, ())[0])
+        unfused = list(self.context.unfused)
+        for _ in range(_DIVISIONS):
+            least, at = best.peak
+            found = divisions(best.context, best.ordered, at) if least > limit else []
+            if not found:
+                break
+            unfused += found
+            tried = again(unfused)
+            if tried.peak[0] >= least or detached_reductions(tried.units):
+                break
+            best = tried
+        return best
 
 
 def _fuse(
@@ -168,6 +222,9 @@ def _fuse(
     texts.note("store-column-values", lambda: text(graph))
     graph = write_in_place(graph, decisions, exact=settings.numerics == "eager")
     texts.note("write-in-place", lambda: text(graph))
+    if settings.numerics != "eager":
+        graph = accumulate(graph, decisions)
+        texts.note("accumulate", lambda: text(graph))
     graph = live_graph(graph, decisions)
     texts.note("remove-dead", lambda: text(graph))
     roots = storage_roots(graph)
@@ -183,9 +240,10 @@ def _fuse(
     rules = Rules(graph, settings, by_name, target_info, roots, hint, offered, tuple(unfused))
     if settings.overlap_collectives:
         rules = replace(rules, communication=communication_bits(graph.nodes))
+    apart = tuple(units)
     if settings.fusion:
         units = fuse(units, rules, Fuel(settings.fuel), decisions, texts)
-    return _Fused(rules, units, deps, decisions)
+    return _Fused(rules, units, deps, decisions, apart)
 
 
 def _hints(graph: Graph) -> Callable[[IndexLike], int]:

@@ -82,6 +82,8 @@ _MOSTLY = 0.94
 """Part of the taps of a dilated window in the image, from which on a kernel is as fast as a library."""
 _FEW_TAPS = 9
 """Taps of a window over an image of one channel, whose tiles take longer to pack than to multiply."""
+_MOST_PARTIAL = 5
+"""Vectors of channels from which on a library is as fast where they fill no whole ones."""
 _FEW_PRODUCTS = 3 << 20
 """Products up to which groups that fill a part of a vector are faster than a call of the library."""
 _PLANE, _SPACE_AND_TIME = 2, 3
@@ -103,6 +105,11 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
         return pixels > 1 or (pixels == 1 and axis_size(matmul.axes[1]) != 1)
     if _inside(matmul, hints) < _MOSTLY:
         return False
+    channels = axis_size(matmul.axes[1])
+    if not grouped and isinstance(channels, int) and channels % isa.lanes and prepacks(matmul, hints):
+        # with few channels, or with many, vectors that are not full cost more than a library
+        if not isa.lanes < channels < _MOST_PARTIAL * isa.lanes:
+            return False
     one_channel = axis_size(matmul.raxes[0]) == 1
     few_taps = one_channel and isinstance(depth, int) and depth <= _FEW_TAPS
     alone = grouped or len(taps) == _SPACE_AND_TIME

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cpp_kernels import KernelBuilder, backend, compiled
+from cpp_kernels import KernelBuilder, backend, build_together, compiled
 from polyfuse.ir.kernel import Alias
 from polyfuse.ir.types import DType
 
@@ -47,6 +47,7 @@ def test_rows_of_any_length_are_moved_and_filled(dtype: DType) -> None:
     kernels = {n: rows(n, dtype).build() for n in LENGTHS}
     # in 8 lanes: where the machine has 16, the shortest rows are less than a vector, and are not cut
     assert all("byte_row" in backend("avx2").emit(kernel).text for kernel in kernels.values())
+    build_together(kernels.values())
     for n, kernel in kernels.items():
         a = numbers(5, n, dtype=dtype)
         out, ones = (torch.zeros(5, n + 1, dtype=dtype.torch) for _ in range(2))
@@ -58,12 +59,15 @@ def test_rows_of_any_length_are_moved_and_filled(dtype: DType) -> None:
 @pytest.mark.parametrize("isa", ["", "avx2", "sse"])
 @pytest.mark.parametrize("dtype", KINDS)
 def test_rows_are_reversed(dtype: DType, isa: str) -> None:
+    kernels = {}
     for n in (1, 17, 33, 200):
         k = KernelBuilder({"x0": 3, "x1": n})
         k.arg("a", dtype), k.out("o", dtype)
         s = k.section()
         s.store("o", k["x0"] * n + k["x1"], s.load("a", k["x0"] * n - k["x1"] + (n - 1)))
-        kernel = k.build()
+        kernels[n] = k.build()
+    build_together(kernels.values(), isa=isa)
+    for n, kernel in kernels.items():
         if n >= 16:
             assert "bytes_back" in backend(isa).emit(kernel).text
         a, out = numbers(3, n, dtype=dtype), torch.zeros(3, n, dtype=dtype.torch)
@@ -155,25 +159,29 @@ OPERATIONS = [
 def test_numbers_of_a_byte_have_a_lane_each(isa: str) -> None:
     sides = {dtype: every(dtype) for dtype in (*NUMBERS, DType.bool)}
     of = {"where": lambda a, b: torch.where(a < b, b, a), "neg": lambda a, b: -a, "abs": lambda a, b: a.abs()}
-    for op, dtype in dict.fromkeys(OPERATIONS):
+    kernels = {
+        (op, dtype, scalar): of_bytes(op, dtype, sides[dtype][0].numel(), scalar).build()
+        for op, dtype in dict.fromkeys(OPERATIONS)
+        for scalar in (None, 1)
+    }
+    build_together(kernels.values(), isa=isa)
+    for (op, dtype, scalar), kernel in kernels.items():
         a, b = sides[dtype]
-        for scalar in (None, 1):
-            kernel = of_bytes(op, dtype, a.numel(), scalar).build()
-            assert "byte_row" in backend(isa).emit(kernel).text
-            want = of.get(op, getattr(torch, op, None))(
-                a, b if scalar is None else torch.tensor(1).to(b.dtype)
-            )
-            out = torch.zeros_like(want)
-            compiled(kernel, isa)(a, b, out)
-            assert torch.equal(out, want), (op, dtype, scalar)
+        assert "byte_row" in backend(isa).emit(kernel).text
+        want = of.get(op, getattr(torch, op, None))(a, b if scalar is None else torch.tensor(1).to(b.dtype))
+        out = torch.zeros_like(want)
+        compiled(kernel, isa)(a, b, out)
+        assert torch.equal(out, want), (op, dtype, scalar)
 
 
 @pytest.mark.parametrize("size", [17, 19, 27, 40, 61, 64, 100])
 def test_short_rows_of_bytes(size: int) -> None:
     a, b = (side[:size].clone() for side in every(DType.i8))
-    for op in ("lt", "where", "add"):
+    kernels = {op: of_bytes(op, DType.i8, size).build() for op in ("lt", "where", "add")}
+    build_together(kernels.values())
+    for op, kernel in kernels.items():
         out = torch.zeros(size, dtype=torch.bool if op == "lt" else torch.int8)
-        compiled(of_bytes(op, DType.i8, size).build())(a, b, out)
+        compiled(kernel)(a, b, out)
         want = {"lt": a < b, "where": torch.where(a < b, b, a), "add": a + b}[op]
         assert torch.equal(out, want)
 

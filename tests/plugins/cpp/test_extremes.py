@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("fresh_sessions")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
 
 
-def rows(dtype: torch.dtype, count: int, length: int) -> list[torch.Tensor]:
+def rows(dtype: torch.dtype, count: int, length: int) -> torch.Tensor:
     """Rows that rise, fall, go up and down, stay, and hold zeros of both signs and what is no number."""
     steps = torch.arange(count * length).view(count, length)
     zigzag = steps + 5 * (steps % 2)
@@ -26,13 +26,13 @@ def rows(dtype: torch.dtype, count: int, length: int) -> list[torch.Tensor]:
         mixed[2, [1, length - 1]] = float("nan")
         mixed[3, 5] = float("inf")
         made.append(mixed)
-    return made
+    return torch.cat(made)
 
 
 @pytest.mark.parametrize("isa", ["", "avx2", "sse"])
 @pytest.mark.parametrize("function", [torch.cummax, torch.cummin])
 def test_along_rows(function: Callable[..., tuple[torch.Tensor, torch.Tensor]], isa: str) -> None:
-    given = [x for dtype in DTYPES for length in (64, 97, 333) for x in rows(dtype, 4, length)]
+    given = [rows(dtype, 4, length) for dtype in DTYPES for length in (64, 97, 333)]
 
     def extremes(given: list[torch.Tensor]) -> list[torch.Tensor]:
         backwards = [function(x.flip(-1), -1) for x in given[::5]]

@@ -62,7 +62,7 @@ def agrees(kernel: Kernel, isa: str, inputs: list[Tensor], out: Tensor, *sizes: 
     assert torch.equal(fenced[out.numel() :], out)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("by", [2, 3, 4])

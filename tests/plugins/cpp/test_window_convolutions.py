@@ -59,12 +59,24 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(9, 72, (3, 2), padding=(1, 2), groups=3), (2, 9, 9, 7), True),
         (nn.Conv2d(40, 80, 3, dilation=2, groups=2), (2, 40, 12, 12), True),
         (nn.Conv2d(15, 100, 3, padding=3, groups=5), (1, 15, 5, 6), True),
+        (nn.Conv2d(3, LANES + LANES // 2, 3, stride=2, padding=1), (2, 3, 20, 21), False),
+        (nn.Conv2d(17, 2 * LANES + 1, 3, padding=1, bias=False), (2, 17, 9, 11), True),
+        (nn.Conv2d(160, 3 * LANES + LANES // 4, 3, padding=1), (2, 160, 8, 9), True),
+        (nn.Conv2d(7, 4 * LANES - 1, (5, 4), stride=(1, 3), padding=(3, 1)), (2, 7, 9, 85), True),
+        (nn.Conv2d(8, LANES + 1, 3, dilation=2), (2, 8, 12, 14), True),
     ],
     ids=[
         *("17 channels", "stride", "stem", "dilation", "1x3", "cut depth", "no border"),
         *("lines", "passes of a line", "lines and strides"),
         *("groups", "groups and stride", "groups of five blocks", "groups and no border"),
         *("groups of 8", "groups of 12", "groups of 24", "groups of 40", "groups of 20"),
+        *(
+            "part of a vector",
+            "one number more",
+            "part and cut depth",
+            "one number less",
+            "part and no border",
+        ),
     ],
 )
 def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -> None:
@@ -142,7 +154,7 @@ def test_what_follows_is_done_in_the_same_kernel() -> None:
 @pytest.mark.parametrize(
     ("layer", "size", "reason"),
     [
-        (nn.Conv2d(4, 6, 3), (1, 4, 20, 20), "its 6 columns are no multiple of"),
+        (nn.Conv2d(4, 6, 3), (1, 4, 20, 20), "not known to be faster"),
         (nn.Conv2d(4, 16, 3), (1, 4, 3, 5), "not known to be faster here"),
         (nn.Conv2d(16, 16, 5, groups=4), (1, 16, 20, 20), "its 4 columns are no multiple of"),
         (nn.Conv2d(4, 16, 3).double(), (1, 4, 20, 20), "not known to be faster here"),

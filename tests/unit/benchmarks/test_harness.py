@@ -11,7 +11,6 @@ from polyfuse_bench import fusion_rules, host, linear, report
 from polyfuse_bench.child import child_environment
 from polyfuse_bench.compile_time import keep_byte_code
 from polyfuse_bench.kernels import KernelCase, runner
-from polyfuse_bench.opdb import sweep
 from polyfuse_bench.opdb.compare import difference
 from polyfuse_bench.opdb.gate import GATE_OPERATORS
 from polyfuse_bench.results import read_results, write_results
@@ -262,6 +261,9 @@ _MEDIANS = {"eager": 4e-3, "inductor": 2e-3, "polyfuse": 1e-3}
 
 
 def test_a_sweep_that_runs_out_of_time_says_what_is_missing() -> None:
+    # only here: the database of operators takes half a second to import
+    from polyfuse_bench.opdb import sweep
+
     settings = sweep.SweepSettings("eager", ("float32",), only=("sin", "cos", "tan"), limit=0.1)
     outcomes = sweep.run_sweep(settings)
     assert [outcome.op for outcome in outcomes] == ["cos", "sin", "tan"]

@@ -90,6 +90,7 @@ def rewrites() -> int:
     return dict(last_reports()[-1].rewrites).get("compute-in-pairs", 0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_agrees_with_eager_mode(name: str, dtype: torch.dtype) -> None:
@@ -194,7 +195,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 8))])
 def test_chains_of_operators(seed: int) -> None:
     """Of any two earlier results each; with gradients, and sizes that vary, of some."""
     choose = random.Random(f"{seed} {torch.randint(1 << 30, ())}")

@@ -47,6 +47,7 @@ def count(function: Callable[..., Tensor], *given: Tensor, **options: object) ->
     return sum(dict(report.rewrites).get("share-heads", 0) for report in last_reports())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("repeated", (interleaved, expanded))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("queries", (1, 5))

@@ -11,19 +11,20 @@ def compiled(function):
     return torch.compile(function, backend="polyfuse")
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("weights", [None, torch.float32], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_statistics_of_a_layer_norm(dtype, weights, bias):
+def test_statistics_of_a_layer_norm(dtype):
     """Those of 16-bit rows beside weights of f32 are not rounded."""
-    x, kind = (torch.randn(4, 33) + 3).to(dtype), weights or dtype
-    w, b = torch.randn(33).to(kind), torch.randn(33).to(kind) if bias else None
+    given = []
+    for kind in dict.fromkeys((dtype, torch.float32)):
+        for bias in (torch.randn(33).to(kind), None):
+            given.append(((torch.randn(4, 33) + 3).to(dtype), torch.randn(33).to(kind), bias))
 
-    def f(x):
-        return torch.ops.aten.native_layer_norm(x, [33], w, b, 1e-5)
+    def f(given):
+        return [torch.ops.aten.native_layer_norm(x, [33], w, b, 1e-5) for x, w, b in given]
 
-    for found, wanted in zip(compiled(f)(x), f(x), strict=True):
-        torch.testing.assert_close(found, wanted)
+    for mine, eager in zip(compiled(f)(given), f(given), strict=True):
+        for found, wanted in zip(mine, eager, strict=True):
+            torch.testing.assert_close(found, wanted)
 
 
 def test_its_gradients():
@@ -41,17 +42,19 @@ def test_its_gradients():
         torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("size", [4, 64, 1001])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("op", [torch.fmax, torch.fmin])
-def test_the_greater_of_two_zeros(op, dtype, size):
+def test_the_greater_of_two_zeros(dtype):
     """In eager mode it is the second of bf16, and the first of others."""
-    x, y = (
-        torch.tensor([0.0, -0.0]).repeat(size)[:size].to(dtype),
-        torch.tensor([-0.0, 0.0, 0.0]).repeat(size),
-    )
-    y = y[:size].to(dtype)
-    x[1], y[2] = torch.nan, torch.nan
-    found, wanted = compiled(op)(x, y), op(x, y)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    assert torch.equal(found.signbit(), wanted.signbit())
+    pairs = []
+    for size in (4, 64, 1001):
+        x = torch.tensor([0.0, -0.0]).repeat(size)[:size].to(dtype)
+        y = torch.tensor([-0.0, 0.0, 0.0]).repeat(size)[:size].to(dtype)
+        x[1], y[2] = torch.nan, torch.nan
+        pairs.append((x, y))
+
+    def both(pairs):
+        return [op(x, y) for op in (torch.fmax, torch.fmin) for x, y in pairs]
+
+    for found, wanted in zip(compiled(both)(pairs), both(pairs), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        assert torch.equal(found.signbit(), wanted.signbit())

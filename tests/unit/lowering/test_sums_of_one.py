@@ -45,25 +45,34 @@ UNSUMMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", [*SUMS, *UNSUMMED])
-def test_the_sign_of_zero(name: str, dtype: torch.dtype, numerics: str) -> None:
-    run = {**SUMS, **UNSUMMED}[name]
-    x = torch.full((5, 12), -0.0, dtype=dtype)
-    x[2] = torch.randn(12).to(dtype)
-    torch._dynamo.reset()
-    found, wanted = torch.compile(run, backend="polyfuse", options={"numerics": numerics})(x), run(x)
-    torch.testing.assert_close(found, wanted, **({"rtol": 2e-2, "atol": 1e-2} if dtype.itemsize == 2 else {}))
-    zero = wanted == 0
-    assert zero.any() and torch.equal(found.signbit()[zero], wanted.signbit()[zero])
+def test_the_sign_of_zero(dtype: torch.dtype, numerics: str) -> None:
+    """Each operator by its own input, so that no two are one kernel's."""
+    functions = {**SUMS, **UNSUMMED}
+    given = [torch.full((5, 12), -0.0, dtype=dtype) for _ in functions]
+    for x in given:
+        x[2] = torch.randn(12).to(dtype)
+
+    def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [function(x) for function, x in zip(functions.values(), given, strict=True)]
+
+    close = {"rtol": 2e-2, "atol": 1e-2} if dtype.itemsize == 2 else {}
+    results = torch.compile(run, backend="polyfuse", options={"numerics": numerics})(given)
+    for name, found, wanted in zip(functions, results, run(given), strict=True):
+        torch.testing.assert_close(found, wanted, **close, msg=lambda text, name=name: f"{name}: {text}")
+        zero = wanted == 0
+        assert zero.any() and torch.equal(found.signbit()[zero], wanted.signbit()[zero]), name
 
 
 @pytest.mark.parametrize("backend", ["cpp", "halide", "interpreter"])
-@pytest.mark.parametrize("name", SCANS)
-def test_running_sums_begin_with_zero(name: str, backend: str) -> None:
-    x = torch.full((5, 40), -0.0)
-    run = torch.compile(SCANS[name], backend="polyfuse", options={"backends": (backend, "interpreter")})
-    found, wanted = run(x), SCANS[name](x)
-    torch.testing.assert_close(found, wanted)
-    assert torch.equal(found.signbit(), wanted.signbit())
+def test_running_sums_begin_with_zero(backend: str) -> None:
+    def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [function(x) for function, x in zip(SCANS.values(), given, strict=True)]
+
+    given = [torch.full((5, 40), -0.0) for _ in SCANS]
+    found = torch.compile(run, backend="polyfuse", options={"backends": (backend, "interpreter")})(given)
+    for name, ours, wanted in zip(SCANS, found, run(given), strict=True):
+        torch.testing.assert_close(ours, wanted)
+        assert torch.equal(ours.signbit(), wanted.signbit()), name

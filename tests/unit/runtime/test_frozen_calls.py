@@ -8,7 +8,14 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfuse.runtime.frozen import CheckedCall, FrozenCall, FrozenOperand, FrozenStep, FrozenValues
+from polyfuse.runtime.frozen import (
+    CheckedCall,
+    FrozenCall,
+    FrozenOperand,
+    FrozenProgram,
+    FrozenStep,
+    FrozenValues,
+)
 from polyfuse.runtime.native import operator
 
 
@@ -71,7 +78,7 @@ def test_a_checked_call_sees_what_leaves_no_trace():
         assert call(a, [1]) is call(a, [1]) and len(seen) == count  # NaN is equal to itself
     del a
     gc.collect()
-    assert not call._known and not call._products
+    assert not call._known and not call._seen
 
 
 def test_a_checked_call_of_another_layout_or_type():
@@ -122,3 +129,51 @@ def test_steps_towards_a_frozen_value_do_not_stay_in_memory():
     assert results.most == 4
     torch.testing.assert_close(stacked, torch.stack([(x + 1) * 64, x + 1]))
     torch.testing.assert_close(doubled, (x + 1) * 2)
+
+
+def doubled(count: int) -> tuple[FrozenProgram, list[int]]:
+    """A program that gets its parameters and their doubles, and how often these were computed."""
+    computed: list[int] = []
+
+    def values(given):
+        computed.append(len(given))
+        return [tensor.detach() * 2 for tensor in given]
+
+    return FrozenProgram(lambda args: tuple(args[count:]), values, range(count)), computed
+
+
+def test_a_frozen_program_sees_each_change_of_each_parameter():
+    program, computed = doubled(3)
+    with torch.inference_mode():
+        uncounted = torch.randn(4)  # writes to it are not counted
+    parameters = [torch.nn.Parameter(torch.randn(4)), torch.randn(4), uncounted]
+
+    def check(times: int) -> None:
+        for _ in range(2):
+            results = program(list(parameters))
+            assert all(torch.equal(r, p.detach() * 2) for r, p in zip(results, parameters, strict=True))
+        assert len(computed) == times
+
+    check(1)
+    with torch.no_grad():
+        parameters[0].add_(1)
+    check(2)
+    parameters[1].data = torch.randn(4)
+    check(3)
+    parameters[1] = torch.randn(4)
+    check(4)
+
+
+def test_a_frozen_program_forgets_parameters_that_are_gone():
+    program, computed = doubled(2)
+    kept = torch.randn(2)
+    for count in range(1, 5):
+        other = torch.randn(2)
+        assert torch.equal(program([kept, other])[1], other * 2) and len(computed) == count
+        del other
+        gc.collect()
+        assert not program._known
+    known = weakref.ref(program)
+    program([kept, torch.randn(2)])
+    del program
+    assert known() is None

@@ -210,7 +210,8 @@ def nearby_plans(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> list[MatmulPlan]
 
 def packed_width(node: Reduction, isa: Isa) -> int:
     """Columns of a block, if operand B were packed once: whole vectors of the numbers that are
-    multiplied, which divide all columns if any do. 0: it is better read as it is.
+    multiplied, which divide all columns if any do; all columns of a convolution if none does. 0: it is better
+    read as it is.
     """
     kind, own = node.values[1].dtype, {name for e in loads(node.values[1]) for name in free_axes(e.index)}
     # of a convolution's result, the channels are not the last axis
@@ -219,8 +220,12 @@ def packed_width(node: Reduction, isa: Isa) -> int:
         return 0
     widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]
     found = next((width for width in widths if count % width == 0), 0)
-    if not found and kind is DType.f32 and isinstance(count, int) and _has_grouped_window(node):
-        found = count if part_lanes(count, isa.lanes) else 0
+    if not found and kind is DType.f32 and isinstance(count, int):
+        if _has_grouped_window(node):
+            found = count if part_lanes(count, isa.lanes) else 0
+        elif _has_window(node):
+            # all are one block, of which the kernel packs the last vectors with zeros at each call
+            found = count
     return found or 2 * isa.lanes
 
 
@@ -233,6 +238,12 @@ def _has_grouped_window(node: Reduction) -> bool:
     """Whether a matmul is a convolution of groups of channels under windows of several pixels."""
     taps = node.raxes[1:]
     return len(node.axes) > len(taps) + 2 and any(axis_size(a) != 1 for a in taps)
+
+
+def _has_window(node: Reduction) -> bool:
+    """Whether a matmul is a convolution of all channels under windows of several pixels."""
+    taps = node.raxes[1:]
+    return len(node.axes) == len(taps) + 2 and any(axis_size(a) != 1 for a in taps)
 
 
 def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:

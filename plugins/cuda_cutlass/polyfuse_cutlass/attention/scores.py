@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -11,11 +12,11 @@ from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, Statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, bounds
-from polyfuse_cuda.flex.problem import AXES, SCORE, Problem, statements
+from polyfuse_cuda.flex.problem import AXES, GRADIENT, SCORE, Problem, statements
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
 
-__all__ = ["function_text", "reads_memory"]
+__all__ = ["factors", "function_text", "mask_text", "reads_memory", "reads_score"]
 
 _QUICK: Mapping[str, str] = MappingProxyType(
     {"tanh": "quick_tanh", "sigmoid": "quick_sigmoid", "exp": "quick_exp", "exp2": "quick_exp2"}
@@ -27,22 +28,50 @@ _SMALL = 1 << 22
 
 def reads_memory(problem: Problem) -> bool:
     """Whether the functions read anything but the score and its place."""
-    return any(read.buffer != SCORE for read in loads(*problem.expressions))
+    return any(read.buffer not in (SCORE, GRADIENT) for read in loads(*problem.expressions))
+
+
+def reads_score(problem: Problem) -> bool:
+    """Whether the gradient follows from the score, which then has to be kept for it."""
+    return problem.gradient is not None and any(read.buffer == SCORE for read in loads(problem.gradient))
+
+
+def factors(problem: Problem) -> str:
+    """Constants: what products are multiplied by, and what makes changed scores those of base two."""
+    factor = math.log2(math.e) * (problem.scale if problem.is_plain else 1)
+    return f"constexpr f32 SCALE = {problem.scale!r}f, FACTOR = {factor!r}f;"
+
+
+def mask_text(problem: Problem, arrays: Mapping[str, str], sizes: Mapping[str, str]) -> str:
+    """The function that says whether a place counts."""
+    if problem.mask is None:
+        return "PF_INLINE bool counts(const Args&, int, int, int, int) { return true; }"
+    return function_text(problem, "counts", problem.mask, arrays, sizes)
 
 
 def function_text(
-    problem: Problem, name: str, root: Expr, arrays: Mapping[str, str], sizes: Mapping[str, str]
+    problem: Problem,
+    name: str,
+    root: Expr,
+    arrays: Mapping[str, str],
+    sizes: Mapping[str, str],
+    gradient: bool = False,
 ) -> str:
     """A function of a score, or of its place alone, that gives `root`.
 
     Args:
         arrays, sizes: what the fields of the kernel's arguments are called.
+        gradient: whether it is a function of the changed score's gradient too.
 
     Raises `UnsupportedError` for what CUDA has no text for.
     """
     found, names = statements([root])
-    types = {SCORE: DType.f32}
-    given = {SCORE: SCORE, **{target: f"v_{target}" for stmt in found for target in stmt.targets}}
+    types = {SCORE: DType.f32, GRADIENT: DType.f32}
+    given = {
+        SCORE: SCORE,
+        GRADIENT: GRADIENT,
+        **{target: f"v_{target}" for stmt in found for target in stmt.targets},
+    }
     # places are counted from zero, which the compiler cannot know
     lines = [f"  __builtin_assume({axis} >= 0);" for axis in AXES]
     ranges: dict[str, tuple[int, int] | None] = {}
@@ -55,6 +84,7 @@ def function_text(
         ranges[target] = _range(stmt, ranges)
         lines.append(f"  const {stmt.dtype.value} {given[target]} = {text};")
     score = f"f32 {SCORE}, " if root.dtype is DType.f32 else ""
+    score += f"f32 {GRADIENT}, " if gradient else ""
     return "\n".join(
         [
             f"PF_INLINE {root.dtype.value} {name}(const Args& args, {score}int b, int h, int m, int n) {{",

@@ -1,34 +1,13 @@
-// The kernel: what is the same for every call.
+// Attention's forward: one thread feeds tiles of keys and values to groups of four warps. Each of those keeps 64 queries,
+// multiplies them by a tile of keys, turns scores to weights, and adds up values by weight. While one group makes weights
+// another one multiplies, and within a group a tile's values are multiplied beside the next tile's keys.
+constexpr int QUERY_BYTES = ROWS * DEPTH * 2, KEY_BYTES = KEYS * DEPTH * 2, VALUE_BYTES = KEYS * VALUES * 2;
 constexpr u32 FULL = ~0u;
-
-// A ring of tiles in shared memory, with its barriers.
-struct Ring {
-  u32 full, empty, tiles, bytes;
-  int stage = 0;
-  u32 phase = 0;
-  PF_INLINE Ring(u32 barriers, u32 tiles, u32 bytes)
-      : full(barriers), empty(barriers + 8 * STAGES), tiles(tiles), bytes(bytes) {}
-  PF_INLINE void next() {
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-  }
-  PF_INLINE u32 full_bar() const { return full + 8 * stage; }
-  PF_INLINE u32 empty_bar() const { return empty + 8 * stage; }
-  PF_INLINE u32 tile() const { return tiles + bytes * stage; }
-};
 
 // Scores of a group's 64 queries: of two rows, eight apart, two neighbours in every eight columns.
 typedef f32 Scores[KEYS / 2];
 typedef f32 Sums[VALUES / 2];
 typedef u32 Weights[KEYS / 4];
-
-template <int N> PF_INLINE void keep(f32 (&r)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
-}
-template <int N> PF_INLINE void keep(u32 (&r)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
-}
 
 PF_INLINE f32 logarithm(f32 x) {
   f32 r;
@@ -39,26 +18,13 @@ PF_INLINE void warps_arrive(int bar, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(bar), "r"(threads) : "memory");
 }
 
-// Copies the next tile of keys or values, when there is room for it.
-template <int COLUMNS>
-PF_INLINE void feed(Ring& ring, const TensorMap* map, int first, const int (&of)[2]) {
-  barrier_wait(ring.empty_bar(), ring.phase ^ 1);
-  barrier_expect(ring.full_bar(), ring.bytes);
-#pragma unroll
-  for (int c = 0; c < COLUMNS; c += LANES)
-    copy_tile(ring.tile() + c * KEYS * 2, map, ring.full_bar(), 0, c, first, of);
-  ring.next();
-}
-
 // Values follow the keys of the tile behind them: these are needed first.
 PF_INLINE void produce(const Args& args, const TensorMap* queries, const TensorMap* keys, const TensorMap* values,
                        u32 query_bar, u32 query, Ring key, Ring value, int* tiles, const Place& at) {
   int of_queries[2], of_keys[2], of_values[2];
   operand_places(args, at, of_queries, of_keys, of_values);
   barrier_expect(query_bar, QUERY_BYTES);
-#pragma unroll
-  for (int c = 0; c < DEPTH; c += LANES)
-    copy_tile(query + c * ROWS * 2, queries, query_bar, 0, c, at.row, of_queries);
+  copy_rows<ROWS, DEPTH>(query, queries, query_bar, at.row, of_queries);
   const Steps steps = steps_of(args, at);
   const int all = steps.all();
   int before = 0;
@@ -66,11 +32,11 @@ PF_INLINE void produce(const Args& args, const TensorMap* queries, const TensorM
     const Tile tile = tile_of(args, at, steps, j);
     barrier_wait(key.empty_bar(), key.phase ^ 1);
     tiles[key.stage] = tile.packed;  // whoever waits for the keys sees it
-    feed<DEPTH>(key, keys, tile.first(), of_keys);
-    if (j > 0) feed<VALUES>(value, values, before, of_values);
+    feed<KEYS, DEPTH>(key, keys, tile.first(), of_keys);
+    if (j > 0) feed<KEYS, VALUES>(value, values, before, of_values);
     before = tile.first();
   }
-  if (all > 0) feed<VALUES>(value, values, before, of_values);
+  if (all > 0) feed<KEYS, VALUES>(value, values, before, of_values);
 }
 
 struct Softmax {
@@ -101,16 +67,12 @@ struct Softmax {
       total[r] = FIRST ? sum[0] + sum[1] : total[r] * share[r] + (sum[0] + sum[1]);
     }
   }
-  static PF_INLINE f32 minus_infinity() { return __int_as_float(0xff800000); }
 };
 
 PF_INLINE void round_weights(const Scores& s, Weights& p) {
 #pragma unroll
   for (int i = 0; i < KEYS / 4; ++i) p[i] = pair_of<Element>(s[2 * i], s[2 * i + 1]);
 }
-
-// Where functions read memory, what is outside stands for the last one inside, so that nothing is read there.
-template <bool FITS> PF_INLINE int inside(int place, int last) { return READS && !FITS ? min(place, last) : place; }
 
 // Changes a tile's scores as the user's functions say. Those that do not count become minus infinity.
 PF_INLINE void change(const Args& args, Scores& s, const Place& at, int row, Tile tile, int column) {
@@ -127,7 +89,7 @@ PF_INLINE void change(const Args& args, Scores& s, const Place& at, int row, Til
       const int n = n0 + i / 4 * 8 + i % 2;
       bool kept = KEYS_FIT || n <= last;
       if (MASKS && tile.masked()) kept &= counts(args, at.batch, at.head, m[i / 2 % 2], inside<KEYS_FIT>(n, last));
-      if (!kept) s[i] = Softmax::minus_infinity();
+      if (!kept) s[i] = minus_infinity();
     }
   }
 }
@@ -151,9 +113,6 @@ PF_INLINE void start_sums(Sums& sum, Weights& p, u32 value) {
   wgmma_commit();
 }
 
-PF_INLINE void release(const Ring& ring) {
-  if (threadIdx.x % 128 == 0) barrier_arrive(ring.empty_bar());
-}
 // Groups multiply one after the other: a barrier for each says that it is its turn.
 PF_INLINE void wait_turn(int group) {
   if (GROUPS > 1) warps_sync(1 + group, 256);
@@ -173,7 +132,7 @@ PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Rin
   Sums sum;
 #pragma unroll
   for (int i = 0; i < VALUES / 2; ++i) sum[i] = 0;
-  softmax.top[0] = softmax.top[1] = Softmax::minus_infinity();
+  softmax.top[0] = softmax.top[1] = minus_infinity();
   softmax.total[0] = softmax.total[1] = 0;
   if (all > 0) {
     Weights p;

@@ -1,19 +1,26 @@
-// Attention: one thread feeds tiles of keys and values to groups of four warps. Each of those keeps 64 queries, multiplies
-// them by a tile of keys, turns scores to weights, and adds up values by weight. While one group makes weights
-// another one multiplies, and within a group a tile's values are multiplied beside the next tile's keys.
-//
-// What is generated between this and the rest: how arguments are read, and the functions of a score.
+// Where a block of attention is, and which tiles it walks through. Functions that are generated behind this say how
+// arguments are read, and give scores and their gradients.
 constexpr int THREADS = 128 * (GROUPS + 1);
-constexpr int ROWS = 64 * GROUPS;  // queries of a block
-constexpr int ROW_BYTES = 128;     // of a slab of a tile: what the copy engine swizzles
+constexpr int ROW_BYTES = 128;  // of a slab of a tile: what the copy engine swizzles
 constexpr int LANES = ROW_BYTES / 2;
-constexpr int QUERY_BYTES = ROWS * DEPTH * 2, KEY_BYTES = KEYS * DEPTH * 2, VALUE_BYTES = KEYS * VALUES * 2;
 
-// A block's queries.
+// A batch and head, and the first of a block's queries (of its keys in the backward).
 struct Place {
   int batch, head, row;
 };
-// How many tiles of keys they need, of each list.
+// Which of the tiles of which head a block has. A few heads go together, whose operands fit in the second cache: first
+// the tiles with the longest lists of all of these, so that short ones are left for the end.
+constexpr int BLOCKS_TOGETHER = 264;  // two for each multiprocessor
+struct Turn {
+  int tile, head;
+  PF_INLINE Turn(int block, int tiles, int heads) {
+    const int together = max(1, BLOCKS_TOGETHER / tiles), first = block / (together * tiles) * together;
+    const int rest = block - first * tiles, width = min(together, heads - first);
+    tile = rest / width;
+    head = first + rest % width;
+  }
+};
+// How many tiles of keys (of queries) a block needs, of each list.
 struct Steps {
   int count[LISTS];
   PF_INLINE int all() const {
@@ -23,7 +30,7 @@ struct Steps {
     return sum;
   }
 };
-// A tile of keys: the first, and whether the mask says which count. As one number, for shared memory.
+// A tile: its first key or query, and whether the mask says which count. As one number, for shared memory.
 struct Tile {
   int packed;
   PF_INLINE Tile(int packed) : packed(packed) {}

@@ -9,6 +9,12 @@ PF_INLINE u32 thread_here() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
   return r;
 }
+// The number of this block, read anew.
+PF_INLINE u32 block_here() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(r));
+  return r;
+}
 PF_INLINE void barrier_init(u32 bar, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }

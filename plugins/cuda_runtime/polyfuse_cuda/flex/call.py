@@ -249,18 +249,25 @@ class FlexCall:
             added=added,
         )
 
-    def emit(self, kernel: object, written: Written, results: Sequence[TensorValue]) -> None:
+    def emit(
+        self,
+        kernel: object,
+        written: Written,
+        results: Sequence[TensorValue],
+        added: Sequence[TensorValue] = (),
+    ) -> None:
         """The call of a kernel in the graph.
 
         Args:
             kernel: what is called.
             written: it as text, and what it is called with.
             results: what it writes.
+            added: what it adds to, besides gradients of captured tensors.
         """
         ctx = self._ctx
         views = [self._stored.get(a) or View(a, (1,), (1,)) for a in written.arrays]
         outputs = tuple(self._stored[self.array(value).name].buffer for value in results)
-        learned = (ctx.realize(value) for value in self._learned.values())
+        learned = (ctx.realize(value) for value in (*self._learned.values(), *added))
         sums = tuple(view.buffer for view in learned if view in views)
         key = ctx.add_object(f"{written.source.name}_", kernel)
         ctx.emit(ExternCall(ctx.fresh("call"), key, (*views, *written.sizes), (), outputs, "into", sums))

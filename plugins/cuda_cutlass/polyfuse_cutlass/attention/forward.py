@@ -1,0 +1,137 @@
+"""The forward kernel of flexible attention as CUDA C++: constants, where its blocks are, the user's
+functions, and the fixed text.
+
+Scores are never stored. Exponentials and logarithms are of base two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.kit import is_multiple
+from polyfuse.symbolic import python_text
+from polyfuse_cuda.flex.call import Written
+from polyfuse_cuda.flex.problem import Array, Blocks, Problem
+from polyfuse_cutlass.attention.scores import factors, function_text, mask_text, reads_memory
+from polyfuse_cutlass.attention.text import AttentionText, check_copied, check_pairs, multiplication
+from polyfuse_cutlass.attention.tiles import Tiles, tiles_of
+from polyfuse_cutlass.build.meta import KernelMeta
+from polyfuse_cutlass.templates.text import constants, device_text
+
+__all__ = ["forward_source"]
+
+
+def forward_source(
+    problem: Problem, operands: Sequence[Array], lists: Sequence[Blocks], results: Sequence[Array]
+) -> Written:
+    """Attention: `operands` are queries, keys and values, `results` the output, the logarithms of the sums of
+    each query's exponentials, and maybe its greatest score.
+
+    Raises `UnsupportedError` for what the copy engine cannot fetch, or functions that CUDA does not have.
+    """
+    tiles = tiles_of(problem)
+    check_copied(operands)
+    check_pairs(results[:1])
+    if problem.values % 2:
+        raise UnsupportedError("values of an odd length are not stored in pairs")
+    text = AttentionText(problem, (*operands, *results), results, lists)
+    parts = [
+        *_constants(text, tiles),
+        device_text("attention_place.cuh"),
+        *text.args(),
+        *_places(text, operands),
+        *text.steps(problem.query_block, problem.key_block, tiles.keys, "KEYS", "key_count"),
+        function_text(problem, "changed", problem.score, text.names, text.sizes),
+        mask_text(problem, text.names, text.sizes),
+        *_stores(text, results),
+        multiplication("multiply_keys", tiles.keys, problem, (False, False)),
+        multiplication("multiply_values", tiles.values, problem, (False, True), registers=True),
+        device_text("attention_parts.cuh"),
+        device_text("attention.cuh"),
+    ]
+    return text.written("flex_attention", parts, _meta(text, tiles, operands))
+
+
+def _constants(text: AttentionText, tiles: Tiles) -> list[str]:
+    p = text.problem
+    numbers = {
+        "GROUPS": tiles.groups,
+        "ROWS": tiles.rows,
+        "KEYS": tiles.keys,
+        "DEPTH": tiles.depth,
+        "VALUES": tiles.values,
+        "TAKEN": p.values,
+        "STAGES": tiles.stages,
+        "LISTS": len(text.lists),
+        "PRODUCER_REGISTERS": tiles.registers[0],
+        "CONSUMER_REGISTERS": tiles.registers[1],
+    }
+    truths = {
+        "CHANGES": not p.is_plain,
+        "MASKS": p.mask is not None,
+        "READS": reads_memory(p),
+        "ROWS_FIT": is_multiple(p.queries, tiles.rows),
+        "KEYS_FIT": is_multiple(p.keys, tiles.keys),
+    }
+    return [*constants(numbers, truths, {"Element": p.dtype.value}), factors(p)]
+
+
+def _places(text: AttentionText, operands: Sequence[Array]) -> list[str]:
+    """Functions that say where a block, its keys and its values are."""
+    p = text.problem
+    q, k, v = operands
+    batch = text.shared(p.batch, p.key_batch, "at.batch")
+    head = text.shared(p.heads, p.key_heads, "at.head")
+    return [
+        "// The longest lists are usually those of the last queries.",
+        "PF_INLINE Place block_place(const Args& args) {",
+        f"  const int heads = {text.number(p.heads)}, batches = {text.number(p.batch)};",
+        "  const int tiles = (query_count(args) + ROWS - 1) / ROWS;",
+        "  const Turn turn(blockIdx.x, tiles, batches * heads);",
+        "  return {turn.head / heads, turn.head % heads, (tiles - 1 - turn.tile) * ROWS};",
+        "}",
+        "// Heads and batches, as the copy engine counts them.",
+        "PF_INLINE void operand_places(const Args& args, const Place& at, int (&q)[2], int (&k)[2], "
+        "int (&v)[2]) {",
+        f"  const int batch = {batch}, head = {head};",
+        *text.counted("q", q, "at.batch", "at.head"),
+        *text.counted("k", k, "batch", "head"),
+        *text.counted("v", v, "batch", "head"),
+        "}",
+    ]
+
+
+def _stores(text: AttentionText, results: Sequence[Array]) -> list[str]:
+    out, sums, *greatest = results
+    place = ("at.batch", "at.head", "m")
+    return [
+        "PF_INLINE void store_pair(const Args& args, const Place& at, int m, int c, u32 pair) {",
+        f"  *(u32*)&args.{text.element(out, *place, 'c')} = pair;",
+        "}",
+        "PF_INLINE void finish_row(const Args& args, const Place& at, int m, f32 top, f32 total) {",
+        f"  args.{text.element(sums, *place)} = top + total;",
+        *(f"  args.{text.element(array, *place)} = top;" for array in greatest),
+        "}",
+    ]
+
+
+def _meta(text: AttentionText, tiles: Tiles, operands: Sequence[Array]) -> KernelMeta:
+    p = text.problem
+    q, k, v = operands
+    queries = f"-(-({python_text(p.queries)}) // {tiles.rows})"
+    return KernelMeta(
+        args=text.meta_args,
+        maps=(
+            text.query_map(q, p.depth, tiles.rows),
+            text.key_map(k, p.depth, tiles.keys),
+            text.key_map(v, p.values, tiles.keys),
+        ),
+        tiles=f"{queries} * ({python_text(p.batch)}) * ({python_text(p.heads)})",
+        cluster=1,
+        read_only=False,
+        threads=tiles.threads,
+        shared=tiles.shared_bytes,
+        fuse=p.is_fast,
+        dependent_launch=True,
+    )

@@ -1,0 +1,46 @@
+// What attention's forward and backward have in common.
+// A ring of tiles in shared memory, with its barriers.
+struct Ring {
+  u32 full, empty, tiles, bytes;
+  int stage = 0;
+  u32 phase = 0;
+  PF_INLINE Ring(u32 barriers, u32 tiles, u32 bytes)
+      : full(barriers), empty(barriers + 8 * STAGES), tiles(tiles), bytes(bytes) {}
+  PF_INLINE void next() {
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+  PF_INLINE u32 full_bar() const { return full + 8 * stage; }
+  PF_INLINE u32 empty_bar() const { return empty + 8 * stage; }
+  PF_INLINE u32 tile() const { return tiles + bytes * stage; }
+};
+
+template <int N> PF_INLINE void keep(f32 (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
+}
+template <int N> PF_INLINE void keep(u32 (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
+}
+
+// Copies so many rows of an operand: slab by slab.
+template <int HEIGHT, int COLUMNS>
+PF_INLINE void copy_rows(u32 to, const TensorMap* map, u32 bar, int first, const int (&of)[2]) {
+#pragma unroll
+  for (int c = 0; c < COLUMNS; c += LANES) copy_tile(to + c * HEIGHT * 2, map, bar, 0, c, first, of);
+}
+// Copies the next tile of so many rows, when there is room for it.
+template <int HEIGHT, int COLUMNS>
+PF_INLINE void feed(Ring& ring, const TensorMap* map, int first, const int (&of)[2]) {
+  barrier_wait(ring.empty_bar(), ring.phase ^ 1);
+  barrier_expect(ring.full_bar(), ring.bytes);
+  copy_rows<HEIGHT, COLUMNS>(ring.tile(), map, ring.full_bar(), first, of);
+  ring.next();
+}
+// Where functions read memory, what is outside stands for the last one inside, so that nothing is read there.
+template <bool FITS> PF_INLINE int inside(int place, int last) { return READS && !FITS ? min(place, last) : place; }
+
+PF_INLINE f32 minus_infinity() { return __int_as_float(0xff800000); }
+PF_INLINE void release(const Ring& ring) {
+  if (threadIdx.x % 128 == 0) barrier_arrive(ring.empty_bar());
+}
