@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-from polyfuse.ir.statements import Statement, is_check
+from polyfuse.ir.statements import Cast, Compute, Statement, is_check
+from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts
 from polyfuse_cpp.loops.ops import cost_of
 
 __all__ = ["Facts"]
+
+_PASSING = frozenset(("add", "sub", "mul", "neg"))
+"""Operations whose results are as exact as their operands, or as those of eager mode, which rounds these."""
 
 
 class Facts(KernelFacts):
@@ -33,6 +37,17 @@ class Facts(KernelFacts):
     def cost_of(self, stmts: Iterable[Statement]) -> int:
         """Rough price of some statements."""
         return sum(cost_of(s.op) for s in stmts if id(s) not in self.checking)
+
+    @cached_property
+    def rounded(self) -> frozenset[str]:
+        """Values from which only numbers of bf16 are made, without a comparison or a loop in between."""
+        exact: set[str] = set()
+        for stmt in reversed(self.statements):
+            narrows = isinstance(stmt, Cast) and stmt.dtype is DType.bf16 and not stmt.bitwise
+            passes = isinstance(stmt, Compute) and stmt.op in _PASSING and stmt.target not in exact
+            if not (narrows or passes):
+                exact.update(stmt.args)
+        return frozenset(name for stmt in self.statements for name in stmt.targets if name not in exact)
 
     @cached_property
     def cost(self) -> int:

@@ -3,6 +3,7 @@ width."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -182,3 +183,42 @@ def test_lgamma_is_zero_where_it_should_be(level: Level) -> None:
         x = torch.tensor([1.0, 2.0, 3.0], dtype=dtype).repeat(11)
         for form in "vs":
             assert torch.equal(run(kernels, form, op, x) == 0, x < 3)
+
+
+@pytest.mark.parametrize("level", level_params())
+def test_the_form_of_erf_for_results_of_bf16(level: Level) -> None:
+    op = Op("coarse_erf__f32", "coarse_erf(a)", ("f32",), "f32")
+    kernels = build_ops(level, [op])
+    x = samples(-5, 5, torch.float32)
+    exact, rest = torch.erf(x.double()), torch.erfc(x.double().abs())
+    for form in "vs":
+        got = run(kernels, form, op, x)
+        assert torch.equal(got.isnan(), x.isnan())
+        assert torch.equal(got.signbit()[~x.isnan()], x.signbit()[~x.isnan()])
+        error = (got.double() - exact).abs()
+        sane = x.abs() > 1e-37
+        assert (error <= 2**-13 * exact.abs() + 1e-45)[sane].all()
+        assert (error <= 2**-13 * rest + 2e-7)[~x.isnan()].all()
+
+
+@pytest.mark.parametrize("level", level_params())
+def test_fmod_of_f64_is_exact(level: Level) -> None:
+    op = Op("fmod__f64", "fmod(a, b)", ("f64", "f64"), "f64")
+    kernels = build_ops(level, [op])
+    y = samples(-3, 3, torch.float64)
+    multiples = y * torch.randint(1, 1 << 20, y.shape)
+    above = torch.nextafter(multiples, torch.tensor(INF, dtype=torch.float64))
+    edges = torch.tensor([*SPECIALS, 5e-324, 1.7e308, 2.0**52, 2.0**53 + 2], dtype=torch.float64)
+    a = torch.cat([multiples, above, y.flip(0), edges.repeat(len(edges))])
+    b = torch.cat([y, y, y, edges.repeat_interleave(len(edges))])
+
+    def one(m: float, n: float) -> float:
+        return math.fmod(m, n) if n != 0 and math.isfinite(m) and not math.isnan(n) else NAN
+
+    exact = torch.tensor(
+        [one(m, n) for m, n in zip(a.tolist(), b.tolist(), strict=True)], dtype=torch.float64
+    )
+    for form in "vs":
+        got = run(kernels, form, op, a, b)
+        same = got.view(torch.int64) == exact.view(torch.int64)
+        assert (same | (got.isnan() & exact.isnan())).all()

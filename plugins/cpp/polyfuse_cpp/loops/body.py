@@ -25,6 +25,8 @@ from polyfuse_cpp.prelude import features_for
 __all__ = ["Frame", "Value"]
 
 _NARROW_OPS = frozenset(("add", "sub", "mul", "neg", "minimum", "maximum", "where"))
+_COARSE = frozenset(("erf",))
+"""Operations of which there is a form for results that are rounded to bf16."""
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _BYTES = frozenset((DType.bool, DType.i8, DType.u8))
@@ -107,6 +109,7 @@ class Frame(MemoryScope):
         narrow = first is DType.i64 and all_narrow and (result or stmt.op in _COMPARISONS)
         if stmt.targets[0] in self.checks and not narrow and self._limit_checked(stmt):
             return
+        function = self._function(stmt)
         texts = []
         for copy in self._spread(*stmt.args):
             arguments = []
@@ -114,8 +117,15 @@ class Frame(MemoryScope):
                 chooses = stmt.op == "where" and position == 0
                 wide = vector and not (chooses and not self.env[name].vector)
                 arguments.append(self._operand(name, wide, copy, narrow and not chooses))
-            texts.append(f"{stmt.op}({', '.join(arguments)})")
+            texts.append(f"{function}({', '.join(arguments)})")
         self._bind(stmt, vector, texts, narrow=result and first is DType.i64)
+
+    def _function(self, stmt: Statement) -> str:
+        """The function of an operation: one that is as exact as bf16 where results are rounded to that."""
+        kernel = self.facts.kernel
+        if stmt.op in _COARSE and kernel.numerics == "fast" and stmt.targets[0] in self.facts.rounded:
+            return f"coarse_{stmt.op}"
+        return stmt.op
 
     def _limit_checked(self, stmt: Statement) -> bool:
         """Limit an index and check it in one step, unless a part of a vector is left out."""
