@@ -83,3 +83,16 @@ def test_squares_that_are_infinite() -> None:
     check(lambda x: x.var(-1), x)
     check(lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]), x)
     check(lambda x: x.var(-1), x / torch.tensor([[1.0], [0.0]]))
+
+
+@pytest.mark.parametrize("backend", ["cpp", "halide", "interpreter"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_variance_too_large_for_its_type_is_infinite(backend: str, dynamic: bool) -> None:
+    """Also where lanes without numbers take part, from which nothing is as far as that."""
+    torch._dynamo.reset()
+    options = {"backends": (backend, "interpreter")}
+    run = torch.compile(lambda x: torch.var_mean(x, -1), backend="polyfuse", dynamic=dynamic, options=options)
+    for count in (3, 9, 70) if dynamic else (70,):
+        x = torch.randn(2, count)
+        x[0, 2], x[1, 0] = 2e38, -2e38
+        torch.testing.assert_close(run(x), torch.var_mean(x, -1))

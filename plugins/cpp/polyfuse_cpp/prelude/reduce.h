@@ -121,7 +121,9 @@ template <class V> PF_INLINE moments<V> welford_combine(moments<V> a, moments<V>
   V zero = fill<V>((typename tr<V>::elem)0);
   V n = add(a.count, b.count), d = sub(b.mean, a.mean);
   V part = where(eq(n, zero), zero, div(b.count, n));
-  return {moved_mean(a.mean, mul(d, part), b.mean), add(add(a.m2, b.m2), mul(mul(mul(d, d), a.count), part)), n};
+  // nothing is between a state and an empty one, also where a square would be infinite
+  V between = mul(mul(d, mul(a.count, part)), d);
+  return {moved_mean(a.mean, mul(d, part), b.mean), add(add(a.m2, b.m2), between), n};
 }
 template <class V> PF_INLINE moments<typename tr<V>::elem> welford_reduce(moments<V> a) {
   moments<typename tr<V>::elem> r = {lane(a.mean, 0), lane(a.m2, 0), lane(a.count, 0)};

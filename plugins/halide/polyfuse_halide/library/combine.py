@@ -129,7 +129,8 @@ class Moments:
         away = right[0] - left[0]
         part = other / hl.select(total > number(total, 0), total, number(total, 1))
         mean = _moved(left[0], away * part, right[0])
-        return [mean, left[1] + right[1] + away * away * count * part], total
+        # nothing is between a state and an empty one, also where a square would be infinite
+        return [mean, left[1] + right[1] + away * (count * part) * away], total
 
 
 def _moved(mean: Value, step: Value, other: Value) -> Value:

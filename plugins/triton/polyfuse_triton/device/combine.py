@@ -132,7 +132,8 @@ def combine_welford(
     total = count + count2
     part = tl.where(total > 0, count2 / tl.where(total > 0, total, 1), 0)
     delta = mean2 - mean
-    return moved_mean(mean, delta * part, mean2), m2 + m22 + delta * delta * count * part, total
+    # nothing is between a state and an empty one, also where a square would be infinite
+    return moved_mean(mean, delta * part, mean2), m2 + m22 + delta * (count * part) * delta, total
 
 
 @triton.jit
