@@ -9,14 +9,20 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from polyfuse.base.digest import DIGEST_LENGTH, digest
-from polyfuse.base.files import atomic_write, read_text
+from polyfuse.base.errors import CacheError
+from polyfuse.base.files import atomic_write, locked, read_text
 
 __all__ = ["begun", "code_digest", "code_stamp"]
 
 # Of the modules that compile this is one of the first to be imported.
 _BEGUN = time.time()
+
+
+# Seconds after which another process's reading is not waited for.
+_PATIENCE: Final = 30.0
 
 
 def begun() -> float:
@@ -61,16 +67,28 @@ def code_digest(package: str, memory: Path) -> str:
     stamp = code_stamp(package)
     if not stamp:
         return ""
-    known = read_text(memory / stamp)
-    if known is not None and len(known) == DIGEST_LENGTH:
-        return known
-    try:
-        found = _contents_digest(package, stamp)
-    except OSError:  # gone since
-        return ""
-    with contextlib.suppress(OSError):
-        atomic_write(memory / stamp, found)
-    return found
+    found = _remembered(memory / stamp)
+    if found:
+        return found
+    # of processes that start at once, one reads the files
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(CacheError, OSError):
+            stack.enter_context(locked(memory.parent / "locks" / f"{stamp}.lock", _PATIENCE))
+        found = _remembered(memory / stamp)
+        if found:
+            return found
+        try:
+            found = _contents_digest(package, stamp)
+        except OSError:  # gone since
+            return ""
+        with contextlib.suppress(OSError):
+            atomic_write(memory / stamp, found)
+        return found
+
+
+def _remembered(path: Path) -> str:
+    known = read_text(path)
+    return known if known is not None and len(known) == DIGEST_LENGTH else ""
 
 
 @cache
