@@ -3,14 +3,20 @@ width."""
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import math
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from cpp_kernels import KernelBuilder, compiled
 from cpp_layer import Level, Op, build_ops, level_params, run
+from polyfuse.ir.types import DType
 
+_NOT_EXACT_ALONE = 0x1F
+"""Flags of the C library on x86 that say more than that a result was rounded."""
 INF, NAN = float("inf"), float("nan")
 SPECIALS = [
     NAN,
@@ -183,6 +189,26 @@ def test_lgamma_is_zero_where_it_should_be(level: Level) -> None:
         x = torch.tensor([1.0, 2.0, 3.0], dtype=dtype).repeat(11)
         for form in "vs":
             assert torch.equal(run(kernels, form, op, x) == 0, x < 3)
+
+
+@pytest.mark.parametrize("dtype", [DType.f32, DType.f64])
+@pytest.mark.parametrize("name", ["exp", "exp2"])
+def test_what_is_masked_is_nothing_special(name: str, dtype: DType) -> None:
+    flags = ctypes.CDLL(ctypes.util.find_library("m"))
+    k = KernelBuilder({"x0": 100})
+    k.arg("a", dtype), k.out("o", dtype)
+    s = k.section()
+    s.store("o", k["x0"], s.op(name, s.load("a", k["x0"])))
+    kernel = k.build()
+    a, out = torch.randn(100, dtype=dtype.torch), torch.zeros(100, dtype=dtype.torch)
+    a[::3], a[1::3] = -torch.inf, torch.finfo(dtype.torch).min
+    want = getattr(torch, name)(a.double()).to(dtype.torch)
+    for isa in ("", "avx2", "sse"):
+        compiled(kernel, isa)(a, out)
+        flags.feclearexcept(_NOT_EXACT_ALONE)
+        compiled(kernel, isa)(a, out)
+        assert not flags.fetestexcept(_NOT_EXACT_ALONE)
+        torch.testing.assert_close(out, want)
 
 
 @pytest.mark.parametrize("level", level_params())

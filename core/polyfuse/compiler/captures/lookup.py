@@ -25,11 +25,10 @@ from polyfuse.base.settings import Settings, child_environment
 from polyfuse.cache.artifacts import mark_used
 from polyfuse.cache.graphs import count
 from polyfuse.cache.key_fields import KeyNotes
-from polyfuse.cache.keys import compiled_key
 from polyfuse.compiler.captures.files import file_text, is_versioned
 from polyfuse.compiler.captures.objects import code_text, described
 from polyfuse.compiler.captures.pending import Pending
-from polyfuse.compiler.graph_cache.lookup import GraphCache, environment_of
+from polyfuse.compiler.graph_cache.lookup import GraphCache, key_of
 from polyfuse.compiler.once import only_rank
 from polyfuse.compiler.session import decided, session_for
 from polyfuse.torch_compat.captures.frames import TracedFrame, collections_deferred, dynamo_switches
@@ -225,7 +224,6 @@ def _files_text(traced: TracedFrame) -> str:
 
 
 def _key_of(frame: Frame, session: CompileSession) -> str:
-    environment = [line for lines in environment_of(session).values() for line in lines]
     code = frame.code
     parts = (
         f"python {sys.version} {sys.flags.optimize}",
@@ -238,7 +236,7 @@ def _key_of(frame: Frame, session: CompileSession) -> str:
         f"tensors {described(torch.Tensor)}",
         *(f"{name} {_kind(value)}" for name, value in sorted(frame.f_locals.items())),
     )
-    return compiled_key("\n".join(parts), environment, session.settings.fingerprint())
+    return key_of("\n".join(parts), session)
 
 
 def _kind(value: object) -> str:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from polyfuse.runtime.ranks.agreement import Agreement
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
-__all__ = ["GraphCache", "environment_of"]
+__all__ = ["GraphCache", "entries_are_here", "environment_of", "hand_on", "key_of"]
 
 _log = get_logger("cache")
 
@@ -71,15 +71,7 @@ class GraphCache:
             self._key = self._address(gm, example_inputs)
             from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry, entry_name
 
-            also = self._session.store.also
-            if also is not None and not self._folder.holds(self._key):
-                self._folder.adopt(self._key, also, entry_name)
-            self._folder.mend(self._key, entry_name)
-            sharing = self._session.store.sharing
-            if sharing is not None and not (self._session.exchanges or self._folder.holds(self._key)):
-                sharing.fetch_graph(self._key)
-                self._folder.mend(self._key, entry_name)
-            if not self._folder.holds(self._key):
+            if not entries_are_here(self._key, self._session, entry_name):
                 self._adopt_artifacts()
         except CacheBypass as error:
             self._refusal = str(error)
@@ -176,10 +168,7 @@ class GraphCache:
             )
         else:
             self._notes.write(self._key, self._fields)
-            store = self._session.store
-            if store.sharing is not None:
-                store.sharing.give_graph(self._key)
-            trim_if_due(store.root, store.limit)
+            hand_on(self._key, self._session)
 
     def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
         settings = self._session.settings
@@ -197,8 +186,7 @@ class GraphCache:
             **{f"option {name}": repr(value) for name, value in settings.affecting_code().items()},
             "graph": text,
         }
-        environment = [line for lines in parts.values() for line in lines]
-        return compiled_key(text, environment, settings.fingerprint())
+        return key_of(text, self._session, parts)
 
     def reopen(self, key: str, name: str) -> Callable[..., Any]:
         """An entry that was stored under a key, where nothing was captured; whatever is missing raises."""
@@ -227,6 +215,42 @@ class GraphCache:
             raise
         self._revived.append(report)
         return run
+
+
+def entries_are_here(key: str, session: CompileSession, name_of: Callable[[bytes], str]) -> bool:
+    """Whether whole entries under a key lie in the session's cache folder, once those that others keep, who
+    share theirs, are there too.
+
+    Args:
+        name_of: what an entry of that content is called.
+    """
+    store, folder = session.store, GraphFolder(session.store.root)
+    if store.also is not None and not folder.holds(key):
+        folder.adopt(key, store.also, name_of)
+    folder.mend(key, name_of)
+    if store.sharing is not None and not (session.exchanges or folder.holds(key)):
+        store.sharing.fetch_graph(key)
+        folder.mend(key, name_of)
+    return folder.holds(key)
+
+
+def hand_on(key: str, session: CompileSession) -> None:
+    """Give those who share the cache what is stored under a key, and keep the folder within its limit."""
+    store = session.store
+    if store.sharing is not None:
+        store.sharing.give_graph(key)
+    trim_if_due(store.root, store.limit)
+
+
+def key_of(text: str, session: CompileSession, parts: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The key of a graph with a text, compiled in a session whose environment has these parts.
+
+    Raises:
+        CacheBypass: nobody can say what it depends on.
+    """
+    given = environment_of(session) if parts is None else parts
+    environment = [line for lines in given.values() for line in lines]
+    return compiled_key(text, environment, session.settings.fingerprint())
 
 
 def environment_of(session: CompileSession) -> Mapping[str, Sequence[str]]:

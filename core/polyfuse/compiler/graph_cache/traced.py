@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from polyfuse.base.digest import digest
 from polyfuse.base.files import atomic_write
 from polyfuse.base.log import get_logger
-from polyfuse.cache import GraphFolder, compiled_key
+from polyfuse.cache import GraphFolder
 from polyfuse.cache.graphs import count
-from polyfuse.cache.limit import trim_if_due
-from polyfuse.compiler.graph_cache.lookup import environment_of
+from polyfuse.compiler.graph_cache.lookup import entries_are_here, hand_on, key_of
 from polyfuse.compiler.graph_cache.record import GraphRecord, revived
 from polyfuse.compiler.once import only_rank
 from polyfuse.compiler.reports.logs import publish
@@ -43,8 +42,7 @@ def found_or_compiled(
 ) -> BoxedCallable:
     """A traced graph as some process compiled it, or as `compile` does, which is then stored."""
     try:
-        environment = [line for lines in environment_of(session).values() for line in lines]
-        key = compiled_key(f"traced\n{traced_text(graph)}", environment, session.settings.fingerprint())
+        key = key_of(f"traced\n{traced_text(graph)}", session)
     except CacheBypass as error:
         _log.info("a traced graph is not looked up: %s", error)
         return compile()
@@ -67,13 +65,9 @@ def found_or_compiled(
 
 
 def _found(key: str, session: CompileSession, agreement: Agreement | None) -> BoxedCallable | None:
-    folder = GraphFolder(session.store.root)
-    sharing = session.store.sharing
-    if sharing is not None and not (session.exchanges or folder.holds(key)):
-        sharing.fetch_graph(key)
-    if not folder.holds(key):
+    if not entries_are_here(key, session, digest):
         return None
-    folder.mend(key, digest)
+    folder = GraphFolder(session.store.root)
     for path in sorted((folder.path / key).glob("[!.]*")):
         try:
             record = pickle.loads(path.read_bytes())
@@ -90,13 +84,10 @@ def _found(key: str, session: CompileSession, agreement: Agreement | None) -> Bo
 
 
 def _store(key: str, record: GraphRecord, session: CompileSession) -> None:
-    store = session.store
     try:
         content = pickle.dumps(record)
-        atomic_write(GraphFolder(store.root).path / key / digest(content), content)
+        atomic_write(GraphFolder(session.store.root).path / key / digest(content), content)
     except Exception as error:  # it runs all the same
         _log.info("a traced graph cannot be stored: %s", error)
         return
-    if store.sharing is not None:
-        store.sharing.give_graph(key)
-    trim_if_due(store.root, store.limit)
+    hand_on(key, session)

@@ -52,19 +52,37 @@ template <class V> PF_INLINE V exp_tail_f32(V r) {
   return estrin(r, 0.49999994, 0.166665196, 0.0416683927, 0.00836878084, 0.00138144684);
 }
 template <class V> PF_INLINE V exp_core_f32(V r) { return madd(r * r, exp_tail_f32(r), r) + fill<V>(1.0f); }
-// p * 2^n for n as nearest_f32 has it
-template <class V> PF_INLINE V scale_by(V p, near_int<V> n) {
 #if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
-  if constexpr (sizeof(V) == 64) return (V)__builtin_ia32_scalefps512_mask(p, n.f, p, (unsigned short)-1, 4);
+// Lanes that are not less than a limit; NaN is not.
+template <class V> PF_INLINE unsigned short lanes_from(V x, f32 limit) {
+  return __builtin_ia32_cmpps512_mask(x, fill<V>(limit), 0x15, (unsigned short)-1, 4);
+}
 #endif
-  return scale_f32(p, n.i);
+// x up to `high`, and zero in the place of what lies below a limit.
+template <class V> PF_INLINE V limited_f32(V x, f32 limit, f32 high) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  if constexpr (sizeof(V) == 64)
+    return (V)__builtin_ia32_minps512_mask(fill<V>(high), x, fill<V>(0.0f), lanes_from(x, limit), 4);
+#endif
+  V c = x < fill<V>(limit) ? fill<V>(0.0f) : x;
+  return c > fill<V>(high) ? fill<V>(high) : c;
+}
+// p * 2^n, and zero where x lies below a limit, for which that rounds to zero: what underflows takes some machines longer
+// than all the rest, and a mask of minus infinity underflows everywhere.
+template <class V> PF_INLINE V scale_above(V p, near_int<V> n, V x, f32 limit) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  if constexpr (sizeof(V) == 64)
+    return (V)__builtin_ia32_scalefps512_mask(p, n.f, fill<V>(0.0f), lanes_from(x, limit), 4);
+#endif
+  const V scaled = scale_f32(p, n.i);
+  return x < fill<V>(limit) ? fill<V>(0.0f) : scaled;
 }
 template <class V> PF_INLINE V exp_f32(V x) {
-  V c = clamp_f32(x, -104.5f, 89.0f);
+  V c = limited_f32(x, -104.0f, 89.0f);
   auto n = nearest_f32(V(c * fill<V>(1.44269504f)));
   V r = madd(n.f, fill<V>(-0.693359375f), c);
   r = madd(n.f, fill<V>(2.12194440e-4f), r);
-  return scale_by(exp_core_f32(r), n);
+  return scale_above(exp_core_f32(r), n, x, -104.0f);
 }
 // exp for arguments that are known to lie in [-80, 80]
 template <class V> PF_INLINE V exp_mid_f32(V x) {
@@ -75,10 +93,10 @@ template <class V> PF_INLINE V exp_mid_f32(V x) {
   return exp_core_f32(r) * bits_as<V>(I((n.i + fill<I>(127)) << 23));
 }
 template <class V> PF_INLINE V exp2_f32(V x) {
-  V c = clamp_f32(x, -151.0f, 129.0f);
+  V c = limited_f32(x, -150.0f, 129.0f);
   auto n = nearest_f32(c);
   V r = (c - n.f) * fill<V>(0.693147182f);
-  return scale_by(exp_core_f32(r), n);
+  return scale_above(exp_core_f32(r), n, x, -150.0f);
 }
 
 // x = m * 2^e with m in [sqrt(1/2), sqrt(2)); x must be a positive normal number.

@@ -24,19 +24,22 @@ template <class V> PF_INLINE near_int<V> exp_reduce_f64(V c) {
   V r = madd(n.f, fill<V>(-0.69314718036912382), c);
   return {madd(n.f, fill<V>(-1.9082149292705877e-10), r), n.i};
 }
+// As in f32, nothing underflows where the result rounds to zero.
 template <class V> PF_INLINE V exp_f64(V x) {
-  V lo = fill<V>(-746.0), hi = fill<V>(710.0);
-  V c = x < lo ? lo : x;
+  V lo = fill<V>(-746.0), hi = fill<V>(710.0), zero = fill<V>(0.0);
+  V c = x < lo ? zero : x;
   c = c > hi ? hi : c;
   auto p = exp_reduce_f64(c);
-  return scale_f64(V(exp_tail_f64(p.f) + fill<V>(1.0)), p.i);
+  V y = scale_f64(V(exp_tail_f64(p.f) + fill<V>(1.0)), p.i);
+  return x < lo ? zero : y;
 }
 template <class V> PF_INLINE V exp2_f64(V x) {
-  V lo = fill<V>(-1076.0), hi = fill<V>(1025.0);
-  V c = x < lo ? lo : x;
+  V lo = fill<V>(-1076.0), hi = fill<V>(1025.0), zero = fill<V>(0.0);
+  V c = x < lo ? zero : x;
   c = c > hi ? hi : c;
   auto n = nearest_f64(c);
-  return scale_f64(V(exp_tail_f64(V((c - n.f) * fill<V>(0.69314718055994531))) + fill<V>(1.0)), n.i);
+  V y = scale_f64(V(exp_tail_f64(V((c - n.f) * fill<V>(0.69314718055994531))) + fill<V>(1.0)), n.i);
+  return x < lo ? zero : y;
 }
 template <class V> PF_INLINE V expm1_f64(V x) {
   typedef typename tr<V>::ivec I;
