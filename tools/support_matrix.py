@@ -30,8 +30,10 @@ with a reason, ✗ wrong.
 | Python | torch | what was done |
 |---|---|---|
 | 3.11 | 2.13 | all tests run, on CPUs |
+| 3.11 | 2.11 | 1500 quick tests run on a CPU: frontend, compiler, caches, kernels in C++, packages |
 | 3.12 | 2.11 | benchmarks and the tests of GPUs run |
-| 3.13 | 2.11 to 2.13 | checked, not run: `PYTHON=python3.13 make test` runs the tests |
+| 3.13 | 2.12 | 650 quick tests run on a CPU: frontend, compiler, models, caches |
+| 3.13 | 2.11, 2.13 | checked, not run: `PYTHON=python3.13 make test` runs the tests |
 | 3.14 | 2.11 to 2.13 | checked, not run |
 
 Newer Pythons are checked from the sources, by `make lint` and `tests/house/test_newer_pythons.py`: types

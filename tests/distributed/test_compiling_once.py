@@ -24,10 +24,10 @@ RANKS = 4
 
 
 def compiled_by_ranks(
-    folder: Path, mode: str = "", folders: int = 1, ranks: int = RANKS, **changes: str
+    folder: Path, mode: str = "", folders: int = 1, ranks: int = RANKS, times: str = "", **changes: str
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """What each rank counted, and how often each kernel was built."""
-    given = str(folder / "answers"), mode, str(folders)
+    given = str(folder / "answers"), mode, str(folders), times
     ended = run_ranks("distributed.compiling_once", ranks, folder, *given, **changes)
     assert [run.returncode for run in ended] == [0] * ranks, [run.stderr for run in ended]
     answers = [json.loads((folder / f"answers{rank}").read_text()) for rank in range(ranks)]
@@ -75,9 +75,13 @@ def test_ranks_without_a_common_folder_give_each_other_graphs(
     assert len({answer["sum"] for answer in answers}) == 1
 
 
-def test_ranks_without_a_common_folder_decide_alike(tmp_path: Path) -> None:
-    answers, kernels = compiled_by_ranks(tmp_path, "max-autotune", folders=2, ranks=2)
+@pytest.mark.parametrize(("ranks", "times"), [(2, ""), (4, "made up")])
+def test_ranks_on_several_hosts_divide_trials_and_decide_alike(
+    tmp_path: Path, ranks: int, times: str
+) -> None:
+    answers, kernels = compiled_by_ranks(tmp_path, "max-autotune", folders=ranks, ranks=ranks, times=times)
     assert sum(answer["builds"] for answer in answers) == len(kernels)
+    assert sum(bool(answer["helped"]) for answer in answers) >= ranks - 1
     assert any(answer["problems"] for answer in answers) and answers[0]["decided"]
     assert all(answer["decided"] == answers[0]["decided"] for answer in answers)
 

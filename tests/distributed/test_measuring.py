@@ -25,4 +25,6 @@ def test_ranks_measure_and_keep_one_table(tmp_path: Path) -> None:
     for kind in KINDS:
         rows = found[0].seconds[kind]
         assert [n for n, _ in rows] == [1024, 4096] and all(s > 0 for _, s in rows)
+        used = found[0].cpu[kind]
+        assert [n for n, _ in used] == [1024, 4096] and all(s > 0 for _, s in used)
     assert all_costs(tmp_path / "cache") == [found[0]]

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from polyfuse.autotune.candidate import (
     BuiltProgram,
@@ -26,7 +27,7 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.text import shorten
 from polyfuse.cache.timings import FAILED, Candidate, Record, Trial
 
-__all__ = ["Observer", "Search", "TrialRules", "TuningTask", "run_trials"]
+__all__ = ["Observer", "RoundHelpers", "Search", "TrialBatch", "TrialRules", "TuningTask", "run_trials"]
 
 _log = get_logger("autotune")
 
@@ -71,6 +72,27 @@ class TrialRules:
     tie: float = 1.02
     until: float = float("inf")
     alone: bool = False
+
+
+@dataclass(frozen=True)
+class TrialBatch:
+    """The candidates of one problem in a round, as plain data that another machine understands."""
+
+    problem: Problem
+    programs: tuple[BuiltProgram, ...]
+    rules: TrialRules
+
+
+class RoundHelpers(Protocol):
+    """Who times a part of a round elsewhere."""
+
+    def share(
+        self, batches: Sequence[TrialBatch], patience: float
+    ) -> Mapping[int, Callable[[], Mapping[str, float | str] | None]]:
+        """For the numbers of batches that were sent away, a function that waits for the outcome of each
+        program, as `run_trials` says it; None: this process must time them. One batch takes `patience`
+        seconds at most.
+        """
 
 
 class TuningTask(ABC):
@@ -148,18 +170,29 @@ class Search:
     ) -> None:
         """Run the round."""
         begun = time.monotonic()
-        built: dict[str, tuple[Candidate, BuiltProgram]] = {}
+        ready = self.ready(builder)
+        if ready:
+            self.note(run_trials(runner, self.task.problem, ready, rules, observe))
+        self.seconds += time.monotonic() - begun
+
+    def ready(self, builder: CandidateBuilder) -> list[BuiltProgram]:
+        """What the round times, built; empty where nothing of it is new."""
+        built: list[BuiltProgram] = []
+        fresh = {program.candidate for program in self._fresh}
+        any_fresh = False
         for program in filter(builder.is_built, self.pending()):
             try:
-                built[program.name] = program.candidate, builder.built(program)
+                built.append(builder.built(program))
+                any_fresh |= program.candidate in fresh
             except Fault as fault:
                 self._note(program.candidate, _fault(self.task.problem, program.name, str(fault)))
-        fresh = {program.candidate for program in self._fresh}
-        if any(candidate in fresh for candidate, _ in built.values()):
-            ready = [program for _, program in built.values()]
-            for name, outcome in run_trials(runner, self.task.problem, ready, rules, observe).items():
-                self._note(built[name][0], outcome)
-        self.seconds += time.monotonic() - begun
+        return built if any_fresh else []
+
+    def note(self, outcomes: Mapping[str, float | str]) -> None:
+        """Take note of what `run_trials` says of what was ready."""
+        candidates = {program.name: program.candidate for program in self.pending()}
+        for name, outcome in outcomes.items():
+            self._note(candidates[name], outcome)
 
     def widen(self) -> bool:
         """Add the neighbours of the best generated candidate, if the search has not come to its end."""

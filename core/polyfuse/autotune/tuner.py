@@ -19,7 +19,14 @@ from polyfuse.autotune.benchmark import threads
 from polyfuse.autotune.candidate import BuiltCall, CandidateBuilder, WorkerSetup
 from polyfuse.autotune.pruning import CostModels, kernels_of, worth_building
 from polyfuse.autotune.report import ProgressTable, append_log
-from polyfuse.autotune.search import Search, TrialRules, TuningTask
+from polyfuse.autotune.search import (
+    RoundHelpers,
+    Search,
+    TrialBatch,
+    TrialRules,
+    TuningTask,
+    run_trials,
+)
 from polyfuse.autotune.worker import InProcessRunner, TrialRunner, WorkerRunner
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
@@ -30,7 +37,7 @@ from polyfuse.cache.timings import FAILED, Record, TimingStore, Trial, timing_ke
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import TemplateCall
-from polyfuse.plugin import Backend, Config, Extensions, FusionRules, Source, State
+from polyfuse.plugin import Backend, Config, Extensions, FusionRules, PluginManager, Source, State
 from polyfuse.plugin.hooks.registry import importable, registered
 from polyfuse.runtime.devices.registry import class_name, device_of, known_devices
 from polyfuse.schedule import Decision, Launch
@@ -57,10 +64,18 @@ class Tuner:
         asked: the addresses of all problems whose fastest candidate was asked for, measured now or before.
         cut_short: those whose search ran out of time, or that were only looked up in vain: the search goes on
             in a later process.
+
+    Args:
+        helpers: returns who times a part of each round elsewhere, if there is anybody.
     """
 
     def __init__(
-        self, settings: Settings, extensions: Extensions, pool: BuildPool, store: KernelStore
+        self,
+        settings: Settings,
+        extensions: Extensions,
+        pool: BuildPool,
+        store: KernelStore,
+        helpers: Callable[[], RoundHelpers | None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.timings = TimingStore(store.root, lambda: store.sharing)
@@ -71,6 +86,7 @@ class Tuner:
         self._plugins = extensions.plugins
         self._pool = pool
         self._store = store
+        self._helpers = helpers
         self._runner: TrialRunner | None = None
         self._until = math.inf
         group = lambda kind, backend, device: self.key(f"samples of {kind}", (backend,), device)  # noqa: E731
@@ -283,7 +299,7 @@ class Tuner:
         builder.begin([program for search in searches for program in search.pending()])
         builder.wait()
         for search in searches:
-            search.time(runner, builder, replace(self._rules(search), alone=True))
+            search.time(runner, builder, replace(_rules(search, self.settings, self._until), alone=True))
             self.timings.write(search.task.key, search.record())
         return {search.task.key: search.record() for search in searches}
 
@@ -315,18 +331,54 @@ class Tuner:
             rounds = zip_longest(*(search.pending() for search in running))
             builder.begin([program for guesses in rounds for program in guesses if program is not None])
             builder.wait(progress.building)
-            for search in running:
-                if time.monotonic() > self._until:
-                    break
-                progress.problem(search.task.problem.about, len(search.pending()))
-                search.time(runner, builder, self._rules(search), progress.candidate)
-                self.timings.write(search.task.key, search.record())
+            self._time_round(runner, builder, running, progress)
             late = time.monotonic() > self._until
             if late:
                 self.cut_short.update(search.task.key for search in running)
             most = self.settings.tune_seconds
             running = [s for s in running if not late and s.seconds < most and s.widen()]
         return opened
+
+    def _time_round(
+        self,
+        runner: TrialRunner,
+        builder: CandidateBuilder,
+        running: Sequence[Search],
+        progress: ProgressTable,
+    ) -> None:
+        """Time what is built, a part of it by those who help."""
+        helpers = self._helpers()
+        away: Mapping[int, Callable[[], Mapping[str, float | str] | None]] = {}
+        if helpers is not None:
+            batches = [
+                TrialBatch(s.task.problem, tuple(s.ready(builder)), _rules(s, self.settings, self._until))
+                for s in running
+            ]
+            # a candidate may take its time to fail
+            patience = max(1, self.settings.tune_seconds) + 2 * self.settings.tune_timeout
+            away = helpers.share(batches, float(patience))
+        # those that were sent away last, as long as the others take
+        for number in sorted(range(len(running)), key=lambda n: n in away):
+            if time.monotonic() > self._until:
+                break
+            search = running[number]
+            progress.problem(search.task.problem.about, len(search.pending()))
+            outcomes = away[number]() if number in away else None
+            if outcomes is None:
+                search.time(runner, builder, _rules(search, self.settings, self._until), progress.candidate)
+            else:
+                search.note(outcomes)
+            self.timings.write(search.task.key, search.record())
+
+    def run_batch(self, batch: TrialBatch) -> Mapping[str, float | str]:
+        """Time candidates for another process, as if they were this one's.
+
+        Returns:
+            milliseconds of each by name, or what was wrong with it.
+        """
+        until = time.monotonic() + max(1, self.settings.tune_seconds)
+        with _TIMING, self.timings.exclusive(self.settings.build_timeout):
+            return run_trials(self._ready(), batch.problem, batch.programs, replace(batch.rules, until=until))
 
     def _closed(self, search: Search, progress: ProgressTable) -> Record:
         """The record of a search that is over: stored, shown, and added to the training data."""
@@ -350,16 +402,6 @@ class Tuner:
             append_log(self.settings.tune_log, search.task.key, record, search.seconds)
         return record
 
-    def _rules(self, search: Search) -> TrialRules:
-        on_host = device_of(search.task.problem.device).is_host
-        return TrialRules(
-            verify=self.settings.tune_verify != "off",
-            raises=self.settings.tune_verify == "raise",
-            rounds=6 if on_host else 3,
-            most_rounds=16 if on_host else 6,
-            until=min(self._until, time.monotonic() + max(1, self.settings.tune_seconds)),
-        )
-
     # Where candidates run.
 
     def _ready(self) -> TrialRunner:
@@ -380,23 +422,7 @@ class Tuner:
             if state.manifest is not None and state.manifest.load and state.state in usable
         }
         devices = {kind: (class_name(made), made.switches()) for kind, made in known_devices().items()}
-        return WorkerSetup(self.settings, places, threads(), devices, self._shared())
-
-    def _shared(self) -> tuple[tuple[str, str], ...]:
-        """The plugins of this program that the worker can import, too. Others that time launches or generate
-        kernels are named once.
-        """
-        places = {known.name: importable(known.plugin) for known in registered()}
-        for name in (name for name, place in places.items() if not place):
-            times = self._plugins.hooks.implements(name, "polyfuse_timer")
-            if times or self._plugins.generates(name):
-                warn_once(
-                    "autotune",
-                    f"plugin {name!r}, which this program registered, cannot be imported by the benchmark "
-                    "worker, so that its timer and kernels are not used there; register a module that can be "
-                    "imported, or set the option `tune_in_process`",
-                )
-        return tuple((name, place) for name, place in places.items() if place)
+        return WorkerSetup(self.settings, places, threads(), devices, _shared(self._plugins))
 
 
 def negligible(
@@ -424,3 +450,36 @@ def negligible(
         for task, trial in open_ones
         if task.uses * trial.milliseconds < _LEAST_SHARE * total
     }
+
+
+def _shared(plugins: PluginManager) -> tuple[tuple[str, str], ...]:
+    """The plugins of this program that the worker can import, too. Others that time launches or generate
+    kernels are named once.
+    """
+    places = {known.name: importable(known.plugin) for known in registered()}
+    for name in (name for name, place in places.items() if not place):
+        times = plugins.hooks.implements(name, "polyfuse_timer")
+        if times or plugins.generates(name):
+            warn_once(
+                "autotune",
+                f"plugin {name!r}, which this program registered, cannot be imported by the benchmark "
+                "worker, so that its timer and kernels are not used there; register a module that can be "
+                "imported, or set the option `tune_in_process`",
+            )
+    return tuple((name, place) for name, place in places.items() if place)
+
+
+def _rules(search: Search, settings: Settings, until: float) -> TrialRules:
+    """How the candidates of a search are timed.
+
+    Args:
+        until: the `time.monotonic` at which autotuning ends.
+    """
+    on_host = device_of(search.task.problem.device).is_host
+    return TrialRules(
+        verify=settings.tune_verify != "off",
+        raises=settings.tune_verify == "raise",
+        rounds=6 if on_host else 3,
+        most_rounds=16 if on_host else 6,
+        until=min(until, time.monotonic() + max(1, settings.tune_seconds)),
+    )

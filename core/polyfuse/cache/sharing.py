@@ -67,6 +67,18 @@ class Sharing:
             for done in [threads.submit(fetch, f"units/{u}") for u in units if is_address(u)]:
                 done.result()
 
+    def fetch_unit(self, unit: str, add: AddUnit, folder: Callable[[str], Path | None]) -> Path | None:
+        """The folder of a unit of kernels, from the store if it is not there.
+
+        Args:
+            folder: of a unit that is there, in full.
+        """
+        found = folder(unit)
+        if found is None and is_address(unit):
+            self._fetch(f"units/{unit}", add, "kernels")
+            found = folder(unit)
+        return found
+
     def fetch_graph(self, key: str) -> None:
         """Add the compiled graphs under a key, if the store has some that a machine with our secret made."""
         if self._secret is not None:

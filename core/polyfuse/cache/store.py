@@ -128,6 +128,17 @@ class KernelStore:
         mark_used(folder / CONTENTS)
         return Located(folder, source_key)
 
+    def fetch_unit(self, unit: str) -> Path | None:
+        """The folder of a unit of kernels, from the remote store if it is not here; None: neither has it."""
+
+        def here(name: str) -> Path | None:
+            folder = self._unit(name)
+            return None if unit_kernels(folder) is None else folder
+
+        if self.sharing is None:
+            return here(unit)
+        return self.sharing.fetch_unit(unit, self._add, here)
+
     def fetch(self, keys: Sequence[str]) -> None:
         """Get those kernels from the remote store, if there is one, that are not here."""
         if self.sharing is not None:

@@ -87,7 +87,8 @@ def only_rank(
                 _log.info("compiling without the lock of other ranks: %s", error)
             exchange = session.exchange
             if not found and exchanged and exchange is not None and session.exchanges:
-                stack.enter_context(exchange.turn(key, seconds))
+                run = session.tuner.run_batch if session.settings.autotunes else None
+                stack.enter_context(exchange.turn(key, seconds, session.store, run))
                 found = find()
         yield found
 

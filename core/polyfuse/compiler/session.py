@@ -92,7 +92,8 @@ class CompileSession:
             if self._tuner is None:
                 from polyfuse.autotune.tuner import Tuner  # a graph found in the graph cache needs none
 
-                self._tuner = Tuner(self.settings, self.extensions, self.pool, self.store)
+                helpers = lambda: self.exchange.helpers if self.exchange is not None else None  # noqa: E731
+                self._tuner = Tuner(self.settings, self.extensions, self.pool, self.store, helpers)
             return self._tuner
 
     @property

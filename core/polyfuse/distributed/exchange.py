@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polyfuse.base.digest import digest
 from polyfuse.base.log import get_logger
@@ -18,10 +19,14 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.cache.clients.ranks import RankStore
 from polyfuse.cache.sharing import Sharing
+from polyfuse.distributed.trials import TrialHelpers, host, serve
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.claims import Claims
 from polyfuse.torch_compat.devices.present import is_present
 from polyfuse.torch_compat.groups import group_of, processes_of_host, this_rank
+
+if TYPE_CHECKING:
+    from polyfuse.autotune.search import TrialBatch
 
 __all__ = ["RankExchange", "exchange_with_ranks"]
 
@@ -41,13 +46,16 @@ class RankExchange:
         group: of torch, whose store is used.
         sharing: of the cache folder with that store.
         needed: whether ranks are known, or taken, not to see one folder; None: all see one.
+        helpers: ranks that wait for what this one compiles now, and time candidates meanwhile; None: it
+            compiles nothing for others.
     """
 
-    def __init__(self, group: Any, claims: Claims, sharing: Sharing) -> None:
+    def __init__(self, group: Any, claims: Claims, sharing: Sharing, secret: bytes) -> None:
         self.group = group
         self.sharing = sharing
         self.needed: bool | None = True
-        self._claims = claims
+        self.helpers: TrialHelpers | None = None
+        self._claims, self._secret = claims, secret
 
     def ask(self) -> None:
         """Find out anew where ranks are, unless all have said it."""
@@ -55,16 +63,34 @@ class RankExchange:
             self.needed = self._claims.needed()
 
     @contextmanager
-    def turn(self, key: str, seconds: float) -> Iterator[None]:
+    def turn(
+        self,
+        key: str,
+        seconds: float,
+        store: KernelStore,
+        run: Callable[[TrialBatch], Mapping[str, float | str]] | None,
+    ) -> Iterator[None]:
         """Compile a graph inside, after a rank elsewhere that does so has given it, if there is one.
+
+        Args:
+            run: times candidates for that rank; None: this one does not autotune.
 
         Raises:
             RankError: that rank failed.
         """
-        with self._claims.making(key, seconds, self.sharing.flush) as elsewhere:
-            if elsewhere:
+        help = None
+        if run is not None:
+            help = host(), partial(serve, secret=self._secret, store=store, run=run)
+        with self._claims.making(key, seconds, self.sharing.flush, help) as claim:
+            before = self.helpers
+            if claim is None:
                 self.sharing.fetch_graph(key)
-            yield
+            elif run is not None:
+                self.helpers = TrialHelpers(claim, self.sharing, self._secret)
+            try:
+                yield
+            finally:
+                self.helpers = before
 
 
 def exchange_with_ranks(
@@ -89,7 +115,8 @@ def exchange_with_ranks(
             machine = _machine(device_types)
             claims = Claims(world.store, this_rank(), count, _place(store.root, secret), machine, assumed)
             remote = RankStore(world.store, machine, settings.rank_exchange << 20)
-            before = RankExchange(world.handle, claims, Sharing(store.root, remote, secret.encode()))
+            sharing = Sharing(store.root, remote, secret.encode())
+            before = RankExchange(world.handle, claims, sharing, secret.encode())
         before.ask()
     except Exception as error:  # of the store, or of the disk: each rank compiles for itself
         _log.info("ranks do not give each other what they compile: %s", error)

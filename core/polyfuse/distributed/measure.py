@@ -60,13 +60,14 @@ def measure_collectives(
             "start two or more with torchrun, and call torch.distributed.init_process_group first",
         )
     kind = device_type or _device_type(known)
-    found = {name: tuple(_measured(name, known, kind, largest)) for name in KINDS}
+    rows = {name: list(_measured(name, known, kind, largest)) for name in KINDS}
     table = CollectiveCosts(
         known.library(kind),
         device_of(kind).facts(),
         len(known.ranks),
         known.is_on_one_host(processes_of_host()),
-        found,
+        {name: tuple((n, seconds) for n, seconds, _ in found) for name, found in rows.items()},
+        {name: tuple((n, cpu) for n, _, cpu in found) for name, found in rows.items()},
     )
     use_costs([table])
     root = writable_root(settings or Settings.resolve())
@@ -82,40 +83,43 @@ def _device_type(group: Group) -> str:
     return found.type if found is not None and served else "cpu"
 
 
-def _measured(kind: str, group: Group, device_type: str, largest: int) -> Iterator[tuple[int, float]]:
-    """Bytes and seconds of one kind."""
+def _measured(kind: str, group: Group, device_type: str, largest: int) -> Iterator[tuple[int, float, float]]:
+    """Bytes, seconds, and CPU seconds of a rank, of one kind."""
     nbytes = SMALLEST
     while nbytes <= largest:
         call, exact = _collective(kind, group, device_type, nbytes)
-        seconds = _seconds(call, group, device_type)
-        yield exact, seconds
+        seconds, cpu = _seconds(call, group, device_type)
+        yield exact, seconds, cpu
         if seconds > _TOO_LONG:
             return
         nbytes *= _STEP
 
 
-def _seconds(call: Callable[[], object], group: Group, device_type: str) -> float:
+def _seconds(call: Callable[[], object], group: Group, device_type: str) -> tuple[float, float]:
     """Of one collective on the slowest rank: the least of several, as many on each, since what else the
-    machines do can only add to a time.
+    machines do can only add to a time. And the CPU seconds of a rank, by the mean of all.
     """
     wait = device_of(device_type).synchronize
     first = torch.zeros(1, dtype=torch.float64, device=device_type)
 
-    def once() -> float:
+    def once() -> tuple[float, float]:
         dist.barrier(group.handle)
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         call()
         wait()
-        return time.perf_counter() - begun
+        return time.perf_counter() - begun, time.process_time() - cpu
 
     once()
-    first[0] = once()
+    first[0] = once()[0]
     dist.all_reduce(first, dist.ReduceOp.MAX, group.handle)
     times = max(_FEWEST, min(_MOST, int(_LONG / max(1e-9, float(first)))))
-    taken = torch.tensor([min(once() for _ in range(times))], dtype=torch.float64)
-    taken = taken.to(device_type)
+    measured = [once() for _ in range(times)]
+    least = min(seconds for seconds, _ in measured)
+    used = sum(cpu for _, cpu in measured) / times / len(group.ranks)
+    taken, cpus = (torch.tensor([n], dtype=torch.float64).to(device_type) for n in (least, used))
     dist.all_reduce(taken, dist.ReduceOp.MAX, group.handle)
-    return float(taken)
+    dist.all_reduce(cpus, dist.ReduceOp.SUM, group.handle)
+    return float(taken), float(cpus)
 
 
 def _collective(kind: str, group: Group, device_type: str, nbytes: int) -> tuple[Callable[[], object], int]:

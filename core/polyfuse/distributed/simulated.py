@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from polyfuse.base.settings import changed_environment
+from polyfuse.base.settings import changed_environment, environment
 from polyfuse.distributed.costs import all_costs
 from polyfuse.distributed.memory import PeakMemory
 from polyfuse.distributed.timeline import StepTimes, Timeline
@@ -31,11 +31,13 @@ class World:
         ranks: how many there are.
         per_host: on each host.
         tables: costs that were measured, or given; more than one where groups of several sizes were measured.
+        cores: of each host, as fast as those of this one; 0: as many as the ranks need.
     """
 
     ranks: int
     per_host: int
     tables: tuple[CollectiveCosts, ...]
+    cores: int = 0
 
     def costs(self, ranks: int, on_host: bool) -> CollectiveCosts:
         """The table for a group: of ranks that are as near to each other, where there is one."""
@@ -64,6 +66,7 @@ class SimulatedRank:
         return {
             "ranks": self.world.ranks,
             "per_host": self.world.per_host,
+            "cores": self.world.cores,
             "costs": f"{table.library} of {table.ranks} ranks" if table.library else "given",
             "steps": step.steps,
             "seconds": step.seconds,
@@ -85,8 +88,9 @@ def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator is not None else "cpu"
     wait = device_of(kind).synchronize if accelerator is not None else None
-    timeline = Timeline(world.costs, world.per_host, synchronize=wait)
     local = min(world.per_host, world.ranks)
+    share = local / world.cores if world.cores else 0.0
+    timeline = Timeline(world.costs, world.per_host, synchronize=wait, share=share)
     names = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % local),
@@ -108,6 +112,9 @@ def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
                 )
             )
         stack.enter_context(changed_environment(names))
+        if local > 1 and not environment("OMP_NUM_THREADS"):  # as torch's launcher does
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
         stack.enter_context(simulated_groups(world.ranks, rank, timeline))
         hook = register_optimizer_step_post_hook(lambda *_: timeline.mark())
         stack.callback(hook.remove)

@@ -1,5 +1,6 @@
 """One rank's timeline: what it computes takes as long as it does here, and what it waits for from others as
-long as a table of costs says.
+long as a table of costs says. Where the ranks of a host keep more cores busy than it has, what they compute
+takes longer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Flight:
         ranks: of its group.
         begun, done: seconds on the timeline.
         exposed: seconds in which the rank waited for it.
+        cores: that each rank keeps busy while it lasts.
     """
 
     kind: str
@@ -34,6 +36,7 @@ class Flight:
     begun: float
     done: float
     exposed: float = 0.0
+    cores: float = 0.0
 
     @property
     def shape(self) -> tuple[str, int, int]:
@@ -75,6 +78,8 @@ class Timeline:
         per_host: ranks on each host; 0: all on one.
         clock: seconds of what is computed here.
         synchronize: waits for what a device computes, so that the clock has seen it.
+        share: ranks of a host for each of its cores; 0: it has as many cores as they need.
+        cpu: CPU seconds of what is computed here.
     """
 
     def __init__(
@@ -83,21 +88,60 @@ class Timeline:
         per_host: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         synchronize: Callable[[], object] | None = None,
+        share: float = 0.0,
+        cpu: Callable[[], float] = time.process_time,
     ) -> None:
         self.flights: list[Flight] = []
         self._marks: list[tuple[float, int]] = []
         self._costs, self._per_host = costs, per_host
         self._clock, self._synchronize = clock, synchronize
         self._network_free = 0.0
-        self._waited = 0.0
-        self._begun = clock()
+        self._share, self._cpu = share, cpu
+        self._now = 0.0
+        self._seen, self._used = clock(), cpu()
 
     def now(self) -> float:
         """Seconds on the timeline."""
-        return self._clock() - self._begun + self._waited
+        clock, cpu = self._clock(), self._cpu()
+        seconds, used = clock - self._seen, cpu - self._used
+        self._seen, self._used = clock, cpu
+        self._now += self._slowed(seconds, used)
+        return self._now
+
+    def _slowed(self, seconds: float, used: float) -> float:
+        """How long something takes beside the other ranks of the host, which do the same, and collectives on
+        their way, which take longer, too.
+
+        Args:
+            seconds: that it took alone.
+            used: CPU seconds of it.
+        """
+        if seconds <= 0:
+            return 0.0
+        busy, taken, late = used / seconds, 0.0, 0.0
+        for flight in self._flying():
+            flight.done += late
+            beside = min(seconds, max(0.0, flight.done - self._now - taken))
+            slow = max(1.0, (busy + flight.cores) * self._share)
+            seconds -= beside
+            taken += beside * slow
+            late += beside * (slow - 1)
+            flight.done += beside * (slow - 1)
+        self._network_free += late
+        return taken + seconds * max(1.0, busy * self._share)
+
+    def _flying(self) -> list[Flight]:
+        """Collectives that are not over, in the order in which the network does them."""
+        flying: list[Flight] = []
+        for flight in reversed(self.flights):
+            if flight.done <= self._now:
+                break
+            flying.append(flight)
+        return flying[::-1]
 
     def begin(self) -> None:
         """Forget what was played so far: what is compiled is not part of a step."""
+        self.now()
         self.flights.clear()
         self._marks.clear()
 
@@ -110,13 +154,13 @@ class Timeline:
         """What happens inside takes no time on the timeline."""
         if self._synchronize is not None:
             self._synchronize()
-        begun = self._clock()
+        self.now()
         try:
             yield
         finally:
             if self._synchronize is not None:
                 self._synchronize()
-            self._waited -= self._clock() - begun
+            self._seen, self._used = self._clock(), self._cpu()
 
     def start(self, op: str, nbytes: int, ranks: Sequence[int], on_host: bool) -> Flight:
         """A collective begins when the network has done those before it."""
@@ -124,9 +168,13 @@ class Timeline:
             self._synchronize()
         kind, now = kind_of(op), self.now()
         together = not self._per_host or len({rank // self._per_host for rank in ranks}) == 1
-        seconds = self._costs(len(ranks), together).of(kind, nbytes, len(ranks))
+        costs = self._costs(len(ranks), together)
+        cpu = costs.cpu_of(kind, nbytes, len(ranks))
+        # the least time that was measured may be one in which others of a host had done their part before
+        seconds = max(costs.of(kind, nbytes, len(ranks)), cpu * self._share)
         self._network_free = max(now, self._network_free) + (seconds if len(ranks) > 1 else 0.0)
-        flight = Flight(kind, nbytes, len(ranks), now, self._network_free)
+        cores = cpu / seconds if seconds else 0.0
+        flight = Flight(kind, nbytes, len(ranks), now, self._network_free, cores=cores)
         self.flights.append(flight)
         return flight
 
@@ -136,7 +184,7 @@ class Timeline:
             self._synchronize()
         left = max(0.0, started.done - self.now())
         started.exposed += left
-        self._waited += left
+        self._now += left
 
     def step(self) -> StepTimes:
         """The step in the middle by its seconds, among those with the most usual collectives, or the latest:

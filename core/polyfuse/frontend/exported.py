@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from polyfuse.base.errors import PackageError
 from polyfuse.frontend.decompositions.decompose import (
@@ -93,7 +94,8 @@ def functional_graph(
     table = dict(without_forced(table, forced))
     # operators that are made of others, and that the table lacks, stay whole
     printable, given = with_plain_names(program)
-    plain = printable.run_decompositions(table)
+    with _views_of_attention_reshaped(program.graph):
+        plain = printable.run_decompositions(table)
     signature = plain.graph_signature
     for spec in signature.input_specs:
         if spec.kind not in _ORIGINS:
@@ -128,6 +130,24 @@ def functional_graph(
         keywords,
         plain.range_constraints,
     )
+
+
+@contextmanager
+def _views_of_attention_reshaped(graph: Graph) -> Iterator[None]:
+    """While it is on, what views the result of an attention reshapes it; the program is as before then.
+
+    torch 2.11 captures a reshape as a view where one would do if that result lay as the query does, as it
+    says of the operator; what it decomposes it into lies otherwise, and has no such view.
+    """
+    attention, view = torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten.view.default
+    found = [n for n in graph.nodes if n.target is view and alias_root(n).target is attention]
+    for node in found:
+        node.target = torch.ops.aten.reshape.default
+    try:
+        yield
+    finally:
+        for node in found:
+            node.target = view
 
 
 def _composite() -> dict[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def lower_graph(
     lowerer = _Lowerer(aten, settings, found, families.registry(), extensions)
     lowerer.eager, lowerer.subgraphs = eager or {}, subgraphs or {}
     if target_info is not None:
-        lowerer.ctx.target_info = target_info
+        lowerer.ctx.target_info = cache(target_info)  # values are asked for it one by one
     return lowerer.run()
 
 

@@ -6,7 +6,6 @@ for a simple backend. Per kernel, the core calls them in the order in which they
 
 from __future__ import annotations
 
-import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -211,9 +210,11 @@ class Backend(ABC):
 
     def machine(self) -> Mapping[str, str]:
         """Return what timings depend on besides `describe`: the exact model of the device. By default, the
-        name of this machine.
+        model of this machine's CPU: machines that are alike use each other's.
         """
-        return {"machine": platform.node()}
+        from polyfuse.runtime.devices.registry import device_of
+
+        return {"machine": device_of("cpu").facts()}
 
     def describe(self) -> Mapping[str, str]:
         """Return the facts on which built kernels depend: versions, flags, the device's abilities.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from polyfuse.ir.expr import loads, walk
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import ExternCall, LoopNode, Node, Pointwise, Reduction, Scan, Scatter, View
-from polyfuse.symbolic import Index, IndexLike, free_symbols, substitute
+from polyfuse.symbolic import Index, IndexLike, free_symbols
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,21 @@ class Access:
     mode: str = "set"
 
 
-def accesses(node: Node, mapping: Mapping[str, IndexLike] | None = None) -> tuple[Access, ...]:
-    """Accesses of `node`, reads first, each once, with axes renamed by `mapping`."""
+def accesses(node: Node) -> tuple[Access, ...]:
+    """Accesses of `node`, reads first, each once."""
     if not isinstance(node, LoopNode):
         found = [Access(b, None, False) for b in reads(node)]
         return (*found, *(Access(b, None, True) for b in node.writes()))
-    rename = mapping or {}
-    out: list[Access] = []
-    for expr in loads(*node.expressions()):
-        out.append(Access(expr.buffer, None if expr.indirect else substitute(expr.index, rename), False))
-    out.extend(_writes(node, rename))
-    return tuple(dict.fromkeys(out))
+    reading = loads(*node.expressions())
+    out = [Access(expr.buffer, None if expr.indirect else expr.index, False) for expr in reading]
+    return tuple(dict.fromkeys((*out, *_writes(node))))
 
 
-def _writes(node: LoopNode, rename: Mapping[str, IndexLike]) -> list[Access]:
+def _writes(node: LoopNode) -> list[Access]:
     if isinstance(node, Pointwise):
-        return [Access(node.output, substitute(node.index, rename), True)]
+        return [Access(node.output, node.index, True)]
     if isinstance(node, (Reduction, Scan)):
-        return [Access(o, substitute(node.index, rename), True) for o in node.outputs if o]
+        return [Access(o, node.index, True) for o in node.outputs if o]
     if isinstance(node, Scatter):
         return [Access(node.target, None, True, node.mode)]
     raise TypeError(

@@ -15,16 +15,19 @@ from polyfuse.ir.communication import is_communication
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Collective, ExternCall, Node, Scatter
 from polyfuse.ir.ops import CHECK_MODE
-from polyfuse.schedule.access import accesses, symbols_in, symbols_used
+from polyfuse.schedule.access import Access, accesses, symbols_in, symbols_used
 from polyfuse.schedule.result import Decision
 
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Edges by node position: ``strong[i]`` and ``weak[i]`` are the positions that node `i` must follow."""
+    """Edges by node position: ``strong[i]`` and ``weak[i]`` are the positions that node `i` must follow.
+    ``accesses[i]`` is what it reads and writes.
+    """
 
     strong: tuple[frozenset[int], ...]
     weak: tuple[frozenset[int], ...]
+    accesses: tuple[tuple[Access, ...], ...]
 
 
 def storage_roots(graph: Graph) -> dict[str, str]:
@@ -57,8 +60,10 @@ def dependencies(graph: Graph, roots: Mapping[str, str]) -> Dependencies:
     definer: dict[str, int] = {}
     last_ordered: int | None = None
     last_of_group: dict[str, int] = {}
+    made: list[tuple[Access, ...]] = []
     for i, node in enumerate(nodes):
         found = accesses(node)
+        made.append(found)
         for access in found:
             if not access.write:
                 root = roots[access.buffer]
@@ -80,9 +85,8 @@ def dependencies(graph: Graph, roots: Mapping[str, str]) -> Dependencies:
                     strong[i].add(writer[root])
                 weak[i].update(readers.pop(root, ()))
                 writer[root] = i
-        for symbol in symbols_used(node, graph):
-            if symbol in definer:
-                strong[i].add(definer[symbol])
+        if definer:
+            strong[i].update(definer[symbol] for symbol in symbols_used(node, graph) if symbol in definer)
         if isinstance(node, ExternCall):
             definer.update((symbol, i) for symbol, _ in node.symbols)
             if node.ordered:
@@ -95,7 +99,7 @@ def dependencies(graph: Graph, roots: Mapping[str, str]) -> Dependencies:
                 last_of_group[node.group] = i
         strong[i].discard(i)
         weak[i] -= strong[i] | {i}
-    return Dependencies(tuple(map(frozenset, strong)), tuple(map(frozenset, weak)))
+    return Dependencies(tuple(map(frozenset, strong)), tuple(map(frozenset, weak)), tuple(made))
 
 
 def live_graph(graph: Graph, decisions: list[Decision]) -> Graph:

@@ -19,8 +19,7 @@ from polyfuse.schedule.column_values import store_column_values
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.fusion.legality import Rules
-from polyfuse.schedule.fusion.space import fresh_axes
-from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
+from polyfuse.schedule.fusion.units import Unit, UnitSpaces, call_unit, loop_unit
 from polyfuse.schedule.in_place_outputs import write_in_place
 from polyfuse.schedule.kernels.aliasing import reuse_in_place
 from polyfuse.schedule.kernels.alignment import aligned_buffers
@@ -230,15 +229,15 @@ def _fuse(
     texts.note("remove-dead", lambda: text(graph))
     roots = storage_roots(graph)
     deps = dependencies(graph, roots)
-    fresh = fresh_axes()
+    spaces = UnitSpaces()
     units = [
-        loop_unit(node, i, owners[node.name].name, graph.buffers[node.writes()[0]].device, fresh)
+        loop_unit(node, i, owners[node.name].name, graph.buffers[node.writes()[0]].device, spaces, found)
         if isinstance(node, LoopNode)
         else call_unit(node, i)
-        for i, node in enumerate(graph.nodes)
+        for i, (node, found) in enumerate(zip(graph.nodes, deps.accesses, strict=True))
     ]
     link(units, deps)
-    rules = Rules(graph, settings, by_name, target_info, roots, hint, fresh, offered, tuple(unfused))
+    rules = Rules(graph, settings, by_name, target_info, roots, hint, offered, tuple(unfused))
     if settings.overlap_collectives:
         rules = replace(rules, communication=communication_bits(graph.nodes))
     apart = tuple(units)

@@ -57,15 +57,15 @@ def test_one_makes_it_and_the_others_wait(store):
     begun = threading.Event()
 
     def first() -> None:
-        with rank(store, 0).making("key", 30, lambda: order.append("given")) as elsewhere:
+        with rank(store, 0).making("key", 30, lambda: order.append("given")) as claim:
             begun.set()
-            assert not elsewhere
+            assert claim is not None
             order.append("made")
 
     def second() -> None:
         begun.wait()
-        with rank(store, 1).making("key", 30, lambda: order.append("never")) as elsewhere:
-            assert elsewhere
+        with rank(store, 1).making("key", 30, lambda: order.append("never")) as claim:
+            assert claim is None
             order.append("found")
 
     with ThreadPoolExecutor() as threads:
@@ -87,8 +87,8 @@ def test_a_failure_takes_others_along(store):
     # one who was interrupted did not fail
     with pytest.raises(KeyboardInterrupt), rank(store, 0).making("other", 30, lambda: None):
         raise KeyboardInterrupt
-    with rank(store, 1).making("other", 30, lambda: None) as elsewhere:
-        assert elsewhere
+    with rank(store, 1).making("other", 30, lambda: None) as claim:
+        assert claim is None
 
 
 def test_other_kinds_of_machines_make_their_own(store):
@@ -96,25 +96,25 @@ def test_other_kinds_of_machines_make_their_own(store):
         rank(store, 0).making("key", 30, lambda: None) as first,
         rank(store, 1, machine="y").making("key", 30, lambda: None) as second,
     ):
-        assert not first and not second
+        assert first is not None and second is not None
 
 
 def test_ranks_of_one_folder_do_not_wait_for_each_other(store):
     with (
         rank(store, 0, "here").making("key", 30, lambda: None),
-        rank(store, 1, "here").making("key", 30, lambda: None) as elsewhere,
+        rank(store, 1, "here").making("key", 30, lambda: None) as claim,
     ):
-        assert not elsewhere
+        assert claim is not None
 
 
 def test_a_rank_that_is_gone_is_not_waited_for(store, monkeypatch):
     monkeypatch.setattr(claims, "_SILENT", 0.2)
     store.claim("claims/x/key", '{"rank": 0, "place": "place 0"}')
-    with rank(store, 1).making("key", 30, lambda: None) as elsewhere:
-        assert elsewhere
+    with rank(store, 1).making("key", 30, lambda: None) as claim:
+        assert claim is None
     monkeypatch.undo()
-    with rank(store, 1).making("key", 0.1, lambda: None) as elsewhere:
-        assert elsewhere
+    with rank(store, 1).making("key", 0.1, lambda: None) as claim:
+        assert claim is None
 
 
 def test_a_rank_at_work_is_waited_for(store, monkeypatch):
@@ -143,8 +143,8 @@ def test_a_store_that_is_gone_stops_nobody():
             return super().claim(key, text)
 
     store = Gone(dist.HashStore())
-    with rank(store, 0).making("key", 30, lambda: None) as elsewhere:
-        assert elsewhere
+    with rank(store, 0).making("key", 30, lambda: None) as claim:
+        assert claim is None
 
 
 def test_whether_ranks_see_one_folder(store):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from polyfuse.distributed.simulated import World
 from polyfuse.distributed.timeline import Timeline
 from polyfuse.runtime.ranks.costs import KINDS, CollectiveCosts
@@ -24,9 +29,72 @@ def costs(ranks: int, on_host: bool) -> CollectiveCosts:
     return CollectiveCosts("", "", ranks, on_host, dict.fromkeys(KINDS, ((1, rate), (1000, 1000 * rate))))
 
 
-def begun(**options: int) -> tuple[Clock, Timeline]:
+def begun(**options: Any) -> tuple[Clock, Timeline]:
     clock = Clock()
     return clock, Timeline(costs, clock=clock, **options)
+
+
+def busy(cores: float, share: float, ranks_cores: float = 0.0) -> tuple[Clock, Timeline]:
+    """A rank that keeps so many cores busy while it computes, on a host with `share` ranks for each core;
+    collectives keep `ranks_cores` of each rank's busy.
+    """
+    clock = Clock()
+
+    def table(ranks: int, on_host: bool) -> CollectiveCosts:
+        known = costs(ranks, on_host)
+        cpu = {kind: tuple((n, s * ranks_cores) for n, s in rows) for kind, rows in known.seconds.items()}
+        return replace(known, cpu=cpu)
+
+    return clock, Timeline(table, clock=clock, share=share, cpu=lambda: cores * clock.now)
+
+
+@pytest.mark.parametrize(
+    ("cores", "share", "seconds"),
+    [(1, 0, 4), (1, 0.5, 4), (1, 1, 4), (1, 2, 8), (2, 1, 8), (0, 8, 4), (0.5, 4, 8)],
+)
+def test_ranks_that_outnumber_the_cores_compute_more_slowly(
+    cores: float, share: float, seconds: float
+) -> None:
+    clock, line = busy(cores, share)
+    clock.now += 4
+    assert line.now() == seconds
+    assert line.now() == seconds
+
+
+def test_collectives_and_what_is_computed_beside_them_share_cores() -> None:
+    clock, line = busy(1, 1, ranks_cores=1)
+    flight = line.start("all_reduce", 10, RANKS, True)
+    # four seconds of each take eight of both
+    clock.now += 4
+    assert (line.now(), flight.done) == (8.0, 14.0)
+    line.wait(flight)
+    assert (flight.exposed, line.now()) == (6.0, 14.0)
+    clock.now += 2
+    assert line.now() == 16.0, "nothing is on its way"
+
+
+def test_a_collective_that_ends_meanwhile_takes_no_cores_afterwards() -> None:
+    clock, line = busy(1, 1, ranks_cores=1)
+    first, second = (line.start("all_reduce", 2, RANKS, True) for _ in range(2))
+    clock.now += 10
+    assert (line.now(), first.done, second.done) == (14.0, 4.0, 8.0)
+    line.wait(second)
+    assert (second.exposed, line.now()) == (0.0, 14.0)
+    third = line.start("all_reduce", 1, RANKS, True)
+    assert third.done == 15.0
+
+
+def test_a_collective_takes_as_long_as_the_cores_need_for_all_ranks() -> None:
+    _, line = busy(1, 2, ranks_cores=1)
+    assert line.start("all_reduce", 10, RANKS, True).done == 20.0
+
+
+def test_enough_cores_for_both() -> None:
+    clock, line = busy(1, 0.5, ranks_cores=1)
+    flight = line.start("all_reduce", 10, RANKS, True)
+    clock.now += 4
+    line.wait(flight)
+    assert (flight.exposed, line.now()) == (6.0, 10.0)
 
 
 def test_what_is_computed_meanwhile_hides_a_collective() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,19 @@ def test_the_table_that_says_most() -> None:
     assert costs_of("gloo", "cpu x", 2, True) == newer
 
 
+def test_cpu_seconds_of_a_process(tmp_path: Path) -> None:
+    assert table().cpu_of("all_reduce", 4096) == 0.0, "not measured"
+    cpu = {kind: tuple((n, s / 2) for n, s in ROWS) for kind in KINDS}
+    found = replace(table(), cpu=cpu)
+    assert found.cpu_of("send", 4096) == pytest.approx(1e-4)
+    assert found.cpu_of("all_gather", 65536, 4) == pytest.approx(found.of("all_gather", 65536, 4) / 2)
+    assert CollectiveCosts.read(found.plain()) == found
+    stored.write_costs(tmp_path, found)
+    assert stored.all_costs(tmp_path) == [found]
+    # a table of before has none
+    assert CollectiveCosts.read({k: v for k, v in found.plain().items() if k != "cpu"}) == table()
+
+
 def test_tables_are_kept(tmp_path: Path) -> None:
     stored.write_costs(tmp_path, table(8))
     stored.write_costs(tmp_path, table(2))
@@ -111,6 +125,8 @@ def test_tables_are_kept(tmp_path: Path) -> None:
         {"seconds": dict.fromkeys(KINDS, ((1024, -1.0),))},
         {"seconds": dict.fromkeys(KINDS, ((1024, 1e9),))},
         {"seconds": dict.fromkeys(KINDS, ())},
+        {"cpu": {"send": ((1024, -1.0),)}},
+        {"cpu": {"send": 1.0}},
     ),
 )
 def test_what_cannot_have_been_measured_is_not_read(change: dict[str, object], tmp_path: Path) -> None:

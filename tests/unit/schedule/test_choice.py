@@ -12,8 +12,7 @@ from polyfuse.ir.types import DType
 from polyfuse.program import bytes_moved
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.fusion.score import distance, score, shared_bytes
-from polyfuse.schedule.fusion.space import fresh_axes
-from polyfuse.schedule.fusion.units import loop_unit
+from polyfuse.schedule.fusion.units import UnitSpaces, loop_unit
 from polyfuse.schedule.kernels.axes import loop_order, merge_axes
 from polyfuse.symbolic import axis, axis_size
 from schedule_builder import Maker, axes, reasons, run
@@ -21,8 +20,8 @@ from schedule_builder import Maker, axes, reasons, run
 
 def units_of(m: Maker, *outputs: str):
     graph = m.schedule(*outputs, fusion=False).graph
-    fresh = fresh_axes()
-    return graph, [loop_unit(n, i, "anything", "cpu", fresh) for i, n in enumerate(graph.nodes)]
+    spaces = UnitSpaces()
+    return graph, [loop_unit(n, i, "anything", "cpu", spaces) for i, n in enumerate(graph.nodes)]
 
 
 def test_nearer_comes_first_at_equal_bytes_and_like_kinds_before_all() -> None:
@@ -123,7 +122,7 @@ class TestLoopOrder:
         m.buffer("y", 1, 4, 1)
         i = axes(1, 4, 1)
         m.pointwise("y", i, apply("exp", m.load("x", *i)))
-        unit = loop_unit(m.nodes[0], 0, "anything", "cpu", fresh_axes())
+        unit = loop_unit(m.nodes[0], 0, "anything", "cpu", UnitSpaces())
         assert [axis_size(a) for a in unit.space.axes] == [4]
 
 

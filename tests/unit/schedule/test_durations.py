@@ -18,8 +18,7 @@ from polyfuse.runtime.ranks.costs import (
     forget_costs,
     use_costs,
 )
-from polyfuse.schedule.fusion.space import fresh_axes
-from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
+from polyfuse.schedule.fusion.units import Unit, UnitSpaces, call_unit, loop_unit
 from polyfuse.schedule.overlap.durations import communication_seconds, computing_seconds
 from polyfuse.symbolic import IndexLike
 from polyfuse.torch_compat.groups import Group
@@ -51,7 +50,7 @@ def test_an_addition_takes_as_long_as_its_three_buffers() -> None:
         m.buffer(name, 512, 512)
     m.pointwise("z", i, apply("add", m.load("x", *i), m.load("y", *i)))
     (node,) = m.nodes
-    unit = loop_unit(node, 0, "anything", "cpu", fresh_axes())
+    unit = loop_unit(node, 0, "anything", "cpu", UnitSpaces())
     found = seconds(m, unit, TargetInfo(bandwidth=1e6)) - seconds(m, unit, TargetInfo(bandwidth=1e12))
     assert found == pytest.approx(3 * MEGABYTE / 1e6, rel=1e-3)
 

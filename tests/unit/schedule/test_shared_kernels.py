@@ -17,13 +17,13 @@ from polyfuse.ir.text.print import text
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
 from polyfuse.schedule import Launch
-from polyfuse.schedule.fusion.space import fresh_axes
-from polyfuse.schedule.fusion.units import Unit, loop_unit
+from polyfuse.schedule.fusion.space import Renaming, Space, fresh_axes
+from polyfuse.schedule.fusion.units import Unit, UnitSpaces, loop_unit, remap
 from polyfuse.schedule.kernels import shared
 from polyfuse.schedule.kernels.kernelize import KernelContext
 from polyfuse.schedule.kernels.outlines import Outline, members_of, outline_of
 from polyfuse.schedule.kernels.shared import SharedKernels
-from polyfuse.symbolic import IndexLike, axis, symbol
+from polyfuse.symbolic import IndexLike, axis, axis_name, axis_size, symbol
 from schedule_builder import Maker, axes, run
 
 S0 = symbol("s0", 2, 64)
@@ -54,7 +54,7 @@ class Scene:
     change: Callable[[Unit], Unit] = lambda unit: unit
 
     def outline(self) -> Outline:
-        unit = self.change(loop_unit(self.node, 0, self.backend, self.device, fresh_axes()))
+        unit = self.change(loop_unit(self.node, 0, self.backend, self.device, UnitSpaces()))
         return outline_of(unit, self.buffers, self.removed, self.aligned)[0]
 
 
@@ -194,18 +194,25 @@ def test_names_and_origins_make_no_difference(name: str) -> None:
     first, second = Scene(node), Scene(replace(renamed, name="m"))
     second.buffers = {new: buffer(new, 8, 4) for new in ("other", "b0", "x")}
     second.buffers["unrelated"] = buffer("unrelated", 3)
-    later = fresh_axes()
-    unit = loop_unit(replace(node, name="k"), 7, "one", "cpu", lambda size: (later(1), later(size))[1])
+    unit = _by_other_axes(loop_unit(replace(node, name="k"), 7, "one", "cpu", UnitSpaces()))
     third = outline_of(unit, first.buffers, frozenset(), frozenset())[0]
     assert first.outline() == second.outline() == third
     assert hash(first.outline()) == hash(second.outline()) == hash(third)
+
+
+def _by_other_axes(unit: Unit) -> Unit:
+    fresh, axes = fresh_axes([unit.space]), (unit.space.axes, unit.space.raxes)
+    new = {axis_name(var): fresh(axis_size(var)) for part in axes for var in part}
+    members, accesses = remap(unit, Renaming(new), None)
+    space = Space(*(tuple(new[axis_name(var)] for var in part) for part in axes))
+    return replace(unit, members=members, accesses=accesses, space=space)
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_an_outline_holds_the_whole_node(name: str) -> None:
     """Read back under its own names, a node is what it was, in every field there is."""
     node = NAMED[name]
-    unit = loop_unit(node, 0, "one", "cpu", fresh_axes())
+    unit = loop_unit(node, 0, "one", "cpu", UnitSpaces())
     outline, names = outline_of(unit, Scene(node).buffers, frozenset(), frozenset())
     (member,) = members_of(outline)
     assert isinstance(member.node, LoopNode)

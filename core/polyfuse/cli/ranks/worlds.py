@@ -30,6 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--per-host", type=int, default=8, metavar="N", help="ranks on each host (8)")
     group.add_argument(
+        "--cores", type=int, metavar="N", help="CPU cores of each host, for all its ranks (as many as here)"
+    )
+    group.add_argument(
         "--library", default="", help="whose measured costs are used, such as gloo (`polyfuse collectives`)"
     )
     group.add_argument(
@@ -95,7 +98,8 @@ def _played(arguments: argparse.Namespace, program: Callable[[], int]) -> tuple[
             "nothing is known of what collectives cost here",
             "run torchrun --nproc-per-node 2 -m polyfuse collectives, or give --network and --latency",
         )
-    with simulated_rank(World(arguments.world[0], arguments.per_host, tables)) as rank:
+    cores = arguments.cores or Settings().build_worker_count()  # as many CPUs as there are
+    with simulated_rank(World(arguments.world[0], arguments.per_host, tables, cores)) as rank:
 
         class Beginning(Collector):
             """What is compiled is not part of a step."""
@@ -113,6 +117,7 @@ def _apart(arguments: argparse.Namespace) -> tuple[int, list[dict[str, Any]]]:
     for ranks in arguments.world:
         words = ["explain", "--json", "--world", str(ranks), "--per-host", str(arguments.per_host)]
         words += ["--latency", str(arguments.latency)]
+        words += ["--cores", str(arguments.cores)] if arguments.cores else []
         words += ["--network", str(arguments.network)] if arguments.network else []
         words += ["--library", arguments.library] if arguments.library else []
         words += ["-m"] if arguments.module else []
@@ -142,5 +147,7 @@ def worlds_text(worlds: Sequence[dict[str, Any]]) -> str:
     if any(not world["steps"] for world in worlds):
         lines.append("no step repeats: the numbers are of all after the last compile; run more steps")
     costs = sorted({world["costs"] for world in worlds})
+    cores = sorted({world["cores"] for world in worlds if world["cores"]})
+    lines += [f"hosts have {n} cores for all their ranks" for n in cores]
     lines.append(f"costs of collectives: {', '.join(costs)}; losses mean nothing here")
     return "\n".join(lines) + "\n"

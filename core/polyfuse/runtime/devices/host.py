@@ -92,4 +92,8 @@ def _cpu(path: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     named = {key.strip(): value.strip() for key, _, value in words}
-    return f"{platform.machine()} {named.get('vendor_id', '')} {named.get('model name', '')}"
+    # in virtual machines, names of models may say as little as the vendor does
+    numbers = "-".join(named[name] for name in ("cpu family", "model", "stepping") if name in named)
+    return (
+        f"{platform.machine()} {named.get('vendor_id', '')} {named.get('model name', '')} {numbers}".strip()
+    )

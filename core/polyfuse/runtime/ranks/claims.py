@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from polyfuse.base.errors import RankError
@@ -18,7 +18,7 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.text import shorten
 from polyfuse.torch_compat.groups import SharedStore
 
-__all__ = ["Claims"]
+__all__ = ["Claim", "Claims"]
 
 _log = get_logger("ranks")
 
@@ -30,6 +30,54 @@ _BEAT: Final = 1.0
 
 _SILENT: Final = 60.0
 """Seconds without one after which a rank is not waited for."""
+
+
+class Claim:
+    """What a rank makes, and those that wait for it and may help.
+
+    Args:
+        name: in the store.
+    """
+
+    def __init__(self, store: SharedStore, name: str) -> None:
+        self._store, self._name = store, name
+        self._turns: dict[int, int] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._ranks: dict[int, int] = {}
+
+    def helpers(self) -> list[tuple[int, str]]:
+        """The numbers of those that have come so far, and their hosts."""
+        found: list[tuple[int, str]] = []
+        for number in range(1, self._store.add(f"{self._name}/helpers", 0) + 1):
+            text = self._store.find(f"{self._name}/helper/{number}")
+            if text is not None:
+                about = json.loads(text)
+                self._ranks[number] = about["rank"]
+                found.append((number, about["host"]))
+        return found
+
+    def ask(self, helper: int, content: bytes) -> int:
+        """Send a request to a helper, and return its number."""
+        turn = self._turns[helper] = self._turns.get(helper, 0) + 1
+        self._store.put(f"{self._name}/asked/{helper}/{turn}", content)
+        return turn
+
+    def answer(self, helper: int, turn: int) -> bytes | None:
+        """What a helper answered to a request; None while it did not."""
+        return self._store.find_bytes(f"{self._name}/answered/{helper}/{turn}")
+
+    def is_alive(self, helper: int) -> bool:
+        """Whether a helper was heard of lately."""
+        beats, now = self._store.add(f"alive/{self._ranks[helper]}", 0), time.monotonic()
+        last, heard = self._beats.get(helper, (-1, now))
+        if beats != last:
+            self._beats[helper] = beats, now
+            return True
+        return now - heard < _SILENT
+
+
+Help = Callable[[bytes], bytes]
+"""Answers a request of the rank that is waited for."""
 
 
 class Claims:
@@ -61,34 +109,37 @@ class Claims:
         return None if self._store.add("places/count", 0) >= self._ranks else self._assumed
 
     @contextmanager
-    def making(self, key: str, seconds: float, finish: Callable[[], object]) -> Iterator[bool]:
+    def making(
+        self, key: str, seconds: float, finish: Callable[[], object], help: tuple[str, Help] | None = None
+    ) -> Iterator[Claim | None]:
         """Make what is under a key inside, after waiting for a rank in another place that does so. A store
         that does not answer stops nobody.
 
         Args:
             seconds: to wait at most.
             finish: is called before others are told that it is done.
+            help: the host of this rank, and what it does for a rank that it waits for.
 
         Yields:
-            whether another rank has made it, or may have.
+            the claim of this rank; None where another rank has made it, or may have.
 
         Raises:
             RankError: another rank failed to.
         """
         name = f"claims/{self._machine}/{key}"
         try:
-            elsewhere = self._claimed_elsewhere(name, seconds)
+            elsewhere = self._claimed_elsewhere(name, seconds, help)
         except RankError:
             raise
         except Exception as error:
             _log.info("the ranks' store cannot be used: %s", error)
             elsewhere = True
         if elsewhere:
-            yield True
+            yield None
             return
         try:
             with self._beating():
-                yield False
+                yield Claim(self._store, name)
                 finish()
         except BaseException as error:
             # a user who interrupts one rank leaves the work to the others
@@ -103,13 +154,14 @@ class Claims:
         except Exception as trouble:
             _log.info("other ranks do not know what became of %s: %s", name, trouble)
 
-    def _claimed_elsewhere(self, name: str, seconds: float) -> bool:
+    def _claimed_elsewhere(self, name: str, seconds: float, help: tuple[str, Help] | None) -> bool:
         """Claim something, or wait for a rank in another place that did before."""
         mine = json.dumps({"rank": self._rank, "place": self._place})
         owner = json.loads(self._store.claim(name, mine))
         if owner["rank"] == self._rank or owner["place"] == self._place:
             return False  # whoever is in this place has the lock of its folder: the owner is done with it
-        self._wait(name, owner["rank"], seconds)
+        with self._beating() if help is not None else nullcontext():
+            self._wait(name, owner["rank"], seconds, help)
         return True
 
     @contextmanager
@@ -130,9 +182,13 @@ class Claims:
         finally:
             end.set()
 
-    def _wait(self, name: str, owner: int, seconds: float) -> None:
+    def _wait(self, name: str, owner: int, seconds: float, help: tuple[str, Help] | None) -> None:
         begun = heard = time.monotonic()
-        pause, beats = _PAUSES[0], -1
+        pause, beats, turn, number = _PAUSES[0], -1, 1, 0
+        if help is not None and self._store.find(f"{name}/done") is None:
+            number = self._store.add(f"{name}/helpers", 1)
+            about = {"rank": self._rank, "host": help[0]}
+            self._store.put(f"{name}/helper/{number}", json.dumps(about))
         while (text := self._store.find(f"{name}/done")) is None:
             now = time.monotonic()
             found = self._store.add(f"alive/{owner}", 0)
@@ -141,6 +197,11 @@ class Claims:
             if now - heard > _SILENT or now - begun > seconds:
                 _log.info("rank %d, which compiles %s, is not waited for any longer", owner, name)
                 return
+            asked = self._store.find_bytes(f"{name}/asked/{number}/{turn}") if number else None
+            if asked is not None and help is not None:
+                self._store.put(f"{name}/answered/{number}/{turn}", help[1](asked))
+                turn, pause = turn + 1, _PAUSES[0]
+                continue
             time.sleep(pause)
             pause = min(_PAUSES[1], pause * 1.5)
         error = json.loads(text)["error"]

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
@@ -69,6 +69,7 @@ class CollectiveCosts:
         on_host: whether all were on one host.
         seconds: for each kind of `KINDS`, pairs of bytes and seconds, the smallest first. The bytes are those
             of the larger of what one process gives and gets.
+        cpu: CPU seconds of one process in the same, where that was measured.
     """
 
     library: str
@@ -76,6 +77,7 @@ class CollectiveCosts:
     ranks: int
     on_host: bool
     seconds: Mapping[str, tuple[tuple[int, float], ...]]
+    cpu: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
 
     @classmethod
     def given(cls, bandwidth: float, latency: float = 0.0) -> CollectiveCosts:
@@ -97,8 +99,15 @@ class CollectiveCosts:
             nbytes: as in `seconds`.
             ranks: of the group; 0: as many as the table is of.
         """
-        ranks = ranks or self.ranks
         rows = self.seconds.get(kind) or self.seconds["all_reduce"]
+        return self._grown(rows, kind, nbytes, ranks or self.ranks)
+
+    def cpu_of(self, kind: str, nbytes: float, ranks: int = 0) -> float:
+        """CPU seconds of one process in a collective, as `of`; 0 where they were not measured."""
+        rows = self.cpu.get(kind)
+        return self._grown(rows, kind, nbytes, ranks or self.ranks) if rows else 0.0
+
+    def _grown(self, rows: Sequence[tuple[int, float]], kind: str, nbytes: float, ranks: int) -> float:
         whole, least = _between(rows, nbytes), rows[0][1]
         if ranks == self.ranks:
             return whole
@@ -109,30 +118,39 @@ class CollectiveCosts:
 
     def plain(self) -> dict[str, Any]:
         """It, for JSON."""
-        rows = {kind: [list(row) for row in found] for kind, found in self.seconds.items()}
+        rows, cpu = (
+            {kind: [list(row) for row in found] for kind, found in table.items()}
+            for table in (self.seconds, self.cpu)
+        )
         return {
             "library": self.library,
             "device": self.device,
             "ranks": self.ranks,
             "on_host": self.on_host,
             "seconds": rows,
+            "cpu": cpu,
         }
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> CollectiveCosts | None:
         """What `plain` made of it; None for anything that no measurement can have given."""
         try:
-            seconds = {kind: tuple((int(n), float(s)) for n, s in content["seconds"][kind]) for kind in KINDS}
+            seconds, cpu = (
+                {kind: tuple((int(n), float(s)) for n, s in table[kind]) for kind in KINDS if kind in table}
+                for table in (content["seconds"], content.get("cpu", {}))
+            )
             found = cls(
                 str(content["library"]),
                 str(content["device"]),
                 int(content["ranks"]),
                 bool(content["on_host"]),
                 seconds,
+                cpu,
             )
         except (KeyError, TypeError, ValueError):
             return None
-        return found if found.ranks > 1 and all(map(_is_sound, seconds.values())) else None
+        whole = found.ranks > 1 and len(seconds) == len(KINDS)
+        return found if whole and all(map(_is_sound, (*seconds.values(), *cpu.values()))) else None
 
 
 def _is_sound(rows: Sequence[tuple[int, float]]) -> bool:

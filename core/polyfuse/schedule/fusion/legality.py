@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from polyfuse.ir.nodes import ExternCall, LoopNode, Pointwise, Scatter
 from polyfuse.ir.ops import CHECK_MODE
@@ -19,7 +19,7 @@ from polyfuse.schedule.fusion.score import touched_bytes
 from polyfuse.schedule.fusion.space import Match, Space, match_spaces
 from polyfuse.schedule.fusion.units import Member, Unit, UnitAccess, remap
 from polyfuse.schedule.result import Unfused
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, product
+from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
 
 _WIDEST = 8
 """Bytes of the widest type."""
@@ -45,13 +45,23 @@ class Fusion:
 class Rules(ScheduleContext):
     """What legality depends on besides the two units. `unfused` names nodes that are faster in kernels of
     their own, and `communication` holds the bit sets of collectives and of waits that computation should
-    overlap. `offered` are plugins' fusion rules for a backend on a device type.
+    overlap. `offered` are plugins' fusion rules for a backend on a device type, and `matches` the common
+    spaces found so far.
     """
 
-    fresh: Callable[[IndexLike], Index]
     offered: Callable[[str, str], FusionRules]
     unfused: tuple[Unfused, ...] = ()
     communication: tuple[int, int] = (0, 0)
+    matches: dict[object, Match | None] = field(default_factory=dict)
+
+    def match(self, first: Unit, second: Unit, a: IndexLike, b: IndexLike) -> Match | None:
+        """The common space of two units in which two indices are the same element; units of equal layers ask
+        for the same.
+        """
+        key = first.space, second.space, a, b
+        if key not in self.matches:
+            self.matches[key] = match_spaces(*key, self.hint)
+        return self.matches[key]
 
     def offered_for(self, backend: str, device: str) -> FusionRules:
         """Plugins' fusion rules for a backend on a device."""
@@ -193,7 +203,7 @@ def _common_space(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         tried.add((a, b))
         if len(tried) > 6:
             break
-        match = match_spaces(first.space, second.space, a, b, rules.hint, rules.fresh)
+        match = rules.match(first, second, a, b)
         if match is None:
             continue
         answer = _check(rules, first, second, match)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from polyfuse.symbolic import (
     Index,
@@ -29,20 +30,43 @@ class Space:
     raxes: tuple[Index, ...]
 
 
+class Renaming:
+    """Axes by name in terms of other axes; others stay. It remembers what it made of each index: units of
+    equal nodes have equal spaces, and so share what renames their axes.
+
+    Attributes:
+        mapping: what replaces which axis.
+    """
+
+    __slots__ = ("_made", "mapping")
+
+    def __init__(self, mapping: Mapping[str, IndexLike]) -> None:
+        self.mapping = mapping
+        self._made: dict[Index, IndexLike] = {}
+
+    def __call__(self, index: IndexLike) -> IndexLike:
+        if isinstance(index, int) or not self.mapping:
+            return index
+        found = self._made.get(index)
+        if found is None:
+            found = self._made[index] = substitute(index, self.mapping)
+        return found
+
+
 @dataclass(frozen=True)
 class Match:
     """Two spaces as one.
 
     Attributes:
         space: the common space.
-        first, second: what each side's axes are in it, by name (absent: unchanged).
+        first, second: what each side's axes are in it.
         first_level, second_level: ``"R"`` where a side without loop axes runs inside the common loop, ``"P"``
             where once per parallel point, None where it keeps its own levels.
     """
 
     space: Space
-    first: Mapping[str, IndexLike]
-    second: Mapping[str, IndexLike]
+    first: Renaming
+    second: Renaming
     first_level: str | None
     second_level: str | None
 
@@ -117,13 +141,13 @@ def match_spaces(
     first_index: IndexLike,
     second_index: IndexLike,
     hint: Callable[[IndexLike], int],
-    fresh: Callable[[IndexLike], Index],
 ) -> Match | None:
     """The common space in which `first_index` and `second_index` are the same element; None where there is
     none.
 
     Axes that the index does not depend on are matched by extent, in order.
     """
+    fresh = fresh_axes((first, second))
     one, two = _SplitSpace(first, fresh), _SplitSpace(second, fresh)
     left, right = _strides(one, first_index, hint), _strides(two, second_index, hint)
     pairs: _Pairs = []
@@ -230,20 +254,15 @@ def _build(
     space = Space(tuple(p.var for p in lead.flat("P")), tuple(p.var for p in lead.flat("R")))
     lead_map, other_map = lead.mapping({}), other.mapping(rename)
     first, second = (lead_map, other_map) if keep_first else (other_map, lead_map)
-    return Match(space, first, second, first_level, second_level)
+    return Match(space, Renaming(first), Renaming(second), first_level, second_level)
 
 
-def compose(mapping: Mapping[str, IndexLike], then: Mapping[str, IndexLike]) -> dict[str, IndexLike]:
-    """`mapping` followed by `then`."""
-    return {name: substitute(value, then) for name, value in mapping.items()}
-
-
-def fresh_axes() -> Callable[[IndexLike], Index]:
-    """A supply of axis variables whose names no node uses."""
-    count = [0]
+def fresh_axes(spaces: Sequence[Space] = ()) -> Callable[[IndexLike], Index]:
+    """A supply of axis variables whose names no node uses, nor any of these spaces."""
+    taken = (axis_name(var) for space in spaces for var in (*space.axes, *space.raxes))
+    numbers = count(1 + max((int(name[1:]) for name in taken), default=0))
 
     def fresh(size: IndexLike) -> Index:
-        count[0] += 1
-        return axis(f"a{count[0]}", size)
+        return axis(f"a{next(numbers)}", size)
 
     return fresh

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan
 from polyfuse.schedule.access import Access, accesses
-from polyfuse.schedule.fusion.space import Space, compose
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, substitute
+from polyfuse.schedule.fusion.space import Renaming, Space, fresh_axes
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,27 @@ class Unit:
         return "+".join(m.node.name for m in self.members)
 
 
-def loop_unit(
-    node: LoopNode,
-    position: int,
-    backend: str,
-    device: str,
-    fresh: Callable[[IndexLike], Index],
-) -> Unit:
-    """A unit of one loop node; axes of extent 1 are dropped."""
+class UnitSpaces:
+    """Spaces for units of one node, by the axes of the node. Names of axes are counted in each space from the
+    first on, so that units of equal nodes are equal but for the buffers.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[object, tuple[Space, Renaming]] = {}
+
+    def of(self, node: LoopNode) -> tuple[Space, Renaming]:
+        """The space of a unit of `node`, and the node's axes in it; those of extent 1 are dropped."""
+        # a carried value over one element still needs its loop: the reduction of one element is that element
+        carries = isinstance(node, (Reduction, Scan))
+        key = node.axes, node.raxes, carries
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = _space_of(node, carries)
+        return found
+
+
+def _space_of(node: LoopNode, carries: bool) -> tuple[Space, Renaming]:
+    fresh = fresh_axes()
     mapping: dict[str, IndexLike] = {}
     kept: list[list[Index]] = [[], []]
     for out, axes in zip(kept, (node.axes, node.raxes), strict=True):
@@ -115,23 +128,44 @@ def loop_unit(
             else:
                 mapping[axis_name(var)] = new = fresh(size)
                 out.append(new)
-    if isinstance(node, (Reduction, Scan)) and not kept[1]:
-        # a carried value over one element still needs its loop: the reduction of one element is that element
+    if carries and not kept[1]:
         mapping[axis_name(node.raxes[-1])] = new = fresh(1)
         kept[1].append(new)
+    return Space(tuple(kept[0]), tuple(kept[1])), Renaming(mapping)
+
+
+def loop_unit(
+    node: LoopNode,
+    position: int,
+    backend: str,
+    device: str,
+    spaces: UnitSpaces,
+    found: Sequence[Access] | None = None,
+) -> Unit:
+    """A unit of one loop node.
+
+    Args:
+        found: the accesses of the node, where they are known already.
+    """
+    space, rename = spaces.of(node)
     level = "R" if node.raxes else "P"
-    found = tuple(
-        UnitAccess(a, "P" if a.write and isinstance(node, Reduction) else level, 0)
-        for a in accesses(node, mapping)
-    )
+    written = "P" if isinstance(node, Reduction) else level
+    renamed = (_renamed(a, rename) for a in (accesses(node) if found is None else found))
     return Unit(
-        (Member(node, position, mapping, level),),
-        Space(tuple(kept[0]), tuple(kept[1])),
-        found,
+        (Member(node, position, rename.mapping, level),),
+        space,
+        tuple(UnitAccess(a, written if a.write else level, 0) for a in dict.fromkeys(renamed)),
         backend,
         device,
         False,
     )
+
+
+def _renamed(access: Access, rename: Renaming) -> Access:
+    if access.index is None:
+        return access
+    index = rename(access.index)
+    return access if index is access.index else Access(access.buffer, index, access.write, access.mode)
 
 
 def call_unit(node: Node, position: int) -> Unit:
@@ -141,22 +175,21 @@ def call_unit(node: Node, position: int) -> Unit:
 
 
 def remap(
-    unit: Unit, mapping: Mapping[str, IndexLike], level: str | None
+    unit: Unit, rename: Renaming, level: str | None
 ) -> tuple[tuple[Member, ...], tuple[UnitAccess, ...]]:
     """Members and accesses of `unit` in another space."""
+    if not rename.mapping and level is None:
+        return unit.members, unit.accesses
     members = tuple(
-        replace(m, mapping=compose(m.mapping, mapping), level=level or m.level) for m in unit.members
-    )
-    found = tuple(
-        replace(
-            a,
-            access=a.access
-            if a.access.index is None
-            else replace(a.access, index=substitute(a.access.index, mapping)),
-            level=level or a.level,
+        Member(
+            m.node,
+            m.position,
+            {name: rename(value) for name, value in m.mapping.items()},
+            level or m.level,
         )
-        for a in unit.accesses
+        for m in unit.members
     )
+    found = tuple(UnitAccess(_renamed(a.access, rename), level or a.level, a.member) for a in unit.accesses)
     return members, found
 
 
