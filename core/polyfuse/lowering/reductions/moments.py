@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.expr import Expr, const, index_value, loads
+from polyfuse.ir.expr import Expr, const, loads
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.reductions.reduction import extent, kept, number, reduce, reduced_dims
@@ -71,8 +71,7 @@ def moments(
 ) -> tuple[Expr, Expr]:
     """Variance and mean over `dims`, as elements of a result of the shape of `like`.
 
-    A mean that is `moved` from number to number is NaN where it is moved on from infinity: not where the last
-    number alone is infinite.
+    The mean is NaN where it is infinite if it is `moved` from number to number.
     """
     if value.dtype is None or not value.dtype.is_float or like.dtype is None:
         raise UnsupportedError(f"no kernel computes moments of {value.torch_dtype}")
@@ -82,26 +81,9 @@ def moments(
     if count == 0:
         return const(math.nan, kind), const(math.nan, kind)
     deviation, centre = _deviation(ctx, value, dims, like, kind)
-    if moved:
-        before = _sum_before_last(ctx, value, dims, like, kind)
-        passed = make("bitwise_or", make("isnan", before), make("isinf", before))
-        centre = where(make("bitwise_and", make("isnan", deviation), passed), deviation, centre)
+    if moved and count != 1:  # from one number, nothing is moved on
+        centre = where(make("isnan", deviation), deviation, centre)
     return make("div", deviation, _degrees(count, correction, kind)), centre
-
-
-def _sum_before_last(
-    ctx: LoweringContext, value: TensorValue, dims: tuple[int, ...], like: TensorValue, kind: DType
-) -> Expr:
-    """The sum of all numbers but the last one: finite if all of them are."""
-
-    def terms(indices: Sequence[IndexLike]) -> tuple[Expr]:
-        to_go: IndexLike = 0
-        for d in dims:
-            to_go = to_go + (value.size[d] - 1 - indices[d])
-        is_last = make("eq", index_value(to_go), const(0, DType.i64))
-        return (where(is_last, const(0.0, kind), value.at(indices)),)
-
-    return reduce(ctx, "sum", value.size, dims, terms, (ctx.temporary(kind, like.device, like.size),))[0]
 
 
 def _deviation(
