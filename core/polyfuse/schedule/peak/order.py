@@ -22,7 +22,7 @@ def lower_peak(edges: Sequence[set[int]], live: Live) -> list[int]:
         edges: for each step, those that it must follow.
     """
     order = list(range(len(edges)))
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS if order else 0):
         window = _better(order, edges, live)
         if window is None:
             break
@@ -34,7 +34,7 @@ def lower_peak(edges: Sequence[set[int]], live: Live) -> list[int]:
 def _better(order: list[int], edges: Sequence[set[int]], live: Live) -> tuple[int, list[int]] | None:
     """Where the order around its peak is replaced by which part."""
     profile = live.profile(order)
-    at = max(range(len(order)), key=lambda i: profile[i][0], default=0)
+    at = max(range(len(order)), key=lambda i: profile[i][0])
     start, end = max(0, at - _NEAR), min(len(order), at + _NEAR + 1)
     part = order[start:end]
     before = profile[start - 1][1] if start else live.begin
