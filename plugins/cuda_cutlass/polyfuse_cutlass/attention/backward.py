@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.kit import is_multiple
 from polyfuse.symbolic import IndexLike, floordiv, is_equal, mod, python_text
 from polyfuse_cuda.flex.call import Written
 from polyfuse_cuda.flex.problem import Array, Blocks, Problem
-from polyfuse_cutlass.attention.scores import factors, function_text, mask_text, reads_memory, reads_score
+from polyfuse_cutlass.attention.scores import function_text, mask_text, reads_score
 from polyfuse_cutlass.attention.text import AttentionText, check_copied, check_pairs, multiplication
 from polyfuse_cutlass.attention.tiles import BackwardTiles
 from polyfuse_cutlass.build.meta import KernelMeta
-from polyfuse_cutlass.templates.text import constants, device_text
+from polyfuse_cutlass.templates.text import device_text
 
 __all__ = ["Totals", "backward_source"]
 
@@ -91,7 +90,11 @@ def backward_source(
     text = AttentionText(problem, (*operands, totals, *results), (totals, *results), lists)
     depth = tiles.depth
     parts = [
-        *_constants(text, tiles),
+        *text.constants(
+            tiles,
+            {"KEY_LENGTH": problem.depth, "VALUE_LENGTH": problem.values},
+            {"SCORES_LAST": reads_score(problem)},
+        ),
         device_text("attention_place.cuh"),
         *text.args(),
         *_places(text, operands, totals),
@@ -107,31 +110,6 @@ def backward_source(
         device_text("attention_backward.cuh"),
     ]
     return text.written("flex_attention_backward", parts, _meta(text, tiles, operands))
-
-
-def _constants(text: AttentionText, tiles: BackwardTiles) -> list[str]:
-    p = text.problem
-    numbers = {
-        "GROUPS": tiles.groups,
-        "ROWS": tiles.rows,
-        "KEYS": tiles.keys,
-        "DEPTH": tiles.depth,
-        "KEY_LENGTH": p.depth,
-        "VALUE_LENGTH": p.values,
-        "STAGES": tiles.stages,
-        "LISTS": len(text.lists),
-        "PRODUCER_REGISTERS": tiles.registers[0],
-        "CONSUMER_REGISTERS": tiles.registers[1],
-    }
-    truths = {
-        "CHANGES": not p.is_plain,
-        "SCORES_LAST": reads_score(p),
-        "MASKS": p.mask is not None,
-        "READS": reads_memory(p),
-        "ROWS_FIT": is_multiple(p.queries, tiles.rows),
-        "KEYS_FIT": is_multiple(p.keys, tiles.keys),
-    }
-    return [*constants(numbers, truths, {"Element": p.dtype.value}), factors(p)]
 
 
 def _places(text: AttentionText, operands: Sequence[Array], totals: Array) -> list[str]:
@@ -189,20 +167,11 @@ def _elements(text: AttentionText, sums: Array, common: Array, results: Sequence
 def _meta(text: AttentionText, tiles: BackwardTiles, operands: Sequence[Array]) -> KernelMeta:
     p = text.problem
     q, k, v, g = operands[:4]
-    blocks = f"-(-({python_text(p.keys)}) // {tiles.keys})"
-    return KernelMeta(
-        args=text.meta_args,
-        maps=(
-            text.query_map(q, p.depth, tiles.rows),
-            text.key_map(k, p.depth, tiles.keys),
-            text.key_map(v, p.values, tiles.keys),
-            text.query_map(g, p.values, tiles.rows),
-        ),
-        tiles=f"{blocks} * ({python_text(p.key_batch)}) * ({python_text(p.key_heads)})",
-        cluster=1,
-        read_only=False,
-        threads=tiles.threads,
-        shared=tiles.shared_bytes,
-        fuse=p.is_fast,
-        dependent_launch=True,
+    maps = (
+        text.query_map(q, p.depth, tiles.rows),
+        text.key_map(k, p.depth, tiles.keys),
+        text.key_map(v, p.values, tiles.keys),
+        text.query_map(g, p.values, tiles.rows),
     )
+    blocks = f"-(-({python_text(p.keys)}) // {tiles.keys})"
+    return text.meta(tiles, maps, f"{blocks} * ({python_text(p.key_batch)}) * ({python_text(p.key_heads)})")

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.kit import is_multiple
 from polyfuse.symbolic import python_text
 from polyfuse_cuda.flex.call import Written
 from polyfuse_cuda.flex.problem import Array, Blocks, Problem
-from polyfuse_cutlass.attention.scores import factors, function_text, mask_text, reads_memory
+from polyfuse_cutlass.attention.scores import function_text, mask_text
 from polyfuse_cutlass.attention.text import AttentionText, check_copied, check_pairs, multiplication
 from polyfuse_cutlass.attention.tiles import Tiles, tiles_of
 from polyfuse_cutlass.build.meta import KernelMeta
-from polyfuse_cutlass.templates.text import constants, device_text
+from polyfuse_cutlass.templates.text import device_text
 
 __all__ = ["forward_source"]
 
@@ -37,7 +36,7 @@ def forward_source(
         raise UnsupportedError("values of an odd length are not stored in pairs")
     text = AttentionText(problem, (*operands, *results), results, lists)
     parts = [
-        *_constants(text, tiles),
+        *text.constants(tiles, {"VALUES": tiles.values, "TAKEN": problem.values}, {}),
         device_text("attention_place.cuh"),
         *text.args(),
         *_places(text, operands),
@@ -45,36 +44,12 @@ def forward_source(
         function_text(problem, "changed", problem.score, text.names, text.sizes),
         mask_text(problem, text.names, text.sizes),
         *_stores(text, results),
-        multiplication("multiply_keys", tiles.keys, problem, (False, False)),
-        multiplication("multiply_values", tiles.values, problem, (False, True), registers=True),
+        multiplication("multiply_scores", tiles.keys, problem, (False, False)),
+        multiplication("multiply_sums", tiles.values, problem, (False, True), registers=True),
         device_text("attention_parts.cuh"),
         device_text("attention.cuh"),
     ]
     return text.written("flex_attention", parts, _meta(text, tiles, operands))
-
-
-def _constants(text: AttentionText, tiles: Tiles) -> list[str]:
-    p = text.problem
-    numbers = {
-        "GROUPS": tiles.groups,
-        "ROWS": tiles.rows,
-        "KEYS": tiles.keys,
-        "DEPTH": tiles.depth,
-        "VALUES": tiles.values,
-        "TAKEN": p.values,
-        "STAGES": tiles.stages,
-        "LISTS": len(text.lists),
-        "PRODUCER_REGISTERS": tiles.registers[0],
-        "CONSUMER_REGISTERS": tiles.registers[1],
-    }
-    truths = {
-        "CHANGES": not p.is_plain,
-        "MASKS": p.mask is not None,
-        "READS": reads_memory(p),
-        "ROWS_FIT": is_multiple(p.queries, tiles.rows),
-        "KEYS_FIT": is_multiple(p.keys, tiles.keys),
-    }
-    return [*constants(numbers, truths, {"Element": p.dtype.value}), factors(p)]
 
 
 def _places(text: AttentionText, operands: Sequence[Array]) -> list[str]:
@@ -119,19 +94,10 @@ def _stores(text: AttentionText, results: Sequence[Array]) -> list[str]:
 def _meta(text: AttentionText, tiles: Tiles, operands: Sequence[Array]) -> KernelMeta:
     p = text.problem
     q, k, v = operands
-    queries = f"-(-({python_text(p.queries)}) // {tiles.rows})"
-    return KernelMeta(
-        args=text.meta_args,
-        maps=(
-            text.query_map(q, p.depth, tiles.rows),
-            text.key_map(k, p.depth, tiles.keys),
-            text.key_map(v, p.values, tiles.keys),
-        ),
-        tiles=f"{queries} * ({python_text(p.batch)}) * ({python_text(p.heads)})",
-        cluster=1,
-        read_only=False,
-        threads=tiles.threads,
-        shared=tiles.shared_bytes,
-        fuse=p.is_fast,
-        dependent_launch=True,
+    maps = (
+        text.query_map(q, p.depth, tiles.rows),
+        text.key_map(k, p.depth, tiles.keys),
+        text.key_map(v, p.values, tiles.keys),
     )
+    queries = f"-(-({python_text(p.queries)}) // {tiles.rows})"
+    return text.meta(tiles, maps, f"{queries} * ({python_text(p.batch)}) * ({python_text(p.heads)})")

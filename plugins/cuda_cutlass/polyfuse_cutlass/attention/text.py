@@ -4,7 +4,7 @@ and tensor maps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.kit import is_multiple
@@ -12,12 +12,13 @@ from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, is_equal, python_text
 from polyfuse_cuda.flex.call import Written
 from polyfuse_cuda.flex.problem import Array, Blocks, Problem, arguments_of
-from polyfuse_cutlass.attention.tiles import ENDLESS, LANES
+from polyfuse_cutlass.attention.scores import factors, reads_memory
+from polyfuse_cutlass.attention.tiles import ENDLESS, LANES, BackwardTiles, Tiles
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
 from polyfuse_cutlass.codegen.hopper import LANGUAGE, MAP_TYPES, MMA_TYPES
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT
-from polyfuse_cutlass.templates.text import device_text
+from polyfuse_cutlass.templates.text import constants, device_text
 
 __all__ = ["AttentionText", "check_copied", "check_pairs", "is_copied", "multiplication"]
 
@@ -76,6 +77,31 @@ class AttentionText:
         text = "\n".join([*headers, f"namespace in_{Source.SYMBOL} {{", *parts, "}", ""])
         source = Source(name, text, LANGUAGE, meta=meta.text())
         return Written(source, tuple(a.name for a in self.arrays), tuple(self.symbols.values()))
+
+    def constants(
+        self, tiles: Tiles | BackwardTiles, numbers: Mapping[str, int], truths: Mapping[str, bool]
+    ) -> list[str]:
+        """Definitions that both kernels have, with more `numbers` and `truths`."""
+        p = self.problem
+        shared = {
+            "GROUPS": tiles.groups,
+            "ROWS": tiles.rows,
+            "KEYS": tiles.keys,
+            "DEPTH": tiles.depth,
+            "STAGES": tiles.stages,
+            "LISTS": len(self.lists),
+            "PRODUCER_REGISTERS": tiles.registers[0],
+            "CONSUMER_REGISTERS": tiles.registers[1],
+        }
+        facts = {
+            "CHANGES": not p.is_plain,
+            "MASKS": p.mask is not None,
+            "READS": reads_memory(p),
+            "ROWS_FIT": is_multiple(p.queries, tiles.rows),
+            "KEYS_FIT": is_multiple(p.keys, tiles.keys),
+        }
+        types = {"Element": p.dtype.value}
+        return [*constants({**shared, **numbers}, {**facts, **truths}, types), factors(p)]
 
     # --- arguments -----------------------------------------------------------------------------------------
 
@@ -165,11 +191,20 @@ class AttentionText:
 
     # --- the launch ----------------------------------------------------------------------------------------
 
-    @property
-    def meta_args(self) -> tuple[MetaArg, ...]:
-        """Arrays, then sizes."""
+    def meta(self, tiles: Tiles | BackwardTiles, maps: tuple[TensorMap, ...], blocks: str) -> KernelMeta:
+        """The launch of so many blocks: arrays, then sizes, behind the maps."""
         arrays = (MetaArg(self.names[a.name], True) for a in self.arrays)
-        return (*arrays, *(MetaArg(name, False) for name in self.symbols))
+        return KernelMeta(
+            args=(*arrays, *(MetaArg(name, False) for name in self.symbols)),
+            maps=maps,
+            tiles=blocks,
+            cluster=1,
+            read_only=False,
+            threads=tiles.threads,
+            shared=tiles.shared_bytes,
+            fuse=self.problem.is_fast,
+            dependent_launch=True,
+        )
 
     def query_map(self, array: Array, length: int, rows: int) -> TensorMap:
         """How the copy engine sees what each query has, in boxes of `rows`."""

@@ -69,11 +69,6 @@ struct Softmax {
   }
 };
 
-PF_INLINE void round_weights(const Scores& s, Weights& p) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 4; ++i) p[i] = pair_of<Element>(s[2 * i], s[2 * i + 1]);
-}
-
 // Changes a tile's scores as the user's functions say. Those that do not count become minus infinity.
 PF_INLINE void change(const Args& args, Scores& s, const Place& at, int row, Tile tile, int column) {
   const int last_row = query_count(args) - 1, last = key_count(args) - 1;
@@ -92,25 +87,6 @@ PF_INLINE void change(const Args& args, Scores& s, const Place& at, int row, Til
       if (!kept) s[i] = minus_infinity();
     }
   }
-}
-
-// Starts the products of queries and keys.
-PF_INLINE void start_scores(Scores& s, u32 query, u32 key) {
-  const u64 q = tile_descriptor<false, 0>(query), k = tile_descriptor<false, 0>(key);
-#pragma unroll
-  for (int d = 0; d < DEPTH / 16; ++d) {
-    const int slab = d / 4, in = d % 4;
-    multiply_keys(s, q + slab * (ROWS * ROW_BYTES / 16) + 2 * in, k + slab * (KEYS * ROW_BYTES / 16) + 2 * in, d > 0);
-  }
-  wgmma_commit();
-}
-// Starts the products of weights and values.
-PF_INLINE void start_sums(Sums& sum, Weights& p, u32 value) {
-  const u64 v = tile_descriptor<true, KEYS>(value);
-#pragma unroll
-  for (int n = 0; n < KEYS / 16; ++n)
-    multiply_values(sum, p[4 * n], p[4 * n + 1], p[4 * n + 2], p[4 * n + 3], v + n * (16 * ROW_BYTES / 16), 1);
-  wgmma_commit();
 }
 
 // Groups multiply one after the other: a barrier for each says that it is its turn.
@@ -144,7 +120,7 @@ PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Rin
       if (group > 0) wait_turn(group);  // the first one begins
       keep(s);
       wgmma_fence();
-      start_scores(s, mine, key.tile());
+      start_scores<ROWS, KEYS>(s, mine, key.tile());
       give_turn(group);
       wgmma_wait<0>();
       keep(s);
@@ -161,12 +137,12 @@ PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Rin
       wait_turn(group);
       keep(s);
       wgmma_fence();
-      start_scores(s, mine, key.tile());
+      start_scores<ROWS, KEYS>(s, mine, key.tile());
       barrier_wait(value.full_bar(), value.phase);
       keep(sum);
       keep(p);
       wgmma_fence();
-      start_sums(sum, p, value.tile());
+      start_sums<KEYS>(sum, p, value.tile());
       give_turn(group);
       wgmma_wait<1>();
       keep(s);
@@ -187,7 +163,7 @@ PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Rin
     keep(sum);
     keep(p);
     wgmma_fence();
-    start_sums(sum, p, value.tile());
+    start_sums<KEYS>(sum, p, value.tile());
     wgmma_wait<0>();
     keep(sum);
     release(value);

@@ -95,24 +95,6 @@ PF_INLINE void produce_rows(const Args& args, u32 base) {
   }
 }
 
-// Products of a group's keys and a tile of queries, or of its values and their gradients.
-PF_INLINE void start_scores(Scores& s, u32 mine, u32 tile) {
-  const u64 a = tile_descriptor<false, 0>(mine), b = tile_descriptor<false, 0>(tile);
-#pragma unroll
-  for (int d = 0; d < DEPTH / 16; ++d) {
-    const int slab = d / 4, in = d % 4;
-    multiply_scores(s, a + slab * (KEYS * ROW_BYTES / 16) + 2 * in, b + slab * (ROWS * ROW_BYTES / 16) + 2 * in, d > 0);
-  }
-  wgmma_commit();
-}
-// Adds products of weights and a tile's rows.
-PF_INLINE void start_sums(Sums& sum, Weights& p, u32 tile) {
-  const u64 b = tile_descriptor<true, ROWS>(tile);
-#pragma unroll
-  for (int m = 0; m < ROWS / 16; ++m)
-    multiply_sums(sum, p[4 * m], p[4 * m + 1], p[4 * m + 2], p[4 * m + 3], b + m * (16 * ROW_BYTES / 16), 1);
-  wgmma_commit();
-}
 // A group's share of the gradients of queries: products of scores' gradients and keys.
 PF_INLINE void start_shares(Shares& share, int group, u32 scores, u32 key) {
   const u64 a = tile_descriptor<true, KEYS>(scores + (BY_COLUMNS ? 0 : group * KEYS * ROW_BYTES));
@@ -121,11 +103,6 @@ PF_INLINE void start_shares(Shares& share, int group, u32 scores, u32 key) {
   for (int n = 0; n < KEYS / 16; ++n)
     multiply_shares(share, a + n * (16 * ROW_BYTES / 16), b + n * (16 * ROW_BYTES / 16), n > 0);
   wgmma_commit();
-}
-
-PF_INLINE void round_weights(const Scores& s, Weights& p) {
-#pragma unroll
-  for (int i = 0; i < ROWS / 4; ++i) p[i] = pair_of<Element>(s[2 * i], s[2 * i + 1]);
 }
 
 // Where a thread's scores are: its first key, and its first query in a tile.
@@ -213,11 +190,11 @@ PF_INLINE void consume(const Args& args, u32 base) {
       const u32 grad = ring.tile() + (GRADS_AT - QUERIES_AT), mine = ring.stage * SCORE_BYTES;
       keep(s);
       wgmma_fence();
-      start_scores(s, my_keys, ring.tile());
+      start_scores<KEYS, ROWS>(s, my_keys, ring.tile());
       barrier_wait(ring.full_bar() + BARRIERS, ring.phase);
       keep(g);
       wgmma_fence();
-      start_scores(g, my_values, grad);
+      start_scores<KEYS, ROWS>(g, my_values, grad);
       barrier_wait(ring.full_bar() + 2 * BARRIERS, ring.phase);
       const u32 rows = base + ROWS_AT + ring.stage * (8 * ROWS);
       if constexpr (SCORES_LAST) {
@@ -239,7 +216,7 @@ PF_INLINE void consume(const Args& args, u32 base) {
       keep(p);
       keep(to_value);
       wgmma_fence();
-      start_sums(to_value, p, grad);
+      start_sums<ROWS>(to_value, p, grad);
 #pragma unroll
       for (int n = 0; n < ROWS / 16; ++n) {
         const int chunk = 2 * n + lane / 16, slab = chunk / 8;
@@ -255,7 +232,7 @@ PF_INLINE void consume(const Args& args, u32 base) {
       keep(to_key);
       wgmma_fence();
       start_shares(share, group, base + SCORES_AT + mine, base);
-      start_sums(to_key, d, ring.tile());
+      start_sums<ROWS>(to_key, d, ring.tile());
       wgmma_wait<1>();
       keep(share);
       keep(to_value);

@@ -44,3 +44,26 @@ PF_INLINE f32 minus_infinity() { return __int_as_float(0xff800000); }
 PF_INLINE void release(const Ring& ring) {
   if (threadIdx.x % 128 == 0) barrier_arrive(ring.empty_bar());
 }
+
+// Starts the products of a group's 64 rows, of a tile of `LEFT`, and a tile of `RIGHT` rows: of queries and keys.
+template <int LEFT, int RIGHT, int N> PF_INLINE void start_scores(f32 (&s)[N], u32 left, u32 right) {
+  const u64 a = tile_descriptor<false, 0>(left), b = tile_descriptor<false, 0>(right);
+#pragma unroll
+  for (int d = 0; d < DEPTH / 16; ++d) {
+    const int slab = d / 4, in = d % 4;
+    multiply_scores(s, a + slab * (LEFT * ROW_BYTES / 16) + 2 * in, b + slab * (RIGHT * ROW_BYTES / 16) + 2 * in, d > 0);
+  }
+  wgmma_commit();
+}
+// Starts adding the rows of a tile, each as often as its weight says.
+template <int HEIGHT, int N, int M> PF_INLINE void start_sums(f32 (&sum)[N], u32 (&p)[M], u32 tile) {
+  const u64 b = tile_descriptor<true, HEIGHT>(tile);
+#pragma unroll
+  for (int n = 0; n < HEIGHT / 16; ++n)
+    multiply_sums(sum, p[4 * n], p[4 * n + 1], p[4 * n + 2], p[4 * n + 3], b + n * (16 * ROW_BYTES / 16), 1);
+  wgmma_commit();
+}
+template <int N, int M> PF_INLINE void round_weights(const f32 (&s)[N], u32 (&p)[M]) {
+#pragma unroll
+  for (int i = 0; i < M; ++i) p[i] = pair_of<Element>(s[2 * i], s[2 * i + 1]);
+}
