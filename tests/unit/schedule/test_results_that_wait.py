@@ -7,26 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+
+from memory_peaks import peak
 
 SIZE = 512
 """Rows and columns: a matrix has a megabyte."""
 
 MATRIX = 4 * SIZE * SIZE
-
-
-def peak(step: Callable[[], Any]) -> int:
-    """Most bytes that a call holds at once beyond what there was before it."""
-    for _ in range(2):
-        step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        step()
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
 
 
 def compiled(function: Callable[..., Any], path: Any) -> Callable[..., Any]:
