@@ -59,6 +59,9 @@ class Sizes:
     seen: int = 2048
 
 
+_OBSERVED = 4
+"""Calls that are profiled."""
+
 TINY = Sizes(64, 8, 4, 96, 16, 1, 32, 2, 64, 16)
 
 
@@ -71,7 +74,7 @@ class Row:
         compile_seconds: of the first call.
         peak_bytes: of the device's memory in a call; None on the CPU.
         communication_ms, exposed_ms: device time of collectives in a call, and the part of it in which
-            nothing else ran; None on the CPU.
+            nothing else ran, without the time that a rank waits for a later one; None on the CPU.
         error: why there is no time.
     """
 
@@ -349,14 +352,25 @@ def _timed(call: Callable[[], Tensor], count: int, device: str) -> float:
     return _slowest((time.perf_counter() - begin) * 1e3 / count, device)
 
 
-def exposed(events: Iterable[tuple[str, float, float]]) -> tuple[float, float]:
-    """Time of collectives, and the part of it in which no other kernel ran, from (name, begin, end)."""
+def exposed(events: Iterable[tuple[str, float, float]]) -> list[tuple[float, float]]:
+    """How long each collective ran, and for how long of that no other kernel did, from (name, begin, end)."""
     found = sorted(events, key=lambda event: event[1])
-    talking = _merged([(b, e) for name, b, e in found if "nccl" in name.lower()])
-    working = _merged([(b, e) for name, b, e in found if "nccl" not in name.lower()])
-    hidden = sum(max(0.0, min(e, f) - max(b, c)) for b, e in talking for c, f in working)
-    total = sum(e - b for b, e in talking)
-    return total, total - hidden
+    talking = [(begin, end) for name, begin, end in found if "nccl" in name.lower()]
+    working = _merged([(begin, end) for name, begin, end in found if "nccl" not in name.lower()])
+    hidden = [sum(max(0.0, min(e, f) - max(b, c)) for c, f in working) for b, e in talking]
+    return [(e - b, e - b - h) for (b, e), h in zip(talking, hidden, strict=True)]
+
+
+def least_of_ranks(ranks: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
+    """Time of all collectives, and what of it is exposed, by the rank that came to each one last.
+
+    A collective's kernel also waits for ranks that are late, which says nothing of the message. Where ranks
+    saw different numbers of collectives, it is the least of their sums.
+    """
+    if len({len(rank) for rank in ranks}) == 1:
+        ranks = [[(min(t for t, _ in one), min(o for _, o in one)) for one in zip(*ranks, strict=True)]]
+    total = min(sum(t for t, _ in rank) for rank in ranks)
+    return total, min(sum(o for _, o in rank) for rank in ranks)
 
 
 def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -370,7 +384,7 @@ def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _observe(row: Row, call: Callable[[], Tensor]) -> None:
-    """Peak memory and exposed communication of one call on a GPU."""
+    """Peak memory of a call on a GPU, and the mean of its exposed communication."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.reset_peak_memory_stats()
@@ -378,15 +392,18 @@ def _observe(row: Row, call: Callable[[], Tensor]) -> None:
     torch.cuda.synchronize()
     row.peak_bytes = torch.cuda.max_memory_allocated()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        call()
+        for _ in range(_OBSERVED):
+            call()
         torch.cuda.synchronize()
     events = [
         (event.name, float(event.time_range.start), float(event.time_range.end))
         for event in seen.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
     ]
-    total, open_ = exposed(events)
-    row.communication_ms, row.exposed_ms = total / 1e3, open_ / 1e3
+    seen_by: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(seen_by, exposed(events))
+    total, open_ = least_of_ranks(seen_by)
+    row.communication_ms, row.exposed_ms = total / _OBSERVED / 1e3, open_ / _OBSERVED / 1e3
 
 
 def measure(

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from polyfuse_bench.two_devices import exposed
+from polyfuse_bench.two_devices import exposed, least_of_ranks
 
 import preforked
 from polyfuse.base.settings import child_environment, environment
@@ -24,8 +24,14 @@ main(["--tiny", "--rounds", "2", "--costs", "--sides", "eager,polyfuse whole,pol
 
 def test_communication_beside_other_kernels_is_not_exposed() -> None:
     events = [("ncclKernel", 0.0, 10.0), ("gemm", 2.0, 5.0), ("add", 4.0, 6.0), ("ncclKernel", 20.0, 22.0)]
-    assert exposed(events) == (12.0, 8.0)
-    assert exposed([("gemm", 0.0, 3.0)]) == (0.0, 0.0)
+    assert exposed(events) == [(10.0, 6.0), (2.0, 2.0)]
+    assert exposed([("gemm", 0.0, 3.0)]) == []
+
+
+def test_waiting_for_a_later_rank_is_no_communication() -> None:
+    assert least_of_ranks([[(10.0, 6.0), (2.0, 2.0)], [(3.0, 1.0), (9.0, 9.0)]]) == (5.0, 3.0)
+    assert least_of_ranks([[(10.0, 6.0)], [(3.0, 1.0), (9.0, 9.0)]]) == (10.0, 6.0)
+    assert least_of_ranks([[], []]) == (0.0, 0.0)
 
 
 @pytest.mark.slow
