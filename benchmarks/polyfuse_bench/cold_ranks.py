@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -22,7 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from polyfuse.base.settings import child_environment, environment
+from polyfuse.base.settings import child_environment
+from polyfuse_bench.child import child_environment as with_byte_code
+from polyfuse_bench.compile_time import keep_byte_code
 
 ALONE = "alone"
 USUAL = (ALONE, "DDP", "FSDP2, whole", "FSDP2, by block", "tensor parallel")
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--warm", action="store_true", help="once more, with the cache of the first time")
     parser.add_argument("--profile", type=Path, help="a folder for the profile of each rank")
     given = parser.parse_args(arguments)
+    keep_byte_code()
     for case in given.only.split(";"):
         for count in map(int, given.ranks.split(",")):
             with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as name:
@@ -63,12 +65,13 @@ def start(
     case: str, count: int, folder: Path, backend: str, capture: bool, profiles: str = ""
 ) -> list[dict[str, Any]]:
     """What each of `count` ranks says of itself."""
-    given = child_environment(
-        OMP_NUM_THREADS="1",
-        POLYFUSE_CACHE_DIR=str(folder / "polyfuse"),
-        TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"),
-        POLYFUSE_CAPTURE_CACHE=str(int(capture)),
-        PYTHONPATH=os.pathsep.join((str(Path(__file__).parents[1]), environment("PYTHONPATH"))),
+    given = with_byte_code(
+        child_environment(
+            OMP_NUM_THREADS="1",
+            POLYFUSE_CACHE_DIR=str(folder / "polyfuse"),
+            TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"),
+            POLYFUSE_CAPTURE_CACHE=str(int(capture)),
+        )
     )
     program = "import sys; from polyfuse_bench.cold_ranks import be_rank; be_rank(*sys.argv[1:])"
     meeting = tempfile.mktemp(prefix="meeting-", dir=folder)
