@@ -20,8 +20,8 @@ _PASSING = frozenset(("add", "sub", "mul", "neg"))
 
 
 def coarse_values(kernel: Kernel) -> frozenset[str]:
-    """Results of operations in `COARSE` that a kernel with fast numerics uses for numbers of bf16 alone, without
-    a comparison or a loop in between."""
+    """Results of operations in `COARSE` that a kernel with fast numerics uses for numbers of bf16 alone,
+    without a comparison or a loop in between."""
     if kernel.numerics != "fast":
         return frozenset()
     statements = [stmt for section in kernel.sections for stmt in section.body]
