@@ -4,7 +4,8 @@ Inductor and Polyfuse, in rounds that alternate.
     PYTHONPATH=benchmarks torchrun --standalone --nproc-per-node 2 -m polyfuse_bench.two_devices --out FILE
 
 Sides may be followed by `whole`, as in `--sides "inductor,polyfuse whole,polyfuse"`: without matmuls in
-chunks beside collectives (`chunk_collectives`), for which `--costs` measures collectives first.
+chunks beside collectives (`chunk_collectives`), for which `--costs` measures collectives first; or by
+`symmetric`: through torch's symmetric memory.
 
 Each rank runs this file. What is decided (to go on, to stop) is decided by all ranks together, and a time is
 that of the slowest rank. Without a GPU, ranks compute on the CPU over Gloo, with `--tiny` sizes.
@@ -17,6 +18,7 @@ import json
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -59,6 +61,7 @@ class Sizes:
     seen: int = 2048
 
 
+_SYMMETRIC = " symmetric"
 _OBSERVED = 4
 """Calls that are profiled."""
 
@@ -240,7 +243,23 @@ def _compiled(function: Any, side: str, graphs: bool) -> Any:
 
 
 def _options(side: str) -> dict[str, Any]:
-    return {"chunk_collectives": "off"} if side.endswith(" whole") else {}
+    if not side.startswith("polyfuse"):
+        return {}
+    whole = {"chunk_collectives": "off"} if side.endswith(" whole") else {}
+    # by default wherever a group has it, and here one side alone shall use it
+    without = {} if side.endswith(_SYMMETRIC) else {"symmetric_memory": False}
+    return whole | without
+
+
+def enable_symmetric(sides: Sequence[str]) -> None:
+    """Give the world symmetric memory, without multicast, if one of the sides is for it."""
+    if any(side.endswith(_SYMMETRIC) for side in sides):
+        os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+        from torch.distributed import _symmetric_memory
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            _symmetric_memory.enable_symm_mem_for_group(dist.group.WORLD.group_name)
 
 
 def _graphed(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -472,6 +491,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    enable_symmetric(given.sides.split(","))
     if given.costs:
         from polyfuse.distributed.measure import measure_collectives
 

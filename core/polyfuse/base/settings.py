@@ -250,6 +250,13 @@ class Settings:
         "else one. All ranks need the same.",
         choices=("auto", "off", "2", "4", "8"),
     )
+    symmetric_memory: bool = option(
+        True,
+        "Multiply and communicate through memory that the GPUs of a host map from each other, for groups for "
+        "which the program called torch's `enable_symm_mem_for_group`: all-gathers with the 16-bit matmuls "
+        "behind them, matmuls with the reduce-scatter behind them, and all-reduces of up to 512 KiB. All "
+        "ranks need the same.",
+    )
     network_bandwidth: int = option(
         0,
         "Megabytes per second between processes, from which the time of collectives is estimated; 0: what "

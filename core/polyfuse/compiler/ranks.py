@@ -34,7 +34,7 @@ _PAIRWISE = frozenset({"isend", "irecv", "batch_p2p_ops"})
 _WATCHING = frozenset({"profile", "debug_sync", "nan_asserts"})
 """Options that may be set on one rank, to watch that one."""
 
-_NAMESPACES = ("_c10d_functional.", "_dtensor.shard_dim_alltoall")
+_NAMESPACES = ("_c10d_functional.", "_dtensor.shard_dim_alltoall", "polyfuse_symmetric.")
 
 
 def agreement_of(session: CompileSession, partial: bool) -> Agreement | None:

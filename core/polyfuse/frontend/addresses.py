@@ -13,7 +13,7 @@ import torch
 __all__ = ["PLAIN", "TORCH_AND_PYTHON", "TORCH_NAMESPACES", "address_of"]
 
 # Operators of these namespaces are part of torch, so that its version says what they do.
-TORCH_NAMESPACES = frozenset({"aten", "prim", "prims", "_c10d_functional"})
+TORCH_NAMESPACES = frozenset({"aten", "prim", "prims", "_c10d_functional", "polyfuse_symmetric"})
 
 # Values whose representation says all.
 PLAIN = (

@@ -77,7 +77,7 @@ def _call(node: Node, numbers: dict[Node, int]) -> str:
 
 def _groups(node: Node) -> str:
     """What is known of the groups of processes that a collective names."""
-    if getattr(node.target, "namespace", "") not in ("_c10d_functional", "_dtensor"):
+    if getattr(node.target, "namespace", "") not in ("_c10d_functional", "_dtensor", "polyfuse_symmetric"):
         return ""
     found = (group_of(value) for value in (*node.args, *node.kwargs.values()) if isinstance(value, str))
     host = processes_of_host()

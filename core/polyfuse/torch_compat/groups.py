@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,15 @@ import torch
 
 from polyfuse.base.settings import environment
 
-__all__ = ["SharedStore", "Group", "group_names", "group_of", "processes_of_host", "this_rank"]
+__all__ = [
+    "Group",
+    "SharedStore",
+    "group_names",
+    "group_of",
+    "processes_of_host",
+    "symmetric_groups",
+    "this_rank",
+]
 
 
 class SharedStore:
@@ -117,6 +126,14 @@ def group_names() -> tuple[str, ...]:
         return ()
     members = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
     return tuple(dict.fromkeys(str(g.group_name) for g in (dist.group.WORLD, *members)))
+
+
+def symmetric_groups() -> tuple[str, ...]:
+    """The names of the groups of this process for which the program enabled torch's symmetric memory."""
+    module: Any = sys.modules.get("torch.distributed._symmetric_memory")
+    if module is None:  # who did not import it enabled nothing
+        return ()
+    return tuple(name for name in group_names() if module.is_symm_mem_enabled_for_group(name))
 
 
 def group_of(name: str = "") -> Group | None:

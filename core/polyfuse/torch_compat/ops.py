@@ -106,7 +106,7 @@ _PURE_HIGHER_ORDER = frozenset({"higher_order.triton_kernel_wrapper_functional"}
 WAIT_TENSOR = "_c10d_functional.wait_tensor.default"
 """Returns its argument, which is complete from then on."""
 
-_COMMUNICATES = ("_c10d_functional.", "c10d_functional.", "_dtensor.")
+_COMMUNICATES = ("_c10d_functional.", "c10d_functional.", "_dtensor.", "polyfuse_symmetric.")
 """Operators that talk to other processes: work goes on after they return, in the memory they were given."""
 
 _EFFECTFUL_NAMES = (
@@ -161,6 +161,8 @@ def _resolve(name: str) -> Any:
         if hasattr(math, rest):
             return getattr(math, rest)
     elif rest:
+        if space == "polyfuse_symmetric":
+            import polyfuse.torch_compat.symmetric  # noqa: F401  (it registers them)
         packet, _, overload = rest.partition(".")
         try:
             found = getattr(getattr(torch.ops, space), packet)

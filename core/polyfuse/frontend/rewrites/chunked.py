@@ -24,7 +24,14 @@ from polyfuse.frontend.rewrites.tools import Rewriting, is_contiguous, tensor_va
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["CHUNK", "chunk_products"]
+__all__ = [
+    "CHUNK",
+    "GatheredMatmuls",
+    "SummedMatmul",
+    "chunk_products",
+    "gathered_matmuls",
+    "summed_matmul",
+]
 
 aten = torch.ops.aten
 
@@ -46,7 +53,7 @@ def chunk_products(state: Rewriting) -> int:
     count = 0
     for node in state.nodes():
         name = ops.op_name(node.target)
-        found = _gathered(node) if name == _GATHER else _summed(node) if name in _SUMS else None
+        found = gathered_matmuls(node) if name == _GATHER else summed_matmul(node) if name in _SUMS else None
         chunking = None if found is None else best_chunking(found.work(), state.settings, found.possible())
         if found is not None and chunking is not None and state.spend():
             state.notes.append(_note(found, chunking))
@@ -55,7 +62,7 @@ def chunk_products(state: Rewriting) -> int:
     return count
 
 
-def _note(found: _Gathered | _Summed, chunking: Chunking) -> Note:
+def _note(found: GatheredMatmuls | SummedMatmul, chunking: Chunking) -> Note:
     before, after = chunking.usual * 1e6, chunking.exposed * 1e6
     reason = (
         f"in {chunking.chunks} chunks; exposed communication by estimates: {before:.0f} us whole,"
@@ -112,7 +119,7 @@ def _dimension(node: Node, position: int) -> int:
 
 
 @dataclass
-class _Gathered:
+class GatheredMatmuls:
     """An all-gather, and the matmuls whose first operand is what it brings.
 
     Attributes:
@@ -231,7 +238,7 @@ class _Gathered:
         return call(before, aten.view.default, (call(before, aten.cat.default, (blocks, 1)), [-1, *inner]))
 
 
-def _gathered(start: Node) -> _Gathered | None:
+def gathered_matmuls(start: Node) -> GatheredMatmuls | None:
     """The matmuls behind an all-gather, if they can be cut."""
     wait = _only_wait(start)
     given, made = tensor_value(start.args[0]), tensor_value(start)
@@ -269,7 +276,7 @@ def _gathered(start: Node) -> _Gathered | None:
     others += [user for user in rows.users if user not in matmuls]
     if not matmuls:
         return None
-    return _Gathered(start, wait, rows, matmuls, others, dim)
+    return GatheredMatmuls(start, wait, rows, matmuls, others, dim)
 
 
 def _multiplies_rows(node: Node, rows: Node) -> bool:
@@ -287,7 +294,7 @@ def _multiplies_rows(node: Node, rows: Node) -> bool:
 
 
 @dataclass
-class _Summed:
+class SummedMatmul:
     """A sum over ranks, scattered or not, and the matmul whose result it reads.
 
     Attributes:
@@ -352,7 +359,7 @@ class _Summed:
         return state.call_before(self.start, node.target, args, dict(node.kwargs))
 
 
-def _summed(start: Node) -> _Summed | None:
+def summed_matmul(start: Node) -> SummedMatmul | None:
     """The matmul before a sum over ranks, if it can be cut."""
     wait = _only_wait(start)
     made = tensor_value(start)
@@ -376,7 +383,7 @@ def _summed(start: Node) -> _Summed | None:
     place = _MATMULS[cursor.target]
     if not _keeps_columns(cursor, columns) or any(_value(b).dim() != 1 for b in cursor.args[:place]):
         return None
-    return _Summed(start, wait, cursor, path[::-1])
+    return SummedMatmul(start, wait, cursor, path[::-1])
 
 
 def _step_back(node: Any, columns: int) -> list[Node] | None:

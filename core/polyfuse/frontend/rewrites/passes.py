@@ -27,6 +27,7 @@ from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
 from polyfuse.frontend.rewrites.shared_heads import share_heads
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
+from polyfuse.frontend.rewrites.symmetric import symmetric_matmuls, symmetric_sums
 from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage, is_refused
 from polyfuse.frontend.rewrites.views import look_at_memory, merge_views, spell_as_permute, spell_as_view
 from polyfuse.torch_compat import ops
@@ -75,8 +76,10 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("merge-duplicates", merge_duplicates),
     ("remove-dead-again", remove_dead),
     ("merge-collectives", merge_collectives),
+    ("symmetric-matmuls", symmetric_matmuls),
     ("chunk-products", chunk_products),
     ("bucket-collectives", bucket_collectives),
+    ("symmetric-sums", symmetric_sums),
 )
 """Name and function of every rewrite, in the order in which they run."""
 
