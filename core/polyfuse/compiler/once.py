@@ -8,9 +8,10 @@ graph it gets (`distributed/exchange.py`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from polyfuse.base.errors import CacheError
 from polyfuse.base.files import locked
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Turn", "only_rank", "taking_turns"]
 
 _log = get_logger("ranks")
+
+_NOTED: Final = 0.5
+"""Seconds from which a wait is told of."""
 
 Found = TypeVar("Found")
 
@@ -80,17 +84,27 @@ def only_rank(
         if this_rank() >= 0:
             seconds = float(session.settings.build_timeout)
             path = session.store.root / "locks" / f"{key}.lock"
+            begun = time.monotonic()
             try:
                 stack.enter_context(locked(path, seconds))
+                _note_wait(begun, "a rank of this host")
                 found = find()
             except (CacheError, OSError) as error:
                 _log.info("compiling without the lock of other ranks: %s", error)
             exchange = session.exchange
             if not found and exchanged and exchange is not None and session.exchanges:
                 run = session.tuner.run_batch if session.settings.autotunes else None
+                begun = time.monotonic()
                 stack.enter_context(exchange.turn(key, seconds, session.store, run))
+                _note_wait(begun, "a rank that sees another folder")
                 found = find()
         yield found
+
+
+def _note_wait(begun: float, whom: str) -> None:
+    seconds = time.monotonic() - begun
+    if seconds >= _NOTED:
+        _log.info("waited %.1f s for %s, which compiled", seconds, whom)
 
 
 @contextmanager

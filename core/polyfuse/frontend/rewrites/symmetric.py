@@ -174,7 +174,7 @@ def _axis(node: Node, position: int) -> int:
     value = tensor_value(node.args[0])
     assert value is not None
     given = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
-    return int(given) % value.dim()  # type: ignore[call-overload, no-any-return]
+    return int(given) % value.dim()
 
 
 def _summed(state: Rewriting, start: Node) -> bool:
