@@ -250,18 +250,11 @@ class Settings:
         "else one. All ranks need the same.",
         choices=("auto", "off", "2", "4", "8"),
     )
-    symmetric_memory: bool = option(
-        True,
-        "Multiply and communicate through memory that the GPUs of a host map from each other, for groups for "
-        "which the program called torch's `enable_symm_mem_for_group`: all-gathers with the 16-bit matmuls "
-        "behind them, matmuls with the reduce-scatter behind them, and all-reduces of up to 512 KiB. All "
-        "ranks need the same.",
-    )
+    symmetric_memory: bool = option(True, "Use symmetric memory of groups that have it; alike on all ranks.")
     network_bandwidth: int = option(
         0,
         "Megabytes per second between processes, from which the time of collectives is estimated; 0: what "
-        "the device says, within a host where all processes of a group are on one (as torchrun tells) and "
-        "else between hosts.",
+        "the device says, within a host where a whole group is on one, else between hosts.",
         minimum=0,
     )
 

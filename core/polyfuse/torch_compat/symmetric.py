@@ -1,7 +1,7 @@
 """Collectives in memory that the GPUs of a host map from each other (`torch.distributed._symmetric_memory`).
 
 An operator here is a collective, or a collective with the matmul beside it, that is complete when it returns.
-On GPUs torch copies pieces between devices itself while it multiplies others; elsewhere the operators are the
+On GPUs torch copies chunks between devices itself while it multiplies others; elsewhere the operators are the
 plain collective and the plain matmul, by which they are tested. Multicast is never asked for.
 
 A group takes part if the program enabled it by torch's `enable_symm_mem_for_group`, as for Inductor.

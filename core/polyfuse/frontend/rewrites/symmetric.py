@@ -4,7 +4,7 @@
     wait(reduce_scatter(x @ w))            -> matmul_reduce_scatter(x, w)
     wait(all_reduce(x)), a short message   -> all_reduce(x), each process reading from all others
 
-Torch cuts these into pieces that are copied between GPUs while others are multiplied. All ranks that enabled
+Torch cuts these into chunks that are copied between GPUs while others are multiplied. All ranks that enabled
 it for a group choose alike: what is chosen follows from the graph alone.
 """
 
