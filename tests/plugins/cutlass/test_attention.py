@@ -126,22 +126,18 @@ def test_refused_without_a_gpu_or_a_compiler(monkeypatch):
 
     monkeypatch.setattr(lowering, "CutlassBackend", absent)
     with pytest.raises(UnsupportedError, match="nothing compiles CUDA here; install nvcc"):
-        lowering.flex_attention(_Context(), None, _Query(), None, None, None, (), 1.0, {})
+        lowering.HopperKernels(_Context(), "cuda:1")
 
 
 def test_refused_on_another_gpu(monkeypatch):
     monkeypatch.setattr(lowering, "CutlassBackend", lambda settings: _Backend())
     monkeypatch.setattr(lowering, "is_hopper", lambda device: device != "cuda:1")
     with pytest.raises(UnsupportedError, match="only a Hopper"):
-        lowering.flex_attention(_Context(), None, _Query(), None, None, None, (), 1.0, {})
+        lowering.HopperKernels(_Context(), "cuda:1")
 
 
 class _Context:
     settings = Settings()
-
-
-class _Query:
-    device = "cuda:1"
 
 
 class _Backend:
@@ -152,11 +148,8 @@ def test_gradients_in_any_order_are_refused_where_they_must_be_equal():
     class Context:
         settings = Settings(deterministic="on")
 
-    query = _Query()
     with pytest.raises(UnsupportedError, match="added up in any order"):
-        lowering.flex_attention_backward(
-            Context(), None, query, query, query, query, query, query, None, None, None, (), 1.0, {}
-        )
+        lowering.HopperKernels(Context(), "cuda:1", ())
 
 
 @pytest.mark.quick(1)
