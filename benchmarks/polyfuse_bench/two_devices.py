@@ -247,7 +247,7 @@ def _options(side: str) -> dict[str, Any]:
         return {}
     whole = {"chunk_collectives": "off"} if side.endswith(" whole") else {}
     # by default wherever a group has it, and here one side alone shall use it
-    without = {} if side.endswith(_SYMMETRIC) else {"symmetric_memory": False}
+    without = {} if side.endswith(_SYMMETRIC) else {"symmetric_memory": "off"}
     return whole | without
 
 

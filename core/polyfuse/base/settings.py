@@ -250,7 +250,7 @@ class Settings:
         "else one. All ranks need the same.",
         choices=("auto", "off", "2", "4", "8"),
     )
-    symmetric_memory: bool = option(True, "Use symmetric memory of groups that have it; alike on all ranks.")
+    symmetric_memory: str = option("sums", "Through symmetric memory.", choices=("off", "sums", "all"))
     network_bandwidth: int = option(
         0,
         "Megabytes per second between processes, from which the time of collectives is estimated; 0: what "

@@ -43,7 +43,8 @@ def chosen(group: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[st
 
     def run(function: Callable[..., Any], *args: torch.Tensor, **options: Any) -> dict[str, int]:
         torch._dynamo.reset()
-        given = {"backends": ["interpreter"], "strict": True, "graph_cache": False, **options}
+        given = {"backends": ["interpreter"], "strict": True, "graph_cache": False}
+        given |= {"symmetric_memory": "all", **options}
         expected = function(*(x.clone() for x in args))
         compiled = torch.compile(function, backend="polyfuse", options=given)
         torch.testing.assert_close(compiled(*args), expected)
@@ -105,8 +106,10 @@ def test_short_sums(chosen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(f, X, W) == {}
 
 
-def test_it_can_be_turned_off(chosen: Any) -> None:
-    assert chosen(lambda x, w: total(gather(x) @ w), X, W, symmetric_memory=False) == {}
+def test_matmuls_only_on_request(chosen: Any) -> None:
+    function = lambda x, w: total(gather(x) @ w)  # noqa: E731
+    assert chosen(function, X, W, symmetric_memory="sums") == {"symmetric-sums": 1}
+    assert chosen(function, X, W, symmetric_memory="off") == {}
 
 
 def test_a_weight_that_is_made_of_the_rows_stays_outside(chosen: Any) -> None:

@@ -4,8 +4,9 @@
     wait(reduce_scatter(x @ w))            -> matmul_reduce_scatter(x, w)
     wait(all_reduce(x)), a short message   -> all_reduce(x), each process reading from all others
 
-Torch cuts these into chunks that are copied between GPUs while others are multiplied. All ranks that enabled
-it for a group choose alike: what is chosen follows from the graph alone.
+Torch cuts the matmuls into chunks that are copied between GPUs while others are multiplied, which two H200s
+are slower with: by default only short sums are chosen. All ranks that enabled it for a group choose alike:
+what is chosen follows from the graph alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TURNS: Final = (aten.t.default, aten.permute.default, aten.transpose.int)
 def symmetric_matmuls(state: Rewriting) -> int:
     """Put matmuls with their collective in place of the two, for groups with symmetric memory."""
     count = 0
-    for node in state.nodes() if _is_on(state) else ():
+    for node in state.nodes() if _is_on(state, "all") else ():
         name = ops.op_name(node.target)
         if name == _GATHER and (found := gathered_matmuls(node)) is not None:
             count += _gathered(state, found)
@@ -48,15 +49,15 @@ def symmetric_matmuls(state: Rewriting) -> int:
 def symmetric_sums(state: Rewriting) -> int:
     """Have each process add up short messages of all others itself."""
     count = 0
-    for node in state.nodes() if _is_on(state) else ():
+    for node in state.nodes() if _is_on(state, "sums", "all") else ():
         if ops.op_name(node.target) == _SUM:
             count += _summed(state, node)
     return count
 
 
-def _is_on(state: Rewriting) -> bool:
+def _is_on(state: Rewriting, *choices: str) -> bool:
     # without such a group our operators need not be imported
-    return state.settings.symmetric_memory and state.stage != "joint" and bool(symmetric_groups())
+    return state.settings.symmetric_memory in choices and state.stage != "joint" and bool(symmetric_groups())
 
 
 def _told(state: Rewriting, start: Node, others: list[Node]) -> None:
