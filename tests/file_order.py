@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ LONGEST = (
     "plugins/cpp/test_models.py",
     "plugins/cpp/test_matmuls.py",
     "plugins/cpp/test_library.py",
+    "house",
     "plugins/cpp/test_native_host.py",
     "unit/autotune/test_narrow_weights.py",
     "conformance/test_cpp.py",
@@ -91,4 +93,23 @@ LONGEST = (
 def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """The tests of `LONGEST` in its order, then all others in theirs."""
     places = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
-    return sorted(items, key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+    return sorted(items, key=lambda item: places.get(unit(item.nodeid), len(places)))
+
+
+def unit(nodeid: str) -> str:
+    """What one worker runs as a whole: a test's file. The house tests are one, since they share what they
+    parse of all sources.
+    """
+    file = nodeid.partition("::")[0]
+    return "tests/house" if file.startswith("tests/house/") else file
+
+
+def scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives each worker units."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByUnit(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    return ByUnit(config, log)

@@ -102,6 +102,7 @@ def test_depths_that_are_cut(right: str, isa: str) -> None:
     check(Matmul(30, 50, 1500, right=right, bias=True), isa)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "avx2"])
 @pytest.mark.parametrize("columns", [72, 112, 116, 200])
