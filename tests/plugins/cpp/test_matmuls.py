@@ -166,7 +166,7 @@ def test_results_that_run_along_the_rows() -> None:
     check(Matmul(45, 12, 30, right="bnk", out="bnm", residual=True))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", ["m", "k", "mnk"])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_dynamic_sizes(right: str, dynamic: str) -> None:
