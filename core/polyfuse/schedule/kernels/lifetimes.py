@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from polyfuse.ir.communication import never_awaited
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.schedule.result import Call, Launch
-from polyfuse.symbolic import IndexLike, storage_size
 
 
 def kernel_local(graph: Graph, units: Sequence[Unit], roots: Mapping[str, str]) -> frozenset[str]:
@@ -66,8 +64,3 @@ def last_uses(
             row.extend(m for m in members[root] if m in used and m not in gone)
         out.append(tuple(row))
     return tuple(reversed(out))
-
-
-def storage_key(buffer: Buffer) -> tuple[str, str, IndexLike]:
-    """Buffers with equal keys may reuse each other's storage."""
-    return buffer.device, buffer.torch_dtype, storage_size(buffer.size, buffer.stride)
