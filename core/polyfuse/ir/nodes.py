@@ -33,9 +33,6 @@ class View:
     dtype: DType | None = None
 
 
-StorageKey = tuple[str, str, IndexLike]
-
-
 @dataclass(frozen=True)
 class Buffer:
     """Storage with a layout.
@@ -73,11 +70,6 @@ class Buffer:
         if self.dtype is not None:
             return self.dtype.itemsize
         return int(getattr(getattr(torch, self.torch_dtype, None), "itemsize", 1))
-
-    @property
-    def storage_key(self) -> StorageKey:
-        """What must be equal for two buffers to share storage; sizes are compared as expressions."""
-        return self.device, self.torch_dtype, self.storage
 
     def view(self) -> View:
         """The whole buffer."""

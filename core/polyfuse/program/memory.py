@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from polyfuse.ir.nodes import Buffer, StorageKey
+from polyfuse.ir.nodes import Buffer
+from polyfuse.schedule.kernels.lifetimes import StorageKey
 from polyfuse.symbolic import example_value
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from polyfuse.ir.aliasing import AliasRule
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Alias, Kernel
+from polyfuse.schedule.kernels.lifetimes import storage_key
 from polyfuse.schedule.result import Call, Decision, Launch, Schedule
 from polyfuse.symbolic import IndexLike
 
@@ -81,7 +82,7 @@ def launch_aliases(
     names = {a.name: o for a, o in zip(kernel.args, operands, strict=True) if isinstance(o, str)}
     outputs = [a.name for a in kernel.args if a.kind == "out" and names.get(a.name) in fresh]
     inputs = [a.name for a in kernel.args if a.kind == "in" and names.get(a.name) in dying]
-    keys = {name: graph.buffers[names[name]].storage_key for name in (*outputs, *inputs)}
+    keys = {name: storage_key(graph.buffers[names[name]]) for name in (*outputs, *inputs)}
     rule = AliasRule(kernel)
     found: list[Alias] = []
     for output in outputs:

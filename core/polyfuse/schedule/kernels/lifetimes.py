@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from polyfuse.ir.communication import never_awaited
 from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import Buffer
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.schedule.result import Call, Launch
+from polyfuse.symbolic import IndexLike
+
+StorageKey = tuple[str, str, IndexLike]
 
 
 def kernel_local(graph: Graph, units: Sequence[Unit], roots: Mapping[str, str]) -> frozenset[str]:
@@ -64,3 +68,8 @@ def last_uses(
             row.extend(m for m in members[root] if m in used and m not in gone)
         out.append(tuple(row))
     return tuple(reversed(out))
+
+
+def storage_key(buffer: Buffer) -> StorageKey:
+    """What must be equal for two buffers to share storage; sizes are compared as expressions."""
+    return buffer.device, buffer.torch_dtype, buffer.storage
