@@ -68,7 +68,7 @@ def arrives_once(names: tuple[str, ...], numbers: Mapping[str, int], along_rows:
     return subprocess.run([str(program)], timeout=600, check=False).returncode == 0
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("columns", "chunk", "blocks", "count", "along_rows", "buffers", "fetched"),
     (
@@ -100,7 +100,7 @@ def test_rounded_results_arrive_through_the_copy_engine(tmp_path, columns, block
     assert arrives_once(("rounded.cuh",), numbers, False, tmp_path)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("columns", "chunk", "blocks", "count", "buffers"),
     (
@@ -126,7 +126,7 @@ def test_groups_of_sums_are_combined(tmp_path, columns, chunk, blocks, count, bu
     )
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("columns", "blocks"), ((256, 1), (128, 2), (160, 1), (96, 2), (64, 1)))
 def test_groups_of_rounded_results_are_combined(tmp_path, columns, blocks):
     numbers = {"BY": columns, "BLOCKS": blocks, "VEC": 2, "STAGING": 4096}

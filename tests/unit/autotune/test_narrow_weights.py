@@ -69,7 +69,7 @@ def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [2, 9, 40])
 @pytest.mark.parametrize("function", [converted, scaled, turned, shifted])
@@ -110,7 +110,7 @@ def groups(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Te
     return torch.nn.functional.linear(x, (apart * scale[:, :, None]).reshape(w.shape))
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 9, 40])
 @pytest.mark.parametrize("size", [8, 24, 64])
@@ -199,7 +199,7 @@ def test_a_weight_that_lies_across_the_depth(run: Any) -> None:
     assert not is_narrow(run(function, torch.randn(9, 70), across))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("rows", [1, 20])
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
