@@ -7,9 +7,10 @@ and the column. Which rows and columns of the result a tap counts for is known f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from polyfuse.ir.kernel import Section
 from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, coefficient, free_axes, substitute
@@ -97,20 +98,29 @@ def window_of(facts: Facts, plan: Plan) -> Window | None:
     total, taps, gone = found
     step = coefficient(taps[0].image.index, column)
     assert isinstance(step, int)
-    rest = tuple(s for s in body if id(s) not in gone)
+    rest = _still_needed(tuple(s for s in body if id(s) not in gone), kernel.sections[at[0] + 1 :])
     sums = [s for s in rest if isinstance(s, Reduce)]
     if len(sums) != looped or any(s.kind != "sum" or s.dtype is not DType.f32 for s in sums):
         return None
     before = tuple(s for section in kernel.sections[: at[0]] for s in section.body)
     after = tuple(s for section in kernel.sections[at[0] + 1 :] for s in section.body)
-    window = Window(
-        plan.lane, column, row, taps, step, total, before, rest, after, sums[0] if sums else None
-    )
+    window = Window(plan.lane, column, row, taps, step, total, before, rest, after, sums[0] if sums else None)
     return window if _is_plain(facts, plan, window) else None
 
 
+def _still_needed(body: tuple[Statement, ...], later: Sequence[Section]) -> tuple[Statement, ...]:
+    """The statements whose results are used, now that those that made the taps are gone."""
+    needed = {name for section in later for s in section.body for name in s.args}
+    kept: list[Statement] = []
+    for stmt in reversed(body):
+        if isinstance(stmt, (Store, Reduce)) or needed & set(stmt.targets):
+            kept.append(stmt)
+            needed |= set(stmt.args)
+    return tuple(reversed(kept))
+
+
 def _is_plain(facts: Facts, plan: Plan, window: Window) -> bool:
-    """Whether all other statements can be written for any channel, more than once, and in any order of rows."""
+    """Whether all other statements can be done for any channels, more than once, and in any order."""
     lane, whole = window.lane, facts.sizes[window.lane]
     assert isinstance(whole, int)
     overlaps = whole % plan.lanes != 0
@@ -175,9 +185,7 @@ class _Terms:
         steps = {coefficient(t.image.index, self.axes[2]) for t in chains[total]}
         return (total, chains[total], parts[total]) if len(steps) == 1 else None
 
-    def _tap(
-        self, stmt: Compute, made: Mapping[str, Statement], uses: Mapping[str, int]
-    ) -> Tap | None:
+    def _tap(self, stmt: Compute, made: Mapping[str, Statement], uses: Mapping[str, int]) -> Tap | None:
         lane, row, column = self.axes
         loads = [made.get(name) for name in stmt.args]
         if not all(isinstance(s, Load) and uses[s.target] == 1 for s in loads):
@@ -193,7 +201,7 @@ class _Terms:
                 return None
         if free_axes(weight.index) != (lane,) or weight.mask not in (None, image.mask):
             return None
-        if self.facts.memory[image.buffer] is not DType.f32 or self.facts.memory[weight.buffer] is not DType.f32:
+        if any(self.facts.memory[load.buffer] is not DType.f32 for load in (image, weight)):
             return None
         steps = [coefficient(image.index, name) for name in (row, column)]
         if not all(isinstance(step, int) for step in steps) or not steps[1]:
@@ -223,7 +231,7 @@ class _Terms:
 
 
 def _limited(index: IndexLike, op: str, inside: dict[str, Interval]) -> bool:
-    """Limit the positions on one axis to those for which an index is (`ge`) or is not (`lt`) positive or zero."""
+    """Limit the positions on one axis to those where an index is at least zero (`ge`), or less (`lt`)."""
     names = free_axes(index) if not isinstance(index, int) else ()
     if len(names) != 1 or names[0] not in inside:
         return False

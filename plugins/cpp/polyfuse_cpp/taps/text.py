@@ -24,7 +24,6 @@ from polyfuse_cpp.loops.body import Frame, Value
 from polyfuse_cpp.loops.stage import StageText
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.taps.problem import Interval, Tap, Window
-from polyfuse_cpp.tiling import Plan
 
 __all__ = ["TapsText", "fits"]
 
@@ -85,7 +84,7 @@ class TapsText(StageText):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # neighbouring rows read what was stored around
+        # what a tile stores is a line of each column, and no whole ones in a row
         self.streaming, self.new_pages, self.tables = frozenset(), [], None
         self.interleaved, self.together = {}, 1
         window, plan = self.window, self.plan
@@ -209,7 +208,7 @@ class TapsText(StageText):
                 self._tile(tiles, "first")
 
     def _tile(self, tiles: _Tiles, first: str) -> None:
-        out, window, lanes = self.out, self.window, self.plan.lanes
+        out, window = self.out, self.window
         sums = [f"sum_{j}" for j in range(tiles.columns)]
         with self._vectors("at_block", "stop"):
             out.line(f"vf32 {', '.join(f'{name} = fill<vf32>(f32(0))' for name in sums)};")
@@ -226,9 +225,9 @@ class TapsText(StageText):
                         for tap in taps:
                             out.line(f"add_zeros({self._weight(tap)}, {', '.join(sums)});")
             frame = self._frame()
-            self._finish(frame, first, sums)
+            self._finish(frame, tiles, first, sums)
 
-    def _finish(self, frame: Frame, first: str, sums: Sequence[str]) -> None:
+    def _finish(self, frame: Frame, tiles: _Tiles, first: str, sums: Sequence[str]) -> None:
         """What is done with the sums of a tile, of each column by itself."""
         out, window, mean, lanes = self.out, self.window, self.window.mean, self.plan.lanes
         roots = [s for s in window.body if isinstance(s, Store)]
@@ -241,7 +240,9 @@ class TapsText(StageText):
             out.line(f"auto mean = load<Vec>(line + block * {lanes});")
         for j, name in enumerate(sums):
             with out.block():
-                out.line(f"const i64 {window.column} = {first} + {j};")
+                out.line(
+                    f"const i64 {window.column} = {tiles.first + j if first.isdigit() else f'{first} + {j}'};"
+                )
                 point = frame.child()
                 point.env[window.total] = Value(DType.f32, True, (name,))
                 for stmt in needed:
@@ -261,7 +262,7 @@ class TapsText(StageText):
         if tap.zeros and outside:
             self.out.line(f"add_zeros({self._weight(tap)}, {', '.join(outside)});")
         if start < end:
-            column = f"({first} + {start})" if start else first
+            column = str(tiles.first + start) if first.isdigit() else f"({first} + {start})"
             at = f"{tap.image.buffer} + {index_text(tap.image.index, {self.window.column: column})}"
             some = ", ".join(sums[start:end])
             self.out.line(f"add_taps<{self.window.step}>({at}, {self._weight(tap)}, {some});")
