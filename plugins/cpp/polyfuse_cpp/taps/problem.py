@@ -125,7 +125,9 @@ def _is_plain(facts: Facts, plan: Plan, window: Window) -> bool:
     assert isinstance(whole, int)
     overlaps = whole % plan.lanes != 0
     read = {t.image.buffer for t in window.taps} | {t.weight.buffer for t in window.taps}
-    if any(a.input in read or overlaps for a in facts.kernel.aliases) or read & facts.written:
+    # what is read of each channel is read again after the first points were stored
+    again = overlaps or window.mean is not None
+    if any(a.input in read or again for a in facts.kernel.aliases) or read & facts.written:
         return False
     for stmt in (*window.before, *window.body, *window.after):
         match stmt:
