@@ -45,14 +45,13 @@ class Expr:
         payload: what is not an expression, None for most; read it by the names below.
     """
 
-    __slots__ = ("__weakref__", "_hash", "args", "dtype", "op", "payload", "weight")
+    __slots__ = ("__weakref__", "args", "dtype", "op", "payload", "weight")
 
     op: str
     args: tuple[Expr, ...]
     dtype: DType
     payload: Any
     weight: int
-    _hash: int
 
     def __new__(cls, op: str, args: tuple[Expr, ...], dtype: DType, payload: Any = None) -> Expr:
         # repr keeps 0.0 and -0.0, True and 1, and NaN payloads' text apart, which == does not
@@ -62,12 +61,8 @@ class Expr:
             return found
         self = object.__new__(cls)
         self.op, self.args, self.dtype, self.payload = op, args, dtype, payload
-        self._hash = hash(key)
         self.weight = 1 + sum(a.weight for a in args)
         return _INTERN.add(key, self)
-
-    def __hash__(self) -> int:
-        return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Expr, (self.op, self.args, self.dtype, self.payload))
