@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.nn.attention import flex_attention as flex
 
-from polyfuse.plugin import Lowering
 from polyfuse_cuda.flex.call import Written
 from polyfuse_cutlass.attention import lowering
 from polyfuse_cutlass.attention.backward import Totals
@@ -77,7 +76,7 @@ def emulated_faults(name: str) -> list[str]:
 
     lowerings = {
         **triton_lowering.LOWERINGS,
-        _BACKWARD: Lowering(lowering.flex_attention_backward, library=True),
+        _BACKWARD: lowering.LOWERINGS[_BACKWARD],
     }
     given, function = operands(case), runner(case)
     if name == "sum":

@@ -85,7 +85,7 @@ LONGEST = (
     "unit/frontend/test_layouts.py",
     "unit/frontend/test_repeated.py",
 )
-"""Those that take six seconds of CPU or more, as measured or as a busy run showed; the longest first."""
+"""Those that took eight seconds of CPU or more in a run on a busy machine; the longest first."""
 
 
 def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:

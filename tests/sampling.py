@@ -27,13 +27,22 @@ def mark_others_slow(items: Iterable[pytest.Item]) -> None:
         ):
             families[item.nodeid.partition("[")[0]].append(item)
     for family in families.values():
-        covered: set[tuple[object, ...]] = set()
+        family.sort(key=_order)
         most = family[0].get_closest_marker("quick")
-        for number, item in enumerate(sorted(family, key=_order)):
-            values = _values(item)
-            if number >= most.args[0] if most else values <= covered:
-                item.add_marker(pytest.mark.slow)
-            covered |= values
+        quick = family[: most.args[0]] if most else _covering(family)
+        for item in set(family).difference(quick):
+            item.add_marker(pytest.mark.slow)
+
+
+def _covering(family: list[pytest.Function]) -> list[pytest.Function]:
+    """Few that have every value, each of those that add most to what was chosen before."""
+    values = {item: _values(item) for item in family}
+    missing = set().union(*values.values())
+    chosen = []
+    while missing:
+        chosen.append(max(family, key=lambda item: len(values[item] & missing)))
+        missing -= values[chosen[-1]]
+    return chosen
 
 
 def _order(item: pytest.Item) -> str:

@@ -154,7 +154,7 @@ VIEWS_OF_COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", VIEWS_OF_COPIES)
 def test_views_of_copies_of_parts(name: str, dynamic: bool) -> None:
@@ -266,6 +266,7 @@ def test_means_of_rows_without_a_variance(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(found, expected, equal_nan=True)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("shape", [(2, 8, 9000), (70000, 8), (2, 8, 200, 200)])
 def test_running_mean_of_long_columns_with_an_infinity(shape: tuple[int, ...], backend: str) -> None:
@@ -322,6 +323,7 @@ def test_a_write_to_a_part_of_a_size_that_comes_from_data() -> None:
                 assert torch.equal(found, expected) and found.stride() == expected.stride()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
 def test_a_batch_that_comes_from_data_is_resampled(mode: str) -> None:
     def function(x: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -252,7 +252,7 @@ def broken_in_a_list(x: torch.Tensor) -> torch.Tensor:
     return sum([broken(x * number) for number in range(1, 3)])
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("function", "frames"),
     [

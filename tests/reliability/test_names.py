@@ -135,16 +135,16 @@ def test_a_matmul_into_a_name_of_an_operator(tmp_path):
 
 # 300 names and more, everywhere. The short form takes some of each kind.
 
-SHORT = [name for i, name in enumerate(WORDS) if i % 5 == 0]
+SHORT = [name for i, name in enumerate(WORDS) if i % 10 == 0]
 
 
 def test_functions_and_modules():
-    compiled_agrees(function(SHORT[:40:2]), 20)
-    compiled_agrees(module(SHORT[40:64:2]), 6)
+    compiled_agrees(function(SHORT[:20]), 20)
+    compiled_agrees(module(SHORT[20:32]), 6)
 
 
 def test_packages(tmp_path):
-    made = programs([SHORT[:50:2], SHORT[50::2]])
+    made = programs([SHORT[:16], SHORT[16:]])
     path = packaged(made, tmp_path / "a.pf", native=True)
     check_python(path, made)
     check_native(path, made)

@@ -27,6 +27,7 @@ from polyfuse.ir.interpreter.kernel import KernelEvaluator
 from polyfuse.ir.interpreter.space import Space
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import SCALAR_OPS, combining_op
+from polyfuse.ir.rounding import COARSE, coarse_values
 from polyfuse.ir.statements import Cast, Compute, Load, Random, Store
 
 __all__ = ["Bounded", "BoundedEvaluator", "Ledger"]
@@ -111,6 +112,7 @@ class BoundedEvaluator(KernelEvaluator):
         self._ledger = ledger
         self._fast = kernel.numerics != "eager"
         self._in_order = kernel.deterministic
+        self._coarse = coarse_values(kernel)
         self._locals: dict[str, Tensor] = {}
 
     def value(self, stmt: PointStatement, known: Mapping[str, Any]) -> Any:
@@ -123,6 +125,10 @@ class BoundedEvaluator(KernelEvaluator):
         match stmt:
             case Compute(op=op, args=args):
                 error = self._scalar(op, tuple(known[a] for a in args), found)
+                if stmt.target in self._coarse:
+                    size = found.double().abs()
+                    own = COARSE[op] * torch.minimum(size, 1 - size)
+                    error = own if error is None else error + own
             case Cast(arg=arg, bitwise=True):
                 error = known[arg].error
                 error = None if error is None else torch.where(error > 0, torch.inf, 0.0)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-from polyfuse.ir.statements import Cast, Compute, Statement, is_check
-from polyfuse.ir.types import DType
+from polyfuse.ir.rounding import coarse_values
+from polyfuse.ir.statements import Statement, is_check
 from polyfuse.kit import KernelFacts
 from polyfuse_cpp.loops.ops import cost_of
 
 __all__ = ["Facts"]
-
-_PASSING = frozenset(("add", "sub", "mul", "neg"))
-"""Operations whose results are as exact as their operands, or as those of eager mode, which rounds these."""
 
 
 class Facts(KernelFacts):
@@ -39,15 +36,9 @@ class Facts(KernelFacts):
         return sum(cost_of(s.op) for s in stmts if id(s) not in self.checking)
 
     @cached_property
-    def rounded(self) -> frozenset[str]:
-        """Values from which only numbers of bf16 are made, without a comparison or a loop in between."""
-        exact: set[str] = set()
-        for stmt in reversed(self.statements):
-            narrows = isinstance(stmt, Cast) and stmt.dtype is DType.bf16 and not stmt.bitwise
-            passes = isinstance(stmt, Compute) and stmt.op in _PASSING and stmt.target not in exact
-            if not (narrows or passes):
-                exact.update(stmt.args)
-        return frozenset(name for stmt in self.statements for name in stmt.targets if name not in exact)
+    def coarse(self) -> frozenset[str]:
+        """Values that need be no more exact than bf16 (`polyfuse.ir.rounding`)."""
+        return coarse_values(self.kernel)
 
     @cached_property
     def cost(self) -> int:

@@ -197,3 +197,25 @@ def test_bytes_of_several_types() -> None:
     given = (m, a.view(torch.int8), b)
     found = torch.compile(function, backend="polyfuse", options={"backends": ["cpp"], "strict": True})(*given)
     assert all(torch.equal(x, y) for x, y in zip(found, function(*given), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [DType.bf16, DType.f16, DType.f64])
+def test_signs_are_taken_away_and_turned_in_bytes(dtype: DType) -> None:
+    """Each number of 16 bits, those that are no number included."""
+    length = 1 << 16
+    k = KernelBuilder({"x0": length})
+    k.arg("a", dtype), k.out("o", dtype), k.out("p", dtype)
+    s, i = k.section(), k["x0"]
+    wide = s.load("a", i) if dtype is DType.f64 else s.cast(s.load("a", i), DType.f32)
+    for buffer, op in (("o", "abs"), ("p", "neg")):
+        value = s.op(op, wide)
+        s.store(buffer, i, value if dtype is DType.f64 else s.cast(value, dtype))
+    kernel = k.build()
+    assert "byte_row" in backend("").emit(kernel).text
+    patterns = torch.arange(length, dtype=torch.int32).to(torch.int16)
+    a = patterns.view(torch.bfloat16).double() if dtype is DType.f64 else patterns.view(dtype.torch)
+    o, p = torch.zeros_like(a), torch.zeros_like(a)
+    compiled(kernel)(a, o, p)
+    torch.testing.assert_close(o, a.abs(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(p, -a, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(p.signbit(), a.signbit().logical_not()) and not o.signbit().any()

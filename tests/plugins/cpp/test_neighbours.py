@@ -70,14 +70,14 @@ def text_of(kernel: Kernel) -> str:
     return backend("avx2").emit(kernel).text
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("width", [3, 4, 5, 6, 7, 9, 14, 21])
 def test_rows_of_any_length(width: int) -> None:
     for step in (1, 2):
         agrees(windows(17, width, 24, step), 24)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("channels", [8, 16, 17, 40])
 def test_any_number_of_channels(channels: int) -> None:
     agrees(windows(20, 11, channels), channels)

@@ -28,7 +28,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     forget_sessions()
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("function", "args", "weight"),
     [

@@ -139,6 +139,7 @@ def test_what_learns_convolves_as_it_is_written() -> None:
     torch.testing.assert_close(found, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_views_of_what_is_computed_from_features_by_frames(groups: int, dynamic: bool) -> None:

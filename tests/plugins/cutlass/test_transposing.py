@@ -126,7 +126,7 @@ def test_groups_of_sums_are_combined(tmp_path, columns, chunk, blocks, count, bu
     )
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("columns", "blocks"), ((256, 1), (128, 2), (160, 1), (96, 2), (64, 1)))
 def test_groups_of_rounded_results_are_combined(tmp_path, columns, blocks):
     numbers = {"BY": columns, "BLOCKS": blocks, "VEC": 2, "STAGING": 4096}

@@ -46,6 +46,7 @@ def test_the_whole_kit(group):
     assert in_interpreter(kit_faults, group, False) == []
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("group", ["memory", "reduction", "section"])
 def test_any_tiling_gives_the_same(group):
     seed = random.randrange(1 << 30)

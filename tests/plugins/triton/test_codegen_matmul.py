@@ -61,7 +61,7 @@ def test_types(case):
     assert "tl.dot" in run(case)
 
 
-@pytest.mark.parametrize("dtype", ["u8", "i16", "i64", "u8"])
+@pytest.mark.parametrize("dtype", ["u8", "i16", "i64"])
 def test_types_without_an_instruction_are_multiplied_and_added(dtype):
     out = {"u8": "i32"}.get(dtype, dtype)
     assert "tl.dot" not in run(Case(37, 50, 41, dtype=dtype, out=out), None)
@@ -226,6 +226,7 @@ kernel k on cuda {
     assert "tl.load(in1" in before and "tl.load(in1" not in loop
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_eight_bit_weight_is_read_as_it_is_stored(dtype: str, rows: int) -> None:

@@ -229,3 +229,44 @@ def test_several_stores_to_one_element(mode):
     start = torch.zeros(4)
     assert not checked(kernel, launch, (at, value, start)).problem
     assert checked(kernel, lost, (at, value, start)).problem
+
+
+COARSE = """kernel k on cpu {
+  numerics NUMERICS
+  axes p0{2000} ~ 2000
+  in in0: bf16[2000]
+  out out0: OUT[2000]
+  once {
+    v0 = load bf16 in0[p0]
+    v1 = cast f32 (v0)
+    v2 = erf f32 (v1)
+    v3 = add f32 (v2, v1)
+ROUNDED
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "out, numerics, error, honest",
+    [
+        ("bf16", "fast", 2**-13, True),
+        ("bf16", "fast", 2**-9, False),
+        ("bf16", "eager", 2**-13, False),
+        ("f32", "fast", 2**-13, False),
+    ],
+)
+def test_erf_may_be_coarse_where_only_bf16_is_made_of_it(out, numerics, error, honest):
+    narrow = "    v4 = cast bf16 (v3)\n    store bf16 set out0[p0] = v4"
+    rounded = narrow if out == "bf16" else "    store f32 set out0[p0] = v3"
+    kernel = parse_kernel(
+        COARSE.replace("NUMERICS", numerics).replace("OUT", out).replace("ROUNDED", rounded)
+    )
+    x = torch.linspace(-6, 6, 2000).bfloat16()
+
+    def coarse(a: torch.Tensor, found: torch.Tensor) -> None:
+        exact = torch.erf(a.double())
+        found.copy_((exact * (1 - error * (1 - exact.abs())) + a.double()).float())
+
+    target = torch.empty(2000, dtype=torch.bfloat16 if out == "bf16" else torch.float32)
+    assert (not checked(kernel, coarse, (x, target)).problem) == honest

@@ -103,6 +103,7 @@ def test_it_agrees_with_eager_mode(name: str, dtype: torch.dtype) -> None:
         assert result.stride() == expected.stride()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "name", ["product", "conjugate", "a real number", "length and angle", "joined", "reduction"]
 )
@@ -114,6 +115,7 @@ def test_sizes_may_vary(name: str) -> None:
     assert rewrites() > 0
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "name",
     [
@@ -126,6 +128,7 @@ def test_what_is_not_finite(name: str) -> None:
     torch.testing.assert_close(compiled(CASES[name])(x), CASES[name](x), equal_nan=True)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "name", ["product", "conjugate", "views", "length and angle", "real and imaginary", "sign"]
 )
@@ -195,6 +198,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 8))])
 def test_chains_of_operators(seed: int) -> None:
     """Of any two earlier results each; with gradients, and sizes that vary, of some."""

@@ -43,7 +43,7 @@ def test_variances_of_blocks() -> None:
     assert record.kinds().count("Reduction") == 6
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_equal_numbers_have_no_variance(dtype: torch.dtype, dynamic: bool) -> None:

@@ -71,12 +71,12 @@ def test_constant_pad(dynamic: bool) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_margins_filled_from_inside(mode: str, dynamic: bool) -> None:
     x = torch.randn(3, 4, 6)
-    for fn in (
-        lambda x: F.pad(x, (3, 2), mode=mode),
-        lambda x: F.pad(x[None], (1, 2, 3, 1), mode=mode),
-        lambda x: F.pad(x[None, None], (1, 1, 1, 1, 1, 1), mode=mode),
-    ):
-        check(lambda x, fn=fn: fn(x) + 1, x, dynamic=dynamic)
+
+    def padded(x: torch.Tensor) -> list[torch.Tensor]:
+        given = ((x, (3, 2)), (x[None], (1, 2, 3, 1)), (x[None, None], (1, 1, 1, 1, 1, 1)))
+        return [F.pad(y, pad, mode=mode) + 1 for y, pad in given]
+
+    check(padded, x, dynamic=dynamic)
     check(gradient(lambda x: F.pad(x, (3, 2), mode=mode)), x, dynamic=dynamic)
     check(gradient(lambda x: F.pad(x[None], (1, 1, 2, 0), mode=mode)), x, dynamic=dynamic)
 
@@ -85,13 +85,13 @@ def test_margins_filled_from_inside(mode: str, dynamic: bool) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_circular_margins(dynamic: bool) -> None:
     x = torch.randn(3, 4, 6)
-    for pad, fn in (
-        ("on both sides", lambda x: F.pad(x, (3, 2), mode="circular")),
-        ("all of it", lambda x: F.pad(x[None], (6, 6, 4, 0), mode="circular")),
-        ("what is left", lambda x: F.pad(x[None], (-1, 2, 1, -2), mode="circular")),
-        ("of several types", lambda x: F.pad((x * 9).int(), (1, 1), mode="circular")),
-    ):
-        assert check(fn, x, dynamic=dynamic, exact=True), pad
+
+    def padded(x: torch.Tensor) -> list[torch.Tensor]:
+        """On both sides, by all of it, by what is left, and of another type."""
+        given = ((x, (3, 2)), (x[None], (6, 6, 4, 0)), (x[None], (-1, 2, 1, -2)), ((x * 9).int(), (1, 1)))
+        return [F.pad(y, pad, mode="circular") for y, pad in given]
+
+    check(padded, x, dynamic=dynamic, exact=True)
     check(gradient(lambda x: F.pad(x[None], (1, 2, 3, 1), mode="circular")), x, dynamic=dynamic)
 
 

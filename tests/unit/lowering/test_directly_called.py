@@ -11,6 +11,7 @@ def compiled(function):
     return torch.compile(function, backend="polyfuse")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_statistics_of_a_layer_norm(dtype):
     """Those of 16-bit rows beside weights of f32 are not rounded."""

@@ -12,6 +12,7 @@ import torch
 from torch._dynamo import guards, symbolic_convert
 from torch._dynamo.variables import higher_order_ops
 
+from polyfuse.torch_compat.captures import frames
 from polyfuse.torch_compat.captures.shortcuts import shortcuts
 
 
@@ -23,6 +24,23 @@ def test_all_is_as_it_was_after_an_error() -> None:
         raise RuntimeError("planted")
     assert (symbolic_convert.get_funcname, vars(mapped)["should_wrap_in_hop"]) == before
     assert gc.get_threshold() == rare
+
+
+@pytest.mark.parametrize(("objects", "asked"), [(0, 3), (800_000, 1)])
+def test_frozen_objects_are_counted_once(objects: int, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def count() -> int:
+        calls.append(gc.isenabled())
+        return objects
+
+    monkeypatch.setattr(frames, "_frozen", False)
+    monkeypatch.setattr(gc, "get_freeze_count", count)
+    for _ in range(3):
+        with frames.collections_deferred():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+    assert calls == [False] * asked
 
 
 @pytest.mark.parametrize("name", ["trace_call_log", "trace_source_log"])

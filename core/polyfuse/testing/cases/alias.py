@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-
-from torch import Tensor
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
 from polyfuse.ir.kernel import KernelArg, RowBuffer
@@ -13,7 +11,19 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse.testing.cases.builder import Builder, Carry, Store, result
 from polyfuse.testing.cases.case import EXACT, LOOSE, Case, Tolerance
-from polyfuse.testing.cases.loops import BF16, F16, F32, I64, fresh, one_case, ordinary, reads, writes, zeros
+from polyfuse.testing.cases.loops import (
+    BF16,
+    F16,
+    F32,
+    I64,
+    fresh,
+    one_case,
+    ordinary,
+    reads,
+    softmax_of_rows,
+    writes,
+    zeros,
+)
 
 __all__ = ["alias_cases"]
 
@@ -50,14 +60,8 @@ def _cases(quick: bool) -> Iterator[Case]:
 def _case(
     builder: Builder, row: str, dtype: DType, hints: tuple[int, ...], tolerance: Tolerance | None = None
 ) -> Case:
-    made = [_operand(arg, seed) for seed, arg in enumerate(builder.args)]
     chosen = tolerance or (EXACT if not dtype.is_float else LOOSE if dtype is F32 else _HALF)
-    return one_case(builder, _GROUP, row, str(dtype), (fresh(*made),), chosen, hints)
-
-
-def _operand(arg: KernelArg, seed: int) -> Callable[[], Tensor]:
-    assert isinstance(arg.numel, int)
-    return zeros(arg.dtype, arg.numel) if arg.kind == "out" else ordinary(arg.dtype, arg.numel, seed)
+    return one_case(builder, _GROUP, row, str(dtype), tolerance=chosen, hints=hints)
 
 
 def _more(value: Expr) -> Expr:
@@ -131,15 +135,7 @@ def _dynamic() -> Case:
 
 
 def _softmax(dtype: DType, m: int, n: int) -> Case:
-    i, r = axis("i0", m), axis("r0", n)
-    args = (reads("in0", dtype, m * n), writes("out0", dtype, m * n))
-    builder = Builder("softmax", (i,), (r,), args, (RowBuffer("row", F32, n),))
-    value = cast(load("in0", i * n + r, dtype), F32)
-    builder.loop(Store("row", r, value), Carry(("m", "s"), "online_softmax", (value,)))
-    shifted = apply("exp", apply("sub", load("row", r, F32), result("m", F32)))
-    found = apply("div", shifted, result("s", F32))
-    builder.loop(Store("out0", i * n + r, cast(found, dtype)))
-    return _case(builder, f"softmax, row of {n}", dtype, (m, n))
+    return _case(softmax_of_rows("softmax", dtype, m, n), f"softmax, row of {n}", dtype, (m, n))
 
 
 def _activation_and_norm(dtype: DType, m: int, n: int, numerics: str, across: bool = True) -> Case:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
-from polyfuse.ir.kernel import RowBuffer
 from polyfuse.ir.ops import REDUCTIONS, SCANS
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import result_types
@@ -16,7 +15,19 @@ from polyfuse.symbolic import Index, IndexLike, axis
 from polyfuse.testing.cases import values
 from polyfuse.testing.cases.builder import Builder, Carry, Store, result
 from polyfuse.testing.cases.case import EXACT, Case, Tolerance
-from polyfuse.testing.cases.loops import BF16, F32, I64, U8, fresh, one_case, ordinary, reads, writes, zeros
+from polyfuse.testing.cases.loops import (
+    BF16,
+    F32,
+    I64,
+    U8,
+    fresh,
+    one_case,
+    ordinary,
+    reads,
+    softmax_of_rows,
+    writes,
+    zeros,
+)
 
 _GROUP = "large"
 _SUMS = Tolerance(absolute=2e-2, relative=1e-4, signed_zero=False)
@@ -43,8 +54,7 @@ def _pointwise(dtype: DType) -> Case:
     i = axis("i0", count)
     builder = Builder("large_pointwise", (i,), (), (reads("in0", dtype, count), writes("out0", dtype, count)))
     builder.once(Store("out0", i, _bent(load("in0", i, dtype))))
-    run = fresh(ordinary(dtype, count), zeros(dtype, count))
-    return one_case(builder, _GROUP, "pointwise", str(dtype), (run,), EXACT, (count,))
+    return one_case(builder, _GROUP, "pointwise", str(dtype), tolerance=EXACT, hints=(count,))
 
 
 def _transposed(dtype: DType) -> Case:
@@ -55,8 +65,7 @@ def _transposed(dtype: DType) -> Case:
     first, second = load("in0", i * n + j, dtype), load("in1", j * m + i, dtype)
     chosen = apply("where", apply("gt", _wide(first), _wide(second)), _wide(first), _wide(second))
     builder.once(Store("out0", i * n + j, cast(chosen, dtype)))
-    run = fresh(ordinary(dtype, m * n), ordinary(dtype, m * n, 2), zeros(dtype, m * n))
-    return one_case(builder, _GROUP, "transposed", str(dtype), (run,), EXACT, (m, n))
+    return one_case(builder, _GROUP, "transposed", str(dtype), tolerance=EXACT, hints=(m, n))
 
 
 def _wide(value: Expr) -> Expr:
@@ -118,15 +127,8 @@ def _scan(kind: str, m: int, n: int) -> Case:
 
 
 def _softmax(m: int, n: int) -> Case:
-    i, r = axis("i0", m), axis("r0", n)
-    args = (reads("in0", F32, m * n), writes("out0", F32, m * n))
-    builder = Builder("large_softmax", (i,), (r,), args, (RowBuffer("row", F32, n),))
-    value = load("in0", i * n + r, F32)
-    builder.loop(Store("row", r, value), Carry(("m", "s"), "online_softmax", (value,)))
-    shifted = apply("exp", apply("sub", load("row", r, F32), result("m", F32)))
-    builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
-    run = fresh(ordinary(F32, m * n), zeros(F32, m * n))
-    return one_case(builder, _GROUP, "softmax with a row buffer", "f32", (run,), hints=(m, n))
+    builder = softmax_of_rows("large_softmax", F32, m, n)
+    return one_case(builder, _GROUP, "softmax with a row buffer", "f32", hints=(m, n))
 
 
 def _scatter() -> Case:

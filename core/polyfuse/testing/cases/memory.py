@@ -79,8 +79,7 @@ def _copy(row: str, dtype: DType, source: IndexLike, target: IndexLike, extent: 
     builder = Builder(f"copy_{row.replace(' ', '_')}", (i, j), (), args)
     value = load("in0", source, dtype)
     builder.once(Store("out0", target, _bent(value)))
-    run = fresh(ordinary(dtype, extent), zeros(dtype, room))
-    return one_case(builder, "layouts", row, str(dtype), (run,), EXACT, (_M, _N))
+    return one_case(builder, "layouts", row, str(dtype), tolerance=EXACT, hints=(_M, _N))
 
 
 def _bent(value: Expr) -> Expr:
@@ -115,16 +114,14 @@ def _four_axes() -> Case:
     builder = Builder("four_axes", (a, b, c, d), (), (reads("in0", F32, 120), writes("out0", F32, 120)))
     value = load("in0", ((d * 4 + c) * 3 + b) * 2 + a, F32)
     builder.once(Store("out0", ((a * 3 + b) * 4 + c) * 5 + d, _bent(value)))
-    run = fresh(ordinary(F32, 120), zeros(F32, 120))
-    return one_case(builder, "layouts", "four axes permuted", "f32", (run,), EXACT, (2, 3, 4, 5))
+    return one_case(builder, "layouts", "four axes permuted", "f32", tolerance=EXACT, hints=(2, 3, 4, 5))
 
 
 def _in_place() -> Case:
     i = axis("i0", 100)
     builder = Builder("in_place", (i,), (), (writes("io0", F32, 100, "inout"),))
     builder.once(Store("io0", i, apply("add", load("io0", i, F32), const(1.0, F32))))
-    run = fresh(ordinary(F32, 100))
-    return one_case(builder, "layouts", "in place", "f32", (run,), EXACT, (100,))
+    return one_case(builder, "layouts", "in place", "f32", tolerance=EXACT, hints=(100,))
 
 
 # --- sizes --------------------------------------------------------------------------------------------------
@@ -140,8 +137,7 @@ def _sizes(quick: bool) -> Iterator[Case]:
                 f"size_{count}", (i,), (), (reads("in0", dtype, count), writes("out0", dtype, count))
             )
             builder.once(Store("out0", i, _bent(load("in0", i, dtype))))
-            run = fresh(ordinary(dtype, count), zeros(dtype, count))
-            yield one_case(builder, "sizes", str(count), str(dtype), (run,), EXACT, (count,))
+            yield one_case(builder, "sizes", str(count), str(dtype), tolerance=EXACT, hints=(count,))
         yield _dynamic(dtype)
     yield _dynamic_plane()
 

@@ -7,14 +7,25 @@ from collections.abc import Iterator
 import torch
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
-from polyfuse.ir.kernel import KernelArg, RowBuffer
+from polyfuse.ir.kernel import KernelArg
 from polyfuse.ir.ops import RANDOM
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis, symbol
 from polyfuse.testing.cases import values
 from polyfuse.testing.cases.builder import Builder, Carry, Store, result
 from polyfuse.testing.cases.case import EXACT, Case, Tolerance
-from polyfuse.testing.cases.loops import BF16, F32, I64, fresh, one_case, ordinary, reads, writes, zeros
+from polyfuse.testing.cases.loops import (
+    BF16,
+    F32,
+    I64,
+    fresh,
+    one_case,
+    ordinary,
+    reads,
+    softmax_of_rows,
+    writes,
+    zeros,
+)
 
 _GROUP = "fused kernels"
 
@@ -23,7 +34,7 @@ def section_cases(quick: bool) -> Iterator[Case]:
     """All cases of this file."""
     for row_length in (17, 64) if quick else (1, 7, 16, 17, 64, 200):
         yield _softmax(row_length)
-    yield _softmax_two_passes()
+    yield _softmax_three_passes()
     yield _softmax_of_large()
     yield _reads_after_it_stored()
     yield _layer_norm(F32)
@@ -43,47 +54,32 @@ def section_cases(quick: bool) -> Iterator[Case]:
 def _softmax(n: int) -> Case:
     """One pass over memory: the row is stored in a row buffer."""
     m = 5
-    i, r = axis("i0", m), axis("r0", n)
-    builder = Builder(
-        "softmax_local",
-        (i,),
-        (r,),
-        (reads("in0", F32, m * n), writes("out0", F32, m * n)),
-        (RowBuffer("row", F32, n),),
-    )
-    value = load("in0", i * n + r, F32)
-    builder.loop(Store("row", r, value), Carry(("m", "s"), "online_softmax", (value,)))
-    shifted = apply("exp", apply("sub", load("row", r, F32), result("m", F32)))
-    builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
-    run = fresh(ordinary(F32, m * n), zeros(F32, m * n))
-    return one_case(builder, _GROUP, f"softmax with a row buffer, row of {n}", "f32", (run,), hints=(m, n))
+    builder = softmax_of_rows("softmax_local", F32, m, n)
+    return one_case(builder, _GROUP, f"softmax with a row buffer, row of {n}", "f32", hints=(m, n))
 
 
-def _softmax_two_passes() -> Case:
+def _softmax_in_passes(name: str, m: int, n: int) -> Builder:
     """Maximum, then sum, then quotient, each reading memory again."""
-    m, n = 6, 45
     i, r = axis("i0", m), axis("r0", n)
-    builder = Builder("softmax_passes", (i,), (r,), (reads("in0", F32, m * n), writes("out0", F32, m * n)))
+    builder = Builder(name, (i,), (r,), (reads("in0", F32, m * n), writes("out0", F32, m * n)))
     value = load("in0", i * n + r, F32)
     shifted = apply("exp", apply("sub", value, result("m", F32)))
     builder.loop(Carry(("m",), "max", (value,)))
     builder.loop(Carry(("s",), "sum", (shifted,)))
-    builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
-    run = fresh(ordinary(F32, m * n), zeros(F32, m * n))
-    return one_case(builder, _GROUP, "softmax in three passes", "f32", (run,), hints=(m, n))
+    return builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
+
+
+def _softmax_three_passes() -> Case:
+    m, n = 6, 45
+    builder = _softmax_in_passes("softmax_passes", m, n)
+    return one_case(builder, _GROUP, "softmax in three passes", "f32", hints=(m, n))
 
 
 def _softmax_of_large() -> Case:
     """Only what is left after the maximum was subtracted has exponentials."""
     m, n = 6, 45
-    i, r = axis("i0", m), axis("r0", n)
-    builder = Builder("softmax_large", (i,), (r,), (reads("in0", F32, m * n), writes("out0", F32, m * n)))
-    value = load("in0", i * n + r, F32)
-    shifted = apply("exp", apply("sub", value, result("m", F32)))
-    builder.loop(Carry(("m",), "max", (value,)))
-    builder.loop(Carry(("s",), "sum", (shifted,)))
-    builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
     run = fresh(lambda: values.plain(F32, m * n) * 100, zeros(F32, m * n))
+    builder = _softmax_in_passes("softmax_large", m, n)
     return one_case(builder, _GROUP, "softmax of large numbers", "f32", (run,), hints=(m, n))
 
 
@@ -96,8 +92,7 @@ def _reads_after_it_stored() -> Case:
     value = load("in0", i * n + r, F32)
     builder.loop(Carry(("m",), "max", (value,)), Store("out0", i * n + r, apply("mul", value, value)))
     builder.loop(Store("out1", i * n + r, apply("sub", value, result("m", F32))))
-    run = fresh(ordinary(F32, m * n), zeros(F32, m * n), zeros(F32, m * n))
-    return one_case(builder, _GROUP, "read again after a result was stored", "f32", (run,), hints=(m, n))
+    return one_case(builder, _GROUP, "read again after a result was stored", "f32", hints=(m, n))
 
 
 def _layer_norm(dtype: DType) -> Case:
@@ -120,27 +115,13 @@ def _layer_norm(dtype: DType) -> Case:
     weight, bias = (cast(load(name, r, dtype), F32) for name in ("in1", "in2"))
     found = apply("add", apply("mul", centred, weight), bias)
     builder.loop(Store("out0", i * n + r, cast(found, dtype)))
-    run = fresh(
-        ordinary(dtype, m * n),
-        ordinary(dtype, n, 2),
-        ordinary(dtype, n, 3),
-        zeros(dtype, m * n),
-        zeros(F32, m),
-    )
     tolerance = Tolerance(absolute=0.05, relative=0.01, signed_zero=False) if dtype is BF16 else None
-    return one_case(builder, _GROUP, "layer norm", str(dtype), (run,), tolerance, (m, n))
+    return one_case(builder, _GROUP, "layer norm", str(dtype), tolerance=tolerance, hints=(m, n))
 
 
 def _dynamic_softmax() -> Case:
-    m, n = symbol("s0"), symbol("s1", 1)
-    i, r = axis("i0", m), axis("r0", n)
     sizes = (KernelArg("s0", "size", I64, hint=8), KernelArg("s1", "size", I64, hint=64))
-    args = (reads("in0", F32, m * n), writes("out0", F32, m * n), *sizes)
-    builder = Builder("softmax_dynamic", (i,), (r,), args, (RowBuffer("row", F32, n),))
-    value = load("in0", i * n + r, F32)
-    builder.loop(Store("row", r, value), Carry(("m", "s"), "online_softmax", (value,)))
-    shifted = apply("exp", apply("sub", load("row", r, F32), result("m", F32)))
-    builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
+    builder = softmax_of_rows("softmax_dynamic", F32, symbol("s0"), symbol("s1", 1), *sizes)
     runs = [
         fresh(ordinary(F32, a * b), zeros(F32, a * b), a, b)
         for a, b in ((0, 4), (1, 1), (3, 7), (2, 65), (9, 16))
@@ -156,8 +137,7 @@ def _column_mean_subtracted() -> Case:
     builder.loop(Carry(("s",), "sum", (value,)))
     mean = apply("mul", result("s", F32), const(1.0 / m, F32))
     builder.loop(Store("out0", r * n + i, apply("sub", value, mean)))
-    run = fresh(ordinary(F32, m * n), zeros(F32, m * n))
-    return one_case(builder, _GROUP, "column mean subtracted", "f32", (run,), hints=(n, m))
+    return one_case(builder, _GROUP, "column mean subtracted", "f32", hints=(n, m))
 
 
 def _reduction_of_reduction() -> Case:
@@ -171,8 +151,7 @@ def _reduction_of_reduction() -> Case:
     away = apply("sub", value, load("out0", i, F32))
     builder.loop(Carry(("v",), "sum", (apply("mul", away, away),)))
     builder.once(Store("out0", i, apply("sqrt", result("v", F32))))
-    run = fresh(ordinary(F32, m * n), zeros(F32, m))
-    return one_case(builder, _GROUP, "deviation around the mean", "f32", (run,), hints=(m, n))
+    return one_case(builder, _GROUP, "deviation around the mean", "f32", hints=(m, n))
 
 
 def _full_then_pointwise() -> Case:
@@ -182,8 +161,7 @@ def _full_then_pointwise() -> Case:
     value = load("in0", r, F32)
     builder.loop(Carry(("m",), "max", (apply("abs", value),)))
     builder.loop(Store("out0", r, apply("div", value, result("m", F32))))
-    run = fresh(ordinary(F32, 333), zeros(F32, 333))
-    return one_case(builder, _GROUP, "divided by the largest of all", "f32", (run,), hints=(333,))
+    return one_case(builder, _GROUP, "divided by the largest of all", "f32", hints=(333,))
 
 
 def _pointwise_before_and_after() -> Case:
@@ -197,8 +175,7 @@ def _pointwise_before_and_after() -> Case:
     value = apply("mul", load("in0", i * n + r, F32), scale)
     builder.loop(Carry(("s",), "sum", (value,)), Carry(("k",), "max", (value,)))
     builder.once(Store("out1", i, apply("add", result("s", F32), result("k", F32))))
-    run = fresh(ordinary(F32, m * n), ordinary(F32, m, 2), zeros(F32, m), zeros(F32, m))
-    return one_case(builder, _GROUP, "values before and after a loop", "f32", (run,), hints=(m, n))
+    return one_case(builder, _GROUP, "values before and after a loop", "f32", hints=(m, n))
 
 
 def _many_outputs() -> Case:
@@ -214,8 +191,7 @@ def _many_outputs() -> Case:
         found: Expr = apply("gt", value, const(0.5, F32)) if dtype is DType.bool else cast(clear, dtype)
         stores.append(Store(f"out{k}", i, found))
     builder.once(*stores)
-    run = fresh(ordinary(F32, count), *(zeros(t, count) for t in types))
-    return one_case(builder, _GROUP, "outputs of eight types", "", (run,), EXACT, (count,))
+    return one_case(builder, _GROUP, "outputs of eight types", "", tolerance=EXACT, hints=(count,))
 
 
 def _scan_with_epilogue() -> Case:
@@ -227,8 +203,7 @@ def _scan_with_epilogue() -> Case:
         Carry(("c",), "sum", (value,), scan=True),
         Store("out0", i * n + r, apply("add", result("c", F32), value)),
     )
-    run = fresh(ordinary(F32, m * n), zeros(F32, m * n))
-    return one_case(builder, _GROUP, "scan inside an expression", "f32", (run,), hints=(m, n))
+    return one_case(builder, _GROUP, "scan inside an expression", "f32", hints=(m, n))
 
 
 def _eager_rounding() -> Case:
@@ -248,9 +223,7 @@ def _eager_rounding() -> Case:
         Store("out0", i, apply("add", apply("mul", a, b), c)),
         Store("out1", i, apply("add", cast(cast(a, BF16), F32), b)),
     )
-    inputs = [ordinary(F32, count, seed) for seed in (1, 2, 3)]
-    run = fresh(*inputs, zeros(F32, count), zeros(F32, count))
-    return one_case(builder, _GROUP, "every rounding of eager mode", "f32", (run,), EXACT, (count,))
+    return one_case(builder, _GROUP, "every rounding of eager mode", "f32", tolerance=EXACT, hints=(count,))
 
 
 def _random(kind: str, dtype: DType) -> Case:

@@ -214,11 +214,22 @@ def collections_deferred() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if not gc.get_freeze_count():
+            if not _holds_frozen_objects():
                 # without these, what was put off is done at once: all young objects become old ones, unseen
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+_frozen = False
+
+
+def _holds_frozen_objects() -> bool:
+    """Whether the process keeps objects from its collector, as servers and test runs do. A process that does
+    is asked once: counting a million such objects takes as long as a small compilation."""
+    global _frozen
+    _frozen = _frozen or gc.get_freeze_count() > 0
+    return _frozen
 
 
 @cache

@@ -25,8 +25,6 @@ from polyfuse_cpp.prelude import features_for
 __all__ = ["Frame", "Value"]
 
 _NARROW_OPS = frozenset(("add", "sub", "mul", "neg", "minimum", "maximum", "where"))
-_COARSE = frozenset(("erf",))
-"""Operations of which there is a form for results that are rounded to bf16."""
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _BYTES = frozenset((DType.bool, DType.i8, DType.u8))
@@ -122,10 +120,7 @@ class Frame(MemoryScope):
 
     def _function(self, stmt: Statement) -> str:
         """The function of an operation: one that is as exact as bf16 where results are rounded to that."""
-        kernel = self.facts.kernel
-        if stmt.op in _COARSE and kernel.numerics == "fast" and stmt.targets[0] in self.facts.rounded:
-            return f"coarse_{stmt.op}"
-        return stmt.op
+        return f"coarse_{stmt.op}" if stmt.targets[0] in self.facts.coarse else stmt.op
 
     def _limit_checked(self, stmt: Statement) -> bool:
         """Limit an index and check it in one step, unless a part of a vector is left out."""

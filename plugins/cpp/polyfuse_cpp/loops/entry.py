@@ -65,9 +65,13 @@ def function(kernel: Kernel, name: str, more: str, out: Writer) -> Iterator[None
 
 
 def in_parallel(out: Writer, *lines: str, indent: str = "") -> None:
-    """Lines that each of `team` threads runs as number `at` of `of`."""
-    out.line(f"{indent}#pragma omp parallel num_threads(team)")
+    """Lines that all threads run, each as number `at`; the first `of` are the `team` that shares work.
+
+    The whole pool enters, and who is beyond the team waits at the end: GNU's runtime ends the threads that a
+    smaller team leaves over, and whoever asks for more next, as eager mode does, starts them anew.
+    """
+    out.line(f"{indent}#pragma omp parallel")
     with out.block(indent):
-        out.line("const i64 at = omp_get_thread_num(), of = omp_get_num_threads();")
+        out.line("const i64 at = omp_get_thread_num(), of = index_min(team, omp_get_num_threads());")
         for line in lines:
             out.line(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.kit import Writer
@@ -21,6 +21,9 @@ from polyfuse_cpp.memory.tiles import TiledText
 from polyfuse_cpp.tiling import Split, choose_plan, choose_split
 
 __all__ = ["kernel_text"]
+
+_FAR = 8
+"""How many times as long as from its own caches a thread takes to read a number from another one's."""
 
 
 def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> KernelText:
@@ -75,38 +78,93 @@ def _entry(
         for buffer in scratch:
             size = f"({index_text(buffer.size)}) * {buffer.dtype.itemsize} + 64"
             out.line(f"{buffer.dtype}* const {buffer.name} = ({buffer.dtype}*)scratch_new({size});")
-        for stage in stages:
-            if len(stages) == 1:
-                _launch(stage, out)
-                continue
-            with out.block():
-                _launch(stage, out)
+        if len(stages) == 1:
+            _launch(stages[0], out)
+        else:
+            _launch_all(stages, split is not None, out)
         for buffer in scratch:
             out.line(f"scratch_free({buffer.name});")
 
 
 def _launch(stage: StageText, out: Writer) -> None:
-    plan, facts = stage.plan, stage.facts
-    passed = arguments(stage.facts.kernel)
-    out.line(f"const i64 items = {stage.items_text()};")
-    past = ""
-    if stage.new_pages:
-        out.line(f"const bool past = {' && '.join(f'is_resident({t})' for t in stage.new_pages)};")
-        past = ", past"
-    alone = f"{stage.name}({passed}0, items, true{past});"
-    if plan.serial:
-        out.line(alone)
+    """The only stage."""
+    call = _prepare(stage, "", out)
+    if stage.plan.serial:
+        out.line(call.alone)
         return
+    with out.block("if (team == 1)", "} else {"):
+        out.line(call.alone)
+    in_parallel(out, f"if (at < of) {call.shared}", indent="  ")
+    out.line("}")
+
+
+def _launch_all(stages: Sequence[StageText], ordered: bool, out: Writer) -> None:
+    """Several stages in one parallel region, each done by as many of its threads as it is worth. If they are
+    `ordered`, each waits for the one before it, the last one behind the region where a single thread does it.
+    """
+    for number, stage in enumerate(stages):
+        call = _prepare(stage, str(number), out)
+        with out.block(f"const auto part{number} = [&](i64 at, i64 of)", "};"):
+            out.line(f"of = index_min(of, team{number});")
+            out.line(f"if (at < of) {call.alone if stage.plan.serial else call.shared}")
+    out.line("int team = team0;")
+    for number in range(1, len(stages)):
+        out.line(f"if (team < team{number}) team = team{number};")
+    last = len(stages) - 1
+    with out.block("if (team == 1)", "} else {"):
+        for number in range(len(stages)):
+            out.line(f"part{number}(0, 1);")
+    lines = ["part0(at, of);"]
+    for number in range(1, len(stages)):
+        work = f"part{number}(at, of);"
+        if not ordered:
+            lines.append(work)
+        elif number < last:
+            lines += ["#pragma omp barrier", work]
+        else:
+            lines += [f"if (team{number} > 1) {{", "#pragma omp barrier", work, "}"]
+    in_parallel(out, *lines, indent="  ")
+    if ordered:
+        out.line(f"  if (team{last} == 1) part{last}(0, 1);")
+    out.line("}")
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The calls of a stage's function: for all its items, and for the share of thread `at` of `of`."""
+
+    alone: str
+    shared: str
+
+
+def _prepare(stage: StageText, suffix: str, out: Writer) -> _Calls:
+    """Declare the number of a stage's items and of the threads it is worth, with a suffix to their names."""
+    plan, facts = stage.plan, stage.facts
+    passed = arguments(facts.kernel)
+    items, past = f"items{suffix}", ""
+    out.line(f"const i64 {items} = {stage.items_text()};")
+    if stage.new_pages:
+        past = f", past{suffix}"
+        resident = " && ".join(f"is_resident({t})" for t in stage.new_pages)
+        out.line(f"const bool past{suffix} = {resident};")
+    alone = f"{stage.name}({passed}0, {items}, true{past});"
+    if plan.serial:
+        if suffix:
+            out.line(f"const int team{suffix} = 1;")
+        return _Calls(alone, alone)
     limited = {name for name, _, _ in plan.limits}
     total = product(facts.sizes[a] for a in (*facts.axes, *facts.raxes) if not limited or a != "chunk")
-    shares, first, last = "items", "items * at / of", "items * (at + 1) / of"
-    if whole := stage.share_text():
-        out.line(f"const i64 whole = {whole}, shares = (items + whole - 1) / whole;")
-        shares = "shares"
-        first, last = "shares * at / of * whole", "index_min(items, shares * (at + 1) / of * whole)"
-    out.line(f"const int team = team_for({shares}, ({index_text(total)}) * {facts.cost});")
-    with out.block("if (team == 1)", "} else {"):
-        out.line(alone)
-    share = f"{first}, {last}, {str(plan.along).lower()}{past}"
-    in_parallel(out, f"{stage.name}({passed}{share});", indent="  ")
-    out.line("}")
+    shares, first, last = items, f"{items} * at / of", f"{items} * (at + 1) / of"
+    if size := stage.share_text():
+        whole, shares = f"whole{suffix}", f"shares{suffix}"
+        out.line(f"const i64 {whole} = {size}, {shares} = ({items} + {whole} - 1) / {whole};")
+        first = f"{shares} * at / of * {whole}"
+        last = f"index_min({items}, {shares} * (at + 1) / of * {whole})"
+    out.line(f"const int team{suffix} = team_for({shares}, ({index_text(total)}) * {_price(stage)});")
+    only = "true" if plan.along else "of == 1" if suffix else "false"
+    return _Calls(alone, f"{stage.name}({passed}{first}, {last}, {only}{past});")
+
+
+def _price(stage: StageText) -> int:
+    """What a point costs, in vector additions: more where it reads what other threads have just written."""
+    return stage.facts.cost * (_FAR if "chunk" in stage.facts.raxes else 1)

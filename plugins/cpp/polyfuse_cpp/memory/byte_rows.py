@@ -28,6 +28,9 @@ _IN_LANES = ("add", "sub", "mul", "neg", "minimum", "maximum", "abs", "where", *
 
 _BYTES = (DType.bool, DType.i8, DType.u8)
 
+_SIGNED = (DType.bf16, DType.f16, DType.f32, DType.f64)
+"""Floating-point numbers whose sign is a bit of its own."""
+
 
 @dataclass(frozen=True)
 class ByteRows:
@@ -37,12 +40,14 @@ class ByteRows:
         facts: those of the kernel.
         lane: the axis that a row runs along.
         varying: the statements that vary along a row, by the names of their values.
+        kinds: the types as which those values lie in memory.
         stores: what is stored, in order.
     """
 
     facts: Facts
     lane: str
     varying: Mapping[str, Load | Compute | Cast]
+    kinds: Mapping[str, DType]
     stores: tuple[Store, ...]
 
     def emit(self, frame: Frame) -> None:
@@ -90,6 +95,8 @@ class ByteRows:
                 return texts[0]
             frame.features.add("byte_ops")
             return f"byte_any<u8>({texts[0]})"
+        if kinds[0] in _SIGNED:
+            return self._signed(stmt.op, texts[0], kinds[0])
         if stmt.op == "bitwise_not":
             ones = "bytes_of<bool>(w, true)" if kinds[0] is DType.bool else "bytes_of<u8>(w, u8(255))"
             return f"decltype(w)({texts[0]} ^ {ones})"
@@ -100,10 +107,16 @@ class ByteRows:
         lanes = "i8" if kinds[-1] is DType.i8 else "u8"
         return f"byte_{stmt.op}<{lanes}>({', '.join(texts)})"
 
+    def _signed(self, op: str, text: str, kind: DType) -> str:
+        """Floating-point numbers with their signs taken away or turned."""
+        bits = 8 * kind.itemsize
+        sign = 1 << (bits - 1)
+        mask, how = (sign - 1, "&") if op == "abs" else (sign, "^")
+        return f"decltype(w)({text} {how} bytes_of<u{bits}>(w, u{bits}({mask}ULL)))"
+
     def _kind_of(self, name: str) -> DType:
-        """The type of a value in memory, if it is loaded; else that of the value."""
-        stmt = self.varying.get(name)
-        return self.facts.memory[stmt.buffer] if isinstance(stmt, Load) else self.facts.dtypes[name]
+        """The type in memory of a value."""
+        return self.kinds.get(name, self.facts.dtypes[name])
 
     def _start(self, stmt: Load | Store, frame: Frame) -> str:
         """The address of an access at the start of the row."""
@@ -139,7 +152,7 @@ def byte_rows(facts: Facts, plan: Plan) -> ByteRows | None:
     loads = {s.buffer for s in varying.values() if isinstance(s, Load)}
     if not stores or (len(stores) > 1 and loads & facts.may_change):
         return None
-    return ByteRows(facts, lane, varying, tuple(stores))
+    return ByteRows(facts, lane, varying, kinds, tuple(stores))
 
 
 def _kind(stmt: Statement, facts: Facts, lane: str, kinds: Mapping[str, DType]) -> DType | None:
@@ -152,6 +165,10 @@ def _kind(stmt: Statement, facts: Facts, lane: str, kinds: Mapping[str, DType]) 
     if not isinstance(stmt, Compute | Cast):
         return None
     of = [kinds.get(a, facts.dtypes[a]) for a in stmt.args]
+    if of[0] in _SIGNED:
+        # a 16-bit number that was widened is still its bits as long as only its sign changes
+        widened = isinstance(stmt, Cast) and stmt.dtype in (of[0], of[0].compute) and not stmt.bitwise
+        return of[0] if widened or stmt.op in ("abs", "neg") else None
     if all(kind in _BYTES for kind in of) and stmt.dtype in _BYTES:
         # numbers that are bool are logic
         logic = isinstance(stmt, Compute) and of[-1] is DType.bool and stmt.op in ("add", "sub", "mul")

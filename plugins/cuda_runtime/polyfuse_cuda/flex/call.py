@@ -113,6 +113,11 @@ class FlexCall:
 
     # --- operands --------------------------------------------------------------------------------------
 
+    @property
+    def operands(self) -> tuple[TensorValue, TensorValue, TensorValue]:
+        """Queries, keys and values."""
+        return self._query, self._key, self._value
+
     def array(self, value: TensorValue) -> Array:
         """A tensor that a kernel takes, stored."""
         view = self._ctx.realize(value)
