@@ -87,7 +87,7 @@ def fake_quantize_by_channel(
 
 
 def _is_exact(x: Tensor, quant_min: int, quant_max: int) -> bool:
-    """Whether these steps give what the operator does, which computes otherwise in other types and elsewhere."""
+    """Whether these steps give what the operator does; it computes otherwise in other types and elsewhere."""
     levels = max(abs(quant_min), abs(quant_max)) <= _EXACT
     return levels and x.dtype is torch.float32 and device_of(str(x.device)).is_host
 
