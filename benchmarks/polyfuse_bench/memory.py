@@ -33,7 +33,7 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         for _ in range(task.get("runs", 3)):
             call()
         running = _high_water() - before_run
-        allocated = _torch_peak(call)
+        allocated = torch_peak(call)
     return {"compile_peak": compiling, "run_peak": running, "torch_peak": allocated}
 
 
@@ -55,7 +55,7 @@ def _status(field: str) -> int:
     return int(found.group(1)) * 1024
 
 
-def _torch_peak(call: Callable[[], Any]) -> int:
+def torch_peak(call: Callable[[], Any]) -> int:
     """The largest sum of live torch allocations made during one call."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()

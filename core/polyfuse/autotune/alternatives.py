@@ -23,7 +23,7 @@ from polyfuse.plugin import (
 from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.runtime.frozen import ONCE
 from polyfuse.schedule import Decision
-from polyfuse.symbolic import IndexLike, axis_size, storage_size
+from polyfuse.symbolic import IndexLike, axis_size
 
 __all__ = [
     "OBJECT",
@@ -222,7 +222,7 @@ def _reader(graph: Graph, call: TemplateCall) -> Pointwise | None:
     if not isinstance(node, Pointwise) or uses.written_between(reads(call), at, position):
         return None
     held, written = graph.buffers[name], graph.buffers[node.output]
-    extents = [storage_size(buffer.size, buffer.stride) for buffer in (held, written)]
+    extents = [buffer.storage for buffer in (held, written)]
     if node.output == name or extents[0] != extents[1] or extents[0] != held.numel:
         return None
     found = {e.access for e in loads(node.value) if e.buffer == name}

@@ -16,7 +16,7 @@ from polyfuse.ir.nodes import Buffer, ExternCall, Opaque, View
 from polyfuse.ir.types import DType
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule import Call, Launch, Schedule
-from polyfuse.symbolic import IndexLike, example_value, storage_size
+from polyfuse.symbolic import IndexLike, example_value
 
 __all__ = ["Operands", "Segment", "around", "node_names", "segment", "tolerance"]
 
@@ -155,7 +155,7 @@ class Operands:
         found = self.numbers.get(buffer.name)
         if found is None:
             found = self.numbers[buffer.name] = len(self.storages)
-            count = self._number(storage_size(buffer.size, buffer.stride))
+            count = self._number(buffer.storage)
             cold = buffer.kind in _COLD
             fill = "normal" if buffer.dtype is not None and buffer.dtype.is_float else "zero"
             self.storages.append(Storage(buffer.torch_dtype, buffer.device, count, fill, cold))

@@ -45,14 +45,13 @@ class Expr:
         payload: what is not an expression, None for most; read it by the names below.
     """
 
-    __slots__ = ("__weakref__", "_hash", "_loads", "args", "dtype", "op", "payload", "weight")
+    __slots__ = ("__weakref__", "_loads", "args", "dtype", "op", "payload", "weight")
 
     op: str
     args: tuple[Expr, ...]
     dtype: DType
     payload: Any
     weight: int
-    _hash: int
     _loads: tuple[Expr, ...] | None
 
     def __new__(cls, op: str, args: tuple[Expr, ...], dtype: DType, payload: Any = None) -> Expr:
@@ -63,12 +62,9 @@ class Expr:
             return found
         self = object.__new__(cls)
         self.op, self.args, self.dtype, self.payload = op, args, dtype, payload
-        self._hash, self._loads = hash(key), None
+        self._loads = None
         self.weight = 1 + sum(a.weight for a in args)
         return _INTERN.add(key, self)
-
-    def __hash__(self) -> int:
-        return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Expr, (self.op, self.args, self.dtype, self.payload))

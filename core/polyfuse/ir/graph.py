@@ -15,6 +15,10 @@ from polyfuse.ir.ops import CHECK_MODE, GROUP_MODES
 if TYPE_CHECKING:
     from polyfuse.symbolic import IndexLike
 
+MAY_WAIT = 1 << 20
+"""Bytes that may always stay in memory for what comes later: of results of calls that are added up by one
+kernel, and of what a fusion holds."""
+
 
 @dataclass(frozen=True)
 class GraphInput:

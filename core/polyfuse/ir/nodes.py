@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from polyfuse.symbolic import Index, IndexLike, axis_size, product
+import torch
+
+from polyfuse.symbolic import Index, IndexLike, axis_size, product, storage_size
 
 if TYPE_CHECKING:
     from polyfuse.ir.expr import Expr
@@ -56,6 +58,18 @@ class Buffer:
     def numel(self) -> IndexLike:
         """Number of elements."""
         return product(self.size)
+
+    @property
+    def storage(self) -> IndexLike:
+        """Elements of memory that the layout spans."""
+        return storage_size(self.size, self.stride)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element; 1 of what is no tensor."""
+        if self.dtype is not None:
+            return self.dtype.itemsize
+        return int(getattr(getattr(torch, self.torch_dtype, None), "itemsize", 1))
 
     def view(self) -> View:
         """The whole buffer."""

@@ -18,6 +18,9 @@ class DType(Enum):
     ``float8_e5m2``, and the two with ``fnuz``: no infinity, no negative zero, one NaN.
     """
 
+    # members are compared by identity: an enumeration's own hash, of the name, is a Python call
+    __hash__ = object.__hash__
+
     f32 = "f32"
     f64 = "f64"
     bf16 = "bf16"

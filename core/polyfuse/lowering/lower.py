@@ -20,7 +20,7 @@ from polyfuse.frontend.describe import output_args
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.rewrites.tools import is_refused
 from polyfuse.ir.expr import const
-from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
+from polyfuse.ir.graph import MAY_WAIT, Graph, GraphInput, GraphOutput
 from polyfuse.ir.nodes import Opaque, Origin, Pointwise
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
@@ -43,8 +43,6 @@ from polyfuse.torch_compat.tracing import fx, shapes
 
 _log = get_logger("lowering")
 _NUMBERED = re.compile(r"arg\d+_1|primals_\d+|tangents_\d+", re.ASCII)
-_NOTICED = 1 << 20
-"""Bytes of results of calls that may always wait for others."""
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -378,7 +376,7 @@ class _Lowerer:
         """Whether several results of calls, as the gradients of a weight that each step of a loop uses, would
         be kept until another one is there, to be added up by one kernel.
         """
-        if self.ctx.results_of_calls(value) <= _NOTICED:
+        if self.ctx.results_of_calls(value) <= MAY_WAIT:
             return False
         others = (other for user in node.users for other in user.all_input_nodes if other is not node)
         return any(other not in self.ctx.env for other in others)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, views_in
 from polyfuse.ir.nodes import ADDS_IN_PLACE, View
-from polyfuse.program.memory import Lifetime, reuse_key, storage_bytes
+from polyfuse.program.memory import Lifetime, storage_bytes
+from polyfuse.schedule.kernels.lifetimes import storage_key
 from polyfuse.schedule.result import Call, Launch, Schedule
 
 __all__ = ["lifetimes", "unused_inputs", "used_constants"]
@@ -35,12 +36,12 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
             # an operator may return less than it announced: what nobody reads is not looked at
             checked = settings.size_asserts and name not in schedule.last_use[position]
             takes = inplace.get(name, "")
-            if takes in taken or (takes and not _may_take(found.get(takes), position, reuse_key(buffer))):
+            if takes in taken or (takes and not _may_take(found.get(takes), position, storage_key(buffer))):
                 takes = ""
             taken.update([takes] if takes else ())
             found[name] = Lifetime(
                 name=name,
-                key=reuse_key(buffer),
+                key=storage_key(buffer),
                 size=storage_bytes(buffer, graph.symbol_hints),
                 first=position,
                 last=None if name in kept else last.get(name),

@@ -13,26 +13,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polyfuse.ir.nodes import Buffer
-from polyfuse.symbolic import IndexLike, example_value, storage_size
-
-_ITEMSIZES = {"complex128": 16, "complex64": 8, "complex32": 4, "qint32": 4}
-
-ReuseKey = tuple[str, str, IndexLike]
-
-
-def itemsize(buffer: Buffer) -> int:
-    """Bytes of one element."""
-    return buffer.dtype.itemsize if buffer.dtype is not None else _ITEMSIZES.get(buffer.torch_dtype, 1)
-
-
-def reuse_key(buffer: Buffer) -> ReuseKey:
-    """What must be equal for two buffers to share storage."""
-    return buffer.device, buffer.torch_dtype, storage_size(buffer.size, buffer.stride)
+from polyfuse.schedule.kernels.lifetimes import StorageKey
+from polyfuse.symbolic import example_value
 
 
 def storage_bytes(buffer: Buffer, hints: Mapping[str, int]) -> int:
     """Bytes of a buffer's storage for the example inputs."""
-    return example_value(storage_size(buffer.size, buffer.stride), hints) * itemsize(buffer)
+    return example_value(buffer.storage, hints) * buffer.itemsize
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,7 @@ class Lifetime:
     """
 
     name: str
-    key: ReuseKey
+    key: StorageKey
     size: int
     first: int
     last: int | None
@@ -133,7 +120,7 @@ def _share(lifetimes: Sequence[Lifetime], live: list[int], peak: int, takes: dic
     for buffer in lifetimes:
         if buffer.last is not None and buffer.poolable and buffer.name not in gone:
             dying.setdefault(buffer.last, []).append(buffer)
-    pool: dict[ReuseKey, list[Lifetime]] = {}
+    pool: dict[StorageKey, list[Lifetime]] = {}
     freed_up_to = 0
     for buffer in sorted(lifetimes, key=lambda b: b.first):
         for step in range(freed_up_to, buffer.first):
@@ -156,11 +143,6 @@ __all__ = [
     "Block",
     "Lifetime",
     "MemoryPlan",
-    "ReuseKey",
-    "example_value",
-    "itemsize",
     "plan_memory",
-    "reuse_key",
     "storage_bytes",
-    "storage_size",
 ]

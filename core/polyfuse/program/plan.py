@@ -13,7 +13,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
 from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, partition_fault
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
-from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
+from polyfuse.program.memory import MemoryPlan, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
 from polyfuse.program.pools import ALIGNMENT, Pool, PoolSlice, kept_pools, plan_pools
 from polyfuse.program.steps import (
@@ -253,7 +253,7 @@ class _Planner:
             self.pool_names[pool] = self._temporary("pool")
             size = (pool.extent,)
             self._add(Allocate(self.pool_names[pool], size, (1,), "uint8", pool.device, pool.kept))
-        offset = part.units * (ALIGNMENT // itemsize(buffer))
+        offset = part.units * (ALIGNMENT // buffer.itemsize)
         view = View(self.pool_names[pool], buffer.size, buffer.stride, offset, buffer.dtype)
         self._add(MakeView(name, view))
 

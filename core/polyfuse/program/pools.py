@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.nodes import Buffer
-from polyfuse.program.memory import Lifetime, itemsize, storage_size
+from polyfuse.program.memory import Lifetime
 from polyfuse.symbolic import IndexLike, example_value, free_symbols, maximum
 
 __all__ = ["ALIGNMENT", "PoolSlice", "Pool", "plan_pools"]
@@ -184,7 +184,6 @@ def _gap(taken: Iterable[tuple[int, int]], size: int) -> int:
 
 def _units(buffer: Buffer, hints: Mapping[str, int]) -> IndexLike | None:
     """Units of a storage, if they are known when the program begins and kernels know the type."""
-    elements = storage_size(buffer.size, buffer.stride)
-    if buffer.dtype is None or not hints.keys() >= set(free_symbols(elements)):
+    if buffer.dtype is None or not hints.keys() >= set(free_symbols(buffer.storage)):
         return None
-    return (elements * itemsize(buffer) + (ALIGNMENT - 1)) // ALIGNMENT
+    return (buffer.storage * buffer.itemsize + (ALIGNMENT - 1)) // ALIGNMENT

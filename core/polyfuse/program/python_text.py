@@ -15,7 +15,6 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.names import Names, plain_word
 from polyfuse.base.text import shorten
 from polyfuse.ir.nodes import Opaque, Origin, View
-from polyfuse.program.memory import example_value
 from polyfuse.program.partitions import uses
 from polyfuse.program.steps import (
     Allocate,
@@ -41,7 +40,7 @@ from polyfuse.program.steps import (
 )
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.explain import MARK
-from polyfuse.symbolic import Index, IndexLike
+from polyfuse.symbolic import Index, IndexLike, example_value
 from polyfuse.symbolic import text as symbolic_text
 
 __all__ = ["OBJECT_CALL", "is_plain_layout", "origin_text", "python_text"]

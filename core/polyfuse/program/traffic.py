@@ -8,9 +8,9 @@ from polyfuse.ir.expr import loads
 from polyfuse.ir.graph import views_in
 from polyfuse.ir.nodes import ExternCall, LoopNode, Node, Pointwise, Reduction, Scan, Scatter, View
 from polyfuse.ir.ops import GROUP_MODES
-from polyfuse.program.memory import example_value, itemsize, storage_bytes
+from polyfuse.program.memory import storage_bytes
 from polyfuse.schedule.result import Call, Launch, Schedule
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, free_axes, product
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, example_value, free_axes, product
 
 
 def bytes_moved(schedule: Schedule) -> tuple[int, int]:
@@ -75,7 +75,7 @@ def _touched(buffer: str, axes: Iterable[str], extents: Mapping[str, IndexLike],
     """The smaller of the buffer's storage and the elements that loops over `axes` reach."""
     graph = schedule.graph
     sizes: list[int | Index] = [extents[a] for a in axes if a in extents]
-    looped = example_value(product(sizes), graph.symbol_hints) * itemsize(graph.buffers[buffer])
+    looped = example_value(product(sizes), graph.symbol_hints) * graph.buffers[buffer].itemsize
     return min(looped, storage_bytes(graph.buffers[buffer], graph.symbol_hints))
 
 
@@ -85,7 +85,7 @@ def _extern_accesses(node: ExternCall, schedule: Schedule) -> Iterable[tuple[str
     for view in views_in((node.args, tuple(value for _, value in node.kwargs))):
         buffer = graph.buffers[view.buffer]
         if buffer.kind != "object":
-            looped = example_value(product(view.size), graph.symbol_hints) * itemsize(buffer)
+            looped = example_value(product(view.size), graph.symbol_hints) * buffer.itemsize
             yield (
                 view.buffer,
                 min(looped, storage_bytes(buffer, graph.symbol_hints)),

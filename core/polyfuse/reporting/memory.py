@@ -10,9 +10,10 @@ import torch
 
 from polyfuse.ir.graph import Graph
 from polyfuse.program import Program
-from polyfuse.program.memory import example_value, itemsize, storage_bytes, storage_size
+from polyfuse.program.memory import storage_bytes
 from polyfuse.program.steps import Allocate, ExternStep, Free, LaunchKernel, Reuse, Step
 from polyfuse.schedule import Call, Schedule
+from polyfuse.symbolic import example_value, storage_size
 
 __all__ = ["Storage", "as_rows", "peak_of", "storages_of"]
 
@@ -87,7 +88,7 @@ def storages_of(program: Program, schedule: Schedule, given: Iterable[str] = ())
         buffer = graph.buffers.get(name)
         if buffer is not None:
             # several may be parts of one storage, which their strides span: each counts its own elements
-            elements = example_value(buffer.numel, graph.symbol_hints) * itemsize(buffer)
+            elements = example_value(buffer.numel, graph.symbol_hints) * buffer.itemsize
             walk.add(name, min(elements, storage_bytes(buffer, graph.symbol_hints)))
     for step in program.steps:
         walk.step(step)

@@ -260,15 +260,16 @@ def _as_python() -> Opener:
 
 def called_names(built: Built) -> tuple[str, ...]:
     """The variables by which a program calls operators."""
+    named = _names_of_calls(built)
+    externs = (step for step in built.program.steps if isinstance(step, ExternStep))
+    return tuple(dict.fromkeys(name for step in externs if (name := named(step)) is not None))
+
+
+def _names_of_calls(built: Built) -> Callable[[ExternStep], str | None]:
+    """The variable by which a program calls an operator, by its step."""
     named = {op: name for name, op in _OPERATOR.findall(built.module.text)}
     objects = {key: name for name, key in built.module.namespace["OBJECTS"].items()}
-    found: dict[str, None] = {}
-    for step in built.program.steps:
-        if isinstance(step, ExternStep):
-            name = objects.get(step.op.removeprefix(OBJECT_CALL)) or named.get(step.op)
-            if name is not None:
-                found[name] = None
-    return tuple(found)
+    return lambda step: objects.get(step.op.removeprefix(OBJECT_CALL)) or named.get(step.op)
 
 
 def event_names(built: Built) -> tuple[list[str], list[int]] | None:
@@ -282,8 +283,7 @@ def event_names(built: Built) -> tuple[list[str], list[int]] | None:
     steps_made = enumerate(built.schedule.steps)
     calls = [i for i, s in steps_made if isinstance(s, Call) and s.node.op != RAISE]
     externs = [s for s in built.program.steps if isinstance(s, ExternStep)]
-    named = {op: name for name, op in _OPERATOR.findall(built.module.text)}
-    objects = {key: name for name, key in built.module.namespace["OBJECTS"].items()}
+    named = _names_of_calls(built)
     at = iter(calls)
     names: list[str] = []
     steps: list[int] = []
@@ -295,7 +295,7 @@ def event_names(built: Built) -> tuple[list[str], list[int]] | None:
             steps.append(position[next(launches[step.kernel])])
         elif isinstance(step, ExternStep):
             number = next(at)
-            name = objects.get(step.op.removeprefix(OBJECT_CALL)) or named.get(step.op)
+            name = named(step)
             if name is not None:
                 names.append(name)
                 steps.append(number)

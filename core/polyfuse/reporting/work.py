@@ -12,9 +12,9 @@ import torch
 from polyfuse.ir.graph import Graph, views_in
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.kit.roofline import work_of
-from polyfuse.program.memory import example_value
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule import Call, Launch
+from polyfuse.symbolic import example_value
 
 __all__ = ["ceilings", "operations_of"]
 

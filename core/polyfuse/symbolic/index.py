@@ -44,14 +44,13 @@ class Atom:
         order: where it stands among the atoms of a monomial.
     """
 
-    __slots__ = ("__weakref__", "_hash", "args", "hi", "kind", "lo", "name", "order")
+    __slots__ = ("__weakref__", "args", "hi", "kind", "lo", "name", "order")
 
     kind: str
     name: str
     args: tuple[IndexLike, ...]
     lo: int
     hi: int | None
-    _hash: int
     order: tuple[str, str, str]
 
     def __new__(
@@ -63,12 +62,8 @@ class Atom:
             return found
         self = object.__new__(cls)
         self.kind, self.name, self.args, self.lo, self.hi = kind, name, args, lo, hi
-        self._hash = hash(key)
         self.order = (kind, name, ",".join(map(str, args)))
         return _ATOMS.add(key, self)
-
-    def __hash__(self) -> int:
-        return self._hash
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Atom, (self.kind, self.name, self.args, self.lo, self.hi))
@@ -101,11 +96,10 @@ def _order_of(monomial: Monomial) -> tuple[object, ...]:
 class Index:
     """A non-constant integer polynomial. Build it by arithmetic from `axis` and `symbol`, never directly."""
 
-    __slots__ = ("__weakref__", "_hash", "_memo", "const", "terms")
+    __slots__ = ("__weakref__", "_memo", "const", "terms")
 
     terms: tuple[tuple[Monomial, int], ...]
     const: int
-    _hash: int
 
     def __new__(cls, terms: tuple[tuple[Monomial, int], ...], const: int) -> Index:
         key = (terms, const)
@@ -114,14 +108,10 @@ class Index:
             return found
         self = object.__new__(cls)
         self.terms, self.const = terms, const
-        self._hash = hash(key)
         self._memo = {}
         return _INDICES.add(key, self)
 
     _memo: dict[object, object]
-
-    def __hash__(self) -> int:
-        return self._hash
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Index, (self.terms, self.const))

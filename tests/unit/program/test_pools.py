@@ -14,10 +14,11 @@ from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.ir.nodes import Buffer
 from polyfuse.ir.types import DType
 from polyfuse.program import memory_plan
-from polyfuse.program.memory import Lifetime, reuse_key, storage_bytes
+from polyfuse.program.memory import Lifetime, storage_bytes
 from polyfuse.program.pools import ALIGNMENT, plan_pools
 from polyfuse.program.steps import Allocate, Free, MakeView
 from polyfuse.runtime import workspace
+from polyfuse.schedule.kernels.lifetimes import storage_key
 from polyfuse.symbolic import example_value, free_symbols, symbol
 from program_builder import Builder, add, add_one
 
@@ -35,7 +36,7 @@ def buffer(name: str, count: int, dtype: DType = DType.f32, device: str = "cpu")
 
 def lifetime(item: Buffer, first: int, last: int | None, takes: str = "", **facts: bool) -> Lifetime:
     known = {"poolable": True, "allocated": True, **facts}
-    return Lifetime(item.name, reuse_key(item), storage_bytes(item, {}), first, last, takes=takes, **known)
+    return Lifetime(item.name, storage_key(item), storage_bytes(item, {}), first, last, takes=takes, **known)
 
 
 HINTS = {"s0": 8, "s1": 100}
@@ -125,7 +126,7 @@ def _symbolic(seed: int):
         dtype = random.choice([DType.f32, DType.i8, DType.f64])
         item = Buffer(f"b{i}", dtype, "cpu", (count,), (1,), str(dtype.torch).removeprefix("torch."))
         first = random.randrange(30)
-        life = Lifetime(item.name, reuse_key(item), 64, first, first + random.randrange(9), True, True)
+        life = Lifetime(item.name, storage_key(item), 64, first, first + random.randrange(9), True, True)
         yield item, life
 
 
@@ -159,7 +160,7 @@ def test_sizes_that_are_not_known_and_odd_types_stay_out() -> None:
     empty = buffer("empty", 0)
     a, b = buffer("a", 4), buffer("b", 4)
     items = [
-        (item, Lifetime(item.name, reuse_key(item), 64, 0, 1, True, True))
+        (item, Lifetime(item.name, storage_key(item), 64, 0, 1, True, True))
         for item in (odd, unknown, empty, a, b)
     ]
     assert set(placed(*items)) == {"a", "b"}

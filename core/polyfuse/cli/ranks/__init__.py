@@ -1,1 +1,1 @@
-"""Subcommands about programs of several processes."""
+"""Subcommands about programs of several processes. They print; what they measure is in `distributed`."""

@@ -1,1 +1,3 @@
-"""The representation as text: printing and reading it. ``parse(print(x)) == x``."""
+"""The representation as text: printing and reading it. ``parse(print(x)) == x``. Nothing is simplified or
+checked on the way: that is for `rewrite` and `ir.verifier`.
+"""

@@ -1,1 +1,3 @@
-"""The rules of expressions, graphs and kernels, checked. Every error shows the faulty statement."""
+"""The rules of expressions, graphs and kernels, checked. Every error shows the faulty statement. Rules of
+a backend's own are its claims' affair.
+"""

@@ -1,1 +1,3 @@
-"""Reductions and scans along dimensions."""
+"""Reductions and scans along dimensions, and matmuls and convolutions as loops (`gemm_loops`). Whether a
+library or a kernel computes these is not decided here (`autotune`).
+"""

@@ -1,1 +1,3 @@
-"""Operators that read elsewhere than they write: views, concatenation, padding, pooling, resampling."""
+"""Operators that read elsewhere than they write, at positions that are known: views, concatenation,
+padding, pooling, resampling.
+"""

@@ -368,7 +368,7 @@ def as_strided(
     assert result.view is not None
     buffer = ctx.buffers[result.view.buffer]
     end = result.view.offset + storage_size(result.size, result.stride)
-    if is_nonnegative(storage_size(buffer.size, buffer.stride) - end):
+    if is_nonnegative(buffer.storage - end):
         return result
     # eager mode's operator knows how much memory there is, and refuses what is beyond
     seen: TensorValue = call_operator(

@@ -1,4 +1,4 @@
-"""One recording of a compiled program: how its inputs get in (`graph_inputs.py`) and its results out.
+"""One recording of a compiled program: how its inputs get in (`inputs`) and its results out.
 
 Recorded work reads and writes fixed addresses. Results are handed out as new tensors on the recording's
 memory, or as copies.

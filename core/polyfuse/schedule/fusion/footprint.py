@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polyfuse.ir.graph import Graph
+from polyfuse.ir.graph import MAY_WAIT, Graph
 from polyfuse.ir.nodes import ExternCall
 from polyfuse.schedule.fusion.score import nbytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike
-
-_NOTICED = 1 << 20
-"""Bytes: a fusion may always keep so much alive."""
 
 _WAITING = 2
 """Times what the first unit passes on: as much may wait for the second one."""
@@ -43,7 +40,7 @@ def keeps_more_alive(
     remaining = reads | later_writes | (later_reads | writes) - passed
     unfused = max(held(reads | writes), held(writes | later_reads | later_writes))
     saved = nbytes(graph, passed, hint) * 2 + launch_bytes
-    return held(remaining) - unfused > _NOTICED and saved * _WORTH < nbytes(graph, remaining, hint)
+    return held(remaining) - unfused > MAY_WAIT and saved * _WORTH < nbytes(graph, remaining, hint)
 
 
 def keeps_waiting(graph: Graph, first: Unit, second: Unit, hint: Callable[[IndexLike], int]) -> bool:
@@ -67,4 +64,4 @@ def keeps_waiting(graph: Graph, first: Unit, second: Unit, hint: Callable[[Index
         return False
     passed = nbytes(graph, set(first.writes) & set(second.reads), hint)
     held = nbytes(graph, waiting, hint) - passed
-    return held > max(_NOTICED, _WAITING * passed)
+    return held > max(MAY_WAIT, _WAITING * passed)

@@ -1,1 +1,3 @@
-"""From a group of fused nodes to a `Kernel`: loops, sections, aliases, and which backend generates it."""
+"""From a unit of fused nodes to a `Kernel`: its loops, sections and arguments, shared where units compute
+the same (`outlines`), and which of its buffers may be one memory. Nothing is fused any more.
+"""

@@ -9,7 +9,9 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.schedule.result import Call, Launch
-from polyfuse.symbolic import IndexLike, storage_size
+from polyfuse.symbolic import IndexLike
+
+StorageKey = tuple[str, str, IndexLike]
 
 
 def kernel_local(graph: Graph, units: Sequence[Unit], roots: Mapping[str, str]) -> frozenset[str]:
@@ -68,6 +70,6 @@ def last_uses(
     return tuple(reversed(out))
 
 
-def storage_key(buffer: Buffer) -> tuple[str, str, IndexLike]:
-    """Buffers with equal keys may reuse each other's storage."""
-    return buffer.device, buffer.torch_dtype, storage_size(buffer.size, buffer.stride)
+def storage_key(buffer: Buffer) -> StorageKey:
+    """What must be equal for two buffers to share storage; sizes are compared as expressions."""
+    return buffer.device, buffer.torch_dtype, buffer.storage

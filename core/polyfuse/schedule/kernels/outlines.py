@@ -16,7 +16,7 @@ from polyfuse.ir.nodes import Buffer, LoopNode, Pointwise, Reduction, Scan, Scat
 from polyfuse.ir.types import DType
 from polyfuse.schedule.fusion.space import Space
 from polyfuse.schedule.fusion.units import Member, Unit
-from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, storage_size, substitute
+from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, substitute
 
 __all__ = ["BufferFacts", "Outline", "members_of", "outline_of"]
 
@@ -123,7 +123,7 @@ class _Naming:
         if found is None and name:
             found = self.names[name] = f"b{len(self.names)}"
             buffer = self._known[name]
-            extent = storage_size(buffer.size, buffer.stride)
+            extent = buffer.storage
             facts = BufferFacts(buffer.dtype, extent, name in self._aligned, name in self._removed)
             self.facts.append((found, facts))
         return found or ""

@@ -1,1 +1,3 @@
-"""The order of steps, so that computation runs while collectives communicate."""
+"""The order of steps, so that computation runs while collectives communicate. What is computed stays as it
+is.
+"""

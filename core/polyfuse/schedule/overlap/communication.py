@@ -1,4 +1,4 @@
-"""Units in an order in which computing goes on beside collectives: what `overlap.py` must know of them."""
+"""Units in an order in which computing goes on beside collectives: what `reorder` must know of them."""
 
 from __future__ import annotations
 

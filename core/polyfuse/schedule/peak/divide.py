@@ -17,8 +17,7 @@ from polyfuse.schedule.result import Unfused
 
 __all__ = ["allowed", "divisions", "peak_of"]
 
-_NOTICED = 64 << 10
-_PART = 256
+_ADDED_BYTES, _ADDED_PART = 64 << 10, 256
 """Bytes, and the part of the peak, that fusions may add."""
 
 
@@ -31,7 +30,7 @@ def peak_of(context: ScheduleContext, units: Sequence[Unit], removed: Iterable[s
 
 def allowed(peak: int) -> int:
     """The peak up to which fusions may raise that of the nodes one by one."""
-    return peak + max(_NOTICED, peak // _PART)
+    return peak + max(_ADDED_BYTES, peak // _ADDED_PART)
 
 
 def divisions(context: ScheduleContext, units: Sequence[Unit], at: int) -> list[Unfused]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from polyfuse.ir.nodes import ADDS_IN_PLACE, ExternCall, View
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.units import Unit
-from polyfuse.symbolic import IndexLike, storage_size
+from polyfuse.symbolic import IndexLike
 from polyfuse.torch_compat.namespaces import comes_with_torch
 
 __all__ = ["Live", "Step", "Storages", "live", "storages"]
@@ -71,11 +71,8 @@ def storages(context: ScheduleContext, removed: Iterable[str] = ()) -> Storages:
     }
     for name, buffer in graph.buffers.items():
         if name not in gone and (buffer.kind == "temp" or name in saved):
-            width = _UNKNOWN if buffer.dtype is None else buffer.dtype.itemsize
             root = roots[name]
-            sizes[root] = max(
-                sizes.get(root, 0), max(0, hint(storage_size(buffer.size, buffer.stride))) * width
-            )
+            sizes[root] = max(sizes.get(root, 0), max(0, hint(buffer.storage)) * buffer.itemsize)
             if name in saved:
                 given.add(root)
     kept = frozenset(roots[name] for name in graph.output_buffers())

@@ -246,10 +246,23 @@ class Program:
         self, name: str, looped: bool, strides: Sequence[Sequence[Any]], body: Body
     ) -> Callable[..., list[Value]]:
         """Store values at indices that are sums of axes times strides."""
-        names = [*self.axes, *(self.loops if looped else ())]
-        places = self._vars(names)
-        func, before = hl.Func(name), None
+        places = self._vars([*self.axes, *(self.loops if looped else ())])
         values = list(body(*places))
+        func, before = self._stored(name, places, looped, strides, values)
+        count = len(self.axes)
+        self.outputs.append(Output(func, places[:count], places[count:], before))
+        return lambda *where: reads(func, where, len(values))
+
+    def _stored(
+        self,
+        name: str,
+        places: list[Any],
+        looped: bool,
+        strides: Sequence[Sequence[Any]],
+        values: list[Value],
+    ) -> tuple[Any, Any]:
+        """The stage that stores values, and the one before it, if all are computed before any is stored."""
+        func, before = hl.Func(name), None
         if self.careful:
             before = hl.Func(f"{name}_before")
             define(before, places, values)
@@ -261,10 +274,8 @@ class Program:
                 if number == 0:
                     buffer.dim(dim).set_bounds(0, extent)
                 buffer.dim(dim).set_stride(step)
-        count = len(self.axes)
-        self.outputs.append(Output(func, places[:count], places[count:], before))
         self.order.append(func)
-        return lambda *where: reads(func, where, len(values))
+        return func, before
 
     def scatter(
         self,

@@ -170,20 +170,8 @@ class DeviceProgram(Program):
         self._next()
         axes = self._vars(list(self.axes))
         loops = self._vars(list(self.loops)) if looped else []
-        func, before = hl.Func(name), None
         values = [self._strict(value) for value in body(*axes, *loops)]
-        if self.careful:
-            before = hl.Func(f"{name}_before")
-            define(before, [*axes, *loops], values)
-            values = reads(before, [*axes, *loops], len(values))
-        define(func, [*axes, *loops], values)
-        extents = [*self.axes.values(), *(self.loops.values() if looped else ())]
-        for number, (buffer, steps) in enumerate(zip(func.output_buffers(), strides)):
-            for dim, (extent, step) in enumerate(zip(reversed(extents), reversed(steps))):
-                if number == 0:
-                    buffer.dim(dim).set_bounds(0, extent)
-                buffer.dim(dim).set_stride(step)
-        self.order.append(func)
+        func, before = self._stored(name, [*axes, *loops], looped, strides, values)
         func.compute_root()
         if self.loops:
             inner = self._with_loops(func, axes, loops)
