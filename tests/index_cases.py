@@ -120,6 +120,8 @@ CASES: dict[str, IndexCase] = {
     "put": IndexCase(lambda x, y, i: x.put(i, y[:1, :3].reshape(-1)), _two, [0, -20, 19], -21, 20),
     "index_add": IndexCase(lambda x, y, i: x.index_add(0, i, y), _two, _I, -1, 5),
     "index_add scaled": IndexCase(lambda x, y, i: x.index_add(0, i, y, alpha=2), _two, _I, -1, 5),
+    "index_add of columns": IndexCase(lambda x, i: x.index_add(1, i, x[:, :3]), _matrix, [0, 3, 1], -1, 4),
+    "index_add of integers": IndexCase(lambda x, y, i: x.int().index_add(0, i, y.int()), _two, _I, -1, 5),
     "index_copy": IndexCase(lambda x, y, i: x.index_copy(0, i, y), _two, [0, 3, 4], -1, 5),
     "index_fill": IndexCase(lambda x, i: x.index_fill(0, i, 2.0), _matrix, [0, -5, 4], -6, 5),
     "index_reduce": IndexCase(lambda x, y, i: x.index_reduce(0, i, y, "prod"), _two, _I, -1, 5),
@@ -142,6 +144,9 @@ CASES: dict[str, IndexCase] = {
     "cross_entropy": IndexCase(lambda x, i: F.cross_entropy(x, i), _matrix, [0, 3, -100, 2, 3], -1, 4),
     "cross_entropy, smoothed": IndexCase(
         lambda x, i: F.cross_entropy(x, i, label_smoothing=0.1), _matrix, [0, 3, 1, 2, 3], -1, 4
+    ),
+    "cross_entropy, its gradient alone": IndexCase(
+        lambda x, i: torch.func.grad(lambda v: F.cross_entropy(v, i))(x), _matrix, [0, 3, -100, 2, 3], -1, 4
     ),
     "nll_loss": IndexCase(lambda x, i: F.nll_loss(x, i), _matrix, [0, 3, -100, 2, 3], -1, 4),
     "nll_loss, each": IndexCase(

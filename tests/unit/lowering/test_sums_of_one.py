@@ -76,3 +76,23 @@ def test_running_sums_begin_with_zero(backend: str) -> None:
     for name, ours, wanted in zip(SCANS, found, run(given), strict=True):
         torch.testing.assert_close(ours, wanted)
         assert torch.equal(ours.signbit(), wanted.signbit()), name
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_product_with_a_factor_of_zero_is_not_computed(depth: int) -> None:
+    """BLAS reads no matrix then, so infinities in it do not become NaN, and the term keeps its zeros."""
+
+    def run(term: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            torch.addmm(term, left, right, alpha=0),
+            torch.addmm(term[0], left, right, alpha=0, beta=0.5),
+            torch.addmv(term[:, 1], left, right[:, 0], alpha=0),
+            torch.addmv(term[0, 0], left, right[:, 0], alpha=0, beta=2),
+            torch.addmv(term[:, 0], left, right[:, 0], alpha=0, beta=0),
+        )
+
+    term = torch.tensor([[1.0, -0.0], [2.0, -0.0]])
+    operands = term, torch.full((2, depth), torch.inf), torch.ones(depth, 2)
+    for found, wanted in zip(torch.compile(run, backend="polyfuse")(*operands), run(*operands), strict=True):
+        torch.testing.assert_close(found, wanted)
+        assert torch.equal(found.signbit(), wanted.signbit())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polyfuse.torch_compat.tracing import fx
+
 __all__ = ["multilabel_margin_loss_forward", "nll_loss_backward", "smooth_l1_loss_backward"]
 
 _MEAN, _SUM = 1, 2
@@ -55,8 +57,10 @@ def nll_loss_backward(
         grad = grad.unsqueeze(dim)
     if weight is not None:
         grad = grad * weight.reshape(shape)
-    number = torch.arange(x.shape[dim], device=x.device).reshape(shape)
-    return torch.where((number == label) & (label != ignore_index), -grad, 0)
+    number, counted = torch.arange(x.shape[dim], device=x.device), label != ignore_index
+    if not fx.traces_backward():  # its forward, which would refuse a wrong label, may be left out
+        label = torch.gather(number, 0, torch.where(counted, label, 0).flatten()).reshape(label.shape)
+    return torch.where((number.reshape(shape) == label) & counted, -grad, 0)
 
 
 def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:

@@ -26,9 +26,12 @@ def matmul(left: Tensor, right: Tensor) -> Any:
 
 
 def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    """`addmm` or `baddbmm` with a depth of one. What is added counts for nothing with a factor of zero."""
+    """`addmm` or `baddbmm` with a depth of one. What is added counts for nothing with a factor of zero, and
+    neither does a product that eager mode leaves to BLAS."""
     if not _adds_nothing(left, right) or term.dtype != left.dtype:
         return NotImplemented
+    if alpha == 0 and left.dim() == 2 and left.element_size() > 2:
+        return _term_alone(term, left.new_empty((left.shape[0], right.shape[1])), beta)
     wide = torch.float32 if left.element_size() == 2 else left.dtype
     value = left.to(wide) * right.to(wide)
     if alpha != 1:
@@ -41,14 +44,26 @@ def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: 
 
 
 def addmv(term: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    """`addmv` with a depth of one: a negative zero stays one where eager mode adds to the term itself."""
+    """`addmv` with a depth of one: a negative zero stays one where eager mode adds to the term itself. With a
+    factor of zero, of any depth: BLAS does not read the matrix, so that infinities do not become NaN."""
+    if matrix.dim() != 2 or vector.dim() != 1:
+        return NotImplemented
+    if alpha == 0 and term.dtype == matrix.dtype == vector.dtype and matrix.dtype in _TYPES[2:]:
+        return _term_alone(term, matrix.new_empty(matrix.shape[:1]), beta)
     column = vector.unsqueeze(1)
-    if matrix.dim() != 2 or not _adds_nothing(matrix, column) or term.dim() != 1:
+    if not _adds_nothing(matrix, column) or term.dim() != 1:
         return NotImplemented
     found = addmm(term.unsqueeze(1), matrix, column, beta=beta, alpha=alpha)
     if found is NotImplemented:
         return found
     return (found + 0.0 if beta == 0 else found).squeeze(1)
+
+
+def _term_alone(term: Tensor, result: Tensor, beta: float) -> Tensor:
+    """What is left of a sum with a product whose factor is zero, with the sizes of the result."""
+    alone = term.expand(result.shape)
+    scaled = torch.zeros_like(result) if beta == 0 else alone * beta if beta != 1 else alone.clone()
+    return scaled.contiguous()
 
 
 def _is_library_product(left: Tensor, right: Tensor) -> bool:

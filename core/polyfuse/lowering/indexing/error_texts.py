@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from polyfuse.torch_compat import ops
@@ -57,6 +58,8 @@ _WORDS: Mapping[str, Words] = MappingProxyType(
         "aten.put": _FLAT,
         "aten.nll_loss_forward": _LABEL,
         "aten.nll_loss2d_forward": _LABEL,
+        "aten.nll_loss_backward": _LABEL,
+        "aten.nll_loss2d_backward": _LABEL,
         "aten.multi_margin_loss": _LABEL_RANGE,
         "aten.multilabel_margin_loss_forward": _LABEL_RANGE,
         "aten.max_unpool2d": _UNPOOLED,
@@ -82,17 +85,17 @@ def words_for(node: Any, rank: int, dim: int) -> Words | None:
         return None
     if name == "aten.index_select" and rank > 1 and dim == 1:
         words = _COLUMNS  # eager mode has another loop for columns
-    if name == "aten.index_add" and rank > 1 and dim == 0 and _is_plain_sum(node):
+    if name == "aten.index_add" and rank > 1 and dim in (0, rank - 1) and _is_plain_sum(node):
         words = _ALONG  # which eager mode adds up as scatter_add does
     return replace(words, text=words.text.replace("{dim}", str(dim)))
 
 
 def _is_plain_sum(node: Any) -> bool:
-    """Whether `index_add` of floating-point numbers was called without a factor."""
+    """Whether `index_add` of numbers was called without a factor."""
     value = node.meta.get("val")
     added = node.args[2] if len(node.args) > 2 else None
     scaled = isinstance(added, Node) and _called(added) == _called(node)
-    return value is not None and value.dtype.is_floating_point and not scaled
+    return value is not None and value.dtype is not torch.bool and not scaled
 
 
 def _called(node: Node) -> str:

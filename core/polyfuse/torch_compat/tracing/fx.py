@@ -118,6 +118,12 @@ def original_operator(node: Node) -> Any:
     return node.meta.get("original_aten")
 
 
+def traces_backward() -> bool:
+    """Whether what is traced now belongs to the backward of a graph with gradients, whose forward runs before
+    it. Gradients that a function computes itself (`torch.func.grad`) do not."""
+    return "backward" in str(torch.fx.traceback.get_current_meta().get("partitioner_tag", ""))
+
+
 def mark_boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Mark `fn` as taking one list of arguments, which it may clear."""
     try:
