@@ -17,9 +17,11 @@ install: $(STAMP) ## Make the virtual environment and install the project, with 
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo,docs,stores]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,demo,docs,stores]'
 	# headers alone: what the wheel depends on is for its generators
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps nvidia-cutlass
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --no-deps nvidia-cutlass
+	# pip would compile 17,000 modules in one process; some are templates, which nobody can
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 demo: $(STAMP) ## Compile small models with Polyfuse and compare them with eager mode

@@ -52,6 +52,11 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
     return 1 + (yield)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    return file_order.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     if isinstance(collector, pytest.Module):
         seeding.begin(collector.nodeid)

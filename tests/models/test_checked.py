@@ -77,6 +77,7 @@ def test_models_with_gradients(model, given, dtype):
     agreed()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 def test_an_optimizer(numerics):
     torch.manual_seed(0)

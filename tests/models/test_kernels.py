@@ -78,6 +78,7 @@ def models() -> list[object]:
     return out
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name, dtype", models())
 def test_no_kernel_is_reported(
     name: str, dtype: torch.dtype, tmp_path: object, monkeypatch: pytest.MonkeyPatch

@@ -40,7 +40,7 @@ def test_types_that_eager_mode_refuses(name, dtype):
     assert outcome(torch.compile(REFUSED[name], backend="polyfuse"), x) is NotImplementedError
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [

@@ -25,6 +25,7 @@ def check(**arguments: object) -> None:
     torch.testing.assert_close(torch.compile(f, backend="polyfuse", **arguments)(X), f(X))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
 def test_modes(mode, warned):
     check(mode=mode)

@@ -60,6 +60,7 @@ def trained(model: nn.Module, rows: tuple[int, ...] = (3,), **options: Any) -> d
     return {"hits": found.hits, "misses": found.misses, "bypasses": len(found.bypasses), "traced": traced}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tied", (False, True))
 def test_buckets_are_found(tied: bool) -> None:
     found = [trained(Net(tied)) for _ in range(2)]

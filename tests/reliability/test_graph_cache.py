@@ -252,7 +252,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_not_the_same_is_not_found(name):
     assert again(soft, torch.randn(5, 30)).misses == 1

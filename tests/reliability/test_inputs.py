@@ -38,7 +38,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(name):
     x, y = LAYOUTS[name](), LAYOUTS[name]()

@@ -106,7 +106,7 @@ class Settings:
         "auto",
         "Store the operands and results of convolutions with the channels last in memory. `auto`: in "
         "the types for which the device's backend reports that its libraries are faster so, and in graphs "
-        "with gradients if they want weights so, too.",
+        "with gradients if they want weights so, too; not for one light convolution alone on the CPU.",
         choices=("auto", "on", "off"),
     )
 

@@ -147,7 +147,8 @@ class Traced:
 def _lay_out(gm: GraphModule, settings: Settings, wants: WantsChannelsLast | None, training: bool) -> None:
     """Choose layouts: before the split, so that both sides know what the forward saves."""
     if wants is not None and settings.graph_rewrites and settings.fuel is None:
-        count = spread_channels_last(gm, lambda value, weight: wants(value, weight, training))
+        light = settings.channels_last == "auto" and settings.gemm != "generated"
+        count = spread_channels_last(gm, lambda value, weight: wants(value, weight, training), light)
         if count:
             _log.info("%d convolutions have their channels last", count)
 

@@ -8,6 +8,7 @@ import torch
 import polyfuse
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("source", [torch.int8, torch.uint8, torch.bool])
 def test_every_byte_is_exact(dtype: torch.dtype, source: torch.dtype) -> None:

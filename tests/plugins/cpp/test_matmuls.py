@@ -102,6 +102,7 @@ def test_depths_that_are_cut(right: str, isa: str) -> None:
     check(Matmul(30, 50, 1500, right=right, bias=True), isa)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "avx2"])
 @pytest.mark.parametrize("columns", [72, 112, 116, 200])
@@ -165,7 +166,7 @@ def test_results_that_run_along_the_rows() -> None:
     check(Matmul(45, 12, 30, right="bnk", out="bnm", residual=True))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", ["m", "k", "mnk"])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_dynamic_sizes(right: str, dynamic: str) -> None:

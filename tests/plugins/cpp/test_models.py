@@ -358,6 +358,7 @@ class Shows(Convolves):
         return self.layers[0].weight * x.mean()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shown", [False, True])
 def test_weights_of_convolutions_lie_as_kernels_read_them(folder, shown):
     torch.manual_seed(0)

@@ -53,7 +53,7 @@ def test_text(name, golden):
     golden(f"cutlass/{name}.txt", generated_part(source))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @needs_nvcc
 @pytest.mark.parametrize("name", CASES)
 def test_compiles_without_spills(tmp_path, name):
@@ -81,7 +81,7 @@ def compare(kernel: Kernel, rows: int, tiling: Tiling, folder) -> None:
             torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @needs_gxx
 @pytest.mark.parametrize("epilogue", (GELU, SCALED, RESIDUAL), ids=("gelu", "scaled", "residual"))
 @pytest.mark.parametrize("along", ("rows", "columns"))

@@ -68,7 +68,7 @@ def arrives_once(names: tuple[str, ...], numbers: Mapping[str, int], along_rows:
     return subprocess.run([str(program)], timeout=600, check=False).returncode == 0
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("columns", "chunk", "blocks", "count", "along_rows", "buffers", "fetched"),
     (
@@ -100,7 +100,7 @@ def test_rounded_results_arrive_through_the_copy_engine(tmp_path, columns, block
     assert arrives_once(("rounded.cuh",), numbers, False, tmp_path)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("columns", "chunk", "blocks", "count", "buffers"),
     (

@@ -35,7 +35,7 @@ def bias(rows: int, columns: int) -> Kernel:
     return found
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("scheduler", ON_PROCESSORS)
 @pytest.mark.parametrize(
     "name", ["sum of rows", "sum of columns", "transposed", "largest", "joined", "broadcast"]

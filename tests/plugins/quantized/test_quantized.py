@@ -164,6 +164,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_conversions_that_undo_each_other_go(view):
     every = torch.arange(-128, 128, dtype=torch.int8).view(16, 16)

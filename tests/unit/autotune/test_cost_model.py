@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +222,10 @@ def timed(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any
 
 @pytest.fixture
 def sixteen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Sixteen]]:
+    yield from sixteen_ways(monkeypatch, tmp_path)
+
+
+def sixteen_ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Sixteen]]:
     kind = type("Fresh", (Sixteen,), {"built": []})
     serve(monkeypatch, tmp_path, kind)
     monkeypatch.setattr(search_module, "run_trials", timed)
@@ -241,11 +246,24 @@ def tuned(kind: type[Sixteen], rows: int, **options: object) -> tuple[set[int], 
     return set(kind.built), decision.reason
 
 
-def test_later_searches_build_fewer(sixteen):
-    everything = set(range(16))
-    for rows in EIGHT:
-        built, _ = tuned(sixteen, rows)
-        assert built == everything  # of seven kernels there is no model yet
+@pytest.fixture(scope="module")
+def eight_searches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder in which eight kernels were searched for; of seven there is no model yet."""
+    folder = tmp_path_factory.mktemp("searched")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for kind in sixteen_ways(monkeypatch, folder):
+            assert all(tuned(kind, rows)[0] == set(range(16)) for rows in EIGHT)
+    return folder / "cache"
+
+
+@pytest.fixture
+def taught(eight_searches: Path, sixteen: type[Sixteen], tmp_path: Path) -> type[Sixteen]:
+    shutil.copytree(eight_searches, tmp_path / "cache")
+    return sixteen
+
+
+def test_later_searches_build_fewer(taught):
+    sixteen, everything = taught, set(range(16))
     built, reason = tuned(sixteen, 20)
     # the baseline, half of all, and one that is tried for the sake of learning
     assert {0, GOOD} <= built and len(built) == 9
@@ -259,21 +277,21 @@ def test_later_searches_build_fewer(sixteen):
     assert built == everything and "cost model" not in reason
 
 
-def test_what_is_tried_for_the_sake_of_learning_varies(sixteen):
-    for rows in EIGHT:
-        tuned(sixteen, rows)
-    found = [tuned(sixteen, rows)[0] for rows in range(20, 26)]
+def test_what_is_tried_for_the_sake_of_learning_varies(taught):
+    found = [tuned(taught, rows)[0] for rows in range(20, 26)]
     assert len(set(map(frozenset, found))) > 1
 
 
-def test_cost_models_are_shown_and_cleared(sixteen, capsys, monkeypatch):
+def test_a_cost_model_of_one_kernel_is_shown_as_too_few(sixteen, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     tuned(sixteen, 3)
     cli.main(["tune", "show"])
     said = " ".join(capsys.readouterr().out.split())
     assert "cost model of toy: pointwise of 4 bytes on cpu: 16 samples of 1 kernels, too few" in said
-    for rows in EIGHT[1:]:
-        tuned(sixteen, rows)
+
+
+def test_cost_models_are_shown_and_cleared(taught, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     cli.main(["tune", "show"])
     assert "samples of 8 kernels; the fastest ranks 1.0 by the model" in capsys.readouterr().out
     cli.main(["tune", "show", "nothing"])
@@ -282,12 +300,10 @@ def test_cost_models_are_shown_and_cleared(sixteen, capsys, monkeypatch):
     store = SampleStore(cache_root(Settings.resolve()))
     assert [store.read(group) for group in store.groups()] == [()]
     forget_sessions()
-    assert len(tuned(sixteen, 31)[0]) == 16
+    assert len(tuned(taught, 31)[0]) == 16
 
 
-def test_a_poisoned_history_is_ignored(sixteen):
-    for rows in EIGHT:
-        tuned(sixteen, rows)
+def test_a_poisoned_history_is_ignored(taught):
     root = cache_root(Settings.resolve())
     for number, path in enumerate(sorted((root / "samples").rglob("*.json"))):
         stored = json.loads(path.read_text())
@@ -295,5 +311,5 @@ def test_a_poisoned_history_is_ignored(sixteen):
             row[2] = float("nan") if number % 2 else "soon"
         path.write_text(json.dumps(stored))
     forget_sessions()
-    assert len(tuned(sixteen, 30)[0]) == 16
+    assert len(tuned(taught, 30)[0]) == 16
     assert sum(1 for _ in TimingStore(root).entries()) == 9

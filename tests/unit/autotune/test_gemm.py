@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
 }
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", CASES)
 def test_generated_gemms(name: str) -> None:
     function, args, count = CASES[name]

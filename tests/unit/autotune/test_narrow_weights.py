@@ -79,7 +79,7 @@ def test_some_rows(run: Any, function: Callable[..., torch.Tensor], rows: int, d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.quick(3)
+@pytest.mark.each_value
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 4, 9])
 def test_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
@@ -149,7 +149,7 @@ def mixed(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Ten
     return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
 
 
-@pytest.mark.quick(4)
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [nibbles, upper_first, signed, mixed])
 @pytest.mark.parametrize("rows", [1, 9])
@@ -163,7 +163,7 @@ def test_halves_of_bytes(
     assert is_narrow(report) and not report.extern_calls
 
 
-@pytest.mark.quick(3)
+@pytest.mark.each_value
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_groups_on_other_instruction_sets(run: Any, rows: int, isa: str) -> None:

@@ -112,6 +112,7 @@ def test_a_task_has_nothing_in_it_that_others_do_for_other_calls(tmp_path, timed
     assert 9 * 11 not in first and 5 * 9 in second
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("get", "put", "other"),
     [

@@ -46,7 +46,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("warn_only", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_values_for_one_place_are_stored_in_order(name: str, warn_only: bool) -> None:

@@ -60,7 +60,7 @@ def compiled(
     return torch.compile(function, backend="polyfuse", fullgraph=True, dynamic=dynamic, options=options)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", CASES)
 def test_results(name: str, dynamic: bool) -> None:

@@ -120,6 +120,7 @@ def test_its_operator_becomes_part_of_a_kernel(installed) -> None:
     assert not [name for name, _ in others.rewrites if name.startswith("numpy")]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fastest", ["numpy:blocks block=8", "library"])
 def test_a_template_for_its_operator_is_timed(installed, monkeypatch, tmp_path, fastest) -> None:
     def trials(runner, problem, candidates, *_):

@@ -23,7 +23,7 @@ def test_steps_are_for_real_tensors() -> None:
     assert table[aten.lerp.Tensor](z, z, x) is NotImplemented  # one complex tensor among others
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     ("function", "calls"),

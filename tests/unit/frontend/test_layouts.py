@@ -214,3 +214,27 @@ def test_what_gains_nothing_stays(name: str) -> None:
 
 def test_devices_that_do_not_want_it_are_left_alone() -> None:
     assert convolutions(check(block, X, W, V, wanted=ChannelsLast.NONE).graphs[0])[0] == (False,)
+
+
+@pytest.mark.parametrize(
+    ("channels", "function", "stays"),
+    [
+        (3, F.conv2d, True),
+        (3, lambda x, w: F.conv2d(x, w).relu(), False),
+        (3, lambda x, w: F.conv2d(x.tanh(), w), False),
+        (3, lambda x, w: F.conv2d(x[:, :, :-1], w), False),
+        (32, F.conv2d, False),
+    ],
+    ids=["alone", "activation", "made here", "few pixels", "heavy"],
+)
+def test_a_light_convolution_alone_stays_as_it_was_traced(
+    channels: int, function: Callable[..., torch.Tensor], stays: bool
+) -> None:
+    x, w = torch.randn(1, channels, 34, 34), torch.randn(channels, channels, 3, 3)
+    (graph,) = check(function, x, w).graphs
+    assert convolutions(graph) == [(not stays,)]
+
+
+def test_varying_sizes_are_not_judged_light() -> None:
+    (graph,) = check(F.conv2d, torch.randn(2, 3, 34, 34), torch.randn(3, 3, 3, 3), dynamic=True).graphs
+    assert convolutions(graph) == [(True,)]

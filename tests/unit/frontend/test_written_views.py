@@ -79,7 +79,7 @@ def test_a_view_of_a_written_input(view: str) -> None:
         _check(lambda x: (WRITES["tanh_"](x), VIEWS[view](x))[1], INPUTS[name], dynamic=True)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("write", WRITES)
 def test_each_way_of_writing(write: str) -> None:
     for name in _given(write, "flatten"):

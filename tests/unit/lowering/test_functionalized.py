@@ -352,7 +352,7 @@ def _equal_result(t: torch.Tensor) -> torch.Tensor:
 READS = (_one_tensor, _part, _transposed, _detached_view, _copy, _equal_result)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("read", READS)
 def test_what_is_read_may_be_what_is_written(

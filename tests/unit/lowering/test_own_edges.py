@@ -44,6 +44,7 @@ def test_compiled_softshrink_and_its_gradient(dtype):
         assert torch.equal(got, true) and torch.equal(torch.signbit(got), torch.signbit(true))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_masked_positions_count_from_the_end(dtype):
     x, mask = torch.randn(4, 5), torch.tensor([[True, False, True], [True, True, False]])

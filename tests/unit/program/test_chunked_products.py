@@ -140,6 +140,7 @@ def test_results_that_are_read_elsewhere_stay_whole(log: Any) -> None:
     assert starts(log(columns, X, W)) == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_forward_and_backward(group: Any, dynamic: bool) -> None:
     from torch.distributed import _functional_collectives as collectives

@@ -117,7 +117,7 @@ class Session:
         self.check_gradients()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_use(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, seed: int, parts: bool) -> None:

@@ -65,6 +65,7 @@ def of3(x: Tensor, y: Tensor) -> Tensor:
     return torch.bmm(x.view(4, 6, 32).transpose(1, 2), y.view(4, 6, 32))
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_of_matmuls(name: str) -> None:
     expected, function = SUMS[name]

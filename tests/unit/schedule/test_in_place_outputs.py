@@ -49,6 +49,7 @@ WHOLE: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", WHOLE)
 def test_matmuls_are_written_into_their_places(name: str) -> None:
     function = WHOLE[name]

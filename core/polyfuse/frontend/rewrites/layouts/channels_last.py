@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.describe import output_node
 from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast
+from polyfuse.frontend.rewrites.layouts.alone import is_light_alone
 from polyfuse.frontend.rewrites.layouts.one_axis import as_images
 from polyfuse.frontend.rewrites.tools import aten, tensor_value, traced_call
 from polyfuse.torch_compat import ops
@@ -52,15 +53,20 @@ _BY_STRIDES: Final = (
 _Wants: TypeAlias = Callable[[torch.Tensor, torch.Tensor], ChannelsLast]
 
 
-def spread_channels_last(module: GraphModule, wants: _Wants) -> int:
+def spread_channels_last(module: GraphModule, wants: _Wants, light: bool = False) -> int:
     """Lay out a graph for convolutions with channels last: those operands that `wants` says of the activation
     and the weight of each.
+
+    Args:
+        light: whether a light convolution alone stays as it was traced.
 
     Returns:
         how many convolutions and gradients of convolutions read such tensors now.
     """
     found = _wanted(module, wants)
     if not any(_groups(node) == 1 for node in found):
+        return 0
+    if light and len(found) == 1 and is_light_alone(*found):
         return 0
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     values = ((node, tensor_value(node.args[0])) for node in found)
