@@ -18,6 +18,8 @@ from polyfuse_cpp.loops.split_reductions import Scratch, Stage, refused_by_split
 from polyfuse_cpp.loops.stage import StageText
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.tiles import TiledText
+from polyfuse_cpp.taps.problem import window_of
+from polyfuse_cpp.taps.text import TapsText, fits
 from polyfuse_cpp.tiling import Split, choose_plan, choose_split
 
 __all__ = ["kernel_text"]
@@ -30,7 +32,10 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
     """The C++ function of a kernel, named `Source.SYMBOL`; choices are those of `tiling.choose_plan`."""
     facts, plan = planned(kernel, lanes, lane_at, unroll)
     kernel = facts.kernel
-    split = choose_split(facts, plan)
+    window = window_of(facts, plan)
+    if window is not None and not fits(facts, window):
+        window = None
+    split = choose_split(facts, plan) if window is None else None
     out = Writer("  ")
     features: set[str] = {"kernel", "omp"}
     passes, scratch = [Stage(kernel)], list[Scratch]()
@@ -46,6 +51,9 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
             its_plan = choose_plan(its_facts, lanes, *chosen, single.without_lanes(lanes))
         name = f"{Source.SYMBOL}_run{number if len(passes) > 1 else ''}"
         its_plan = replace(its_plan, limits=single.limits)
+        if window is not None:
+            stages.append(TapsText(its_facts, its_plan, out, features, name, window))
+            continue
         ranges = cut_into_ranges(its_facts, its_plan)
         if ranges is None:
             kind = TiledText if its_plan.tile else StageText
