@@ -211,7 +211,7 @@ def _substitution(
 def _reader(graph: Graph, call: TemplateCall) -> Pointwise | None:
     """The loop that alone reads the result of a call, and whose result lies as that does."""
     name = call.outputs[0]
-    if not name or name in graph.output_buffers():
+    if not name or graph.is_output(name):
         return None
     uses = graph.uses
     at = uses.position[call.name]

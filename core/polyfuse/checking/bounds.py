@@ -27,7 +27,7 @@ from polyfuse.ir.interpreter.kernel import KernelEvaluator
 from polyfuse.ir.interpreter.space import Space
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import SCALAR_OPS, combining_op
-from polyfuse.ir.rounding import COARSE, coarse_values
+from polyfuse.ir.rounding import COARSE, QUICK, coarse_values, stores_halves
 from polyfuse.ir.statements import Cast, Compute, Load, Random, Store
 
 __all__ = ["Bounded", "BoundedEvaluator", "Ledger"]
@@ -113,6 +113,7 @@ class BoundedEvaluator(KernelEvaluator):
         self._fast = kernel.numerics != "eager"
         self._in_order = kernel.deterministic
         self._coarse = coarse_values(kernel)
+        self._halves = self._fast and stores_halves(kernel)
         self._locals: dict[str, Tensor] = {}
 
     def value(self, stmt: PointStatement, known: Mapping[str, Any]) -> Any:
@@ -125,9 +126,8 @@ class BoundedEvaluator(KernelEvaluator):
         match stmt:
             case Compute(op=op, args=args):
                 error = self._scalar(op, tuple(known[a] for a in args), found)
-                if stmt.target in self._coarse:
-                    size = found.double().abs()
-                    own = COARSE[op] * torch.minimum(size, 1 - size)
+                own = self._of_short_form(stmt.target, op, found)
+                if own is not None:
                     error = own if error is None else error + own
             case Cast(arg=arg, bitwise=True):
                 error = known[arg].error
@@ -137,6 +137,15 @@ class BoundedEvaluator(KernelEvaluator):
             case Random(kind="normal"):
                 error = torch.full_like(found, _NORMAL) * (1 + found.abs())
         return Bounded(found, error)
+
+    def _of_short_form(self, name: str, op: str, found: Tensor) -> Tensor | None:
+        """How far a form may be off that is exact enough for 16 bits; None where there is none."""
+        size = found.double().abs()
+        if name in self._coarse:
+            return COARSE[op] * torch.minimum(size, 1 - size)
+        if self._halves and op in QUICK and found.dtype is torch.float32:
+            return QUICK[op] * torch.where(found.isfinite(), size, 0.0)
+        return None
 
     def _scalar(self, op: str, args: tuple[Bounded, ...], found: Tensor) -> Tensor | None:
         error: Tensor | None

@@ -14,7 +14,7 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import set_environment
 from polyfuse.cli.ranks import worlds
 
-__all__ = ["EXAMPLE", "configure", "configure_program", "run", "run_program"]
+__all__ = ["EXAMPLE", "configure", "configure_program", "require_program", "run", "run_program"]
 
 EXAMPLE = """
 polyfuse explain model.py          # what matters first, then each graph
@@ -46,6 +46,7 @@ def configure_program(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, print what was compiled, and return the program's own status."""
+    require_program(arguments.program, arguments.module)
     from contextlib import redirect_stdout
 
     from polyfuse.compiler.reports.explain import explain
@@ -76,10 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-def run_program(program: str, arguments: list[str], module: bool = False) -> int:
-    """Run a program in this process, as `python program arguments` would, and return its status."""
+def require_program(program: str, module: bool = False) -> None:
+    """Raise PolyfuseError where no file has that name, before anything is imported that takes seconds."""
     if not module and not Path(program).is_file():
         raise PolyfuseError(f"there is no file {program}", "name a Python program, or a module with -m")
+
+
+def run_program(program: str, arguments: list[str], module: bool = False) -> int:
+    """Run a program in this process, as `python program arguments` would, and return its status."""
+    require_program(program, module)
     before = sys.argv, list(sys.path)
     sys.argv = [program, *arguments]
     try:

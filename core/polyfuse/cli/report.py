@@ -13,6 +13,7 @@ from typing import Any
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import child_environment
+from polyfuse.cli.explain import require_program
 
 __all__ = ["EXAMPLE", "configure", "run"]
 
@@ -68,10 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         del arguments.arguments[0]
     if arguments.collect is not None:
         return _collect(arguments)
-    if not arguments.module and not Path(arguments.program).is_file():
-        raise PolyfuseError(
-            f"there is no file {arguments.program}", "name a Python program, or a module with -m"
-        )
+    require_program(arguments.program, arguments.module)
     from polyfuse.reporting.compare import compare
     from polyfuse.reporting.page import read_report, write_json, write_page
 

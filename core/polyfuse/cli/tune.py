@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tune(arguments: argparse.Namespace) -> int:
     """Run a program with autotuning on, and tell what was found; returns the program's own status."""
-    from polyfuse.cli.explain import run_program
+    from polyfuse.cli.explain import require_program, run_program
+
+    require_program(arguments.what, arguments.module)
     from polyfuse.compiler.session import autotuned_problems
 
     # what was compiled before would be read, and not tuned

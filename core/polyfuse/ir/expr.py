@@ -45,13 +45,14 @@ class Expr:
         payload: what is not an expression, None for most; read it by the names below.
     """
 
-    __slots__ = ("__weakref__", "args", "dtype", "op", "payload", "weight")
+    __slots__ = ("__weakref__", "_loads", "args", "dtype", "op", "payload", "weight")
 
     op: str
     args: tuple[Expr, ...]
     dtype: DType
     payload: Any
     weight: int
+    _loads: tuple[Expr, ...] | None
 
     def __new__(cls, op: str, args: tuple[Expr, ...], dtype: DType, payload: Any = None) -> Expr:
         # repr keeps 0.0 and -0.0, True and 1, and NaN payloads' text apart, which == does not
@@ -61,6 +62,7 @@ class Expr:
             return found
         self = object.__new__(cls)
         self.op, self.args, self.dtype, self.payload = op, args, dtype, payload
+        self._loads = None
         self.weight = 1 + sum(a.weight for a in args)
         return _INTERN.add(key, self)
 
@@ -244,7 +246,17 @@ def moved(read: Expr, index: IndexLike, buffer: str | None = None) -> Expr:
 
 def loads(*roots: Expr) -> tuple[Expr, ...]:
     """The distinct loads under `roots`, operands first."""
-    return tuple(e for e in walk(*roots) if e.op == "load")
+    if len(roots) != 1:
+        return tuple(dict.fromkeys(read for root in roots for read in loads(root)))
+    root = roots[0]
+    # kept, as every pass over a graph asks; a single load does not keep itself alive
+    if root.op == "load" and not root.args:
+        return roots
+    found = root._loads
+    if found is None:
+        found = tuple(e for e in walk(*root.args) if e.op == "load")
+        root._loads = found
+    return (*found, root) if root.op == "load" else found
 
 
 def guard(root: Expr, mask: Expr) -> Expr:

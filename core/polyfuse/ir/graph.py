@@ -112,8 +112,15 @@ class Graph:
 
     def output_buffers(self) -> tuple[str, ...]:
         """Buffers that results are views of, in order, each once."""
-        names = [o.value.buffer for o in self.outputs if isinstance(o.value, View)]
-        return tuple(dict.fromkeys(names))
+        return tuple(self._outputs)
+
+    def is_output(self, name: str) -> bool:
+        """Whether a result is a view of a buffer."""
+        return name in self._outputs
+
+    @cached_property
+    def _outputs(self) -> dict[str, None]:
+        return dict.fromkeys(o.value.buffer for o in self.outputs if isinstance(o.value, View))
 
     def mutated_inputs(self) -> tuple[str, ...]:
         """Inputs (and constants) that some node writes, in order of first write."""

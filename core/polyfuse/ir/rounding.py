@@ -1,4 +1,4 @@
-"""Values that a kernel may compute less exactly, since only numbers of bf16 are made from them."""
+"""Values that a kernel may compute less exactly, since only numbers of 16 bits are made from them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Cast, Compute, Statement
+from polyfuse.ir.statements import Cast, Compute, Statement, Store
 from polyfuse.ir.types import DType
 
-__all__ = ["COARSE", "coarse_values"]
+__all__ = ["COARSE", "QUICK", "coarse_values", "stores_halves"]
 
 COARSE: Mapping[str, float] = MappingProxyType({"erf": 2.0**-13})
 """Operations with such a form, and how far its result may be off: this part of it, and of what it lacks
 of ±1."""
+
+QUICK: Mapping[str, float] = MappingProxyType({"exp": 5e-6, "sigmoid": 5e-6, "tanh": 5e-6})
+"""Operations with a form for kernels that store 16 bits alone, and how far it may be off relatively."""
 
 _PASSING = frozenset(("add", "sub", "mul", "neg"))
 """Operations whose results are as exact as their operands, or as those of eager mode, which rounds these."""
@@ -24,13 +27,24 @@ def coarse_values(kernel: Kernel) -> frozenset[str]:
     without a comparison or a loop in between."""
     if kernel.numerics != "fast":
         return frozenset()
-    statements = [stmt for section in kernel.sections for stmt in section.body]
+    statements = _statements(kernel)
     exact = _exact(statements)
     return frozenset(
         stmt.target
         for stmt in statements
         if isinstance(stmt, Compute) and stmt.op in COARSE and stmt.target not in exact
     )
+
+
+def stores_halves(kernel: Kernel) -> bool:
+    """Whether all floating-point numbers that a kernel stores in its arguments have 16 bits or fewer."""
+    types = {a.name: a.dtype for a in kernel.args if a.kind != "size"}
+    stored = {types[s.buffer] for s in _statements(kernel) if isinstance(s, Store) and s.buffer in types}
+    return any(kind.is_float for kind in stored) and stored.isdisjoint((DType.f32, DType.f64))
+
+
+def _statements(kernel: Kernel) -> list[Statement]:
+    return [stmt for section in kernel.sections for stmt in section.body]
 
 
 def _exact(statements: Iterable[Statement]) -> set[str]:

@@ -19,33 +19,35 @@ def bytes_moved(schedule: Schedule) -> tuple[int, int]:
     Per kernel, a buffer that is read counts once, and one that is written too: the smaller of its storage and
     the elements that the loops touch.
     """
-    before = after = 0
-    for step in schedule.steps:
-        nodes = step.nodes if isinstance(step, Launch) else (step.node,)
-        before += sum(_node_bytes(node, schedule) for node in nodes)
-        after += step_bytes(step, schedule)
-    return before, after
+    moved = steps_traffic(schedule)
+    return sum(before for before, _ in moved), sum(after for _, after in moved)
+
+
+def steps_traffic(schedule: Schedule) -> list[tuple[int, int]]:
+    """`bytes_moved` of each step of a schedule, in their order."""
+    removed = frozenset(schedule.removed)
+    return [_traffic(step, schedule, removed) for step in schedule.steps]
 
 
 def step_bytes(step: Launch | Call, schedule: Schedule) -> int:
     """Bytes that one step moves; what stays inside a kernel costs nothing."""
-    if isinstance(step, Call):
-        return _node_bytes(step.node, schedule)
+    return _traffic(step, schedule, frozenset(schedule.removed))[1]
+
+
+def _traffic(step: Launch | Call, schedule: Schedule, removed: frozenset[str]) -> tuple[int, int]:
+    apart = 0
     touched: dict[tuple[str, bool], int] = {}
-    for node in step.nodes:
+    for node in step.nodes if isinstance(step, Launch) else (step.node,):
+        own: dict[tuple[str, bool], int] = {}
         for buffer, size, write in _accesses(node, schedule):
+            own[buffer, write] = max(own.get((buffer, write), 0), size)
             # a value made earlier in the same kernel is still in a register
             if write or (buffer, True) not in touched:
                 touched[buffer, write] = max(touched.get((buffer, write), 0), size)
-    removed = set(schedule.removed)
-    return sum(size for (buffer, _), size in touched.items() if buffer not in removed)
-
-
-def _node_bytes(node: Node, schedule: Schedule) -> int:
-    touched: dict[tuple[str, bool], int] = {}
-    for buffer, size, write in _accesses(node, schedule):
-        touched[buffer, write] = max(touched.get((buffer, write), 0), size)
-    return sum(touched.values())
+        apart += sum(own.values())
+    if isinstance(step, Call):
+        return apart, apart
+    return apart, sum(size for (buffer, _), size in touched.items() if buffer not in removed)
 
 
 def _accesses(node: Node, schedule: Schedule) -> Iterable[tuple[str, int, bool]]:

@@ -62,7 +62,7 @@ def _takes_out(node: ExternCall, graph: Graph) -> bool:
     if node.out != "out" or node.ordered or node.symbols or node.mutates:
         return False
     name = node.outputs[0]
-    kept = name in graph.output_buffers() or graph.buffers[name].kind != "temp"
+    kept = graph.is_output(name) or graph.buffers[name].kind != "temp"
     return node.op.startswith("aten.") and not kept
 
 

@@ -247,6 +247,25 @@ ROUNDED
 """
 
 
+@pytest.mark.parametrize("op", ["exp", "sigmoid", "tanh"])
+@pytest.mark.parametrize(
+    "out, error, honest", [("bf16", 3e-6, True), ("bf16", 1e-2, False), ("f32", 3e-6, False)]
+)
+def test_exponentials_may_be_short_where_16_bits_are_stored(op, out, error, honest):
+    narrow = "    v4 = cast bf16 (v3)\n    store bf16 set out0[p0] = v4"
+    rounded = narrow if out == "bf16" else "    store f32 set out0[p0] = v3"
+    text = COARSE.replace("NUMERICS", "fast").replace("OUT", out).replace("ROUNDED", rounded)
+    text = text.replace("v2 = erf", f"v2 = {op}").replace("v3 = add f32 (v2, v1)", "v3 = neg f32 (v2)")
+    kernel = parse_kernel(text)
+    x = torch.linspace(-6, 6, 2000).bfloat16()
+
+    def short(a: torch.Tensor, found: torch.Tensor) -> None:
+        found.copy_((-getattr(torch, op)(a.double()) * (1 + error)).float())
+
+    target = torch.empty(2000, dtype=torch.bfloat16 if out == "bf16" else torch.float32)
+    assert (not checked(kernel, short, (x, target)).problem) == honest
+
+
 @pytest.mark.parametrize(
     "out, numerics, error, honest",
     [

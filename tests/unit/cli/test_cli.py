@@ -52,6 +52,21 @@ def test_only_the_program_is_required(command, capsys):
     assert "are required: program\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["explain", "report", "tune", "check"])
+def test_a_missing_program_is_told_of(command, capsys):
+    assert cli.main([command, "absent.py"]) == 1
+    assert "there is no file absent.py; name a Python program" in capsys.readouterr().err
+
+
+def test_a_missing_program_is_told_of_before_torch_is_imported():
+    script = "import sys; from polyfuse import cli; cli.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    for command in ("explain", "report", "tune"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, command, "absent.py"], capture_output=True, timeout=120
+        )
+        assert b"there is no file" in done.stderr and done.returncode == 0
+
+
 class TestBackends:
     def test_as_json(self, capsys):
         assert cli.main(["backends", "--json"]) == 0

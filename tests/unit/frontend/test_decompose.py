@@ -239,3 +239,28 @@ def test_tails_of_the_normal_distribution(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, eager, rtol=2e-5, atol=1e-38, equal_nan=True)
     tail = (x < -1) & (x > -1e9)
     torch.testing.assert_close(found[tail].double(), exact[tail], rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize(("least", "most"), [(-128, 127), (-5, 255)])
+def test_fake_quantization_rounds_to_the_same_levels(least: int, most: int) -> None:
+    """Bit for bit, at halves, at what is beyond all levels or integers, and at what is no number."""
+    edges = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e30, -1e30])
+    table, channels = decomposition_table("fast"), torch.tensor([3, -4, 0], dtype=torch.int32)
+    for scale in (0.1, 0.25, 1e-30):
+        x = torch.cat([torch.randn(600) * 100 * scale, (torch.arange(-300, 300) / 2) * scale, edges])
+        step, zero = torch.tensor([scale]), torch.tensor([3], dtype=torch.int32)
+        cases: list[tuple[Any, tuple[Any, ...]]] = [
+            (aten.fake_quantize_per_tensor_affine_cachemask.default, (x, scale, 3)),
+            (
+                aten.fake_quantize_per_channel_affine_cachemask.default,
+                (torch.stack([x, x, x], 1), step * torch.tensor([1, 2, 3]), channels, 1),
+            ),
+        ]
+        by_tensors = aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
+        cases += [(by_tensors, (x, step, zero, torch.tensor([rounds]))) for rounds in (0, 1)]
+        for op, args in cases:
+            for found, wanted in zip(table[op](*args, least, most), op(*args, least, most), strict=True):
+                torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+                assert torch.equal(found.signbit(), wanted.signbit())
+    declined = table[aten.fake_quantize_per_tensor_affine_cachemask.default](x.double(), 0.1, 3, least, most)
+    assert declined is NotImplemented

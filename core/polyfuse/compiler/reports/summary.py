@@ -8,8 +8,7 @@ from polyfuse.compiler.reports.report import GraphReport, LaunchReport
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.text.print import text
 from polyfuse.lowering import LoweringReport
-from polyfuse.program import bytes_moved
-from polyfuse.program.traffic import step_bytes
+from polyfuse.program.traffic import steps_traffic
 from polyfuse.schedule import Call, Launch, Schedule
 
 __all__ = ["count_operators", "graph_report", "schedule_text"]
@@ -23,10 +22,13 @@ def count_operators(aten: AtenGraph) -> int:
 def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Clock) -> GraphReport:
     """What became of a graph, and how long that took."""
     schedule = built.schedule
-    before, after = bytes_moved(schedule)
-    steps = (s for s in schedule.steps if isinstance(s, Launch))
+    moved = steps_traffic(schedule)
     names = {launch: entry.name for entry in built.program.kernels for launch in entry.launches}
-    launches = tuple(_launch_report(s, schedule, built, names[s.name]) for s in steps)
+    launches = tuple(
+        _launch_report(s, after, built, names[s.name])
+        for s, (_, after) in zip(schedule.steps, moved, strict=True)
+        if isinstance(s, Launch)
+    )
     calls = tuple(s.node.op for s in schedule.steps if isinstance(s, Call))
     return GraphReport(
         aten.name,
@@ -36,8 +38,8 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
         len(built.program.kernels),
         len(calls),
         tuple((f.op, f.reason) for f in lowering.fallbacks),
-        before,
-        after,
+        sum(before for before, _ in moved),
+        sum(after for _, after in moved),
         clock.total(),
         tuple(clock.seconds.items()),
         schedule.decisions,
@@ -50,7 +52,7 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
     )
 
 
-def _launch_report(launch: Launch, schedule: Schedule, built: Built, name: str) -> LaunchReport:
+def _launch_report(launch: Launch, moved: int, built: Built, name: str) -> LaunchReport:
     key = launch.backend, launch.kernel
     origins = {o: None for node in launch.nodes for o in node.origins}
     return LaunchReport(
@@ -59,7 +61,7 @@ def _launch_report(launch: Launch, schedule: Schedule, built: Built, name: str) 
         tuple(node.name for node in launch.nodes),
         tuple(dict.fromkeys(o.op for o in origins)),
         tuple(dict.fromkeys(o.source for o in origins if o.source)),
-        step_bytes(launch, schedule),
+        moved,
         built.notes.get(key, ""),
         name,
     )

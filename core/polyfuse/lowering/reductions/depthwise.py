@@ -63,7 +63,7 @@ def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
         return None
     name = image.buffer
     touching = [graph.nodes[at] for at in graph.uses.touching(name)]
-    if len(touching) != 2 or touching[1].name != call.name or name in graph.output_buffers():
+    if len(touching) != 2 or touching[1].name != call.name or graph.is_output(name):
         return None
     made, whole = touching[0], image.size
     if not isinstance(made, Pointwise) or made.value.op != "load" or made.value.buffer == name:

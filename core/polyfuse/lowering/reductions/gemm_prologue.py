@@ -43,6 +43,8 @@ def with_prologue(
             for the next one. The depth is divided into the axes of these loops, as in a weight of four bits
             that is scaled in groups.
     """
+    if not any(_producer(graph, call, read, call.name, chained) for read in loads(*form.gemm.values)):
+        return None
     if not chained:
         return _absorbing(graph, call, form, form.gemm.values, (False, False))
     split = axes_by_strides(form, _strides(graph, call, form.gemm.values, call.name))
@@ -132,7 +134,7 @@ def _producer(
 ) -> Pointwise | None:
     """The cheap loop that makes what a node reads, if nobody else wants its result."""
     name = operand.buffer
-    if operand.args or graph.buffers[name].kind != "temp" or name in graph.output_buffers():
+    if operand.args or graph.buffers[name].kind != "temp" or graph.is_output(name):
         return None
     uses = graph.uses
     writers, end = uses.writers.get(name, ()), uses.position[call.name]

@@ -8,6 +8,7 @@ from typing import Any, assert_never
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.rounding import QUICK, stores_halves
 from polyfuse.ir.statements import (
     Cast,
     Compute,
@@ -29,7 +30,7 @@ from polyfuse_triton.dtypes import inline_literal, literal, triton_type
 from polyfuse_triton.loops.coordinates import Position
 from polyfuse_triton.loops.indexing import Indexer, Variable
 from polyfuse_triton.loops.ops import cast_text, is_infix, operation_text
-from polyfuse_triton.loops.quotients import QUICK, quotient_by, stores_halves
+from polyfuse_triton.loops.quotients import quotient_by
 from polyfuse_triton.tiling.plan import Plan
 
 __all__ = ["Scope", "Value"]
@@ -85,7 +86,7 @@ class Scope:
         self._prefix = prefix
         self._count = 0
         self._is_fast = kernel.numerics == "fast"
-        self.halves = self._is_fast and stores_halves(facts)
+        self.halves = self._is_fast and stores_halves(facts.kernel)
         # where the compiler contracts, these would be different numbers in different places
         self._rounded = shared_products(facts) if self._is_fast else frozenset[str]()
 
