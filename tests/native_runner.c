@@ -124,7 +124,10 @@ int main(int argc, char** argv) {
     read_inputs(in, jobs, threads);
     if (given) {
       first = jobs[0];
-      if (!api->run(model, first.in, first.out)) give_memory(&jobs[0], first.out);
+      if (!api->run(model, first.in, first.out)) {
+        for (int j = 0; j < threads; ++j) give_memory(&jobs[j], first.out);
+        for (int i = 0; i < api->output_count; ++i) api->release(&first.out[i]);
+      }
     }
     for (int j = 0; j < threads; ++j) pthread_create(&ids[j], 0, work, &jobs[j]);
     for (int j = 0; j < threads; ++j) pthread_join(ids[j], 0);

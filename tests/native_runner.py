@@ -10,7 +10,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +85,7 @@ def call(
     entry: str = "forward",
     threads: int = 1,
     given: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> list[NativeResult]:
     """Call an entry several times, one after another.
 
@@ -93,6 +94,7 @@ def call(
         calls: the inputs of each; numbers are tensors without dimensions.
         threads: how many make the same call at once; their results are the same, or the process fails.
         given: whether the caller has memory for results.
+        variables: of the process's environment.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / "in", Path(folder) / "out"]
@@ -108,6 +110,7 @@ def call(
                 "PATH": "/nowhere",
                 "OMP_NUM_THREADS": "2",
                 "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", ""),
+                **(variables or {}),
             },
         )
         assert done.returncode == 0, f"status {done.returncode}: {done.stderr}"

@@ -8,7 +8,7 @@ comparisons, and the functions of `SIZE_FUNCTIONS`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SIZE_FUNCTIONS",
+    "DeviceCode",
+    "DeviceKernel",
     "HostArgument",
+    "HostDevice",
     "HostLibrary",
     "HostResult",
     "HostSymbol",
@@ -97,13 +100,84 @@ class HostSymbol:
 
 
 @dataclass(frozen=True)
+class HostDevice:
+    """A device on which a model without Python computes, as opposed to the CPU that calls it.
+
+    Attributes:
+        type: as torch calls it.
+        runtime: text of C++ that reserves its memory, copies and launches: the functions that
+            `docs/writing-a-backend.md` lists under "Models without Python on a device".
+    """
+
+    type: str
+    runtime: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """A built kernel's code for one kind of chip.
+
+    Attributes:
+        chip: a number by which the device's runtime knows the chips that run it.
+        code: what the device's driver loads.
+        threads: of one block.
+        shared: bytes of memory that the threads of a block share.
+        scratch, scratch_align: bytes of memory that each block needs for itself, and what their address is a
+            multiple of.
+        starts_early: whether it waits by itself for the kernel before it, and so may start while that ends.
+    """
+
+    chip: int
+    code: bytes = field(repr=False)
+    threads: int
+    shared: int
+    scratch: int = 0
+    scratch_align: int = 1
+    starts_early: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """A built kernel as a model without Python launches it.
+
+    Attributes:
+        name: for messages.
+        symbol: the entry point's name in the code.
+        device: where it runs.
+        arguments: names and kinds of what a launch is called with, in the order of the kernel's arguments:
+            `ptr`, or `i32` and `i64`, integers.
+        parameters: what the code is given, in order: names of arguments, `zeroed`, `scratch`, or empty for an
+            address that is null.
+        grid: blocks along x, y and z, over names of integers among the arguments.
+        codes: one for each kind of chip.
+        cluster: blocks that start together; the first extent of `grid` counts clusters.
+        cooperative: whether all blocks must run at once.
+        guard: a condition on sizes without which it cannot be launched; empty: none.
+        zeroed: words of 64 bits, all zero, that each launch is given as the parameter `zeroed`.
+    """
+
+    name: str
+    symbol: str
+    device: HostDevice
+    arguments: tuple[tuple[str, str], ...]
+    parameters: tuple[str, ...]
+    grid: tuple[SizeText, SizeText, SizeText]
+    codes: tuple[DeviceCode, ...]
+    cluster: int = 1
+    cooperative: bool = False
+    guard: str = ""
+    zeroed: SizeText = 0
+
+
+@dataclass(frozen=True)
 class HostLibrary:
     """All of a model.
 
     Attributes:
         name: of the entry.
         program: what happens in a call.
-        kernels: sources of `program.kernels`, which `Backend.emit` of the same backend made.
+        kernels: sources of `program.kernels`, which `Backend.emit` of the same backend made. None where
+            `device` is given.
         arguments: what a call gives, flat.
         inputs: for each of the program's inputs, whether it is an `argument` or a `weight`, and which one.
         weights: what `inputs` and `constants` count.
@@ -111,6 +185,9 @@ class HostLibrary:
         results: what a call returns, flat, as `program.returns` has them.
         symbols, conditions: what must be true of sizes.
         member: the file in a package that holds weights, as the first of its members and not compressed.
+        device: where it computes, if not on the CPU that calls it. Arguments, weights and results lie
+            there then; arguments in the CPU's memory are copied.
+        launches: of `program.kernels`, on that device.
     """
 
     name: str
@@ -124,3 +201,5 @@ class HostLibrary:
     symbols: tuple[HostSymbol, ...]
     conditions: tuple[str, ...]
     member: str
+    device: HostDevice | None = None
+    launches: tuple[DeviceKernel, ...] = ()

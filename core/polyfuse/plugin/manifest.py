@@ -49,6 +49,11 @@ class Manifest:
     `machine` said when the package was made: where kernels cannot run on this machine, it raises
     `KernelLoadError` with the reason. Empty: packages need the whole backend.
 
+    `host_loader` is a dotted path to a function `host_loader(folder)` that returns the kernels of a folder
+    that `Backend.build` filled, by `Source.key`, as models that run without Python launch them
+    (`polyfuse.plugin.host_library.DeviceKernel`). Empty: they cannot. Kernels that are C functions need
+    none.
+
     `priority` orders backends for a device type, higher first. A device type that is in `device_types` but
     not in `priority` is served only when the user names this backend. In both, `"*"` stands for every device
     type that is not listed.
@@ -70,6 +75,7 @@ class Manifest:
     device_types: tuple[str, ...] = ()
     load: str = ""
     loader: str = ""
+    host_loader: str = ""
     priority: Mapping[str, int] = field(default_factory=dict)
     offers: tuple[Offer, ...] = (Offer.KERNELS,)
     requires: Requires = Requires()

@@ -33,7 +33,13 @@ from polyfuse.plugin.host import (
     Run,
 )
 from polyfuse.plugin.source import HostCall
-from polyfuse.program.native_memory import STACK_BYTES, PlainMemory, plan_plain_memory, quiet_runs
+from polyfuse.program.native_memory import (
+    STACK_BYTES,
+    PlainMemory,
+    lies_on,
+    plan_plain_memory,
+    quiet_runs,
+)
 from polyfuse.program.python_text import OBJECT_CALL, is_plain_layout, origin_text
 from polyfuse.program.steps import (
     Allocate,
@@ -54,39 +60,44 @@ from polyfuse.program.steps import (
     Reuse,
     Step,
 )
-from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, bounds, storage_size, symbol
 from polyfuse.symbolic.index import as_atom
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["native_program"]
+__all__ = ["DEVICE_TENSOR", "native_program"]
+
+DEVICE_TENSOR = "empty_strided_device"
+"""The request for a tensor on the device, of sizes, strides and a type: programs inside Python make none."""
 
 
-def native_program(program: Program, calls: Mapping[str, HostCall | None]) -> HostProgram:
+def native_program(program: Program, calls: Mapping[str, HostCall | None], device: str = "") -> HostProgram:
     """The program as a backend prints it.
 
     Args:
         program: what to say.
         calls: how each kernel is called directly, by its name in the program; None for one that can only be
             launched from Python.
+        device: the type of the device on which all of it may compute; all memory is the device's then.
+            Empty: the CPU.
 
     Raises:
         UnsupportedError: something in it has no native form.
     """
-    return _Lowering(program, calls).lowered()
+    return _Lowering(program, calls, device).lowered()
 
 
 class _Lowering:
     """The state of one program."""
 
-    def __init__(self, program: Program, calls: Mapping[str, HostCall | None]) -> None:
-        _refuse(program)
+    def __init__(self, program: Program, calls: Mapping[str, HostCall | None], device: str) -> None:
+        _refuse(program, device)
         self.program = program
         self.calls = calls
+        self.device = device
         self.kernels = {entry.name: entry.kernel for entry in program.kernels}
         self.constants = dict(program.constants)
         self.memory: PlainMemory = plan_plain_memory(
-            program, frozenset(n for n, c in calls.items() if c is not None)
+            program, frozenset(n for n, c in calls.items() if c is not None), device
         )
         self.table = [n for n in (k.name for k in program.kernels) if calls.get(n) is not None]
         self.requests: list[Request] = []
@@ -212,20 +223,19 @@ class _Lowering:
                 self._defined(output)
 
     def _allocate(self, step: Allocate) -> None:
-        if not device_of(step.device).is_host:
+        if not lies_on(step.device, self.device):
             raise UnsupportedError(f"{step.name} is allocated on {step.device}")
         dtype: torch.dtype = getattr(torch, step.dtype)
         if step.name in self.memory.plain:
             size = self._index(storage_size(step.size, step.stride) * dtype.itemsize)
-            small = isinstance(size, int) and self.memory.stack_bytes <= STACK_BYTES
+            small = not self.device and isinstance(size, int) and self.memory.stack_bytes <= STACK_BYTES
             self.slots[step.name] = step.name
             self.stacked.update((step.name,) if small else ())
             self.steps.append(Reserve(step.name, size, small))
             return
         operands: list[str | IndexLike] = []
-        self._send(
-            "runtime", "empty_strided_cpu", (*self._layout(step, operands), dtype), operands, (step.name,)
-        )
+        function = DEVICE_TENSOR if self.device else "empty_strided_cpu"
+        self._send("runtime", function, (*self._layout(step, operands), dtype), operands, (step.name,))
         self._defined(step.name)
 
     def _reuse(self, step: Reuse) -> None:
@@ -309,6 +319,8 @@ class _Lowering:
             subject = self.shown.get(step.name, step.name)
             self._send("runtime", function, args, operands, (), subject=subject)
         elif isinstance(step, RaiseFailed):
+            if self.device:
+                raise UnsupportedError(f"{step.name}, which tells of an index out of range, is on a device")
             # a request that is made only where the status says so: its operands are that status and the sizes
             self._address(step.name)
             rows = tuple((kind, text) for kind, text, _ in step.rows)
@@ -445,9 +457,9 @@ class _Lowering:
         return f"{prefix}.{self.temporaries}"
 
 
-def _refuse(program: Program) -> None:
+def _refuse(program: Program, device: str) -> None:
     """Raise for programs that only Python runs."""
-    if program.device:
+    if program.device and not lies_on(program.device, device):
         raise UnsupportedError(f"it computes on {program.device}")
     if program.profile:
         raise UnsupportedError("the option profile looks at every launch")

@@ -207,13 +207,23 @@ class CppBackend(Backend):
         return host_source(program)
 
     def host_library(self, library: HostLibrary) -> Source | No:
-        """A shared library over ``model/polyfuse_model.h``, which needs the C library and OpenMP alone."""
-        if any(source.language != KERNEL_LANGUAGE for source in library.kernels):
-            return No("another backend made some of its kernels")
-        from polyfuse_cpp.native_host.model_text import LIBRARY_LANGUAGE, library_text, public_headers
+        """A shared library over ``model/polyfuse_model.h``, which needs the C library and OpenMP alone; on a
+        device, the driver of that instead of OpenMP.
+        """
+        from polyfuse_cpp.native_host.model_text import (
+            LIBRARY_LANGUAGE,
+            device_library_text,
+            library_text,
+            public_headers,
+        )
 
-        head, kernels = self._head(library.kernels), _texts(library.kernels)
-        text = library_text(library, head, kernels, self.isa, dot_instructions())
+        if library.device is not None:
+            text = device_library_text(library, library.device, self.isa)
+        elif any(source.language != KERNEL_LANGUAGE for source in library.kernels):
+            return No("another backend made some of its kernels")
+        else:
+            head, kernels = self._head(library.kernels), _texts(library.kernels)
+            text = library_text(library, head, kernels, self.isa, dot_instructions())
         return Source(library.name, text, LIBRARY_LANGUAGE, meta=digest(*public_headers().values()))
 
     def describe(self) -> Mapping[str, str]:

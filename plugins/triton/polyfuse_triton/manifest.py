@@ -38,6 +38,7 @@ def polyfuse_manifest() -> Manifest:
         device_types=("cuda",),
         load="polyfuse_triton.backend:TritonBackend",
         loader="polyfuse_triton.launch.loading:load_packaged",
+        host_loader="polyfuse_triton.launch.host:host_kernels",
         priority={"cuda": 100},
         offers=(Offer.KERNELS, Offer.LOWERINGS, Offer.FUSION_RULES, Offer.TIMER),
         requires=Requires(

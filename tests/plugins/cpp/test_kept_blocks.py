@@ -11,7 +11,7 @@ from polyfuse_cpp.toolchain import find_toolchain
 PROGRAM = """
 #include <stdint.h>
 #include "host.h"
-#include "program.h"
+#include "memory.h"
 #include <stdio.h>
 int main() {
   memory first, second, small;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class PackagedEntry:
         entry: how it is described.
         text: its host program.
         kernel_texts: what its kernels were generated from, as JSON.
-        kernels: that the program launches.
+        kernels: that the program launches, by their names there.
         devices: device types that it computes on.
         exported, built: what it was made of.
     """
@@ -62,7 +62,7 @@ class PackagedEntry:
     entry: Entry
     text: str
     kernel_texts: str
-    kernels: tuple[PackagedKernel, ...]
+    kernels: Mapping[str, PackagedKernel]
     devices: frozenset[str]
     exported: ExportedGraph
     built: BuiltGraph
@@ -114,7 +114,7 @@ def compile_entry(
         entry,
         built.module.text,
         stable_json(rows),
-        tuple(kernels.values()),
+        kernels,
         frozenset(devices),
         exported,
         built,

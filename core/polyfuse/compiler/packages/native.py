@@ -13,12 +13,14 @@ import torch
 from polyfuse.aot.description import Argument, Entry, Weight
 from polyfuse.aot.weights import WEIGHTS
 from polyfuse.base.errors import PackageError, PolyfuseError, UnsupportedError
+from polyfuse.compiler.packages.device_kernels import device_call, device_kernels, the_device
 from polyfuse.compiler.packages.entry import PackagedEntry, size_texts
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.describe import output_args
-from polyfuse.plugin import Backend, No, Source
+from polyfuse.plugin import Backend, HostCall, No, Source
 from polyfuse.plugin.host_library import HostArgument, HostLibrary, HostResult, HostSymbol, HostWeight
 from polyfuse.program.native import native_program
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.workers import BuildFuture
 
 __all__ = ["NATIVE", "NativeLibrary", "native_libraries"]
@@ -53,7 +55,7 @@ def native_libraries(
     building: dict[str, tuple[BuildFuture, Source]] = {}
     for name, entry in entries.items():
         try:
-            backend, source = _printed(_library(name, entry, weights), session)
+            backend, source = _printed(_library(name, entry, weights, session), session)
         except UnsupportedError as error:
             raise PackageError(
                 f"the entry {name} needs Python: {error.cause}",
@@ -86,16 +88,23 @@ def _used(entry: Entry) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*found, *entry.objects.values())))
 
 
-def _library(name: str, packaged: PackagedEntry, weights: Sequence[Weight]) -> HostLibrary:
+def _library(
+    name: str, packaged: PackagedEntry, weights: Sequence[Weight], session: CompileSession
+) -> HostLibrary:
     entry, built = packaged.entry, packaged.built
     emitted = {kernel: pending.emitted for kernel, pending in built.kernels.items()}
-    calls = {kernel: item.backend.host(item.source) for kernel, item in emitted.items()}
-    printed = native_program(built.program, calls)
+    kind = _device_type(packaged)
+    launches = device_kernels(packaged.kernels, session) if kind else {}
+    calls: dict[str, HostCall | None] = dict.fromkeys(emitted)
+    for kernel, item in emitted.items():
+        calls[kernel] = device_call(launches[kernel]) if kind else item.backend.host(item.source)
+    printed = native_program(built.program, calls, kind)
+    used = tuple(launches[kernel] for kernel in printed.kernel_names) if kind else ()
     numbers = {position: i for i, position in enumerate(_used(entry))}
     return HostLibrary(
         name,
         printed,
-        tuple(emitted[kernel].source for kernel in printed.kernel_names),
+        () if kind else tuple(emitted[kernel].source for kernel in printed.kernel_names),
         tuple(map(_argument, entry.arguments)),
         tuple(
             (source.origin, numbers[source.position] if source.origin == "weight" else source.position)
@@ -107,7 +116,17 @@ def _library(name: str, packaged: PackagedEntry, weights: Sequence[Weight]) -> H
         tuple(HostSymbol(symbol, row.lower, row.upper) for symbol, row in entry.symbols.items()),
         entry.conditions,
         WEIGHTS,
+        the_device(used) if kind else None,
+        used,
     )
+
+
+def _device_type(packaged: PackagedEntry) -> str:
+    """The device on which all of an entry computes; empty: the CPU."""
+    kinds = {"" if device_of(kind).is_host else kind for kind in packaged.devices}
+    if len(kinds) > 1:
+        raise UnsupportedError(f"it computes on {' and '.join(sorted(packaged.devices))}")
+    return next(iter(kinds), "")
 
 
 def _argument(row: Argument) -> HostArgument:
@@ -142,7 +161,8 @@ def _printed(library: HostLibrary, session: CompileSession) -> tuple[Backend, So
             return backend, source
         assert isinstance(source, No)
         reasons.append(f"{backend.name}: {source.reason}")
-    raise UnsupportedError(f"no backend makes a library of it ({'; '.join(reasons)})")
+    reason = "; ".join(reasons) or "the option `backends` names none for the CPU"
+    raise UnsupportedError(f"no backend makes a library of it ({reason})")
 
 
 def _built(name: str, future: BuildFuture, source: Source) -> NativeLibrary:

@@ -159,7 +159,7 @@ def _write(
     modules: tuple[str, ...],
     sign: Callable[[bytes], bytes] | None,
 ) -> None:
-    kernels = [kernel for entry in entries.values() for kernel in entry.kernels]
+    kernels = [kernel for entry in entries.values() for kernel in entry.kernels.values()]
     written = table.written()
     with ArchiveWriter.create(path) as writer:
         write_weights(writer, written)

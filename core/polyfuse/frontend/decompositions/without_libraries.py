@@ -18,7 +18,13 @@ _ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 def without_libraries() -> Mapping[Any, Callable[..., Any]]:
     """What becomes of such operators."""
-    return {_aten.convolution.default: _convolution, _ATTENTION: _attention}
+    return {
+        _aten.convolution.default: _convolution,
+        _ATTENTION: _attention,
+        _aten._scaled_dot_product_flash_attention.default: _flash_attention,
+        _aten._scaled_dot_product_efficient_attention.default: _biased_attention,
+        _aten._scaled_dot_product_cudnn_attention.default: _biased_attention,
+    }
 
 
 def _attention(*args: Any, **kwargs: Any) -> Any:
@@ -26,6 +32,59 @@ def _attention(*args: Any, **kwargs: Any) -> Any:
     result, *others = decomp.registered()[_ATTENTION](*args, **kwargs)
     tokens_first = result.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     return (tokens_first.transpose(1, 2), *others)
+
+
+def _flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """The one of GPUs whose library takes no mask."""
+    result, sums = _of_gpus(query, key, value, None, dropout_p, is_causal, scale)
+    none = query.new_empty(0)
+    return (result, sums, none, none, query.shape[2], key.shape[2], none, none, none)
+
+
+def _biased_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool | None = None,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """Those of GPUs that take a mask; cuDNN's has results more."""
+    result, sums = _of_gpus(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    none = query.new_empty(0)
+    if return_debug_mask is None:
+        return (result, sums, none, none)
+    return (result, sums, none, none, query.shape[2], key.shape[2], none, none, none)
+
+
+def _of_gpus(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Attention without gradients: of what libraries return for these, only the result is read."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    result, sums = _attention(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
+    return result, sums
 
 
 def _convolution(

@@ -126,7 +126,9 @@ def _is_mapping(value: object, kind: type) -> bool:
 
 
 _FIELDS: Final[Mapping[str, Callable[[object], bool]]] = {
-    **dict.fromkeys(("name", "version", "distribution", "load", "loader", "summary"), _is_text),
+    **dict.fromkeys(
+        ("name", "version", "distribution", "load", "loader", "host_loader", "summary"), _is_text
+    ),
     "api": lambda v: _is_tuple(v, int) and len(cast(tuple[int, ...], v)) == 2,
     "device_types": lambda v: _is_tuple(v, str),
     "priority": lambda v: _is_mapping(v, int),

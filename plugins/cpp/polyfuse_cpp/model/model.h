@@ -6,6 +6,7 @@ struct pf_model {
   pf_ref weights[weight_count + 1];
   pf_ref constants[constant_count + 1];
   pthread_mutex_t turn;  // taken where the model writes to its own buffers
+  model_place place;
 };
 
 namespace {
@@ -38,7 +39,9 @@ pf_memory* map_file(const char* path, int file, int64_t start) {
     fail("the weights in %s cannot be mapped into memory; copy it to a local file system", path);
     return nullptr;
   }
-  *memory = {1, at, size};
+  memory->shares = 1;
+  memory->base = at;
+  memory->mapped = size;
   return memory;
 }
 
@@ -70,8 +73,8 @@ void destroy_model(pf_model* model) {
   if (!model) return;
   for (pf_ref weight : model->weights) release_value(nullptr, weight);
   pthread_mutex_destroy(&model->turn);
+  model->place.close();
   free(model);
-  kept.forget();
 }
 
 int fill_weights(pf_model* model, pf_memory* memory, char* first) {
@@ -92,18 +95,30 @@ int fill_weights(pf_model* model, pf_memory* memory, char* first) {
   return 0;
 }
 
-int build_model(const char* path, pf_model** made) {
+int prepare_weights(const char* path, pf_model* model) {
+  visit time(model->place);
+  if (time.begin()) return 1;
   char* first = nullptr;
   pf_memory* memory = weight_bytes ? open_weights(path, &first) : nullptr;
   if (weight_bytes && !memory) return 1;
-  pf_model* model = (pf_model*)calloc(1, sizeof(pf_model));
-  const bool failed = !model ? fail("memory for the model could not be had") : fill_weights(model, memory, first);
+  memory = time.settle(memory, first, weight_bytes);
+  const bool failed = (weight_bytes && !memory) || fill_weights(model, memory, first);
   unshare(memory);
-  if (failed) {
-    destroy_model(model);
+  return time.end() || failed;
+}
+
+int build_model(const char* path, pf_model** made) {
+  pf_model* model = (pf_model*)calloc(1, sizeof(pf_model));
+  if (!model) return fail("memory for the model could not be had");
+  if (model->place.open()) {
+    free(model);
     return 1;
   }
   pthread_mutex_init(&model->turn, nullptr);
+  if (prepare_weights(path, model)) {
+    destroy_model(model);
+    return 1;
+  }
   model->runtime = {PF_HOST_ABI,   model,      kernel_rows, model->constants, answer, tensor_data,
                    release_value, no_pause, no_resume};
   *made = model;
@@ -121,7 +136,7 @@ PF_ANY_CPU int create_model(const char* path, pf_model** made) {
 
 // Calls.
 
-int check_arguments(const pf_tensor* in) {
+int check_arguments(const pf_tensor* in, visit& time) {
   for (int i = 0; i < argument_count; ++i) {
     const pf_description& wanted = input_descriptions[i];
     if (in[i].dtype != wanted.dtype)
@@ -136,6 +151,10 @@ int check_arguments(const pf_tensor* in) {
     }
     if (!in[i].data && !empty) return fail("%s: %s has no data", model_name, wanted.name);
   }
+  for (const input_row& row : input_rows)
+    if (row.origin == 'i' && !time.reads(in[row.position].data))
+      return fail("%s: %s is a number, and in memory of a device; pass it in the CPU's", model_name,
+                  input_descriptions[row.position].name);
   return 0;
 }
 
@@ -166,11 +185,23 @@ int check_apart(const pf_tensor* in) {
   return 0;
 }
 
+// An argument in memory that kernels reach: where it is, or a copy of all that lies between its first and last element.
+pf_ref reached(const pf_tensor& in, visit& time) {
+  if (time.reaches(in.data)) return describe(nullptr, (char*)in.data, in.dtype, in.rank, in.sizes, in.strides);
+  const span all = reach(in);
+  pf_memory* memory = time.bring(all.first, all.last - all.first);
+  if (!memory) return nullptr;
+  const int64_t before = all.first ? (const char*)in.data - all.first : 0;
+  pf_ref seen = describe(memory, (char*)memory->base + before, in.dtype, in.rank, in.sizes, in.strides);
+  unshare(memory);
+  return seen;
+}
+
 // An argument as the program reads it: where it is, or a copy with the layout and at an address as compiled.
-pf_ref placed(const pf_tensor& in, const int64_t* strides, int64_t alignment, const char* name) {
-  pf_ref seen = describe(nullptr, (char*)in.data, in.dtype, in.rank, in.sizes, in.strides);
+pf_ref placed(const pf_tensor& in, const int64_t* strides, int64_t alignment, const char* name, visit& time) {
+  pf_ref seen = reached(in, time);
   if (!seen) return nullptr;
-  const bool there = alignment < 2 || (uintptr_t)in.data % alignment == 0;
+  const bool there = alignment < 2 || (uintptr_t)seen->data % alignment == 0;
   const bool same = same_layout(seen, in.rank, in.sizes, strides);
   if (there && same) {
     for (int d = 0; d < in.rank; ++d) seen->strides[d] = strides[d];
@@ -190,9 +221,11 @@ pf_ref placed(const pf_tensor& in, const int64_t* strides, int64_t alignment, co
 
 struct call {
   const pf_tensor* in;
+  visit& time;
   int64_t symbols[symbol_count + 1], strides[argument_count + 1][PF_MAX_RANK];
   pf_ref values[argument_count + 1] = {};  // null for numbers
 
+  call(const pf_tensor* given, visit& at) : in(given), time(at) {}
   ~call() {
     for (pf_ref value : values) release_value(nullptr, value);
   }
@@ -202,7 +235,7 @@ struct call {
       const input_row& row = input_rows[k];
       if (row.origin != 't') continue;
       values[row.position] = placed(in[row.position], strides[row.position], row.alignment,
-                                    input_descriptions[row.position].name);
+                                    input_descriptions[row.position].name, time);
       if (!values[row.position]) return 1;
     }
     return 0;
@@ -266,8 +299,11 @@ struct call {
 };
 
 pf_ref scalar(int32_t dtype, const void* value) {
-  pf_ref made = make_tensor(dtype, 0, nullptr, nullptr);
-  if (made) memcpy(made->data, value, item_bytes[dtype]);
+  pf_memory* memory = new_number();
+  if (!memory) return nullptr;
+  memcpy(memory->base, value, item_bytes[dtype]);
+  pf_ref made = describe(memory, (char*)memory->base, dtype, 0, nullptr, nullptr);
+  unshare(memory);
   return made;
 }
 
@@ -278,53 +314,63 @@ void release_output(pf_tensor* output) {
   output->data = nullptr;
 }
 
-int deliver_all(pf_model* model, call& now, pf_word* words, pf_tensor* out) {
-  int failed = 0;
-  bool ours[result_count + 1];
+void release_words(pf_word* words) {
+  for (int k = 0; k < word_count; ++k)
+    if (word_kinds[k] == 'r') release_value(nullptr, words[k].ref);
+}
+
+// The results, and which of them have memory of the model's.
+int deliver_all(pf_model* model, call& one, pf_word* words, pf_tensor* out, bool* ours) {
   // words may be returned twice: each result takes a share of its own
-  for (int i = 0; i < result_count && !failed; ++i) {
+  for (int i = 0; i < result_count; ++i) {
     const result_row& row = result_rows[i];
+    const bool given = out[i].data;
     pf_ref value = nullptr;
     if (row.kind == 'r') value = shared(words[row.position].ref);
     else if (row.kind == 'c') value = shared(model->weights[row.position]);
     else if (row.kind == 'i') value = scalar(PF_INT64, &words[row.position].i);
     else if (row.kind == 'v') value = scalar(row.dtype, row.value);
-    ours[i] = !out[i].data;
-    failed = !value && (row.kind == 'i' || row.kind == 'v');
-    if (!failed) failed = now.deliver(value, i, out + i);
-    if (!failed) continue;
-    while (i-- > 0)
-      if (ours[i]) release_output(out + i);
-    break;
+    if (!value && (row.kind == 'i' || row.kind == 'v')) return 1;
+    if (one.deliver(value, i, out + i)) return 1;
+    ours[i] = !given;
   }
-  for (int k = 0; k < word_count; ++k)
-    if (word_kinds[k] == 'r') release_value(nullptr, words[k].ref);
-  return failed;
+  return one.time.end();
 }
 
 int run_model(pf_model* model, const pf_tensor* in, pf_tensor* out) {
-  call now;
-  now.in = in;
-  if (check_arguments(in) || find_sizes(in, now.symbols) || check_apart(in)) return 1;
-  find_strides(now.symbols, now.strides);
-  if (now.place()) return 1;
+  visit time(model->place);
+  if (time.begin()) return 1;
+  call one(in, time);
+  if (check_arguments(in, time) || find_sizes(in, one.symbols) || check_apart(in)) return 1;
+  find_strides(one.symbols, one.strides);
+  message[0] = 0;
+  if (one.place() || time.broke()) return 1;
   pf_word words[input_count + 1], results[word_count + 1];
   if (takes_turns) pthread_mutex_lock(&model->turn);
-  now.inputs(model, words);
-  message[0] = 0;
+  one.inputs(model, words);
   const int status = program(&model->runtime, words, results);
   if (takes_turns) pthread_mutex_unlock(&model->turn);
   if (status == PF_NO_MEMORY)
     return fail("%s: memory for intermediate values could not be had; use smaller inputs", model_name);
   if (status != PF_OK) return message[0] ? 1 : fail("%s could not be computed", model_name);
-  now.copy_back();
-  return deliver_all(model, now, results, out);
+  bool ours[result_count + 1] = {};
+  int failed = time.broke();
+  if (!failed) {
+    one.copy_back();
+    failed = deliver_all(model, one, results, out, ours);
+  }
+  release_words(results);
+  for (int i = 0; failed && i < result_count; ++i)
+    if (ours[i]) release_output(out + i);
+  return failed;
 }
+
+int use_stream(pf_model* model, void* stream) { return model->place.use_stream(stream); }
 
 const char* last_error(void) { return message; }
 
 const pf_model_api api = {PF_MODEL_ABI, model_name,   argument_count, result_count,  input_descriptions, output_descriptions,
-                          create_model, run_model, release_output, destroy_model, last_error};
+                          create_model, run_model, release_output, destroy_model, last_error, place_name, use_stream};
 }  // namespace
 
 extern "C" const pf_model_api* polyfuse_model(void) { return &api; }

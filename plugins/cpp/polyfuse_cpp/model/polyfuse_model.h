@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define PF_MODEL_ABI 1
+#define PF_MODEL_ABI 2
 #define PF_MAX_RANK 16
 
 enum { /* types of elements */
@@ -59,13 +59,22 @@ typedef struct pf_model_api {
   int (*create)(const char* path, pf_model** model);
   /* Inputs of other layouts than compiled are copied. Results: where `data` of an output is null, the model fills in
      all of it, and `release` gives it back; otherwise it says where to copy the result: its type and sizes must be right.
-     May be called by several threads at once; where the model writes to buffers of its own, they wait for each other. */
+     May be called by several threads at once; where the model writes to buffers of its own, they wait for each other.
+     A model that computes on a device takes tensors there or in the CPU's memory, which it copies; numbers are in the
+     processor's. Results that it allocates are on the device. It returns once all is in its stream; where it copied to or
+     from the CPU's memory, once all is done. */
   int (*run)(pf_model* model, const pf_tensor* inputs, pf_tensor* outputs);
   void (*release)(pf_tensor* output);
   /* Results live on until they are released. */
   void (*destroy)(pf_model* model);
   /* Why the last function failed that this thread called. */
   const char* (*error)(void);
+  /* Where it computes: "cpu", or a type of device such as "cuda". A model uses the device whose context is current when it is
+     created, or else the first one. */
+  const char* device;
+  /* Of a device: the stream (such as a CUstream) to which all work goes from now on, calls and what is released; the default
+     one before. Not while others call the model. */
+  int (*use_stream)(pf_model* model, void* stream);
 } pf_model_api;
 
 #if defined(__GNUC__)

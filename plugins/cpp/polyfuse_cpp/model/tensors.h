@@ -1,22 +1,5 @@
-// The tensors of a model that runs without Python: what references of its host program stand for. Above host.h and
-// polyfuse_model.h, like all files here that the plugin puts into one unit.
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-// Memory that several tensors may show; who holds the last share frees it.
-struct pf_memory {
-  int64_t shares;
-  void* base;
-  size_t mapped;  // bytes of a mapping, 0: from the heap
-};
-
+// The tensors of a model that runs without Python: what references of its host program stand for. Above polyfuse_model.h and
+// host_place.h or device_place.h, which say where memory lies, like all files here that the plugin puts into one unit.
 struct pf_value {
   int64_t shares;
   pf_memory* memory;  // null: the caller's
@@ -44,32 +27,11 @@ struct result_row {
 };
 
 namespace {
-thread_local char message[1024];
-
-int fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
-int fail(const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(message, sizeof message, format, arguments);
-  va_end(arguments);
-  return 1;
-}
-
 const int64_t item_bytes[] = {0, 1, 1, 1, 2, 4, 8, 2, 2, 4, 8};
 const char* const type_names[] = {"nothing", "bool",    "uint8",    "int8",    "int16",  "int32",
                                   "int64",   "float16", "bfloat16", "float32", "float64"};
 const char* type_name(int32_t dtype) {
   return dtype >= 0 && dtype <= PF_FLOAT64 ? type_names[dtype] : "an unknown type";
-}
-
-void share(pf_memory* memory) {
-  if (memory) __atomic_add_fetch(&memory->shares, 1, __ATOMIC_RELAXED);
-}
-void unshare(pf_memory* memory) {
-  if (!memory || __atomic_sub_fetch(&memory->shares, 1, __ATOMIC_ACQ_REL)) return;
-  if (memory->mapped) munmap(memory->base, memory->mapped);
-  else free(memory->base);
-  free(memory);
 }
 
 pf_ref shared(pf_ref value) {
@@ -108,17 +70,10 @@ int64_t extent_of(int32_t rank, const int64_t* sizes, const int64_t* strides) {
 
 pf_ref make_tensor(int32_t dtype, int32_t rank, const int64_t* sizes, const int64_t* strides) {
   const int64_t bytes = extent_of(rank, sizes, strides) * item_bytes[dtype];
-  pf_memory* memory = (pf_memory*)calloc(1, sizeof(pf_memory));
-  if (!memory || posix_memalign(&memory->base, 64, bytes < 64 ? 64 : bytes)) {
-    free(memory);
-    fail("memory for a tensor of %lld bytes could not be had; use smaller inputs", (long long)bytes);
-    return nullptr;
-  }
+  pf_memory* memory = new_memory(bytes);
+  if (!memory) return nullptr;
   pf_ref made = describe(memory, (char*)memory->base, dtype, rank, sizes, strides);
-  if (!made) {
-    free(memory->base);
-    free(memory);
-  }
+  unshare(memory);
   return made;
 }
 
@@ -138,21 +93,6 @@ bool same_layout(pf_ref tensor, int32_t rank, const int64_t* sizes, const int64_
   for (int32_t d = 0; d < rank; ++d)
     if (tensor->sizes[d] != sizes[d]) return false;
   return true;
-}
-
-void copy_elements(char* to, const int64_t* to_strides, const char* from, const int64_t* from_strides, int32_t rank,
-                   const int64_t* sizes, int64_t item) {
-  if (rank == 0) {
-    memcpy(to, from, item);
-    return;
-  }
-  if (rank == 1 && *to_strides == 1 && *from_strides == 1) {
-    memcpy(to, from, *sizes * item);
-    return;
-  }
-  for (int64_t i = 0; i < *sizes; ++i)
-    copy_elements(to + i * *to_strides * item, to_strides + 1, from + i * *from_strides * item, from_strides + 1, rank - 1,
-                  sizes + 1, item);
 }
 
 // Copies of one size; an element after the other as their dimensions come.

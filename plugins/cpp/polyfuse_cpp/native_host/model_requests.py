@@ -36,19 +36,20 @@ def dtype_code(dtype: torch.dtype | str) -> str:
     return DTYPES[name]
 
 
-def requests_text(program: HostProgram, constants: Mapping[str, int]) -> str:
+def requests_text(program: HostProgram, constants: Mapping[str, int], device: str = "") -> str:
     """The function that answers all requests of a program.
 
     Args:
         program: whose.
         constants: positions of weights by keys of the object table.
+        device: the type of the device where tensors are; empty: the CPU, which can sort them.
 
     Raises:
         UnsupportedError: only Python can answer one; the message names it.
     """
     cases = []
     for number, request in enumerate(program.requests):
-        body = _Case(request, constants).text()
+        body = _Case(request, constants, device).text()
         cases.append(f"    case {number}: {{ {body} }}\n")
     return (
         "namespace {\n"
@@ -64,8 +65,9 @@ def requests_text(program: HostProgram, constants: Mapping[str, int]) -> str:
 class _Case:
     """One request."""
 
-    def __init__(self, request: Request, constants: Mapping[str, int]) -> None:
+    def __init__(self, request: Request, constants: Mapping[str, int], device: str) -> None:
         self._request = request
+        self._device = device
         self._constants = constants
         self._arrays: list[str] = []
 
@@ -74,6 +76,7 @@ class _Case:
         request = self._request
         printers: Mapping[str, Callable[..., str]] = {
             "empty_strided_cpu": self._empty,
+            "empty_strided_device": self._empty,
             "reinterpret_tensor": self._view,
             "reinterpret_as": self._view,
             "result_view": self._view,
@@ -84,12 +87,10 @@ class _Case:
             "stride": self._size,
             "raise_for": self._raise,
         }
-        operators: Mapping[str, Callable[..., str]] = {
-            "aten.cat.out": self._joined,
-            "aten.sort.default": self._sorted,
-            "aten.sort.stable": self._sorted,
-            "aten.topk.default": self._greatest,
-        }
+        operators: dict[str, Callable[..., str]] = {"aten.cat.out": self._joined}
+        if not self._device:
+            operators["aten.sort.default"] = operators["aten.sort.stable"] = self._sorted
+            operators["aten.topk.default"] = self._greatest
         known = {"runtime": printers, "operator": operators, "out": operators}
         printer = known.get(request.kind, {}).get(request.name)
         if printer is None:

@@ -6,20 +6,29 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.plugin import Source
 from polyfuse.plugin.host import Constant, Operand
-from polyfuse.plugin.host_library import HostArgument, HostLibrary, HostResult, HostSymbol, SizeText
+from polyfuse.plugin.host_library import (
+    HostArgument,
+    HostDevice,
+    HostLibrary,
+    HostResult,
+    HostSymbol,
+    SizeText,
+)
 from polyfuse_cpp.isa import Isa
+from polyfuse_cpp.native_host.device_text import kernel_tables, launch_functions, launch_symbol
 from polyfuse_cpp.native_host.model_requests import dtype_code, requests_text
 from polyfuse_cpp.native_host.model_sizes import SizePrinter
 from polyfuse_cpp.native_host.quoting import quoted
 from polyfuse_cpp.native_host.text import host_header, host_text
 
-__all__ = ["LIBRARY_LANGUAGE", "library_text", "public_headers"]
+__all__ = ["LIBRARY_LANGUAGE", "device_library_text", "library_text", "public_headers"]
 
 LIBRARY_LANGUAGE = "c++ model"
 """The language of a `Source` that is a whole model."""
@@ -46,7 +55,7 @@ def _header(name: str) -> str:
 
 
 def library_text(library: HostLibrary, head: str, kernels: str, isa: Isa, dots: Sequence[str]) -> str:
-    """The whole unit.
+    """The whole unit of a model that computes on the CPU.
 
     Args:
         library: what to print.
@@ -57,22 +66,67 @@ def library_text(library: HostLibrary, head: str, kernels: str, isa: Isa, dots: 
     Raises:
         UnsupportedError: something in it needs Python.
     """
-    printed = host_text(library.program).replace(f'extern "C" int {Source.SYMBOL}', f"int {_PROGRAM}")
     return "\n".join(
         (
             host_header("host"),
             _header("polyfuse_model.h"),
+            host_header("memory"),
             host_header("program"),
+            _header("message.h"),
+            _header("host_place.h"),
             _header("tensors.h"),
             _header("operators.h") if any(r.kind == "operator" for r in library.program.requests) else "",
             # what these declare of the C library, compilers want to know from its own headers before
             head,
             "#pragma GCC visibility push(hidden)",
             kernels,
+            _model_text(library, _Tables(library).text(isa, dots)),
+        )
+    )
+
+
+def device_library_text(library: HostLibrary, device: HostDevice, isa: Isa) -> str:
+    """The whole unit of a model that computes on a device.
+
+    Args:
+        library: what to print; its host program launches by the functions of `device_text`.
+        device: where.
+        isa: which the unit is compiled for.
+
+    Raises:
+        UnsupportedError: something in it needs Python.
+    """
+    launched = [replace(call, symbol=launch_symbol(i)) for i, call in enumerate(library.program.kernels)]
+    library = replace(library, program=replace(library.program, kernels=tuple(launched)))
+    return "\n".join(
+        (
+            host_header("host"),
+            _header("polyfuse_model.h"),
+            host_header("program"),
+            _header("message.h"),
+            _header("device.h"),
+            device.runtime,
+            "#pragma GCC visibility push(hidden)",
+            kernel_tables(library.launches),
+            f"namespace {{ const char place_name[] = {quoted(device.type)}; }}",
+            _header("device_place.h"),
+            _header("tensors.h"),
+            launch_functions(library.launches),
+            _model_text(library, _Tables(library).text(isa, ())),
+        )
+    )
+
+
+def _model_text(library: HostLibrary, tables: str) -> str:
+    """The host program and what runs it."""
+    printed = host_text(library.program).replace(f'extern "C" int {Source.SYMBOL}', f"int {_PROGRAM}")
+    device = library.device.type if library.device is not None else ""
+    return "\n".join(
+        (
             f"namespace {{\n{printed}}}\n",
-            _Tables(library).text(isa, dots),
+            tables,
             _header("model.h"),
-            requests_text(library.program, library.constants),
+            requests_text(library.program, library.constants, device),
         )
     )
 
@@ -119,7 +173,7 @@ class _Tables:
             *self._descriptions("input", [_described(a) for a in self._given]),
             *self._descriptions("output", [_described(r) for r in library.results]),
             *self._results(),
-            _rows("void* const", "kernel_rows", (f"(void*)&{k.symbol}" for k in library.kernels)),
+            _rows("void* const", "kernel_rows", (f"(void*)&{k.symbol}" for k in library.program.kernels)),
             _rows(
                 "const int32_t",
                 "constant_rows",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["host_source", "host_unit", "load_hosts"]
 
-_HEADERS = ("host", "program", "host_python")
+_HEADERS = ("host", "memory", "program", "host_python")
 
 
 def host_source(program: HostProgram) -> Source:
@@ -32,9 +32,9 @@ def host_source(program: HostProgram) -> Source:
 
 def host_unit(source: Source) -> str:
     """What is compiled: the program, and what runs it inside Python."""
-    host, program, python = map(host_header, _HEADERS)
+    *above, python = map(host_header, _HEADERS)
     binding = python.replace(Source.SYMBOL, source.symbol)
-    return "\n".join((host, program, source.rendered(), binding))
+    return "\n".join((*above, source.rendered(), binding))
 
 
 def load_hosts(folder: Path) -> Mapping[str, Callable[..., Any]]:

@@ -1,0 +1,61 @@
+"""Built kernels of a device as libraries without Python launch them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.text import brief
+from polyfuse.compiler.packages.entry import PackagedKernel
+from polyfuse.compiler.session import CompileSession
+from polyfuse.plugin import Backend, HostCall
+from polyfuse.plugin.host_library import DeviceKernel, HostDevice
+
+__all__ = ["device_call", "device_kernels", "the_device"]
+
+_Loader = Callable[[Path], Mapping[str, DeviceKernel]]
+
+
+def device_kernels(
+    places: Mapping[str, PackagedKernel], session: CompileSession
+) -> Mapping[str, DeviceKernel]:
+    """The kernels of an entry, by their names in its program.
+
+    Raises:
+        UnsupportedError: one can only be launched from Python.
+    """
+    loaded: dict[Path, Mapping[str, DeviceKernel]] = {}
+    for name, place in places.items():
+        if place.folder not in loaded:
+            loaded[place.folder] = _loader(name, place.backend, session)(place.folder)
+    return {name: loaded[place.folder][place.key] for name, place in places.items()}
+
+
+def device_call(kernel: DeviceKernel) -> HostCall:
+    """How a host program calls what launches a kernel: with addresses, and all numbers as 64 bits."""
+    kinds = tuple("ptr" if kind == "ptr" else "i64" for _, kind in kernel.arguments)
+    return HostCall("", kernel.symbol, kinds)
+
+
+def the_device(kernels: Sequence[DeviceKernel]) -> HostDevice:
+    """Where all kernels of a library run."""
+    devices = dict.fromkeys(kernel.device for kernel in kernels)
+    if len(devices) != 1:
+        raise UnsupportedError("it has no kernel" if not devices else "its kernels need two kinds of drivers")
+    return next(iter(devices))
+
+
+def _loader(name: str, backend: Backend, session: CompileSession) -> _Loader:
+    """What a backend's manifest names for that."""
+    manifest = session.plugins.state(backend.name).manifest
+    place = manifest.host_loader if manifest is not None else ""
+    if not place:
+        raise UnsupportedError(f"the kernel {name} of the backend {backend.name!r} is launched by Python")
+    module, _, attribute = place.partition(":")
+    try:
+        found: _Loader = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(f"the backend {backend.name!r} has no {place} ({brief(error)})") from error
+    return found
