@@ -23,7 +23,8 @@ def decode(q: Tensor, k: Tensor, v: Tensor, past: Tensor) -> Tensor:
 @pytest.mark.parametrize("queries", (1, 7))
 @pytest.mark.parametrize("seen", (0, 33, 700))
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
-def test_a_step_of_decoding(queries: int, seen: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("library", (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION))
+def test_a_step_of_decoding(queries: int, seen: int, dtype: torch.dtype, library: SDPBackend) -> None:
     torch.manual_seed(seen)
     q = torch.randn(3, HEADS * TIMES, queries, WIDTH, device="cuda", dtype=dtype)
     k, v = (torch.randn(3, HEADS, queries, WIDTH, device="cuda", dtype=dtype) for _ in range(2))
@@ -31,7 +32,7 @@ def test_a_step_of_decoding(queries: int, seen: int, dtype: torch.dtype) -> None
     torch.compiler.reset()
     reset_reports()
     compiled = torch.compile(decode, backend="polyfuse", options={"graph_cache": False})
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with sdpa_kernel(library):
         found, eager = compiled(q, k, v, past), decode(q, k, v, past)
     exact = decode(*(x.double().cpu() for x in (q, k, v, past))).to("cuda", dtype)
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=2e-2)

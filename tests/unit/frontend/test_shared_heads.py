@@ -153,3 +153,26 @@ def test_on_a_gpu(dropout: float) -> None:
     assert [tuple(x.meta["val"].shape) for x in call.args[1:3]] == [(BATCH, heads, ROWS, WIDTH)] * 2
     assert (call.args[3:], call.kwargs) == ((dropout, True), {"scale": 0.1})
     assert [tuple(x.shape) for x in call.meta["val"][:2]] == [tuple(x.shape) for x in before[:2]]
+
+
+@pytest.mark.parametrize(
+    "further", ((None, False, 0.0), (None, True, 0.0), (None, False, 0.5), ("mask", False))
+)
+def test_cudnn_on_a_gpu(further: tuple[object, ...]) -> None:
+    """Without a mask, sums of exponentials and dropout."""
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+
+    def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        rest = [mask if given == "mask" else given for given in further]
+        return operator(q, interleaved(k), interleaved(v), *rest)[0]
+
+    with FakeTensorMode():
+        given = [torch.empty_like(x, device="cuda") for x in operands(dtype=torch.bfloat16)]
+        given.append(torch.empty(BATCH, 1, 5, ROWS, device="cuda", dtype=torch.bfloat16))
+        graph = make_fx(function, decomposition_table=torch._decomp.core_aten_decompositions())(*given)
+        done = dict(rewrite_graph(graph, Settings(), stage="inference"))
+    shared = further == (None, False, 0.0)
+    assert done.get("share-heads", 0) == int(shared)
+    call = next(node for node in graph.graph.nodes if node.target is operator)
+    heads = HEADS if shared else HEADS * TIMES
+    assert [tuple(x.meta["val"].shape) for x in call.args[1:3]] == [(BATCH, heads, ROWS, WIDTH)] * 2

@@ -11,12 +11,15 @@ from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, same_
 
 __all__ = ["share_heads"]
 
-_ATTENTION: Final = (
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-)
+_ATTENTION: Final = {
+    aten._scaled_dot_product_flash_attention.default: (0.0,),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (0.0,),
+    aten._scaled_dot_product_cudnn_attention.default: (None, False, 0.0),
+}
 """Those in which several heads of queries may have one of keys and values: head `h` of `n` has head
-`h * m // n` of `m`."""
+`h * m // n` of `m`. With what their further operands begin there: no mask and no sums of exponentials, of
+which heads would have to be known, and no dropout, which draws numbers in an order that is the kernel's own.
+"""
 
 
 def share_heads(state: Rewriting) -> int:
@@ -34,8 +37,9 @@ def _instead(state: Rewriting, node: Node) -> Callable[[], Node] | None:
     if node.target not in _ATTENTION or len(node.args) < 3:
         return None
     query, key, value, *rest = node.args
-    if rest and not same_number(rest[0], 0.0):  # dropout draws numbers, in an order that is the kernel's own
-        return None
+    for given, wanted in zip(rest, _ATTENTION[node.target], strict=False):
+        if given is not wanted and not (wanted == 0.0 and same_number(given, 0.0)):
+            return None
     keys, values = _unrepeated(key), _unrepeated(value)
     if keys is None or values is None:
         return None
