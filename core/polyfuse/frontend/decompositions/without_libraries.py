@@ -23,7 +23,7 @@ def without_libraries() -> Mapping[Any, Callable[..., Any]]:
         _ATTENTION: _attention,
         _aten._scaled_dot_product_flash_attention.default: _flash_attention,
         _aten._scaled_dot_product_efficient_attention.default: _biased_attention,
-        _aten._scaled_dot_product_cudnn_attention.default: _biased_attention,
+        _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
     }
 
 
@@ -58,15 +58,29 @@ def _biased_attention(
     compute_log_sumexp: bool,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    return_debug_mask: bool | None = None,
     *,
     scale: float | None = None,
 ) -> Any:
-    """Those of GPUs that take a mask; cuDNN's has results more."""
+    """The one of GPUs that takes a mask."""
+    none = query.new_empty(0)
+    return (*_of_gpus(query, key, value, attn_bias, dropout_p, is_causal, scale), none, none)
+
+
+def _cudnn_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """cuDNN's, which takes a mask too."""
     result, sums = _of_gpus(query, key, value, attn_bias, dropout_p, is_causal, scale)
     none = query.new_empty(0)
-    if return_debug_mask is None:
-        return (result, sums, none, none)
     return (result, sums, none, none, query.shape[2], key.shape[2], none, none, none)
 
 
