@@ -25,6 +25,8 @@ def decode(q: Tensor, k: Tensor, v: Tensor, past: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("library", (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION))
 def test_a_step_of_decoding(queries: int, seen: int, dtype: torch.dtype, library: SDPBackend) -> None:
+    if library is SDPBackend.CUDNN_ATTENTION and queries + seen == 1:
+        pytest.skip("cuDNN has no kernel for a single key, in eager mode neither")
     torch.manual_seed(seen)
     q = torch.randn(3, HEADS * TIMES, queries, WIDTH, device="cuda", dtype=dtype)
     k, v = (torch.randn(3, HEADS, queries, WIDTH, device="cuda", dtype=dtype) for _ in range(2))
