@@ -44,10 +44,10 @@ def _flash_attention(
     *,
     scale: float | None = None,
 ) -> Any:
-    """The one of GPUs whose library takes no mask."""
-    result, sums = _of_gpus(query, key, value, None, dropout_p, is_causal, scale)
-    none = query.new_empty(0)
-    return (result, sums, none, none, query.shape[2], key.shape[2], none, none, none)
+    """The one of GPUs whose library takes no mask; its results are those of cuDNN's, one by one."""
+    return _cudnn_attention(
+        query, key, value, None, False, dropout_p, is_causal, return_debug_mask, scale=scale
+    )
 
 
 def _biased_attention(

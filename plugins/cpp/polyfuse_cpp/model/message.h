@@ -23,7 +23,7 @@ int fail(const char* format, ...) {
 }
 
 void copy_on_cpu(char* to, const int64_t* to_strides, const char* from, const int64_t* from_strides, int32_t rank,
-                       const int64_t* sizes, int64_t item) {
+                 const int64_t* sizes, int64_t item) {
   if (rank == 0) {
     memcpy(to, from, item);
     return;
@@ -34,6 +34,6 @@ void copy_on_cpu(char* to, const int64_t* to_strides, const char* from, const in
   }
   for (int64_t i = 0; i < *sizes; ++i)
     copy_on_cpu(to + i * *to_strides * item, to_strides + 1, from + i * *from_strides * item, from_strides + 1,
-                      rank - 1, sizes + 1, item);
+                rank - 1, sizes + 1, item);
 }
 }  // namespace

@@ -61,7 +61,7 @@ typedef struct pf_model_api {
      all of it, and `release` gives it back; otherwise it says where to copy the result: its type and sizes must be right.
      May be called by several threads at once; where the model writes to buffers of its own, they wait for each other.
      A model that computes on a device takes tensors there or in the CPU's memory, which it copies; numbers are in the
-     processor's. Results that it allocates are on the device. It returns once all is in its stream; where it copied to or
+     CPU's. Results that it allocates are on the device. It returns once all is in its stream; where it copied to or
      from the CPU's memory, once all is done. */
   int (*run)(pf_model* model, const pf_tensor* inputs, pf_tensor* outputs);
   void (*release)(pf_tensor* output);
