@@ -286,6 +286,7 @@ class Paired(torch.nn.Module):
         return Pair(x + 1, 7)
 
 
+@pytest.mark.slow
 def test_containers_that_nobody_registered(tmp_path):
     torch.export.register_dataclass(Pair, serialized_type_name="packaged.Pair")
     path = package(Paired(), (torch.randn(3),), path=tmp_path / "pair.pf")
