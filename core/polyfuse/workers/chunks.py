@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_UNIT", "divide"]
 
 # In characters of source: above it, units are no longer balanced well among CPUs.
-MAX_UNIT: Final = 40_000
+MAX_UNIT: Final = 160_000
 
 
 def divide(sources: Sequence[Source], workers: int, min_unit: int) -> tuple[tuple[Source, ...], ...]:
