@@ -36,7 +36,8 @@ FUNCTIONS = (
 
 
 @pytest.mark.parametrize("group", [*GROUPS[:-1], pytest.param(GROUPS[-1], marks=pytest.mark.slow)])
-def test_every_second_kernel_of_the_kit(group):
+def test_the_kit(group):
+    """Every second kernel of it."""
     assert in_interpreter(kit_faults, group, True, False, 2) == []
 
 
