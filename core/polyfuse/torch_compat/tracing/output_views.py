@@ -29,8 +29,8 @@ class OutputView:
     """The result at position `output` is a view of the input at `base`, which may have another dtype.
 
     `geometry` is the text of its size, stride and offset in Python, of symbols that are the inputs at
-    `symbols`, and of `start`, the offset of the input, which no guard keeps as it was when Dynamo traced. That is
-    data, so that torch can store it beside a compiled graph.
+    `symbols`, and of `start`, the offset of the input, which no guard keeps as it was when Dynamo traced.
+    That is data, so that torch can store it beside a compiled graph.
     """
 
     output: int
