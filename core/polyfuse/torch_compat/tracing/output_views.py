@@ -57,9 +57,10 @@ def views_of_inputs(gm: Any) -> tuple[OutputView, ...]:
         value = node.meta.get("example_value") if isinstance(node, Node) else None
         if not _is_plain(value) or any(value is each for each in given) or _storage(value) not in bases:
             continue
-        if not (needed := shapes.free_symbols(value)):
+        own = shapes.free_symbols(value)
+        if not own:
             continue
-        needed = {*needed, *shapes.free_symbols(inputs[bases[_storage(value)]].storage_offset())}
+        needed = {*own, *shapes.free_symbols(inputs[bases[_storage(value)]].storage_offset())}
         if all(symbol in symbols for symbol in needed):
             base = bases[_storage(value)]
             named = tuple((symbol.name, symbols[symbol]) for symbol in needed)
