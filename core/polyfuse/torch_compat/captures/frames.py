@@ -266,10 +266,10 @@ def _install() -> None:
 
 @contextmanager
 def _tensors_compared() -> Iterator[None]:
-    """Inside, guards are built that look at tensors in dictionaries at each call, parameters and buffers among them.
+    """Inside, guards are built that look at tensors in dictionaries at each call, as those of modules are.
 
-    Dynamo takes a tensor for what it was as long as the dictionary holds the same entries; `tensor.data = other` gives it
-    other strides nevertheless, for which a compiled program reads the wrong elements.
+    Dynamo of torch 2.11 takes a tensor for what it was while the dictionary holds the same entries;
+    `tensor.data = other` gives it other strides nevertheless, and a program would read the wrong elements.
     """
     from torch._dynamo import config
 
