@@ -114,7 +114,8 @@ class Settings:
         "auto",
         "Compile layers that are equal but for their parameters once, where a graph repeats them six times "
         "or more, and call the result for each: nothing is fused across their borders. `auto`: on the CPU, "
-        "in graphs with gradients, where a layer's tensors take 256 kilobytes or more.",
+        "in graphs with gradients, where a layer's tensors take 256 kilobytes or more. Elsewhere, the stages "
+        "see only a few of many equal layers, and the result is what it is when they see all; `off`: all.",
         choices=("auto", "on", "off"),
     )
 
