@@ -79,6 +79,14 @@ def with_times(monkeypatch: pytest.MonkeyPatch, folder: Path, times: Mapping[str
     return run
 
 
+def try_one_configuration(monkeypatch: pytest.MonkeyPatch, backend: type[Any]) -> None:
+    """Let a search build the first configuration of a kernel alone: where a test decides which implementation
+    wins, the others of a generated one are compiled for nothing, which takes most of its time."""
+    first = backend.configs
+    monkeypatch.setattr(backend, "configs", lambda self, kernel: list(first(self, kernel))[:1])
+    monkeypatch.setattr(backend, "neighbours", lambda self, kernel, config: [])
+
+
 def reasons(report: GraphReport) -> dict[str, str]:
     """Why each implementation was chosen or took no part, by its name."""
     return {d.second: d.reason for d in report.decisions if d.kind in ("choice", "declined")}

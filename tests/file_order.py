@@ -16,8 +16,7 @@ LONGEST = (
     "plugins/cpp/test_matmuls.py",
     "plugins/cpp/test_convolution_networks.py",
     "plugins/cpp/test_native_host.py",
-    "devices/test_fake_cuda.py",
-    "devices/test_accelerator.py",
+    "devices",
     "reliability/test_names.py",
     "unit/frontend/test_complex_pairs.py",
     "unit/autotune/test_narrow_weights.py",
@@ -141,10 +140,13 @@ def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 def unit(nodeid: str) -> str:
     """What one worker runs as a whole: a test's file. The house tests are one, since they share what they
-    parse of all sources.
+    parse of all sources, and so are those of devices, whose fake one takes long to compile.
     """
     file = nodeid.partition("::")[0]
-    return "tests/house" if file.startswith("tests/house/") else file
+    for folder in ("tests/house", "tests/devices"):
+        if file.startswith(f"{folder}/"):
+            return folder
+    return file
 
 
 def scheduler(config: pytest.Config, log: Any) -> Any:

@@ -18,9 +18,16 @@ def cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     """Each test of a module that imports this is a new process, with an empty graph cache."""
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "1")
+    monkeypatch.setenv("POLYFUSE_BACKENDS", "interpreter")  # whose kernels nobody compiles
     as_in_a_new_process()
     yield
     as_in_a_new_process()
+
+
+@pytest.fixture
+def built_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are those of the backends that are asked outside of tests."""
+    monkeypatch.delenv("POLYFUSE_BACKENDS")
 
 
 def compiled(function: Callable[..., Any], *args: Any, **options: Any) -> Any:

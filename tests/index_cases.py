@@ -66,6 +66,14 @@ def _fill_middle(x: Tensor, i: Tensor) -> Tensor:
     return y
 
 
+def _gradient_of_embedding(x: Tensor, i: Tensor) -> Tensor:
+    def summed(table: Tensor) -> Tensor:
+        plain = F.embedding(i, table).sum()
+        return plain + 3 * F.embedding(i, table, padding_idx=1, scale_grad_by_freq=True).sum()
+
+    return torch.func.grad(summed)(x)
+
+
 def _picked(x: Tensor, i: Tensor) -> Tensor:
     return x[torch.arange(i.shape[0]), i]
 
@@ -99,6 +107,8 @@ CASES: dict[str, IndexCase] = {
         lambda x, i: F.embedding(i, x) + 1, _matrix, [[0, 4], [1, 2]], -1, 5
     ),
     "embedding with padding": IndexCase(lambda x, i: F.embedding(i, x, padding_idx=0), _matrix, _I, -1, 5),
+    "embedding, its gradient alone": IndexCase(_gradient_of_embedding, _matrix, _ROWS, -1, 5),
+    "embedding of one, its gradient alone": IndexCase(_gradient_of_embedding, _matrix, 4, -1, 5),
     "embedding_bag": IndexCase(
         lambda x, i: F.embedding_bag(i.view(1, -1), x, mode="sum"), _matrix, _I, -1, 5
     ),

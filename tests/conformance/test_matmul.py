@@ -31,6 +31,7 @@ def test_wrong_matmuls_fail():
     assert {cell.status for cell in matrix.cells} == {Status.FAIL}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ("f32", "bf16", "i8"))
 def test_the_cpus_matmuls_pass(dtype):
     backend = PluginManager(Settings.resolve()).backend("cpp")

@@ -16,6 +16,7 @@ import pytest
 from house.source_tree import ROOT
 from polyfuse.base.settings import child_environment
 from requirements import GXX
+from wheels import install
 
 pytest.importorskip("hatchling", reason="builds wheels; part of the extra `dev`")
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason=GXX)
@@ -31,16 +32,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install(EXAMPLE, folder)
     shutil.copytree(EXAMPLE / "tests", folder / "tests")
     return folder
-
-
-def install(project: Path, folder: Path) -> None:
-    """Build the wheel of a project and install it, without a network."""
-    wheels = folder / "wheels"
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    offline = ["--no-deps", "--no-index"]
-    _succeed([*pip, "wheel", *offline, "--no-build-isolation", "-w", str(wheels), str(project)], folder)
-    (wheel,) = wheels.glob("*.whl")
-    _succeed([*pip, "install", *offline, "--target", str(folder), str(wheel)], folder)
 
 
 def run(site: Path, *command: str, seconds: int = 300) -> str:

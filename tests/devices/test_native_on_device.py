@@ -47,16 +47,14 @@ class Packaged:
 
 
 @pytest.fixture(scope="module")
-def packaged(tmp_path_factory: pytest.TempPathFactory) -> Packaged:
-    folder = tmp_path_factory.mktemp("packages")
+def packaged(tmp_path_factory: pytest.TempPathFactory, answers: dict[str, Any]) -> Packaged:
+    paths = answers["native_packages"]
+    assert "failed" not in paths, paths["failed"]
     driver = tmp_path_factory.mktemp("driver")
     source = Path(fake_device.__file__).with_name("fake_driver.c")
     command = ["gcc", "-std=gnu11", "-O1", "-Wall", "-shared", "-fPIC", str(source)]
     subprocess.run([*command, "-o", str(driver / "libcuda.so.1"), "-ldl", "-lpthread"], check=True)
-    # code of this driver names libraries in the cache, which must outlive the process
-    cache = str(folder / "cache")
-    paths = fake_device.run("fake_device.native_models:packages", str(folder), POLYFUSE_CACHE_DIR=cache)
-    return Packaged(paths, folder, driver)
+    return Packaged(paths, Path(answers["packages"]), driver)
 
 
 def check(found: NativeResult, expected: list[Any]) -> None:

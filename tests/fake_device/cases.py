@@ -40,12 +40,20 @@ def every_case(cases: list[list[Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, *arguments in cases:
         reset_reports()
-        label = " ".join([name, *arguments[:1]])
+        label = name if name == "native_packages" else " ".join([name, *arguments[:1]])
         try:
             found[label] = globals()[name](*arguments)
         except Exception:
             found[label] = {"failed": traceback.format_exc()[-4000:]}
     return found
+
+
+def native_packages(folder: str) -> dict[str, str]:
+    """Paths of packages with libraries that run without Python."""
+    from fake_device.native_models import packages
+
+    torch.compiler.reset()
+    return packages(folder)
 
 
 def training_step(device: str) -> dict[str, Any]:

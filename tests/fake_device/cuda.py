@@ -11,7 +11,16 @@ from polyfuse.plugin import Device, DeviceProperties
 
 
 class FakeCuda(Device):
-    """Two devices of host memory."""
+    """Two devices of host memory.
+
+    Args:
+        library: that has its functions.
+    """
+
+    def __init__(self, type: str, library: str = "") -> None:
+        super().__init__(type)
+        if library:
+            self.memory_functions = (library, "fake_take", "fake_give")  # type: ignore[misc]
 
     def count(self) -> int:
         return 2

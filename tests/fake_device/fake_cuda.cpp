@@ -27,6 +27,7 @@ thread_local c10::DeviceIndex now_device = 0;
 thread_local c10::StreamId now_stream[kDevices] = {0, 0};
 std::atomic<int64_t> allocations[kDevices];
 std::atomic<int64_t> calls{0};
+std::atomic<int64_t> taken{0};  // memory that is no tensor: how much of it there is
 std::atomic<int64_t> left{-1};  // allocations until there is no memory; negative: there always is
 std::atomic<int64_t> synchronizations{0};
 
@@ -198,6 +199,14 @@ const at::Tensor& resize(
   return self;
 }
 
+at::Tensor& set_storage(
+    at::Tensor& self, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(source));
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(
+      C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), offset.expect_int());
+  return self;
+}
+
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.device() != source.device() && !non_blocking) ++synchronizations;
   auto host = [](const at::Tensor& tensor) { return tensor.is_cuda() ? on_host(tensor) : tensor; };
@@ -285,6 +294,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("view", view);
   m.impl("_reshape_alias", reshape_alias);
   m.impl("resize_", resize);
+  m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("copy_", copy);
   m.impl("_local_scalar_dense", local_scalar);
 }
@@ -297,6 +307,22 @@ int64_t fake_exchange_device(int64_t to) { return to < 0 ? now_device : std::exc
 int64_t fake_current_stream(int64_t device) { return now_stream[device]; }
 void fake_set_stream(int64_t device, int64_t stream) { now_stream[device] = stream; }
 int64_t fake_allocations(int64_t device) { return allocations[device]; }
+// Memory that is no tensor.
+int fake_take(uint64_t bytes, void** at) {
+  try {
+    *at = memory()->allocate(bytes).release_context();
+  } catch (const c10::Error&) {
+    return 1;
+  }
+  ++taken;
+  return 0;
+}
+int fake_give(void* at) {
+  --taken;
+  std::free(at);
+  return 0;
+}
+int64_t fake_taken() { return taken; }
 void fake_allocations_left(int64_t count) { left = count; }
 int64_t fake_calls() { return calls; }
 int64_t fake_synchronizations() { return synchronizations; }

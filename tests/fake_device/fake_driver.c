@@ -17,6 +17,8 @@ static struct { char* at; size_t bytes; } blocks[BLOCKS];
 static int held;
 static long long bytes, most, allocations, launches, copies, waits, loads, unloads, contexts, streams;
 static __thread int depth;
+static __thread H entered;
+static int failing;
 static struct { H module, function; int parameters; } kernels[1024];
 static int known;
 
@@ -44,10 +46,11 @@ __attribute__((destructor)) static void tell(void) {
 
 int cuInit(unsigned flags) { return 0; }
 int cuDriverGetVersion(int* v) { *v = 13000; return 0; }
-int cuCtxGetCurrent(H* c) { *c = 0; return 0; }
+int cuCtxGetCurrent(H* c) { *c = entered; return 0; }
+int cuCtxSetCurrent(H c) { entered = c; return c != (H)0x1000 ? 201 : 0; }
 int cuCtxPushCurrent_v2(H c) { return c != (H)0x1000 || ++depth > DEEPEST ? 201 : 0; }
 int cuCtxPopCurrent_v2(H* c) { *c = (H)0x1000; return depth-- > 0 ? 0 : 201; }
-int cuCtxGetDevice(int* d) { *d = 0; return depth ? 0 : 201; }
+int cuCtxGetDevice(int* d) { *d = 0; return depth || entered ? 0 : 201; }
 int cuDeviceGet(int* d, int n) { *d = n; return n ? 101 : 0; }
 int cuDeviceGetAttribute(int* v, int a, int d) {
   const int chip = (int)setting("FAKE_CHIP", 90);
@@ -60,7 +63,7 @@ int cuDevicePrimaryCtxRelease_v2(int d) { --contexts; return 0; }
 int cuModuleLoadData(H* m, const void* code) {
   char path[4096];
   int count = 0;
-  if (!depth || sscanf(code, "%d %4095s", &count, path) != 2 || !(*m = dlopen(path, RTLD_NOW | RTLD_LOCAL))) return 200;
+  if ((!depth && !entered) || sscanf(code, "%d %4095s", &count, path) != 2 || !(*m = dlopen(path, RTLD_NOW | RTLD_LOCAL))) return 200;
   kernels[known].module = *m, kernels[known++].parameters = count;
   ++loads;
   return 0;
@@ -141,7 +144,8 @@ int cuStreamSynchronize(H stream) { ++waits; return depth ? 0 : 201; }
 struct config { unsigned grid[3], block[3], shared; H stream; void* attributes; unsigned count; };
 /* All parameters are words: addresses and integers. */
 int cuLaunchKernelEx(const struct config* c, H f, void** p, void** extra) {
-  if (!depth || !c->grid[0] || !c->grid[1] || !c->grid[2]) return 1;
+  if ((!depth && !entered) || !c->grid[0] || !c->grid[1] || !c->grid[2]) return 1;
+  if (failing && !--failing) return 1;
   uint64_t w[24] = {0};
   int count = 0;
   for (int i = 0; i < known; ++i)
@@ -157,3 +161,11 @@ int cuLaunchKernelEx(const struct config* c, H f, void** p, void** extra) {
                           w[16], w[17], w[18], w[19], w[20], w[21], w[22], w[23]);
   return 0;
 }
+int cuLaunchKernel(H f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared, H stream,
+                   void** p, void** extra) {
+  const struct config c = {{x, y, z}, {bx, by, bz}, shared, stream, 0, 0};
+  return cuLaunchKernelEx(&c, f, p, extra);
+}
+long long fake_launches(void) { return launches; }
+/* The launch after so many fails. */
+void fake_fail_after(int count) { failing = count + 1; }

@@ -20,7 +20,13 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     # before torch, which looks for devices once
     FAKE = ctypes.CDLL(task["library"], mode=ctypes.RTLD_GLOBAL)
-    for name in ("fake_current_device", "fake_exchange_device", "fake_current_stream", "fake_allocations"):
+    for name in (
+        "fake_current_device",
+        "fake_exchange_device",
+        "fake_current_stream",
+        "fake_allocations",
+        "fake_taken",
+    ):
         getattr(FAKE, name).restype = ctypes.c_int64
     sys.modules["fake_device.start"] = sys.modules["__main__"]
     _believe()
@@ -43,7 +49,7 @@ def _believe() -> None:
 
     cuda: Any = torch.cuda
     cuda._lazy_init = lambda: None
-    use_device("cuda", FakeCuda("cuda"))
+    use_device("cuda", FakeCuda("cuda", FAKE._name))
     cuda.device_count = lambda: 2
     cuda.current_device = lambda: FAKE.fake_current_device()
     cuda._exchange_device = lambda index: FAKE.fake_exchange_device(index)

@@ -64,7 +64,7 @@ class Convolutions(nn.Module):
         return F.interpolate(self.second(y), scale_factor=2, mode="bilinear").softmax(1).square().sum()
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("model", "given"),

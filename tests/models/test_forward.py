@@ -7,7 +7,7 @@ import pytest
 from models import checks
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", checks.family_parameters())
 def test_forward(name: str) -> None:
     checks.check_forward(name)

@@ -154,7 +154,7 @@ VIEWS_OF_COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", VIEWS_OF_COPIES)
 def test_views_of_copies_of_parts(name: str, dynamic: bool) -> None:
@@ -196,7 +196,7 @@ def test_what_is_computed_into_a_view_leaves_the_strides_of_the_whole(dynamic: b
     assert [y.stride() for y in found] == [y.stride() for y in expected]
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
@@ -248,6 +248,7 @@ def test_moments_of_infinities(shape: tuple[int, int] | None, dtype: torch.dtype
                     assert torch.equal(found.isnan(), expected.isnan()), special
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(4, 1), (4, 0), (1, 1), (0, 3)])
 def test_means_of_rows_without_a_variance(shape: tuple[int, ...]) -> None:
     """One number has a mean, though no variance."""
@@ -266,7 +267,7 @@ def test_means_of_rows_without_a_variance(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("shape", [(2, 8, 9000), (70000, 8), (2, 8, 200, 200)])
 def test_running_mean_of_long_columns_with_an_infinity(shape: tuple[int, ...], backend: str) -> None:
@@ -289,6 +290,7 @@ def test_running_mean_of_long_columns_with_an_infinity(shape: tuple[int, ...], b
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_is_written_through_keeps_rows_that_lie_apart(dynamic: bool) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -323,7 +325,7 @@ def test_a_write_to_a_part_of_a_size_that_comes_from_data() -> None:
                 assert torch.equal(found, expected) and found.stride() == expected.stride()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
 def test_a_batch_that_comes_from_data_is_resampled(mode: str) -> None:
     def function(x: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

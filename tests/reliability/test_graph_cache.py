@@ -16,7 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 import preforked
 from called_functions import Twice
-from graph_caching import again, cache_of_its_own, check, compiled, differentiated  # noqa: F401
+from graph_caching import (  # noqa: F401
+    again,
+    built_kernels,
+    cache_of_its_own,
+    check,
+    compiled,
+    differentiated,
+)
 from new_process import as_in_a_new_process
 from polyfuse import cli
 from polyfuse.base import code
@@ -76,6 +83,7 @@ def test_a_view_of_a_written_input_is_found(grad):
         lambda x: x.bfloat16() * 2,
     ],
 )
+@pytest.mark.usefixtures("built_kernels")
 def test_results_are_those_of_a_compile(function):
     check(function, torch.randn(6, 30))
 
@@ -203,6 +211,7 @@ def test_dynamic_sizes_and_the_guards_under_which_a_graph_was_made():
         torch.testing.assert_close(function(x), f(x))
 
 
+@pytest.mark.usefixtures("built_kernels")
 def test_programs_for_classes_of_sizes_after_a_hit(monkeypatch):
     def f(x: torch.Tensor) -> torch.Tensor:
         return x.square().sum(-1)
@@ -248,7 +257,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "constant": lambda: again(lambda x: torch.softmax(x * 4, -1), torch.randn(5, 30)),
     "kind of number": lambda: again(lambda x: torch.softmax(x * 3.0, -1), torch.randn(5, 30)),
     "option": lambda: again(soft, torch.randn(5, 30), numerics="eager"),
-    "backend": lambda: again(soft, torch.randn(5, 30), backends=["interpreter"]),
+    "backend": lambda: again(soft, torch.randn(5, 30), backends=["cpp"]),
 }
 
 
@@ -533,6 +542,7 @@ def outcome(process: preforked.Started) -> list[Any]:
     return found
 
 
+@pytest.mark.usefixtures("built_kernels")
 def test_another_process_compiles_nothing_and_loads_no_part_that_compiles():
     assert outcome(start())[:4] == [0, 2, {}, 0]
     *counts, modules = outcome(start())
@@ -600,6 +610,7 @@ def test_machines_that_give_to_a_remote_store_at_once(monkeypatch, tmp_path, sec
     assert outcome(start())[:4] == [2, 0, {}, 0]
 
 
+@pytest.mark.usefixtures("built_kernels")
 def test_native_host_programs_are_cached(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax((x @ x).sum(0) + x, -1)

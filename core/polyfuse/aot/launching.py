@@ -36,6 +36,12 @@ class NamedLaunch(Provisional):
     def __init__(self, launch: Callable[..., Any], failed: Callable[[Exception], Callable[..., Any]]) -> None:
         super().__init__(launch)
         self._failed = failed
+        self._works = False
+
+    @property
+    def works(self) -> Callable[..., Any] | None:
+        """The kernel, once a launch has succeeded."""
+        return self.current or (self.launch if self._works else None)
 
     def __call__(self, *operands: Any) -> None:
         """Launch."""
@@ -45,6 +51,7 @@ class NamedLaunch(Provisional):
             if not is_recoverable(error):
                 raise
             self._failed(error)
+        self._works = True
         # one of dynamic sizes may be launched with sizes that are too many for it
         if not any(isinstance(operand, int) for operand in operands):
             self.settle(self.launch)

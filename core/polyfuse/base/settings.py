@@ -209,9 +209,9 @@ class Settings:
     # Launching.
     native_host: bool = option(
         False,
-        "Run the host program as compiled code instead of Python, where everything is on the CPU and a "
-        "backend generates such code: less time per call for graphs of many small kernels.",
+        "Run the host program as compiled code, where all is on the CPU: less time for many small kernels.",
     )
+    launch_series: bool = option(True, "Launch consecutive kernels in one call (Triton's, on CUDA).")
     device_graphs: bool = option(
         False,
         "Capture the launches of a compiled graph and replay them, where its device can do that (CUDA "

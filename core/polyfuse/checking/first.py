@@ -47,6 +47,11 @@ class FirstLaunch(Provisional):
         self._replace = replace
         self._works = False
 
+    @property
+    def works(self) -> Callable[..., Any] | None:
+        """The kernel, once a launch has succeeded."""
+        return self.current or (self.launch if self._works else None)
+
     def __call__(self, *operands: Any) -> None:
         """Launch."""
         if self.current is not None:

@@ -56,7 +56,7 @@ from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
-from polyfuse.program import Scratch, plan, python_text, with_scratch
+from polyfuse.program import Scratch, find_series, plan, python_text, with_scratch
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.runtime.profile import meter_calls
@@ -254,6 +254,9 @@ def compile_graph(
         planned = replace(planned, decisions=(*decisions, *separate))
         scratch = {key: Scratch(item.source.scratch, item.source.zeroed) for key, item in emitted.items()}
         program = plan(with_scratch(planned, scratch), settings, observe=settings.observe)
+        if settings.launch_series:
+            joining = {name for (name, _), item in emitted.items() if item.backend.joins_launches}
+            program = replace(program, series=find_series(program, joining))
         program = replace(program, noted=tuple(seen or ()))
         host = python_text(program, harness=settings.benchmark_harness)
     dump.write("program.py", lambda: host)

@@ -57,6 +57,9 @@ class Backend(ABC):
     # How many arguments a kernel of several parts may have (`may_group`).
     group_arguments: ClassVar[int] = 1 << 12
 
+    # Whether its launcher offers to carry out series of launches (`polyfuse.runtime.launching.offer_series`).
+    joins_launches: ClassVar[bool] = False
+
     # Whether its kernels are worth timing against other backends' (the option `autotune_backends`).
     autotunes_kernels: ClassVar[bool] = True
 

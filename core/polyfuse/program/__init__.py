@@ -4,6 +4,7 @@ from polyfuse.program.memory import MemoryPlan
 from polyfuse.program.plan import memory_plan, plan
 from polyfuse.program.python_text import python_text
 from polyfuse.program.scratch import Scratch, with_scratch
+from polyfuse.program.series import find_series
 from polyfuse.program.steps import Program, ProgramInput, ProgramKernel
 from polyfuse.program.traffic import bytes_moved, step_bytes
 
@@ -13,6 +14,7 @@ __all__ = [
     "ProgramInput",
     "ProgramKernel",
     "bytes_moved",
+    "find_series",
     "memory_plan",
     "plan",
     "python_text",

@@ -32,7 +32,7 @@ from polyfuse.program.symbols import expressions, symbols_in
 from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["LEAST", "RecordingContext", "Work", "find_partitions", "names_in", "uses"]
+__all__ = ["LEAST", "RecordingContext", "Span", "Work", "find_partitions", "names_in", "uses"]
 
 LEAST: Final = 4
 """Launches and calls in a run for which recording them pays."""
@@ -108,8 +108,57 @@ def _fits(step: Step, work: Work | None, device: str) -> bool:
     return isinstance(step, (Free, Reuse, MakeView, Conform))
 
 
-class _Run:
-    """One run: what goes into it and what comes out."""
+class Span:
+    """Consecutive steps: what goes into them and what comes out.
+
+    Args:
+        steps: of the whole program.
+        bounds: where these begin and end.
+        known: variables that every function of the program has.
+        gone: variables that functions before these made, and that nobody has any more.
+
+    Attributes:
+        inputs: variables from before that are read.
+        made: variables that are bound.
+        killed: variables that are forgotten.
+        results: what later steps read of `made`.
+        lost: what later steps only forget of `made`.
+        dead: variables from before that no later step has.
+        symbols: in sizes.
+    """
+
+    def __init__(
+        self, steps: Sequence[Step], bounds: tuple[int, int], known: Set[str], gone: Set[str]
+    ) -> None:
+        start, end = self.start, self.end = bounds
+        self.known = known
+        self.gone = gone
+        self.inputs: dict[str, None] = {}
+        self.made: dict[str, None] = {}
+        self.killed: dict[str, None] = {}
+        for step in steps[start:end]:
+            self._take(step)
+        later = {name for step in steps[end:] if not isinstance(step, Free) for name in uses(step)}
+        alive = [name for name in self.made if name not in self.killed]
+        self.results = tuple(name for name in alive if name in later)
+        self.lost = tuple(name for name in alive if name not in later)
+        self.dead = tuple(n for n in self.killed if n in self.inputs or n not in self.made)
+        self.symbols = tuple(dict.fromkeys(symbols_in(expressions(steps[start:end]))))
+
+    def _take(self, step: Step) -> None:
+        if isinstance(step, Free):
+            self.killed.update((name, None) for name in step.names if name not in self.gone)
+            return
+        for name in uses(step):
+            if name not in self.made and name not in self.known:
+                self.inputs[name] = None
+        if isinstance(step, Reuse):
+            self.killed[step.old] = None
+        self.made.update(dict.fromkeys(_makes(step)))
+
+
+class _Run(Span):
+    """Steps that may be recorded."""
 
     def __init__(
         self,
@@ -119,34 +168,12 @@ class _Run:
         around: RecordingContext,
         gone: Set[str],
     ) -> None:
-        start, end = self.start, self.end = bounds
+        super().__init__(steps, bounds, around.constants, gone)
         self.around = around
-        self.gone = gone
-        self.inputs: dict[str, None] = {}
-        self.made: dict[str, None] = {}
-        self.written: set[str] = set()
-        self.killed: dict[str, None] = {}
-        for position in range(start, end):
-            self._take(steps[position], work.get(position))
-        later = {name for step in steps[end:] if not isinstance(step, Free) for name in uses(step)}
-        alive = [name for name in self.made if name not in self.killed]
-        self.results = tuple(name for name in alive if name in later)
-        self.lost = tuple(name for name in alive if name not in later)
-        self.symbols = tuple(dict.fromkeys(symbols_in(expressions(steps[start:end]))))
         self.returned = steps[-1]
-
-    def _take(self, step: Step, work: Work | None) -> None:
-        if isinstance(step, Free):
-            self.killed.update((name, None) for name in step.names if name not in self.gone)
-            return
-        for name in uses(step):
-            if name not in self.made and name not in self.around.constants:
-                self.inputs[name] = None
-        self.written.update(work.writes if work is not None else ())
-        if isinstance(step, Reuse):
-            self.written.add(step.old)
-            self.killed[step.old] = None
-        self.made.update(dict.fromkeys(_makes(step)))
+        inside = range(*bounds)
+        self.written = {name for i in inside if i in work for name in work[i].writes}
+        self.written.update(step.old for step in steps[slice(*bounds)] if isinstance(step, Reuse))
 
     def recordable(self) -> bool:
         """Whether only tensors, numbers and generators go in and out, and no size comes from data."""
@@ -173,9 +200,8 @@ class _Run:
             limit=self.around.limit,
             names=(*inputs, *self.symbols),
         )
-        dead = tuple(n for n in self.killed if n in self.inputs or n not in self.made)
         return Partition(
-            name, self.start, self.end, inputs, self.symbols, self.results, dead, self.lost, facts
+            name, self.start, self.end, inputs, self.symbols, self.results, self.dead, self.lost, facts
         )
 
     def _saved(self) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from polyfuse.program.steps import (
     Ref,
     Return,
     Reuse,
+    Series,
     Step,
     Synchronize,
 )
@@ -45,10 +46,9 @@ from polyfuse.symbolic import text as symbolic_text
 
 __all__ = ["OBJECT_CALL", "is_plain_layout", "origin_text", "python_text"]
 
-_MODULE = (
-    "NAME KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED DEVICE GRAPH PARTITIONS VIEWS SEEN math torch main"
-)
-_FUNCTIONS = "call call_partitioned call_python args _"
+_TABLES = "KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED GRAPH PARTITIONS SERIES VIEWS SEEN"
+_MODULE = f"NAME DEVICE {_TABLES} math torch main"
+_FUNCTIONS = "call call_partitioned call_python args given _"
 _RESERVED = (*keyword.kwlist, *dir(builtins), *runtime.__all__, *_MODULE.split(), *_FUNCTIONS.split())
 _PLAIN_HOST_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -96,7 +96,8 @@ class _Printer:
             self._body("call_partitioned", symbols, program.partitions)
             self.functions += ["", "", "def call_partitioned(args):", *self.lines]
             self.lines = []
-        self._body("call", symbols, () if program.has_partitioned_form else program.partitions)
+        recorded = () if program.has_partitioned_form else program.partitions
+        self._body("call", symbols, recorded or program.series)
         title = f'"""Graph {program.name} ({program.kind}), compiled by Polyfuse."""'
         parts = [title, ""]
         if any("math." in line for line in (*self.functions, *self.lines)):
@@ -148,6 +149,18 @@ class _Printer:
         if self.program.partitions:
             table = tuple((p.name, asdict(p.facts), len(p.inputs)) for p in self.program.partitions)
             rows.append(f"PARTITIONS = {table!r}")
+        if self.program.series:
+            rows.append("SERIES = (")
+            for series in self.program.series:
+                rows.append(
+                    f"    ({series.name!r}, {len(series.inputs)}, {series.symbols!r}, {series.places},"
+                )
+                rows += [
+                    f"     {series.returns!r}, (",
+                    *(f"         {row!r}," for row in series.rows),
+                    "     )),",
+                ]
+            rows.append(")")
         if self.program.views:
             rows.append(f"VIEWS = {self.program.views!r}")
         if self.program.noted:
@@ -234,7 +247,7 @@ class _Printer:
 
     # Steps.
 
-    def _body(self, function: str, plain_inputs: set[str], partitions: Sequence[Partition]) -> None:
+    def _body(self, function: str, plain_inputs: set[str], parts: Sequence[Partition | Series]) -> None:
         names = []
         for item in self.program.inputs:
             if item.kind == "none":
@@ -249,10 +262,10 @@ class _Printer:
             self._open(f"with {self.helper('record_function')}({'polyfuse ' + self.program.name!r}):")
         done = 0
         lost: set[str] = set()
-        for part in partitions:
+        for part in parts:
             self._steps(done, part.start, plain_inputs, lost)
             self._flush()
-            _print_partition(self, part, lost)
+            _print_part(self, part, lost)
             lost.update(part.lost)
             done = part.end
         self._steps(done, len(self.program.steps), plain_inputs, lost)
@@ -435,10 +448,11 @@ def is_plain_layout(step: AssertLayout) -> bool:
     return not step.stride or any(n != 0 for n in step.stride)
 
 
-def _print_partition(printer: _Printer, part: Partition, lost: set[str]) -> None:
+def _print_part(printer: _Printer, part: Partition | Series, lost: set[str]) -> None:
     """A function, put before the program's own, and the call of it."""
     given = [printer.variable(name) for name in part.inputs] + list(part.symbols)
     results = _tuple(printer.variable(name) for name in part.results)
+    dead = [printer.variable(name) for name in part.dead]
     outside, printer.lines = printer.lines, []
     printer.indent = "    "
     if given:
@@ -449,9 +463,16 @@ def _print_partition(printer: _Printer, part: Partition, lost: set[str]) -> None
     printer._line(f"return {results}")
     printer.functions += ["", "", f"def {part.name}(args):", *printer.lines]
     printer.lines = outside
-    call = f"{part.name}([{', '.join(given)}])"
+    inputs = f"[{', '.join(given)}]"
+    if isinstance(part, Series):
+        printer._line(f"{MARK}{part.name}")
+        if dead:
+            # what the function forgets, nobody else holds
+            printer._line(f"given = {inputs}; del {', '.join(dead)}")
+            inputs, dead = "given", []
+    call = f"{part.name}({inputs})"
     printer._line(f"{results} = {call}" if part.results else call)
-    printer.dead += [printer.variable(name) for name in part.dead]
+    printer.dead += dead
 
 
 def _read_text(printer: _Printer, read: Read) -> str:
@@ -498,6 +519,7 @@ def _printed_as_they_are(program: Program) -> Iterator[str]:
     """Names that the text has unchanged: kernels, partitions, and symbols, which texts of sizes hold."""
     yield from (item.name for item in program.kernels)
     yield from (part.name for part in program.partitions)
+    yield from (series.name for series in program.series)
     yield from (*dict(program.symbol_hints), *(s.symbol for s in program.steps if isinstance(s, BindSymbol)))
 
 

@@ -280,6 +280,50 @@ class Partition:
     facts: GraphFacts
 
 
+SeriesSize = int | str
+"""A number, or its text over the symbols of a series."""
+
+SeriesRow = tuple[Any, ...]
+"""A step of a series, as literals. Variables are places, numbers from 0 on, the inputs first:
+
+* ``("memory", place, bytes)``: take memory that is no tensor;
+* ``("tensor", place, size, stride, dtype)``: make a tensor;
+* ``("view", place, of, size, stride)``: a tensor in the storage of another;
+* ``("free", place)``: forget what is there;
+* ``("launch", kernel, operands)``: a place, or the text of a number, for each argument.
+"""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Consecutive steps that launch kernels and manage their memory: a function of their own, and a table.
+
+    Attributes:
+        name: of the function.
+        start, end: the steps.
+        inputs: variables that it is given, and may forget.
+        symbols: shape symbols that it is given behind these.
+        results: variables that later steps read.
+        dead: variables from before it that no later step has.
+        lost: variables of its own that later steps only forget.
+        rows: the table.
+        places: how many places there are.
+        returns: places of the results.
+    """
+
+    name: str
+    start: int
+    end: int
+    inputs: tuple[str, ...]
+    symbols: tuple[str, ...]
+    results: tuple[str, ...]
+    dead: tuple[str, ...]
+    lost: tuple[str, ...]
+    rows: tuple[SeriesRow, ...]
+    places: int
+    returns: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Program:
     """A host program.
@@ -298,6 +342,7 @@ class Program:
         partitions: what is recorded instead of the whole where that cannot be, or fails, in order.
         views: (result, input) for each result of a forward that is part of an input, as autograd must know.
         noted: symbols whose values, which data decide, each call leaves in the table `SEEN`.
+        series: launches that one call of a launcher can carry out, in order; none where there are partitions.
     """
 
     name: str
@@ -314,6 +359,7 @@ class Program:
     partitions: tuple[Partition, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
     noted: tuple[str, ...] = ()
+    series: tuple[Series, ...] = ()
 
     @property
     def has_partitioned_form(self) -> bool:

@@ -11,10 +11,12 @@ import torch
 
 from polyfuse.base.errors import InputLayoutError
 
-__all__ = ["MARK", "explain", "line_map", "shown_name"]
+__all__ = ["MARK", "explain", "line_map", "running_note", "shown_name"]
 
 MARK = "# from "
 """What a comment starts with that names the origin of the lines below it."""
+
+_RUNNING = "The compiled program was running"
 
 _CHECK = re.compile(r"\s*(?:assert_size_stride|assert_layout)\((\w+), (.*)\)$")
 
@@ -45,17 +47,25 @@ def explain(error: BaseException, text: str, filename: str) -> BaseException:
     if isinstance(error, (AssertionError, TypeError)) and check is not None:
         return _layout_error(check.group(1), check.group(2), frame) or error
     origin = line_map(text).get(line)
-    if origin is not None:
-        error.add_note(f"The compiled program was running {origin}\n  {filename}:{line}: {source.strip()}")
+    said = any(note.startswith(_RUNNING) for note in getattr(error, "__notes__", ()))
+    if origin is not None and not said:
+        error.add_note(running_note(origin, filename, line, source))
     return error
 
 
+def running_note(origin: str, filename: str, line: int, source: str) -> str:
+    """What an error is told of the line of a host program that failed."""
+    return f"{_RUNNING} {origin}\n  {filename}:{line}: {source.strip()}"
+
+
 def _place(traceback: TracebackType | None, filename: str) -> tuple[FrameType | None, int]:
+    """The innermost frame of a host program: its function for a series is called by another one."""
+    found: tuple[FrameType | None, int] = (None, 0)
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == filename:
-            return traceback.tb_frame, traceback.tb_lineno
+            found = traceback.tb_frame, traceback.tb_lineno
         traceback = traceback.tb_next
-    return None, 0
+    return found
 
 
 def _layout_error(name: str, layout: str, frame: FrameType) -> InputLayoutError | None:

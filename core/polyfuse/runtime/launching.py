@@ -1,19 +1,25 @@
-"""For launchers and devices of plugins: the current stream, torch's profiler, ends of failed recordings."""
+"""For launchers and devices of plugins: the current stream, memory, torch's profiler, series of launches,
+ends of failed recordings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.runtime.devices.series import SeriesPlan, offer_series
 from polyfuse.torch_compat.devices.launching import c_function, profiler_flag
 from polyfuse.torch_compat.devices.pools import clear_workspaces, end_allocation_to_pool, release_pool
 
 __all__ = [
+    "SeriesPlan",
     "c_function",
     "clear_workspaces",
     "current_stream",
     "current_stream_address",
     "end_allocation_to_pool",
+    "memory_functions",
+    "offer_series",
     "profiler_flag",
     "release_pool",
 ]
@@ -29,3 +35,12 @@ def current_stream_address(device_type: str) -> int:
     on success; 0: there is none.
     """
     return device_of(device_type).stream_function()
+
+
+def memory_functions(device_type: str) -> tuple[int, int]:
+    """Addresses of C functions that take memory of the current device from torch's allocator and give it back
+    (`Device.memory_functions`); 0 and 0: there are none.
+    """
+    library, *names = device_of(device_type).memory_functions
+    take, give = (c_function(library, name) if name else 0 for name in names)
+    return (take, give) if take and give else (0, 0)

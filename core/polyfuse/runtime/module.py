@@ -15,6 +15,7 @@ import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory, with_views
+from polyfuse.runtime.devices.series import attach_series
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
 from polyfuse.runtime.graphs.status import GraphStatus
 from polyfuse.runtime.marked import Marking
@@ -328,6 +329,7 @@ def load(
         )
     for variable, key in namespace["OBJECTS"].items():
         namespace[variable] = objects[key]
+    attach_series(namespace, text)
     module = CompiledModule(
         namespace["NAME"], text, name, namespace, {k: kernels[k] for k in wanted}, output_strides
     )

@@ -43,6 +43,13 @@ class Provisional:
         return False
 
     @property
+    def works(self) -> Launch | None:
+        """What may be launched from now on past this one, with sizes that it was compiled for; None as long
+        as that is not known.
+        """
+        return self.current
+
+    @property
     def replaced(self) -> bool:
         """Whether something other than the kernel is called."""
         return self.current is not None and self.current is not self.launch

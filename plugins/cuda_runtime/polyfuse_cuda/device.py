@@ -37,6 +37,11 @@ class CudaDevice(Device):
     timeless_switches = frozenset({"current"})
     # kernels on streams like any other
     recorded_collectives = frozenset({"nccl"})
+    memory_functions = (
+        "libtorch_cuda.so",
+        "aoti_torch_cuda_caching_allocator_raw_alloc",
+        "aoti_torch_cuda_caching_allocator_raw_delete",
+    )
 
     def stream_function(self) -> int:
         """Torch's C function for the current stream."""

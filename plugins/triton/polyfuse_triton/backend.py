@@ -36,6 +36,7 @@ class TritonBackend(Backend):
     min_unit = 1
     autotunes_gemm = True
     streams_matvec = True
+    joins_launches = True
     # A launch passes its arguments in 4 KiB.
     group_arguments = 240
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cpp_kernels import build_ahead
+import cpp_kernels
 from polyfuse.compiler.reports.report import reset_reports
 from polyfuse.compiler.session import forget_sessions
 
@@ -16,7 +16,7 @@ from polyfuse.compiler.session import forget_sessions
 @pytest.fixture(scope="module", autouse=True)
 def built_ahead(request: pytest.FixtureRequest) -> Iterator[None]:
     """For tests without other fixtures than parameters, in modules that compile kernels by `cpp_kernels`."""
-    if hasattr(request.module, "compiled"):
+    if getattr(request.module, "compiled", None) is cpp_kernels.compiled:
         threads = torch.get_num_threads()
         tests = []
         for item in request.session.items:
@@ -25,7 +25,7 @@ def built_ahead(request: pytest.FixtureRequest) -> Iterator[None]:
                 names = item.obj.__code__.co_varnames[: item.obj.__code__.co_argcount]
                 if set(names) <= set(values) and not any(item.iter_markers("skip")):
                     tests.append(functools.partial(item.obj, **{name: values[name] for name in names}))
-        build_ahead(tests)
+        cpp_kernels.build_ahead(tests)
         torch.set_num_threads(threads)
     yield
 

@@ -131,11 +131,20 @@ def exact_ops(group: tuple[str, ...]) -> list[Op]:
     return made
 
 
-GROUPS = {"float": FLOATS, "signed": SIGNED, "unsigned": (*UNSIGNED, "bool")}
+# of integers the smallest and the largest are quick: those between them are lanes of other widths
+GROUPS = {
+    "float": FLOATS,
+    "signed": ("i8", "i64"),
+    "more signed": ("i16", "i32"),
+    "unsigned": ("u8", "bool"),
+    "more unsigned": tuple(name for name in UNSIGNED if name != "u8"),
+}
+QUICK = ("float", "signed")
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    "group", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in GROUPS]
+)
 @pytest.mark.parametrize("level", level_params())
 def test_exact_operators(level: Level, group: str) -> None:
     ops = exact_ops(GROUPS[group])

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autotuning import reasons, with_times
+from autotuning import reasons, try_one_configuration, with_times
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp import onednn
@@ -36,6 +36,7 @@ X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 40)
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     """Compile and run a function where the library's choices win."""
+    try_one_configuration(monkeypatch, CppBackend)
     yield with_times(monkeypatch, tmp_path, WINS)
     forget_sessions()
 

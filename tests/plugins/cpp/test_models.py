@@ -432,6 +432,7 @@ def test_a_package_of_another_model_is_refused(attention, folder, tmp_path):
         call(package(exported(mixed()), path=tmp_path / "python.pf"), [[torch.randn(3, 8), torch.randn(6)]])
 
 
+@pytest.mark.slow  # a model and a C program like those of the tests above
 def test_the_example(folder):
     example = runpy.run_path(str(EXAMPLES / "package.py"))
     path = folder / "example.pf"

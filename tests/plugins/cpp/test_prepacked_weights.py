@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autotuning import Run, reasons, with_times
+from autotuning import Run, reasons, try_one_configuration, with_times
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.backend import CppBackend
 
@@ -24,6 +24,7 @@ X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 128)
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     """Compile and run a function where packed weights win."""
+    try_one_configuration(monkeypatch, CppBackend)
     yield with_times(monkeypatch, tmp_path, {"cpp+packed": 1.0})
     forget_sessions()
 

@@ -104,12 +104,15 @@ def test_over_space_and_time(layer: nn.Conv3d, size: tuple[int, ...]) -> None:
     agrees_on_all(call, model, layer, x)
 
 
-@pytest.mark.quick(1)
 def test_sizes_of_any_number() -> None:
     along = nn.Sequential(nn.Conv1d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(32, 16, 3))
     call = compiled(along, dynamic=True)
     for size in ((2, 3, 50), (3, 3, 81), (5, 3, 24)):
         agrees(call, along, torch.randn(size))
+
+
+@pytest.mark.slow  # three axes are one loop more than the one axis above
+def test_space_and_time_of_any_size() -> None:
     over = nn.Sequential(nn.Conv3d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv3d(16, 16, 3, stride=2, padding=1))
     call = compiled(over, dynamic=True)
     for size in ((1, 3, 4, 9, 20), (2, 3, 2, 17, 16), (1, 3, 5, 40, 33)):

@@ -27,8 +27,8 @@ def test_the_first_tile_of_rows_asks_for_the_next_ones(rows: int, columns: int, 
     tiles = [line for line in text.splitlines() if "(left_at, " in line]
     assert tiles
     for tile in tiles:
-        first = "block == block_a ? matmul_tile<" in tile
-        assert first is (asks == "first")
         height = re.search(r"matmul_tile<(\d+)", tile)
         assert height is not None
-        assert (f", {int(height[1]) * 600}>" in tile) is (asks != "none")
+        ahead = int(height[1]) * 600
+        fetched = {"first": f"(block == block_a ? {ahead} : 0)", "all": str(ahead), "none": "0"}[asks]
+        assert f"(left_at, 600, {fetched}, " in tile

@@ -45,7 +45,7 @@ def test_text(name, golden):
     golden(f"cutlass/attention_{name}.txt", generated_part(forward(CASES[name]).source))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @needs_nvcc
 @pytest.mark.parametrize("name", CASES)
 def test_compiles_without_spills(tmp_path, name):
@@ -60,7 +60,7 @@ def test_text_of_gradients(name, golden):
     golden(f"cutlass/attention_backward_{name}.txt", generated_part(backward(SHORTER[name]).source))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @needs_nvcc
 @pytest.mark.parametrize("name", SHORTER)
 def test_gradients_compile(tmp_path, name):

@@ -121,11 +121,13 @@ def test_operands_are_described_to_the_copy_engine():
         assert sizes.tiles == (ROWS // 128 + GROUPS) * 2
 
 
-@pytest.mark.quick(1)
 @needs_nvcc
-@pytest.mark.parametrize("along", (False, True))
-def test_compiles_without_spills(tmp_path, along):
-    sources = [grouped(site(along), config).source for config in configs(site())]
+@pytest.mark.parametrize(
+    ("along", "every"),
+    [(True, 3), *(pytest.param(along, 1, marks=pytest.mark.slow) for along in (False, True))],
+)
+def test_compiles_without_spills(tmp_path, along, every):
+    sources = [grouped(site(along), config).source for config in list(configs(site()))[::every]]
     compiler = find_compiler("nvcc")
     options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}
     build_in_worker(sources, tmp_path, options)

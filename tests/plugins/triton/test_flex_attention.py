@@ -13,13 +13,13 @@ from triton_flex import CASES, REFUSED, flex_faults, flex_sources, refused_fault
 from triton_interpreted import in_interpreter
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CASES)
 def test_beside_eager_mode(name):
     assert in_interpreter(flex_faults, name) == []
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_left_to_eager_mode_alone(name):
     assert in_interpreter(refused_faults, name) == []

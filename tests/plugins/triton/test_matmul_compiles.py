@@ -32,7 +32,7 @@ def compiled(case, arch, config=None):
     return compile_kernel(function, KernelMeta.parse(source.meta), arch, 0, False)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("arch", INSTRUCTIONS)
 def test_matrix_instructions_and_copies_past_registers(arch):
     made = compiled(TYPES["bf16"], arch)
@@ -56,7 +56,7 @@ def test_other_types_have_instructions(name, arch):
     assert made.spilled_bytes == 0
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "case",
     [

@@ -22,13 +22,13 @@ from triton_sorting import faults_of_few_rows, faults_of_sorting, faults_of_what
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_beside_eager_mode(dtype):
     assert in_interpreter(faults_of_sorting, dtype) == []
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int8, torch.int64), ids=str)
 def test_few_long_rows(dtype):
     assert in_interpreter(faults_of_few_rows, dtype) == []

@@ -135,6 +135,7 @@ assert found.counts["calls"] == 2, found.refusals
     assert len(rows) == 4 and len(list(own_cache.rglob("*.pf"))) == 4
 
 
+@pytest.mark.slow
 def test_one_form_for_all_sizes():
     with eager_operators([SOFTMAX], dynamic=True) as found:
         for shape in ((3, 5), (8, 9), (2, 2), (31, 4)):

@@ -277,6 +277,7 @@ def test_later_searches_build_fewer(taught):
     assert built == everything and "cost model" not in reason
 
 
+@pytest.mark.slow
 def test_what_is_tried_for_the_sake_of_learning_varies(taught):
     found = [tuned(taught, rows)[0] for rows in range(20, 26)]
     assert len(set(map(frozenset, found))) > 1

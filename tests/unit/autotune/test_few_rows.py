@@ -60,18 +60,21 @@ def of(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return (torch.randn(*sizes) / 8).to(dtype)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_row(run: Any, dtype: torch.dtype) -> None:
     report = run(layer, of(1, 70, dtype=dtype), of(48, 70, dtype=dtype), of(48, dtype=dtype))
     assert streamed(report) == ["cpp+matvec"] and report.kernels == 1 and not report.extern_calls
 
 
+@pytest.mark.slow
 def test_one_row_through_gates(run: Any) -> None:
     report = run(gated, of(1, 64), of(96, 64), of(96, 64), of(64, 96))
     assert len(streamed(report)) == 3
     assert report.kernels == 2, "both projections, their product; then the last one with the residual"
 
 
+@pytest.mark.slow
 def test_a_matrix_that_is_not_contiguous_along_the_sum(run: Any) -> None:
     report = run(lambda x, w: x @ w, of(1, 70), of(70, 48))
     assert not streamed(report)
@@ -81,6 +84,7 @@ def test_one_row_of_an_unknown_number(run: Any) -> None:
     assert not streamed(run(lambda x, w: F.linear(x, w), of(3, 70), of(48, 70), dynamic=True))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rows, dtype", [(2, torch.bfloat16), (17, torch.float32)])
 def test_parts_of_the_depth(run: Any, rows: int, dtype: torch.dtype) -> None:
     args = of(rows, 72, dtype=dtype), of(48, 72, dtype=dtype), of(48, dtype=dtype)
@@ -102,6 +106,7 @@ def test_parts_for_a_class_of_sizes(run: Any) -> None:
         torch.testing.assert_close(function(x, w, b), layer(x, w, b))
 
 
+@pytest.mark.slow
 def test_factors_and_several_readers(run: Any) -> None:
     def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         y = torch.addmm(b, x, w.t(), beta=0.5, alpha=2)

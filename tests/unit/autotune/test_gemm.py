@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
 }
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", CASES)
 def test_generated_gemms(name: str) -> None:
     function, args, count = CASES[name]
@@ -73,6 +73,7 @@ def test_epilogues_stay_out_on_request(name: str) -> None:
     assert sum(bool(match(k)) for k in kernels) == 1
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("left", "right"),
     [((1, 2), (2, 1)), ((3, 1, 5), (3, 5, 1)), ((2, 1, 1, 5), (2, 4, 5, 1))],

@@ -61,7 +61,7 @@ def shifted(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tens
     return torch.nn.functional.linear(x, (w - 3).to(x.dtype) * scale[:, None]).relu()
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("function", [converted, scaled, turned, biased, shifted])
 def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
@@ -69,7 +69,7 @@ def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [2, 9, 40])
 @pytest.mark.parametrize("function", [converted, scaled, turned, shifted])
@@ -79,7 +79,7 @@ def test_some_rows(run: Any, function: Callable[..., torch.Tensor], rows: int, d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 4, 9])
 def test_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
@@ -110,7 +110,7 @@ def groups(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Te
     return torch.nn.functional.linear(x, (apart * scale[:, :, None]).reshape(w.shape))
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 9, 40])
 @pytest.mark.parametrize("size", [8, 24, 64])
@@ -149,7 +149,7 @@ def mixed(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Ten
     return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [nibbles, upper_first, signed, mixed])
 @pytest.mark.parametrize("rows", [1, 9])
@@ -163,7 +163,7 @@ def test_halves_of_bytes(
     assert is_narrow(report) and not report.extern_calls
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_groups_on_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
@@ -199,7 +199,7 @@ def test_a_weight_that_lies_across_the_depth(run: Any) -> None:
     assert not is_narrow(run(function, torch.randn(9, 70), across))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [1, 20])
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -267,6 +267,7 @@ def test_rows_that_are_unknown(run: Any) -> None:
     assert not is_narrow(run(converted, torch.randn(5, 70), weights(), torch.rand(48) + 0.5, dynamic=True))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rows, narrow", [(5, True), (20, False)])
 def test_the_most_rows_of_a_class_count(
     run: Any, monkeypatch: pytest.MonkeyPatch, rows: int, narrow: bool

@@ -56,58 +56,6 @@ def polyfuse_timer(device_type, backend):
 """
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerRunner]:
-    """One for several tests, since a worker takes seconds to start; its timer is a registered plugin's."""
-    folder = tmp_path_factory.mktemp("plugin")
-    (folder / "timer_of_a_test.py").write_text(PLUGIN)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        place = importable(importlib.import_module("timer_of_a_test"))
-        runner = WorkerRunner(lambda: replace(setup(), registered=(("constant", place),)), 120)
-        yield runner
-        runner.close()
-
-
-def test_operands_that_cannot_be_made(runner):
-    with pytest.raises(Fault, match="AttributeError"):
-        runner.prepare(Problem("", "cpu", "interpreter", (Storage("float31", "cpu", 16),)))
-
-
-def test_candidates_are_timed_in_another_process(runner):
-    runner.prepare(PROBLEM)
-    assert runner._worker is not None and runner._worker.devices == {"cpu"}, "met after the worker's start"
-    assert 0 < runner.first(GOOD) < 1e4
-    assert runner.sample(GOOD) == 42.0, "the worker imports what the program registered"
-    with pytest.raises(Fault, match="raised"):
-        runner.first(BAD)
-    assert runner._worker is not None and runner._worker.alive
-    # after its death a new one takes over, with the same problem
-    os.kill(runner._worker._process.pid, 9)
-    with pytest.raises(Fault, match="SIGKILL"):
-        runner.sample(GOOD)
-    assert runner.sample(GOOD) == 42.0
-    runner.close()
-    assert runner._worker is None
-
-
-def test_time_in_which_nobody_ran_does_not_count(monkeypatch):
-    child = WorkerProcess.__new__(WorkerProcess)
-    polls: list[float] = []
-
-    class Channel:
-        def poll(self, seconds: float) -> bool:
-            polls.append(seconds)
-            return len(polls) == 4
-
-    clock = itertools.count(0, 1000)
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    child._channel = Channel()  # type: ignore[assignment]
-    assert child._waited(10.0)
-    polls.clear()
-    assert not child._waited(2.0)
-
-
 STUCK = """
 import ctypes
 
@@ -133,28 +81,79 @@ def breaks(*operands):
 """
 
 
-def test_kernels_that_never_end_or_break_the_device_cost_only_themselves(monkeypatch, tmp_path):
-    """The worker is killed, though it would not hear a signal, and nobody else sees the device's state."""
-    (tmp_path / "stuck_of_a_test.py").write_text(STUCK)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(worker, "device_of", lambda name: SimpleNamespace(is_host=False))
-    backends = {**setup().backends, "stuck": "stuck_of_a_test:Stuck"}
-    devices = {"cpu": ("polyfuse.runtime.devices.host:HostDevice", {})}
-    runner = WorkerRunner(lambda: WorkerSetup(Settings(), backends, devices=devices), 120)
-    try:
-        runner.prepare(PROBLEM)
-        for key, words in (("hangs", "did not end within 2 seconds"), ("breaks", "illegal memory access")):
-            first = runner._ready()
-            step = KernelStep("stuck", str(tmp_path), key, (Slot(0),))
-            # on a busy machine, what ends may take any time
-            monkeypatch.setattr(runner, "_seconds", 2 if key == "hangs" else 120)
-            with pytest.raises(Fault, match=words):
-                runner.first(BuiltProgram(key, (step,)))
-            assert not first.alive
-            monkeypatch.setattr(runner, "_seconds", 120)
-            assert 0 < runner.sample(GOOD) < 1e4
-    finally:
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerRunner]:
+    """One for several tests, since a worker takes seconds to start; its timer is a registered plugin's."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "timer_of_a_test.py").write_text(PLUGIN)
+    (folder / "stuck_of_a_test.py").write_text(STUCK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        place = importable(importlib.import_module("timer_of_a_test"))
+        made = replace(
+            setup(),
+            backends={**setup().backends, "stuck": "stuck_of_a_test:Stuck"},
+            devices={"cpu": ("polyfuse.runtime.devices.host:HostDevice", {})},
+            registered=(("constant", place),),
+        )
+        runner = WorkerRunner(lambda: made, 120)
+        yield runner
         runner.close()
+
+
+def test_operands_that_cannot_be_made(runner):
+    with pytest.raises(Fault, match="AttributeError"):
+        runner.prepare(Problem("", "cpu", "interpreter", (Storage("float31", "cpu", 16),)))
+
+
+def test_candidates_are_timed_in_another_process(runner):
+    runner.prepare(PROBLEM)
+    assert runner._worker is not None and runner._worker.devices == {"cpu"}, "met after the worker's start"
+    assert 0 < runner.first(GOOD) < 1e4
+    assert runner.sample(GOOD) == 42.0, "the worker imports what the program registered"
+    with pytest.raises(Fault, match="raised"):
+        runner.first(BAD)
+    assert runner._worker is not None and runner._worker.alive
+    # after its death a new one takes over, with the same problem
+    os.kill(runner._worker._process.pid, 9)
+    with pytest.raises(Fault, match="SIGKILL"):
+        runner.sample(GOOD)
+    assert runner.sample(GOOD) == 42.0
+
+
+def test_time_in_which_nobody_ran_does_not_count(monkeypatch):
+    child = WorkerProcess.__new__(WorkerProcess)
+    polls: list[float] = []
+
+    class Channel:
+        def poll(self, seconds: float) -> bool:
+            polls.append(seconds)
+            return len(polls) == 4
+
+    clock = itertools.count(0, 1000)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    child._channel = Channel()  # type: ignore[assignment]
+    assert child._waited(10.0)
+    polls.clear()
+    assert not child._waited(2.0)
+
+
+def test_kernels_that_never_end_or_break_the_device_cost_only_themselves(runner, monkeypatch, tmp_path):
+    """The worker is killed, though it would not hear a signal, and nobody else sees the device's state."""
+    monkeypatch.setattr(worker, "device_of", lambda name: SimpleNamespace(is_host=False))
+    runner.prepare(PROBLEM)
+    for key, words in (("breaks", "illegal memory access"), ("hangs", "did not end within 2 seconds")):
+        assert runner.sample(GOOD) == 42.0
+        first = runner._ready()
+        step = KernelStep("stuck", str(tmp_path), key, (Slot(0),))
+        # on a busy machine, what ends may take any time
+        monkeypatch.setattr(runner, "_seconds", 2 if key == "hangs" else 120)
+        with pytest.raises(Fault, match=words):
+            runner.first(BuiltProgram(key, (step,)))
+        assert not first.alive
+        monkeypatch.setattr(runner, "_seconds", 120)
+    runner.close()
+    assert runner._worker is None
 
 
 def test_what_another_process_can_import(monkeypatch):

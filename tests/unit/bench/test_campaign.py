@@ -144,7 +144,7 @@ def test_a_busy_machine_is_warned_about(pretending, capsys, monkeypatch):
     assert "busy (load 64.0" in json.loads(out)["warnings"][0]
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ending", ["png", "svg"])
 @pytest.mark.parametrize("sweep", [[], ["--sweep", "batch=1..4"]])
 def test_pictures(pretending, capsys, tmp_path, ending, sweep):
@@ -164,12 +164,21 @@ def test_a_real_child(tmp_path):
         assert len(child.ask("run", 300, calls=2)["seconds"]) == 2
         with pytest.raises(ChildError, match="no file"):
             child.ask("load", 300, **{**asked, "subject": "none.py"}, dynamic=None)
-        with pytest.raises(ChildError, match="took more than"):
-            child.ask("run", 0.0, calls=10**9)  # hours: no answer can win against the time limit
-    with ChildProcess(Engine("eager"), tmp_path / "cache") as child:
         (tmp_path / "p.py").write_text("import os\nos._exit(7)\n")
         with pytest.raises(ChildError, match="ended with status 7 during load"):
             child.ask("load", 300, **asked, dynamic=None)
+
+
+@pytest.mark.slow  # another child; what becomes of late answers, those that only pretend show
+def test_a_real_child_that_takes_too_long(tmp_path):
+    from polyfuse.bench.engine import Engine
+
+    (tmp_path / "p.py").write_text(PROGRAM)
+    asked = {"subject": str(tmp_path / "p.py"), "arguments": [], "sizes": {}, "device": "", "training": False}
+    with ChildProcess(Engine("eager"), tmp_path / "cache") as child:
+        child.ask("load", 300, **asked, dynamic=None)
+        with pytest.raises(ChildError, match="took more than"):
+            child.ask("run", 0.0, calls=10**9)  # hours: no answer can win against the time limit
 
 
 @pytest.mark.slow

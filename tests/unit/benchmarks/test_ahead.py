@@ -53,6 +53,7 @@ def test_what_is_not_done_in_time_is_left_out(tmp_path: Path) -> None:
         assert found.ready == []
 
 
+@pytest.mark.slow
 def test_a_row_that_was_begun_in_time_may_take_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ def test_no_rate_where_it_is_not_known() -> None:
     assert matrix_rate("cpu", "bfloat16") is None
 
 
+@pytest.mark.quick(1)
 @needs_nvcc
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
 def test_its_matmuls_are_not_made_one_after_the_other(dtype: str, tmp_path: Path) -> None:

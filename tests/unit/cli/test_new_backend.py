@@ -13,24 +13,9 @@ import pytest
 from house.source_tree import ROOT
 from polyfuse import cli
 from polyfuse.base.settings import child_environment
+from wheels import install
 
 pytest.importorskip("hatchling", reason="builds wheels; part of the extra `dev`")
-
-
-def installed(project: Path, folder: Path) -> Path:
-    """A folder with the project installed from its wheel."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "-q",
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-    ]
-    subprocess.run([*command, "--target", str(folder), str(project)], check=True, capture_output=True)
-    return folder
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -49,7 +34,7 @@ def site(tmp_path, monkeypatch, capsys) -> Path:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new-backend", "my_own"]) == 0
     assert "next: pip install -e ./polyfuse-my-own" in capsys.readouterr().out
-    return installed(tmp_path / "polyfuse-my-own", tmp_path / "site")
+    return install(tmp_path / "polyfuse-my-own", tmp_path / "site")
 
 
 def test_the_distribution_installs_and_is_found(site) -> None:
@@ -78,8 +63,8 @@ def test_the_distribution_passes_for_what_it_claims(site, tmp_path) -> None:
 def test_a_device_is_written_too(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new-backend", "mine", "--device", "sim", "--extension", "polyfuse_sim"]) == 0
-    site = installed(ROOT / "examples" / "accelerator", tmp_path / "site")
-    installed(tmp_path / "polyfuse-mine", site)
+    site = install(ROOT / "examples" / "accelerator", tmp_path / "site")
+    install(tmp_path / "polyfuse-mine", site)
     matrix = run(
         site, "-m", "polyfuse", "conformance", "mine", "--quick", "--device", "sim", "--format", "markdown"
     ).stdout

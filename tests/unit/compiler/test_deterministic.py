@@ -46,7 +46,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("warn_only", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_values_for_one_place_are_stored_in_order(name: str, warn_only: bool) -> None:
@@ -99,6 +99,7 @@ def test_torchs_switch_is_followed(tmp_path: Path) -> None:
     assert seen == [(1, 0), (2, 1), (2, 1), (2, 1)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("option", "asked", "expected"), [("on", False, 1), ("off", True, 0)])
 def test_the_option_decides_over_it(tmp_path: Path, option: str, asked: bool, expected: int) -> None:
     torch.use_deterministic_algorithms(asked)
@@ -127,6 +128,7 @@ def test_a_wide_device_leaves_them_to_eager_mode(name: str) -> None:
     torch.testing.assert_close(result, OPERATORS[name](*inputs), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("option", ["off", "on"])
 def test_a_wide_device_adds_to_few_rows_in_a_fixed_order(option: str) -> None:
     inputs = _inputs()

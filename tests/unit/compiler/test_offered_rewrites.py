@@ -81,6 +81,7 @@ def test_it_can_be_turned_off(monkeypatch) -> None:
     assert report.rewrites == ()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("stages", "forward", "backward"),
     [(("forward",), True, False), (("backward",), False, True), (("inference",), False, False)],
@@ -182,6 +183,7 @@ def ends(ctx, node):
     raise SystemExit(3)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "faulty",
     [raises, ends, of_another_type, of_another_size, nothing_of_the_graph, itself, unknown_operator],
@@ -196,6 +198,7 @@ def test_a_faulty_one_costs_only_itself(monkeypatch, warnings_seen, faulty) -> N
     assert "'mine'" in warning and "rewriting by change" in warning
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("faulty", "words"), [(raises, "table"), (ends, "'mine' wanted to end the process")])
 def test_strict_shows_the_fault_and_ends_no_process(monkeypatch, faulty, words) -> None:
     offer(monkeypatch, faulty)

@@ -77,6 +77,7 @@ def test_training_computes_what_eager_mode_does() -> None:
     assert compiled_graphs() == kinds
 
 
+@pytest.mark.slow
 def test_parts_without_gradients_within_the_layers() -> None:
     torch.manual_seed(1)
     norms = [torch.randn(16, requires_grad=True) for _ in range(7)]
@@ -109,7 +110,7 @@ def test_parameters_that_change_and_inference() -> None:
     assert compiled_graphs().count("inference") <= 3
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("options", "grad"),
     [

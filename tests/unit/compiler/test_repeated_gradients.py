@@ -60,6 +60,7 @@ def test_autograd_sees_one_node() -> None:
     assert leaves == set(args)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
 def test_some_results_have_no_part_in_the_loss(which: Sequence[int]) -> None:
     args = inputs(1)
@@ -144,6 +145,7 @@ def test_steps_with_gradients_that_add_up() -> None:
     torch.testing.assert_close([a.grad for a in args], [t.grad for t in theirs])
 
 
+@pytest.mark.slow
 def test_compiled_autograd() -> None:
     from torch._dynamo import compiled_autograd
 

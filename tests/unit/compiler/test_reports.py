@@ -173,6 +173,7 @@ def test_a_function_is_explained_in_python() -> None:
     assert str(found).startswith("graphs    2 (1 forward, 1 backward), 0 graph breaks\nkernels   ")
 
 
+@pytest.mark.slow
 def test_the_overview_as_json(tmp_path: Path, capsys) -> None:
     script = tmp_path / "script.py"
     script.write_text(BROKEN)
@@ -350,6 +351,7 @@ def test_a_dump_that_cannot_be_written_costs_only_itself(tmp_path: Path, warning
     assert "nothing is dumped" in warning and "`dump`" in warning
 
 
+@pytest.mark.slow
 def test_dumping_changes_nothing(tmp_path: Path) -> None:
     x = torch.randn(4, 8)
     for options in ({}, {"dump": str(tmp_path)}):

@@ -95,6 +95,7 @@ def test_with_a_profile_too(needy, monkeypatch):
     assert run(needy, profile=True) == [(2, 2 * BYTES)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("check", ("off", "first", "all"))
 def test_it_is_zeroed_before_the_launch(needy, monkeypatch, check):
     """Also of the memory that a checked launch has."""
@@ -108,6 +109,7 @@ def test_it_is_zeroed_before_the_launch(needy, monkeypatch, check):
     assert sums and not any(sums)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fault", ("bad", "spilling"))
 def test_another_configuration_provides_for_itself(needy, monkeypatch, fault):
     monkeypatch.setattr(needy, fault, (2,))

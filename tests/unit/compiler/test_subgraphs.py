@@ -60,7 +60,7 @@ def compiled(
     return torch.compile(function, backend="polyfuse", fullgraph=True, dynamic=dynamic, options=options)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("name", CASES)
 def test_results(name: str, dynamic: bool) -> None:
@@ -132,6 +132,7 @@ def test_what_cannot_be_compiled_runs_in_eager_mode(monkeypatch: pytest.MonkeyPa
     assert report.fallbacks == (("higher_order.cond", "a subgraph that it calls was not compiled"),)
 
 
+@pytest.mark.slow
 def test_sizes_that_only_the_outer_graph_knows() -> None:
     # the gradient of a loop reads what its forward stacked: as many as there were rounds
     x = torch.rand(6, 8, requires_grad=True)

@@ -251,7 +251,7 @@ class TestRivals:
         ((_, found),) = session_for(Settings.resolve(None, {})).tuner.timings.entries()
         return found
 
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(1)
     @pytest.mark.parametrize(
         ("method", "first", "error"),
         [

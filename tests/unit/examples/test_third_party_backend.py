@@ -152,6 +152,7 @@ def test_a_template_for_its_operator_is_timed(installed, monkeypatch, tmp_path, 
     assert any(d.reason == "only tensors of f32 have a template" for d in last_reports()[-1].decisions)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("divisor", "changed"), [(8, 1), (-0.25, 1), (3.0, 0), (2.0**200, 0), (1e-45, 0)])
 def test_division_becomes_multiplication_where_that_is_exact(installed, divisor, changed) -> None:
     torch._dynamo.reset()

@@ -47,6 +47,7 @@ def _in_f32(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     return [torch.softmax(q @ k.mT * 0.25, -1, dtype=torch.float32).to(q.dtype) @ v]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_spellings(dtype: torch.dtype) -> None:
     def both(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
@@ -75,6 +76,7 @@ def test_shared_keys_and_other_lengths() -> None:
     assert _count(_plain, q, k, v) == 1
 
 
+@pytest.mark.slow
 def test_dynamic_sizes() -> None:
     compiled = torch.compile(_plain, backend="polyfuse", dynamic=True, options={"backends": ["interpreter"]})
     for tokens in (10, 7):

@@ -90,7 +90,7 @@ def rewrites() -> int:
     return dict(last_reports()[-1].rewrites).get("compute-in-pairs", 0)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_agrees_with_eager_mode(name: str, dtype: torch.dtype) -> None:
@@ -103,7 +103,7 @@ def test_it_agrees_with_eager_mode(name: str, dtype: torch.dtype) -> None:
         assert result.stride() == expected.stride()
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name", ["product", "conjugate", "a real number", "length and angle", "joined", "reduction"]
 )
@@ -115,7 +115,7 @@ def test_sizes_may_vary(name: str) -> None:
     assert rewrites() > 0
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -128,7 +128,7 @@ def test_what_is_not_finite(name: str) -> None:
     torch.testing.assert_close(compiled(CASES[name])(x), CASES[name](x), equal_nan=True)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "name", ["product", "conjugate", "views", "length and angle", "real and imaginary", "sign"]
 )
@@ -198,7 +198,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 8))])
 def test_chains_of_operators(seed: int) -> None:
     """Of any two earlier results each; with gradients, and sizes that vary, of some."""

@@ -136,6 +136,7 @@ def test_what_grows_too_large_is_not_kept(frozen, monkeypatch):
     assert frozen[0] is not None and [size for size, _ in frozen[0].layouts] == [(6, 5)]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_layers_that_share_a_program_keep_their_own(frozen):
     layers, x = [Scaled() for _ in range(3)], torch.randn(3, 5)
@@ -149,6 +150,7 @@ def test_layers_that_share_a_program_keep_their_own(frozen):
             torch.testing.assert_close(run(layer, x), layer(x))
 
 
+@pytest.mark.slow
 def test_under_inference_mode(frozen):
     module, x = Scaled(), torch.randn(3, 5)
     run = compiled(module)
@@ -221,6 +223,7 @@ def test_numbers_as_in_eager_mode_are_not_put_together(frozen):
     assert frozen[0] is not None and frozen[0].folded == 0
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_what_differs_within_a_channel_stays(frozen):
     class Shifted(nn.Module):

@@ -241,7 +241,7 @@ def _read_after(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     return (state * 3).tanh() * x
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("model", [_read_before, _read_through_a_view, _overwritten_in_part, _read_after])
 def test_gradients_by_what_the_forward_overwrites(model: Any, dynamic: bool, inner: Any) -> None:

@@ -110,7 +110,7 @@ def test_weights_are_laid_out_once() -> None:
     assert len(clones) == len(set(clones))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("wanted", [ChannelsLast.ACTIVATIONS, ChannelsLast.ALL])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_training(dynamic: bool, wanted: ChannelsLast) -> None:
@@ -195,6 +195,7 @@ def test_sequences_are_images_of_one_line() -> None:
         assert targets.count(aten.clone.default) == 2
 
 
+@pytest.mark.slow
 def test_unknown_sizes() -> None:
     assert convolutions(check(block, X, W, V, dynamic=True).graphs[0]) == [(True,)] * 3
 

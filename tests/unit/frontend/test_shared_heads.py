@@ -47,7 +47,7 @@ def count(function: Callable[..., Tensor], *given: Tensor, **options: object) ->
     return sum(dict(report.rewrites).get("share-heads", 0) for report in last_reports())
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("repeated", (interleaved, expanded))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("queries", (1, 5))
@@ -60,6 +60,7 @@ def test_nothing_is_copied(repeated: Callable[[Tensor], Tensor], dtype: torch.dt
     assert not report.kernels
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("batch", (1, 3))
 def test_causal_and_scaled(batch: int) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -120,6 +121,7 @@ def columns_apart(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention(q, interleaved(k), interleaved(v))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("function", (only_one, in_another_order, columns_apart))
 def test_what_is_no_repetition_of_heads_is_left_alone(function: Callable[..., Tensor]) -> None:
     assert count(function, *operands()) == 0

@@ -77,6 +77,7 @@ def test_groups_of_a_convolution_are_a_batch() -> None:
     assert found.shape == (2, 2 * 7 * 7, 3, 2 * 3 * 3)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "function", [lambda a: a.sum(-1), lambda a: a + 1, lambda a: a.softmax(-1), lambda a: a.cumsum(-1)]
 )

@@ -15,6 +15,7 @@ def grouped(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.group_norm(x, 2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_groups_of_channels_that_are_last(dynamic: bool) -> None:
     x = torch.randn(2, 6, 9, 11).contiguous(memory_format=torch.channels_last)
@@ -43,7 +44,7 @@ def test_variances_of_blocks() -> None:
     assert record.kinds().count("Reduction") == 6
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_equal_numbers_have_no_variance(dtype: torch.dtype, dynamic: bool) -> None:
@@ -85,6 +86,7 @@ def test_squares_that_are_infinite() -> None:
     check(lambda x: x.var(-1), x / torch.tensor([[1.0], [0.0]]))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("backend", ["cpp", "halide", "interpreter"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_variance_too_large_for_its_type_is_infinite(backend: str, dynamic: bool) -> None:

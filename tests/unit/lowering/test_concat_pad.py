@@ -66,7 +66,7 @@ def test_constant_pad(dynamic: bool) -> None:
     check(lambda x: F.pad(x, (1, 2), value=-0.0), torch.zeros(2, 3), dynamic=dynamic, exact=True)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_margins_filled_from_inside(mode: str, dynamic: bool) -> None:
@@ -87,14 +87,15 @@ def test_circular_margins(dynamic: bool) -> None:
     x = torch.randn(3, 4, 6)
 
     def padded(x: torch.Tensor) -> list[torch.Tensor]:
-        """On both sides, by all of it, by what is left, and of another type."""
-        given = ((x, (3, 2)), (x[None], (6, 6, 4, 0)), (x[None], (-1, 2, 1, -2)), ((x * 9).int(), (1, 1)))
+        """On both sides by all of it, by what is left, and of another type."""
+        given = ((x, (6, 6)), (x[None], (-1, 2, 1, -2)), ((x * 9).int(), (1, 1)))
         return [F.pad(y, pad, mode="circular") for y, pad in given]
 
     check(padded, x, dynamic=dynamic, exact=True)
     check(gradient(lambda x: F.pad(x[None], (1, 2, 3, 1), mode="circular")), x, dynamic=dynamic)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_moves(dynamic: bool) -> None:
     x = torch.randn(3, 4, 6)

@@ -11,7 +11,7 @@ def compiled(function):
     return torch.compile(function, backend="polyfuse")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_statistics_of_a_layer_norm(dtype):
     """Those of 16-bit rows beside weights of f32 are not rounded."""
@@ -43,7 +43,7 @@ def test_its_gradients():
         torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_the_greater_of_two_zeros(dtype):
     """In eager mode it is the second of bf16, and the first of others."""

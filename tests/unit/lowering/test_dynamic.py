@@ -65,7 +65,7 @@ def _images(x: torch.Tensor) -> Any:
     ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fn", [_views, _rows, _places, _images])
 def test_other_sizes_same_graph(fn: Callable[[torch.Tensor], Any]) -> None:
     run, record = compiled(fn, dynamic=True)
@@ -140,7 +140,7 @@ def test_numbers_rounded_to_digits_are_what_python_says() -> None:
     assert [f.op for f in record.report.fallbacks] == ["aten.mul.Tensor"]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("first", [(4, 8), (8, 4), (12, 12)])
 def test_a_size_that_follows_from_others_broadcasts(first: tuple[int, int]) -> None:
     """The number of rows is a division, of which only tracing the product says that it gives one."""

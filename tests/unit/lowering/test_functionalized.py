@@ -258,6 +258,7 @@ class _Held(torch.nn.Module):
         return out + held
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["interpreter", "cpp"])
 def test_the_whole_way(backend: str) -> None:
     def fn(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -352,7 +353,7 @@ def _equal_result(t: torch.Tensor) -> torch.Tensor:
 READS = (_one_tensor, _part, _transposed, _detached_view, _copy, _equal_result)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("read", READS)
 def test_what_is_read_may_be_what_is_written(

@@ -66,7 +66,7 @@ def divided_rows(x: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Ten
     return found.view(by, -1) * 2 + n
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [divided_by_a_number, divided_by_a_size, divided_rows])
 def test_divisors_that_only_data_or_sizes_give(function: Callable[..., torch.Tensor]) -> None:
     """Exact divisions by them are sizes like any other; a remainder raises."""

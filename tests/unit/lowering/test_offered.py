@@ -78,13 +78,14 @@ def model(gate, value):
     return torch.relu(gated(gate * 2, value)) + 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [(), (1,), (3, 1, 1), (0, 2)], ids=str)
 def test_odd_sizes(monkeypatch, size):
     offer(monkeypatch, {"polyfuse_test.gated.default": lower_gated})
     assert not check(model, torch.randn(size), torch.randn(size), strict=True).fallbacks
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_custom_operator_becomes_part_of_a_kernel(monkeypatch, dynamic, dtype):
@@ -224,7 +225,7 @@ FAULTY = [
 ]
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("faulty", FAULTY, ids=lambda f: f.__name__)
 def test_a_faulty_one_costs_only_itself(monkeypatch, warnings_seen, faulty):
     offer(monkeypatch, {"aten.relu.default": faulty})
@@ -235,6 +236,7 @@ def test_a_faulty_one_costs_only_itself(monkeypatch, warnings_seen, faulty):
     assert "'rows'" in warning and "lowering aten.relu.default" in warning
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("faulty", [raises, malformed_node])
 def test_without_another_one_the_operator_is_called(monkeypatch, warnings_seen, faulty):
     def lower(ctx, node, gate, value):

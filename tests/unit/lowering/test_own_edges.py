@@ -32,6 +32,7 @@ def test_large_numbers_meet_in_eager_modes_order(dtype):
     torch.testing.assert_close(sigmoid_backward(z, z), torch.ops.aten.sigmoid_backward(z, z))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_softshrink_and_its_gradient(dtype):
     x = torch.tensor([*EDGES[:10], 7.0], dtype=dtype)
@@ -73,6 +74,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_values_and_gradients_at_edges(dynamic):
     """All functions in one graph, each of its own input."""

@@ -16,6 +16,7 @@ def sample() -> torch.Tensor:
     return torch.randint(0, 6, (1, 2, 15, 17)).float()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_maxima(window: tuple[int, int, int, int]) -> None:
     check(lambda x: F.max_pool2d(x, *window, return_indices=True), sample())
@@ -27,12 +28,14 @@ def test_maxima(window: tuple[int, int, int, int]) -> None:
         check(lambda x: F.max_pool2d(x, *window, return_indices=True), holes)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("window", [WINDOWS[0], WINDOWS[1]], ids=str)
 def test_gradients(window: tuple[int, int, int, int]) -> None:
     check(gradient(lambda x: F.max_pool2d(x, *window)), sample())
     check(gradient(lambda x: F.avg_pool2d(x, *window[:3], ceil_mode=True, count_include_pad=False)), sample())
 
 
+@pytest.mark.slow
 def test_gradients_of_maxima_with_channels_last_are_added_by_the_library() -> None:
     x = sample().expand(2, -1, -1, -1).contiguous(memory_format=torch.channels_last)
     for window, calls in (((5, 1, 2), 1), ((3, 2, 1), 1), ((2, 2, 0), 0)):
@@ -54,7 +57,7 @@ AVERAGES = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("name", AVERAGES)
 def test_gradients_of_averages(name: str, numerics: str) -> None:

@@ -115,7 +115,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
@@ -140,6 +140,7 @@ def test_losses_save_no_logarithms(name: str, dtype: torch.dtype, numerics: str)
         assert all(value.numel() < x.numel() for value in made)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [5, 9])
 def test_losses_of_any_number_of_rows(rows: int) -> None:
     run, _ = compiled(lambda x, t: F.cross_entropy(x, t, ignore_index=0), dynamic=True)

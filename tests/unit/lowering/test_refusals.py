@@ -125,6 +125,7 @@ FITTING: list[tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = [
 ]
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("number", range(len(TOO_LARGE)))
 def test_numbers_that_overflow_raise(number: int) -> None:
     function, dtype = TOO_LARGE[number]

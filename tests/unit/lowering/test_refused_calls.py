@@ -66,7 +66,7 @@ def eager_error(fn: Callable[..., Any], *args: Tensor) -> type[Exception]:
     return eager.type
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("name", CALLS)
 def test_shapes_and_values_that_eager_mode_refuses(name: str) -> None:
     fn, shape, other = CALLS[name]
@@ -93,7 +93,7 @@ MIXED: dict[str, tuple[Callable[[Tensor, Tensor], Any], tuple[int, ...], tuple[i
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", MIXED)
 def test_mixed_types_that_eager_mode_refuses(name: str, dtype: torch.dtype) -> None:

@@ -28,7 +28,7 @@ def with_size(size: int, dim: int) -> torch.Tensor:
     return torch.randn(size if dim == 0 else 3, size if dim == 1 else 4)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [1, 5, 33])
 def test_gradients_of_steps(size: int) -> None:
     dim = size % 4 // 2
@@ -49,7 +49,7 @@ def test_gradients_of_steps(size: int) -> None:
         torch.testing.assert_close(found, true, equal_nan=True, msg=lambda text, b=bounds: f"{b}: {text}")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_assignments_to_steps(dtype: torch.dtype) -> None:
     bounds = SLICES[::3]

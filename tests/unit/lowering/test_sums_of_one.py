@@ -45,7 +45,7 @@ UNSUMMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_the_sign_of_zero(dtype: torch.dtype, numerics: str) -> None:
@@ -66,6 +66,7 @@ def test_the_sign_of_zero(dtype: torch.dtype, numerics: str) -> None:
         assert zero.any() and torch.equal(found.signbit()[zero], wanted.signbit()[zero]), name
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "halide", "interpreter"])
 def test_running_sums_begin_with_zero(backend: str) -> None:
     def run(given: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -40,7 +40,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name: str) -> None:
     loss = LOSSES[name]
@@ -85,6 +85,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_steps(name: str) -> None:
     kind, options = OPTIMIZERS[name]

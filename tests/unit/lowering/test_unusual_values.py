@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from lowered import check, compare
 
 
+@pytest.mark.slow
 def test_fractions_read_from_tensors() -> None:
     def function(x: torch.Tensor) -> Any:
         value = x.sum().item()
@@ -77,6 +78,7 @@ def test_a_fraction_cut_to_a_size() -> None:
             compare(run(x), function(x))
 
 
+@pytest.mark.slow
 def test_places_that_data_say_are_overwritten() -> None:
     def function(n: torch.Tensor, x: torch.Tensor) -> Any:
         count = n.item()
@@ -104,7 +106,7 @@ NOWHERE = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", NOWHERE)
 @pytest.mark.parametrize("backend", ["cpp", "interpreter"])
 def test_places_in_nothing_are_refused(name: str, backend: str) -> None:
@@ -115,6 +117,7 @@ def test_places_in_nothing_are_refused(name: str, backend: str) -> None:
         run(torch.empty(0), torch.tensor([0]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "interpreter"])
 def test_places_in_what_data_leave_are_read_with_care(backend: str) -> None:
     def function(x: torch.Tensor, kept: torch.Tensor, i: torch.Tensor) -> Any:

@@ -19,7 +19,7 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("how", MODES, ids=str)
 @pytest.mark.parametrize("size", [(10, 12), (7, 2), (1, 25)])
 def test_sizes(how: dict[str, Any], size: tuple[int, int]) -> None:
@@ -55,6 +55,7 @@ def test_dynamic_ratio_is_computed_in_the_kernel() -> None:
     check(lambda x: F.interpolate(x, size=(7, 9)), x, dynamic=True)
 
 
+@pytest.mark.slow
 def test_ranks_types_layouts() -> None:
     y, z = torch.randn(2, 3, 7), torch.randn(1, 2, 3, 4, 5)
     for mode in ("nearest", "linear"):
@@ -105,7 +106,7 @@ def test_sampled_grid(ways: list[tuple[str, str, bool]]) -> None:
 
 
 # with symbols for sizes, tracing the sixteen pixels of one bicubic sample takes ten seconds
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", [pytest.param(w, marks=pytest.mark.slow if "bicubic" in w else ()) for w in FEW]
 )

@@ -41,7 +41,7 @@ def check(
     torch.testing.assert_close(found, program(x, dtype), rtol=0, atol=0)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_conversions_round(name: str, numerics: str) -> None:
@@ -49,6 +49,7 @@ def test_conversions_round(name: str, numerics: str) -> None:
         check(PROGRAMS[name], dtype, "interpreter", numerics)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_eager_rounding_is_exact_between_operators(name: str) -> None:
     for dtype in (torch.float16, torch.bfloat16):

@@ -83,6 +83,7 @@ def test_rows_are_multiplied_as_they_arrive(log: Any) -> None:
     assert starts(log(f, X[:3], W)) == 1
 
 
+@pytest.mark.slow
 def test_several_matmuls_and_what_is_saved(log: Any) -> None:
     def f(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> Any:
         whole = gather(x)
@@ -91,6 +92,7 @@ def test_several_matmuls_and_what_is_saved(log: Any) -> None:
     assert starts(log(f, X, W, BIAS)) == 2
 
 
+@pytest.mark.slow
 def test_parts_that_are_joined_along_the_second_dimension(log: Any) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> Any:
         joined = torch.cat(gather(x).split(x.shape[0]), 1)
@@ -120,6 +122,7 @@ def test_columns_leave_as_they_are_known(log: Any) -> None:
     assert log(with_bias, X, W, BIAS) == ["start all_reduce"] * 2 + ["wait all_reduce"] * 2
 
 
+@pytest.mark.slow
 def test_blocks_of_rows_that_are_sent_in_another_order(log: Any) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return scatter(torch.cat((x @ w).split(2, 1))) * 3

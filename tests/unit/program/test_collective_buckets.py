@@ -138,6 +138,7 @@ def test_nothing_moves_across_what_is_written(starts: Any) -> None:
         library._destroy()
 
 
+@pytest.mark.slow
 def test_sizes_that_vary_stay_apart(starts: Any) -> None:
     def f(a: torch.Tensor, b: torch.Tensor) -> Any:
         return wait(total(a)) + 1, wait(total(b)) + 1

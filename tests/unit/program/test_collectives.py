@@ -224,6 +224,7 @@ def test_single_numbers_and_other_types(check: Any, dtype: torch.dtype) -> None:
     check(function, torch.randint(0, 9, (4, 6)).to(dtype))
 
 
+@pytest.mark.slow
 def test_dynamic_sizes(check: Any) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         total = functional.all_reduce(x.sin(), "sum", "0")
@@ -268,7 +269,7 @@ def test_what_does_not_depend_on_a_collective_is_computed_beside_it(
 KINDS = ("sum", "gather", "scatter", "exchange", "wait", "wait", "sin", "product", "add", "put")
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(12))
 def test_any_program(check: Any, seed: int) -> None:
     """Of matrices of one size, so that memory is used again wherever it can be."""

@@ -54,6 +54,7 @@ def test_what_can_be_recorded_is() -> None:
     assert "device graph: recorded 1 times" in explain_graph(found)
 
 
+@pytest.mark.quick(1)
 @torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
 @pytest.mark.parametrize(
     ("fn", "words"),
@@ -67,6 +68,7 @@ def test_operators_that_wait_for_the_device(fn: Callable[..., Any], words: str) 
     assert words in refusal(fn, torch.rand(5) + 1)
 
 
+@pytest.mark.slow
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_a_backward_whose_sizes_depend_on_data() -> None:
     reset_reports()
@@ -122,6 +124,7 @@ def test_listed_operators_exist_and_are_meant_with_every_overload(name: str) -> 
             assert not _fault(call, graph)[1]
 
 
+@pytest.mark.slow
 def test_deterministic_algorithms() -> None:
     def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x).index_put((i,), x[i], accumulate=True)
@@ -207,6 +210,7 @@ def test_states_of_random_numbers_that_are_saved_and_put_back() -> None:
         assert f"{name} does more than compute" in refused
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("option", ["nan_asserts", "debug_sync", "profile"])
 def test_options_that_wait_for_the_device(option: str) -> None:
     assert f"the option {option}" in refusal(lambda x: x + 1, torch.randn(3), **{option: True})

@@ -59,6 +59,7 @@ def calls(run: Callable[..., Any], fn: Callable[..., Any], count: int, rows: int
         del result
 
 
+@pytest.mark.slow
 def test_after_a_failure_the_rest_is_recorded(caplog: pytest.LogCaptureFixture) -> None:
     calls(compiled(with_culprit), with_culprit, 7)
     first, second = status().partitions
@@ -93,7 +94,7 @@ def test_a_failure_that_no_operator_of_others_makes(device: FakeDevice) -> None:
     assert status().partitions == [] and "recording failed with RuntimeError: no" in status().text()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_several_sizes(dynamic: bool) -> None:
     run = compiled(lambda x, w: with_culprit(x, w) * x.shape[0], dynamic=dynamic)

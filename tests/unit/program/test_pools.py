@@ -256,6 +256,7 @@ def test_models_agree_and_training_keeps_to_handing_on() -> None:
     assert [report.eager for report in last_reports()] == [""] * len(last_reports())
 
 
+@pytest.mark.slow
 def test_graphs_of_sizes_that_vary_have_pools_too(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
     plan = stages.plan

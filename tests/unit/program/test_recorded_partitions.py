@@ -95,6 +95,7 @@ def test_sizes_are_passed_on() -> None:
     assert status().partitions[0].replays == 6
 
 
+@pytest.mark.slow
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_sizes_that_come_from_data_are_not_recorded() -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -126,6 +127,7 @@ def test_inputs_that_are_written_to() -> None:
         del result
 
 
+@pytest.mark.slow
 def test_random_numbers() -> None:
     run = compiled(lambda x, w: nn.functional.dropout(around(x, w), 0.5))
     x, w = operands(200)
@@ -136,6 +138,7 @@ def test_random_numbers() -> None:
         assert 0.3 < dropped.float().mean() < 0.7
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [{"profile": True}, {"debug_sync": True}, {"nan_asserts": True}])
 def test_nothing_is_recorded_under_options_that_are_in_the_way(
     options: dict[str, bool], device: FakeDevice

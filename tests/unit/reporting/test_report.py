@@ -207,6 +207,7 @@ def test_the_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "polyfuse report train.py" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_graphs_of_one_number_keep_their_own_memory(tmp_path: Path) -> None:
     """After a reset, Dynamo counts from 0 again."""
     collector = Collector()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import polyfuse
+import preforked
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.base.settings import Settings, child_environment, environment
+from polyfuse.base.settings import Settings, environment
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 
 OPTIONS = {"strict": True}
@@ -103,8 +102,6 @@ def test_a_dumped_program_times_its_kernels(tmp_path: Path) -> None:
     options = {"dump": str(tmp_path), "benchmark_harness": True, "graph_cache": False, **OPTIONS}
     torch.compile(f, backend="polyfuse", options=options)(X)
     (script,) = tmp_path.rglob("program.py")
-    run = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=child_environment(), timeout=120
-    )
+    run = preforked.run("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(script))
     assert run.returncode == 0, run.stderr
     assert "us a call" in run.stdout and "without" not in run.stdout

@@ -141,6 +141,7 @@ def test_two_forwards_before_their_backwards(device: FakeDevice, order: tuple[in
     assert status("forward").replays >= 6
 
 
+@pytest.mark.slow
 def test_more_pending_forwards_than_recordings(device: FakeDevice, warnings_seen: Seen) -> None:
     model, run, reference = pair()
     for _ in range(3):
@@ -279,6 +280,7 @@ def test_nothing_is_saved_but_what_was_given(device: FakeDevice) -> None:
     assert status("backward").replays >= 4, status("backward").text()
 
 
+@pytest.mark.slow
 def test_parts_of_a_model_compiled_one_by_one(device: FakeDevice) -> None:
     blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
     reference = copy.deepcopy(blocks)

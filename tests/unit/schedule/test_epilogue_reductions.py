@@ -92,7 +92,7 @@ WHOLE: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_groups_are_combined_with_the_matmul(folding, name, dynamic):
@@ -106,7 +106,7 @@ def test_groups_are_combined_with_the_matmul(folding, name, dynamic):
         assert parse(text(kernel)) == kernel
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", WHOLE)
 def test_other_reductions_stay_whole(folding, name):
     function, args = WHOLE[name]
@@ -142,6 +142,7 @@ def test_it_is_timed_against_the_matmul_alone(folding, monkeypatch, tmp_path, mi
     assert [d.second for d in again.decisions if d.kind == "choice"] == [winner]
 
 
+@pytest.mark.slow
 def test_what_does_well_alone_is_tried_with_reductions_too(folding, monkeypatch, tmp_path):
     def emit(self: Any, kernel: Kernel, config: Config | None = None) -> Source:
         return replace(plain(self, kernel), meta=str(config or ""), key="")
@@ -179,7 +180,7 @@ REASONS = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", REASONS)
 def test_what_is_not_begun_has_its_reason(folding, monkeypatch, tmp_path, name):
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)

@@ -49,7 +49,7 @@ WHOLE: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", WHOLE)
 def test_matmuls_are_written_into_their_places(name: str) -> None:
     function = WHOLE[name]
@@ -67,6 +67,7 @@ def test_other_parts_are_written_beside_them() -> None:
     assert in_place(report) == 1 and report.calls == ("aten.mm.out",)
 
 
+@pytest.mark.slow
 def test_sizes_that_are_not_known() -> None:
     function = lambda a, b: torch.cat([a @ b, (a + 1) @ b], 1)  # noqa: E731
     report = run(function, A, B, dynamic=True)

@@ -90,8 +90,8 @@ class Checkpointed(nn.Module):
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "lstm": lambda: (Steps(nn.LSTMCell), torch.randn(12, 32, 64)),
-    "gru": lambda: (Steps(nn.GRUCell), torch.randn(12, 32, 64)),
+    "lstm": lambda: (Steps(nn.LSTMCell), torch.randn(6, 64, 64)),
+    "gru": lambda: (Steps(nn.GRUCell), torch.randn(6, 64, 64)),
     "checkpoints": lambda: (Checkpointed(), torch.randn(512, 128)),
     "mlp": lambda: (
         nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 1024)),
@@ -104,6 +104,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_needs_no_more_than_eager_mode(name: str) -> None:
     model, x = MODELS[name]()

@@ -300,7 +300,7 @@ class Layer(nn.Module):
         return x.index_add(0, torch.tensor([0, 2]), self.linear(picked)[:2])
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

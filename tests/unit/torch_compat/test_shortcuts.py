@@ -85,6 +85,7 @@ print(len(funcname_cache.cache), "torch.distributed.tensor.experimental" in sys.
 """
 
 
+@pytest.mark.slow  # in a process of its own, from the import of torch on: the tests above have it in this one
 def test_a_process_splits_no_file_and_imports_no_maps() -> None:
     """Both would be seen by their traces in torch."""
     made = subprocess.run([sys.executable, "-c", _TRACED], capture_output=True, text=True, check=True)

@@ -124,6 +124,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "select_scatter": operators.select_scatter,
     "diagonal_scatter": operators.diagonal_scatter,
     "addmv": outer_products.addmv,
+    "embedding_dense_backward": indexing.embedding_dense_backward,
     "index_add": indexing.index_add,
     "index_reduce": indexing.index_reduce,
     "grid_sampler_2d": operators.in_opmath(sampling.grid_sample_2d),

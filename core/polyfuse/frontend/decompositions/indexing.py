@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from polyfuse.frontend.decompositions.operators import like_layout
-from polyfuse.torch_compat.tracing import shapes
+from polyfuse.torch_compat.tracing import fx, shapes
 
 __all__ = [
     "adaptive_max_pool_backward",
+    "embedding_dense_backward",
     "index_add",
     "index_reduce",
     "masked_scatter",
@@ -57,6 +58,24 @@ def index_reduce(
     shape = [-1 if d == dim else 1 for d in range(x.dim())]
     index = index.view(shape).expand_as(source)
     return torch.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+
+
+def embedding_dense_backward(
+    grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Any:
+    """The gradient of a table of `rows`, where its forward may be left out, which would refuse a wrong index:
+    so the additions refuse it."""
+    if fx.traces_backward():
+        return NotImplemented
+    if scale_grad_by_freq:
+        counts = torch.index_put(
+            indices.new_zeros(rows), [indices], torch.ones_like(indices), accumulate=True
+        )
+        grad = grad / torch.ops.aten.index.Tensor(counts, [indices]).unsqueeze(-1)
+    if padding_idx >= 0:
+        grad = torch.where((indices != padding_idx).unsqueeze(-1), grad, 0)
+    table = grad.new_zeros((rows, *grad.shape[indices.dim() :]))
+    return torch.index_put(table, [indices], grad, accumulate=True)
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:

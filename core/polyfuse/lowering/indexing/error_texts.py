@@ -41,6 +41,7 @@ _UNPOOLED = Words("RuntimeError", "Found an invalid max index: {index}")
 _WORDS: Mapping[str, Words] = MappingProxyType(
     {
         "aten.embedding": _IN_SELF,
+        "aten.embedding_dense_backward": _IN_SELF,
         "aten.index_select": _IN_SELF,
         "aten.index_add": _IN_SELF,
         "aten.index_reduce": _IN_SELF,

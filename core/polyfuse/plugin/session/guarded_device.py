@@ -107,11 +107,16 @@ def _names(value: Any) -> bool:
     return isinstance(value, Set) and all(isinstance(name, str) for name in value)
 
 
+def _three_names(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(name, str) for name in value)
+
+
 _FACTS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "is_host": lambda value: isinstance(value, bool),
     "bernoulli_dropout": lambda value: isinstance(value, bool),
     "recorded_collectives": _names,
     "timeless_switches": _names,
+    "memory_functions": _three_names,
     "network": _finite,
     "link": _finite,
 }

@@ -122,6 +122,12 @@ class Device:
     """Names of `switches` that change nothing about how long work takes: measurements hold whatever they are.
     """
 
+    memory_functions: ClassVar[tuple[str, str, str]] = ("", "", "")
+    """A library of torch's, and in it two C functions that take memory of the current device from the
+    allocator of tensors, for work in the current stream, and give it back: ``int f(uint64_t bytes, void**
+    at)``, which returns 0 on success, and ``int g(void* at)``. Where there are none, launchers make tensors.
+    """
+
     network: ClassVar[float] = 1e9
     """Bytes that messages to other processes move in a second, roughly."""
 

@@ -287,10 +287,12 @@ class MatmulText:
         begin = f"matmul_tile<{plan.rows}, {vectors}, {plan.vectors}, {self.matmul.dtype}"
         end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
         fixed = following if following.isdigit() else "0"
-        packed = f"{begin}, {row}, {step}, {ahead}, {fixed}>({self.a.rows_at()}, {end}"
+        name = f"{begin}, {step}, {ahead}, {fixed}>"
+        packed = f"{name}({self.a.rows_at()}, {row}, 0, {end}"
         if self.a.window is not None:
             self.a.window.before_sums()
-            self.a.window.sums(packed, f"{ahead}, {fixed}", columns, following)
+            rows = f"{self.a.rows_at()}, {row}"
+            self.a.window.sums(packed, rows, f"{ahead}, {fixed}", columns, following)
             self.a.window.after_sums(columns, following)
         elif not self.a.pitch:
             out.line(packed)
@@ -299,8 +301,8 @@ class MatmulText:
                 out.line(f"if (rows_here < {plan.rows}) {packed}")
                 out.line("else")
             fetches = plan.path in _FETCHING and not self._is_one_tile()
-            in_place = self.a.in_place_tile(f"{begin}, {self.a.pitch}, 1, {ahead}, {fixed}", fetches)
-            out.line(f"{in_place}(left_at, {end}")
+            fetch = self.a.fetched() if fetches else "0"
+            out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
 
     def _dots(self) -> None:
         plan, out = self.plan, self.out
@@ -310,15 +312,14 @@ class MatmulText:
         with out.block(
             f"for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {plan.columns})"
         ):
-            passed = f"(rows_at, columns_at + j, depth_from, depth_here, sum + j, {wide}, pass == pass_from);"
-            name = f"matmul_dots<{plan.rows}, {plan.columns}, {kinds}"
             if self.b.converts_groups:
                 self.b.convert_group()
-            if self._is_one_tile() or not fetches:
-                out.line(f"{name}, {str(fetches).lower()}>{passed}")
-            else:
-                # the first tile of rows fetches the columns for all
-                out.line(f"(tile == tile_a ? {name}, true> : {name}, false>){passed}")
+            # the first tile of rows fetches the columns for all
+            one = self._is_one_tile() or not fetches
+            ahead = str(fetches).lower() if one else "tile == tile_a"
+            passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
+            name = f"matmul_dots<{plan.rows}, {plan.columns}, {kinds}>"
+            out.line(f"{name}(rows_at, columns_at + j, {passed});")
 
     def _is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""

@@ -172,17 +172,15 @@ class OperandAText(OperandText):
         elif not self.at_once:
             self._tile()
 
-    def in_place_tile(self, begin: str, fetches: bool) -> str:
-        """What adds up a tile whose rows are read in place, a template that begins with `begin`. If it
-        `fetches`, the first block asks for the rows of the next tile.
+    def fetched(self) -> str:
+        """How far behind a tile that is read in place lie the rows of the next one, for which the first block
+        asks; 0 for others.
         """
-        if not fetches:
-            return f"{begin}>"
-        ahead, wide = f"{begin}, {self.plan.rows * self.pitch}>", self.plan.vectors * self.lanes
+        ahead, wide = self.plan.rows * self.pitch, self.plan.vectors * self.lanes
         *outer, last = (self.facts.sizes[axis] for axis in self.matmul.b.axes)
         if all(size == 1 for size in outer) and isinstance(last, int) and last <= wide:
-            return ahead
-        return f"(block == block_a ? {ahead} : {begin}>)"
+            return str(ahead)
+        return f"(block == block_a ? {ahead} : 0)"
 
     # Layouts.
 

@@ -205,25 +205,26 @@ class WindowText(OperandText):
             self.out.line(f"{self.kind} before[{self.size}];")
             self.out.line(f"if (border) matmul_keep<{self.size}>(before, sum, pass == pass_from);")
 
-    def sums(self, packed: str, fixed: str, columns: str, following: str) -> None:
-        """Add up a tile; `packed` does so where it is packed, `fixed` are the other parameters of the
-        template, `columns` and `following` say where operand B is, and how far its steps are apart.
+    def sums(self, packed: str, rows: str, fixed: str, columns: str, following: str) -> None:
+        """Add up a tile; `packed` does so where it is packed, at `rows`; `fixed` are the other parameters of
+        the template, `columns` and `following` say where operand B is, and how far its steps are apart.
         """
         slide, plan, first = self.slide, self.plan, "pass == pass_from"
-        if self.skips:
-            packed = f"if (!empty || {first}) {packed}"
+        there = f"if (!empty || {first}) " if self.skips else ""
         if slide is None:
-            self.out.line(packed)
+            self.out.line(there + packed)
             return
         length = index_text(slide.length)
-        name = f"matmul_window<{plan.rows}, {plan.vectors}, {self.kind}, {slide.pitch}, {fixed}>"
+        name = f"matmul_window<{plan.rows}, {plan.vectors}, {self.kind}, {fixed}>"
+        # rows that are packed are one chunk, for which the same function serves
+        whole = f"{rows}, 0, depth_here, 0, {columns}, {following}, depth_here, sum, {first}"
         at, steps = f"depth_from % ({length})", "depth_here"
         if self.strip is not None:
             at, steps, columns = "line_at", "steps_here", f"{columns} + steps_from * {following}"
         rest = f"{columns}, {following}, {steps}, sum, {first}"
-        self.out.line(f"if (inside) {name}(inside_at, {at}, {length}, lines_apart, {rest});")
+        self.out.line(f"if (inside) {name}(inside_at, {slide.pitch}, {at}, {length}, lines_apart, {rest});")
         with self.out.block("else"):
-            self.out.line(packed)
+            self.out.line(f"{there}{name}({whole});")
 
     def after_sums(self, columns: str, following: str) -> None:
         """Add up the tile again without what lies beyond the border, if that may have made it no number."""
@@ -235,10 +236,10 @@ class WindowText(OperandText):
             with out.block("for (i64 row = 0; row < rows_here; ++row)"):
                 self._start(self.operand.axes, "row_from + row")
                 wide = vectors * self.part
-                rest = f"({self.window.address}, {columns} + k * {following}"
+                at, rest, to = self.window.address, f"{columns} + k * {following}", f"sum + row * {wide}"
                 if self.part == self.lanes:
-                    add = f"matmul_tile<1, {vectors}, {vectors}, {self.kind}, 1, 1, false, 0>"
-                    add += f"{rest}, {following}, count, sum + row * {wide}, false);"
+                    add = f"matmul_tile<1, {vectors}, {vectors}, {self.kind}, 1, false, 0>"
+                    add += f"({at}, 0, 0, {rest}, {following}, count, {to}, false);"
                 else:
-                    add = f"matmul_line<{wide}>{rest}, count, sum + row * {wide});"
+                    add = f"matmul_line<{wide}>({at}, {rest}, count, {to});"
                 self._runs(add)

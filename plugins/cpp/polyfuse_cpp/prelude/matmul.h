@@ -107,9 +107,36 @@ static __attribute__((unused)) i64 matmul_pass(i64 depth, i64 most) {
   return ((depth + count - 1) / count + 31) / 32 * 32;
 }
 
-// One step of a tile: R numbers, ROW apart at a, times C vectors at b, added to the sums.
-template <int R, int C, class T, int ROW, bool AHEAD, class V>
-PF_INLINE void tile_step(const T* a, const T* b, i64 next, V (&sum)[R * C]) {
+// Where the rows of a tile are: `row` elements apart, or side by side (BESIDE). Each is an offset from one of few pointers: so
+// many registers hold all of them while the pointers move.
+template <int R, class T, bool BESIDE> struct tile_rows {
+  enum { few = 5, groups = (R + few - 1) / few };
+  const T* at[groups];
+  i64 apart[few];
+  __attribute__((always_inline)) tile_rows(const T* p, i64 row) {
+#pragma GCC unroll 8
+    for (int i = 0; i < groups; ++i) at[i] = p + i * few * (BESIDE ? 1 : row);
+#pragma GCC unroll 8
+    for (int i = 0; i < few; ++i) apart[i] = i * (BESIDE ? 1 : row) * i64(sizeof(T));
+  }
+  __attribute__((always_inline)) const T* of(int i) const { return (const T*)((const char*)at[i / few] + apart[i % few]); }
+  __attribute__((always_inline)) void move(i64 count) {
+#pragma GCC unroll 8
+    for (int i = 0; i < groups; ++i) at[i] += count;
+  }
+  // g++ would add what a step is further to the offsets, and keep those sums in memory, for there are more than registers
+  __attribute__((always_inline)) void keep() {
+#if defined(__GNUC__)
+    if (!BESIDE)
+#pragma GCC unroll 8
+      for (int i = 1; i < (R < few ? R : int(few)); ++i) __asm__("" : "+r"(apart[i]));
+#endif
+  }
+};
+
+// One step of a tile: R numbers, `at` behind where its rows are, times C vectors at b, added to the sums.
+template <int R, int C, class T, bool BESIDE, bool AHEAD, class V>
+PF_INLINE void tile_step(const tile_rows<R, T, BESIDE>& a, i64 at, const T* b, i64 next, V (&sum)[R * C]) {
   V right[C];
 #pragma GCC unroll 8
   for (int j = 0; j < C; ++j) {
@@ -119,43 +146,51 @@ PF_INLINE void tile_step(const T* a, const T* b, i64 next, V (&sum)[R * C]) {
 #pragma GCC unroll 32
   for (int i = 0; i < R; ++i) {
     V left;
-    spread(left, a + i * ROW);
+    spread(left, a.of(i) + at);
 #pragma GCC unroll 8
     for (int j = 0; j < C; ++j) accumulate(sum[i * C + j], left, right[j]);
   }
 }
 
 // `count` steps, four at a time: beside the multiplications, what counts steps and moves addresses is a fifth of the
-// instructions otherwise, and threads that share a core share what it can decode. Moves b behind them. Where FETCH is not 0,
-// asks for what is FETCH elements behind the left operand: a little with each step, for what waits for memory is
+// instructions otherwise, and threads that share a core share what it can decode. Moves b behind them. Where `fetch` is not 0,
+// asks for what is `fetch` elements behind the left operand: a little with each step, for what waits for memory is
 // limited, and operand B must not wait behind it.
-template <int R, int C, class T, int ROW, int STEP, bool AHEAD, i64 FETCH = 0, class V>
-PF_INLINE void tile_steps(const T* a, const T*& b, i64 next, i64 count, V (&sum)[R * C]) {
-  i64 k = 0;
-  for (; k + 4 <= count; k += 4) {
-    if constexpr (FETCH != 0) {
+template <int R, int C, class T, int STEP, bool AHEAD, class V>
+PF_INLINE void tile_steps(const T* p, i64 row, i64 fetch, const T*& b, i64 next, i64 count, V (&sum)[R * C]) {
+  constexpr bool beside = STEP != 1;
+  tile_rows<R, T, beside> a(p, row);
+  for (; count >= 4; count -= 4) {
+    a.keep();
+    if (fetch) {
+      tile_rows<R, T, beside> behind = a;
+      behind.move(fetch);
 #pragma GCC unroll 32
-      for (int i = 0; i < R; ++i) __builtin_prefetch(a + i * ROW + FETCH);
+      for (int i = 0; i < R; ++i) __builtin_prefetch(behind.of(i));
     }
-    tile_step<R, C, T, ROW, AHEAD>(a, b, next, sum);
-    tile_step<R, C, T, ROW, AHEAD>(a + STEP, b + next, next, sum);
-    tile_step<R, C, T, ROW, AHEAD>(a + 2 * STEP, b + 2 * next, next, sum);
-    tile_step<R, C, T, ROW, AHEAD>(a + 3 * STEP, b + 3 * next, next, sum);
-    a += 4 * STEP;
+    tile_step<R, C, T, beside, AHEAD>(a, 0, b, next, sum);
+    tile_step<R, C, T, beside, AHEAD>(a, STEP, b + next, next, sum);
+    tile_step<R, C, T, beside, AHEAD>(a, 2 * STEP, b + 2 * next, next, sum);
+    tile_step<R, C, T, beside, AHEAD>(a, 3 * STEP, b + 3 * next, next, sum);
+    a.move(4 * STEP);
     b += 4 * next;
   }
-  for (; k < count; ++k) {
-    tile_step<R, C, T, ROW, AHEAD>(a, b, next, sum);
-    a += STEP;
+  for (; count > 0; --count) {
+    a.keep();
+    tile_step<R, C, T, beside, AHEAD>(a, 0, b, next, sum);
+    a.move(STEP);
     b += next;
   }
 }
 
-// A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is
-// at a[row * ROW + step * STEP]; a step of operand B is C vectors at b, and the next step is NEXT further, or `apart` where
-// that is 0. Sums go to c, row after row, WIDE vectors from one to the next; `first` tells that nothing was added up before.
-template <int R, int C, int WIDE, class T, int ROW, int STEP, bool AHEAD, int NEXT, i64 FETCH = 0>
-static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 apart, i64 depth, T* c, bool first) {
+// A tile of R rows and C vectors of columns, added up over `depth` steps. Element (i, step) of the left operand is at
+// a[i * row + step], or a[i + step * STEP] where that is not 1: how far rows are apart is no part of the template, so that
+// one function serves many shapes. A step of operand B is C vectors at b, and the next step is NEXT further, or `apart`
+// where that is 0. Sums go to c, row after row, WIDE vectors from one to the next; `first` tells that nothing was added up
+// before. `fetch` is as above.
+template <int R, int C, int WIDE, class T, int STEP, bool AHEAD, int NEXT>
+static __attribute__((noinline)) void matmul_tile(const T* a, i64 row, i64 fetch, const T* b, i64 apart, i64 depth, T* c,
+                                                  bool first) {
   typedef typename shape<T>::vec V;
   V sum[R * C];
   if (first) {
@@ -165,7 +200,7 @@ static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 ap
 #pragma GCC unroll 32
     for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + (i / C * WIDE + i % C) * int(Vec::lanes));
   }
-  tile_steps<R, C, T, ROW, STEP, AHEAD, FETCH>(a, b, NEXT > 0 ? NEXT : apart, depth, sum);
+  tile_steps<R, C, T, STEP, AHEAD>(a, row, fetch, b, NEXT > 0 ? NEXT : apart, depth, sum);
 #pragma GCC unroll 32
   for (int i = 0; i < R * C; ++i) store(c + (i / C * WIDE + i % C) * int(Vec::lanes), sum[i]);
 }
@@ -182,18 +217,18 @@ template <int SLICES, class T> static __attribute__((unused)) void matmul_join(T
   }
 }
 
-// The same where the steps of a row are in chunks of `length`, `apart` from each other, and the rows ROW; the
-// first chunk, at a, is begun at step `at`.
-template <int R, int C, class T, int ROW, bool AHEAD, int NEXT>
-static __attribute__((noinline)) void matmul_window(const T* a, i64 at, i64 length, i64 apart, const T* b, i64 next,
-                                                    i64 depth, T* c, bool first) {
+// The same where the steps of a row are in chunks of `length`, `apart` from each other; the first chunk, at a, is begun at
+// step `at`.
+template <int R, int C, class T, bool AHEAD, int NEXT>
+static __attribute__((noinline)) void matmul_window(const T* a, i64 row, i64 at, i64 length, i64 apart, const T* b,
+                                                    i64 next, i64 depth, T* c, bool first) {
   typedef typename shape<T>::vec V;
   V sum[R * C];
 #pragma GCC unroll 32
   for (int i = 0; i < R * C; ++i) sum[i] = first ? V{} : load<Vec>(c + i * int(Vec::lanes));
   while (depth > 0) {
     const i64 steps = index_min(length - at, depth);
-    tile_steps<R, C, T, ROW, 1, AHEAD>(a + at, b, NEXT > 0 ? NEXT : next, steps, sum);
+    tile_steps<R, C, T, 1, AHEAD>(a + at, row, 0, b, NEXT > 0 ? NEXT : next, steps, sum);
     depth -= steps;
     a += apart;
     at = 0;
@@ -563,17 +598,17 @@ template <int FIRST, int SECOND> static inline i64 matmul_nibbles(f32* to, vf32 
 #endif
 
 // Results of R rows and C columns whose steps are contiguous in memory, at p[row] and q[column] from step `from` on:
-// nothing is packed, and lanes run along the depth. Sums go to c, whose rows are `apart`. With AHEAD, the columns
+// nothing is packed, and lanes run along the depth. Sums go to c, whose rows are `apart`. With `ahead`, the columns
 // after these, which q goes on with, are asked for: they come from far.
-template <int R, int C, class T, class A, class B, bool AHEAD>
+template <int R, int C, class T, class A, class B>
 static __attribute__((noinline)) void matmul_dots(const A* const* p, const B* const* q, i64 from, i64 depth, T* c,
-                                                   i64 apart, bool first) {
+                                                   i64 apart, bool first, bool ahead) {
   typedef matmul_step<T, A, B> step;
   typedef typename shape<T>::vec V;
   V sum[R * C], over[C];
   const A* a[R];
   const B* b[C];
-  const i64 after = AHEAD ? q[C] - q[0] : 0;
+  const i64 after = ahead ? q[C] - q[0] : 0;
 #pragma GCC unroll 16
   for (int j = 0; j < C; ++j) over[j] = V{};
 #pragma GCC unroll 32
@@ -585,12 +620,14 @@ static __attribute__((noinline)) void matmul_dots(const A* const* p, const B* co
   i64 k = 0;
   for (; k + int(step::steps) <= depth; k += int(step::steps)) {
     typename step::left x[R];
+    if (ahead)
+#pragma GCC unroll 16
+      for (int j = 0; j < C; ++j) __builtin_prefetch(b[j] + (k + after), 0, 2);
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i) x[i] = step::take(a[i] + k);
 #pragma GCC unroll 16
     for (int j = 0; j < C; ++j) {
       typename step::right y = step::take_right(b[j] + k);
-      if (AHEAD) __builtin_prefetch(b[j] + (k + after), 0, 2);
       if constexpr (step::offset) over[j] = step::add_up(step::offsets(), y, over[j]);
 #pragma GCC unroll 32
       for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);

@@ -152,6 +152,13 @@ void raise_argument(const Kernel* k, int i, const char* what) {
   raise(services.launch_error, cause, "call it with arguments like those it was compiled for");
 }
 
+// Why a number cannot be argument `i`, or null.
+const char* unfit(char code, int64_t value) {
+  if ((code == 'i' || code == 'I') && value != (int32_t)value) return "does not fit in 32 bits";
+  if ((code == 'P' || code == 'I' || code == 'L') && (value & 15)) return "is no multiple of 16, for which it was compiled";
+  return nullptr;
+}
+
 // Converts one argument. Letters: p pointer (a tensor, or an address), i int32, l int64, f float, d double; in
 // capitals, pointers and integers that must be multiples of 16. An integer is kept in 64 bits, of which
 // a kernel that wants 32 reads the lower half.
@@ -180,18 +187,11 @@ bool convert(const Kernel* k, int i, PyObject* a, Value* out) {
     case 'i': case 'I': case 'l': case 'L':
       out->i = PyLong_AsLongLong(a);
       if (out->i == -1 && PyErr_Occurred()) return false;
-      if ((code == 'i' || code == 'I') && out->i != (int32_t)out->i) {
-        raise_argument(k, i, "does not fit in 32 bits");
-        return false;
-      }
       break;
     case 'f': out->f = (float)PyFloat_AsDouble(a); return !PyErr_Occurred();
     case 'd': out->d = PyFloat_AsDouble(a); return !PyErr_Occurred();
   }
-  if ((code == 'P' || code == 'I' || code == 'L') && (out->i & 15)) {
-    raise_argument(k, i, "is no multiple of 16, for which it was compiled");
-    return false;
-  }
+  if (const char* why = unfit(code, out->i)) return raise_argument(k, i, why), false;
   return true;
 }
 
@@ -267,14 +267,22 @@ Slot* load(Kernel* k, Handle context, bool again) {
   return slot;
 }
 
-Slot* slot_here(Kernel* k, bool again) {
-  Handle context = nullptr;
-  if (cu.cuCtxGetCurrent(&context) || !context) {
-    if (!enter_context(&context)) return nullptr;
-  }
+Slot* slot_in(Kernel* k, Handle context, bool again = false) {
   for (int i = 0; i < k->slots; ++i)
     if (k->slot[i].context == context) return &k->slot[i];
   return load(k, context, again);
+}
+
+// The context of this thread; null with an error.
+Handle context_here() {
+  Handle context = nullptr;
+  if ((cu.cuCtxGetCurrent(&context) || !context) && !enter_context(&context)) return nullptr;
+  return context;
+}
+
+Slot* slot_here(Kernel* k, bool again) {
+  const Handle context = context_here();
+  return context ? slot_in(k, context, again) : nullptr;
 }
 
 bool stream_of(int device, Handle* stream) {
@@ -313,23 +321,124 @@ int start(const Kernel* k, const Slot* slot, const int64_t* grid, Handle stream,
   return cu.cuLaunchKernelEx(&config, slot->function, parameters, nullptr);
 }
 
-// Global memory for one launch: a tensor, freed when the launch is in the stream.
-PyObject* memory_for_launch(int64_t bytes, int64_t align, Value* out) {
-  PyObject* tensor = PyObject_CallFunction(services.allocate, "L", (long long)(bytes + align));
-  if (!tensor) return nullptr;
-  PyObject* address = PyObject_CallMethod(tensor, "data_ptr", nullptr);
-  if (!address) { Py_DecRef(tensor); return nullptr; }
-  const int64_t at = (int64_t)PyLong_AsVoidPtr(address);
-  Py_DecRef(address);
-  out->i = (at + align - 1) / align * align;
-  return tensor;
+// The interpreter's lock, of which this thread lets go while it needs nothing of Python.
+struct Lock {
+  void* thread = nullptr;
+  void leave() { if (!thread) thread = PyEval_SaveThread(); }
+  void enter() {
+    if (thread) PyEval_RestoreThread(thread);
+    thread = nullptr;
+  }
+  ~Lock() { enter(); }
+};
+
+// Memory of the device that is no variable of the user's: from the allocator of tensors, or a tensor.
+struct Memory {
+  PyObject* tensor = nullptr;
+  void* at = nullptr;
+  // False with an error, and the lock held.
+  bool take(int64_t bytes, Lock& lock) {
+    if (services.reserve && !services.reserve((uint64_t)bytes, &at)) return true;
+    at = nullptr;
+    // where the device has no more, this says so
+    lock.enter();
+    tensor = PyObject_CallFunction(services.allocate, "L", (long long)bytes);
+    PyObject* address = tensor ? PyObject_CallMethod(tensor, "data_ptr", nullptr) : nullptr;
+    if (!address) return false;
+    at = PyLong_AsVoidPtr(address);
+    Py_DecRef(address);
+    return true;
+  }
+  void give(Lock& lock) {
+    if (tensor) lock.enter(), Py_DecRef(tensor);
+    else if (at) services.discard(at);
+    tensor = nullptr, at = nullptr;
+  }
+};
+
+// What follows from numbers among the arguments.
+struct Shape { int64_t grid[3], zeroed; bool known; };
+enum Misfit { FITS, TOO_WIDE, NOT_MEANT, TOO_LARGE };
+
+Misfit shape_of(const Kernel* k, const Value* values, Shape* shape) {
+  int64_t ok = 1;
+  *shape = {{0, 0, 0}, 0, true};
+  int64_t* const results[] = {&shape->grid[0], &shape->grid[1], &shape->grid[2], &ok, &shape->zeroed};
+  const int64_t* program = k->programs;
+  for (int i = 0; i < 5; program += k->lengths[i++])
+    if (k->lengths[i] && !evaluate(program, k->lengths[i], values, results[i])) return TOO_WIDE;
+  if (!ok) return NOT_MEANT;
+  const int64_t* grid = shape->grid;
+  if (grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0) return FITS;
+  return grid[0] > INT32_MAX / k->ctas || grid[1] > 65535 || grid[2] > 65535 ? TOO_LARGE : FITS;
 }
 
-// What a launch holds until it is in the stream.
-struct Held {
-  PyObject* tensor = nullptr;
-  ~Held() { if (tensor) Py_DecRef(tensor); }
-};
+bool raise_misfit(const Kernel* k, Misfit why, const Shape& shape) {
+  char cause[1024];
+  const char* fix = "use smaller sizes";
+  if (why == TOO_WIDE) {
+    snprintf(cause, sizeof cause, "the grid of kernel %s does not fit in 64 bits", k->name);
+  } else if (why == NOT_MEANT) {
+    snprintf(cause, sizeof cause, "kernel %s was compiled for sizes of which %s", k->name, k->guard);
+    fix = "use smaller sizes, or compile with dynamic=False";
+  } else {
+    snprintf(cause, sizeof cause, "kernel %s would need a grid of %lld by %lld by %lld programs", k->name,
+             (long long)shape.grid[0], (long long)shape.grid[1], (long long)shape.grid[2]);
+    fix = "a device takes 2147483647 by 65535 by 65535; use smaller sizes";
+  }
+  raise(services.launch_error, cause, fix);
+  return false;
+}
+
+bool is_captured(Handle stream) {
+  int capturing = 0;
+  return cu.cuStreamIsCapturing && !cu.cuStreamIsCapturing(stream, &capturing) && capturing;
+}
+
+// Starts a kernel; behind its values there is room for two more. False with an error, and the lock held.
+bool begin(Kernel* k, const Slot* slot, const Shape& shape, Value* values, void** parameters, Handle stream, Lock& lock) {
+  const int64_t* grid = shape.grid;
+  if (grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0) return true;
+  Memory scratch, words;
+  int count = k->count, status = 0;
+  bool good = true;
+  if (k->lengths[4]) {
+    const int64_t bytes = shape.zeroed * (int64_t)sizeof(int64_t);
+    if ((good = words.take(bytes + WORDS_ALIGN, lock))) {
+      values[count].i = ((int64_t)words.at + WORDS_ALIGN - 1) / WORDS_ALIGN * WORDS_ALIGN;
+      status = cu.cuMemsetD8Async ? cu.cuMemsetD8Async((Address)values[count].i, 0, bytes, stream) : NOT_SUPPORTED;
+      ++count;
+    }
+  }
+  values[count].p = values[count + 1].p = nullptr;
+  for (int i = k->count; i < count + 2; ++i) parameters[i] = &values[i];
+  if (const Variant* v = slot->variant; good && v->scratch) {
+    const int64_t bytes = grid[0] * grid[1] * grid[2] * k->ctas * v->scratch, align = v->scratch_align;
+    if ((good = scratch.take(bytes + align, lock)))
+      values[count].i = ((int64_t)scratch.at + align - 1) / align * align;
+  }
+  bool asked = status != NO_ERROR;
+  while (good && !status) {
+    // The driver waits when its queue is full, and what it waits for may need Python.
+    lock.leave();
+    status = start(k, slot, grid, stream, parameters);
+    if (status != OUT_OF_MEMORY || asked) break;
+    lock.enter();
+    if (!gave_memory()) break;
+    asked = true, status = NO_ERROR;
+  }
+  // what it has is given back to its stream, and nothing is called with an error at hand
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  if (!good) PyErr_Fetch(&type, &value, &trace);
+  scratch.give(lock), words.give(lock);
+  if (good && !status) return true;
+  lock.enter();
+  if (!good) PyErr_Restore(type, value, trace);
+  else
+    raise_driver(services.launch_error, k, "launched", status,
+                 "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause");
+  return false;
+}
 
 bool launch(Kernel* k, PyObject* const* args) {
   Value values[k->count + 3];
@@ -338,67 +447,16 @@ bool launch(Kernel* k, PyObject* const* args) {
     if (!convert(k, i, args[i], &values[i])) return false;
     parameters[i] = &values[i];
   }
-  int64_t grid[3], ok = 1, zeroed = 0;
-  int64_t* const results[] = {&grid[0], &grid[1], &grid[2], &ok, &zeroed};
-  const int64_t* program = k->programs;
-  for (int i = 0; i < 5; program += k->lengths[i++]) {
-    int64_t* into = results[i];
-    if (k->lengths[i] && !evaluate(program, k->lengths[i], values, into)) {
-      char cause[512];
-      snprintf(cause, sizeof cause, "the grid of kernel %s does not fit in 64 bits", k->name);
-      raise(services.launch_error, cause, "use smaller sizes");
-      return false;
-    }
-  }
-  if (!ok) {
-    char cause[1024];
-    snprintf(cause, sizeof cause, "kernel %s was compiled for sizes of which %s", k->name, k->guard);
-    raise(services.launch_error, cause, "use smaller sizes, or compile with dynamic=False");
-    return false;
-  }
-  if (grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0) return true;
-  if (grid[0] > INT32_MAX / k->ctas || grid[1] > 65535 || grid[2] > 65535) {
-    char cause[512];
-    snprintf(cause, sizeof cause, "kernel %s would need a grid of %lld by %lld by %lld programs", k->name,
-             (long long)grid[0], (long long)grid[1], (long long)grid[2]);
-    raise(services.launch_error, cause, "a device takes 2147483647 by 65535 by 65535; use smaller sizes");
-    return false;
-  }
+  Shape shape;
+  if (const Misfit why = shape_of(k, values, &shape)) return raise_misfit(k, why, shape);
+  if (shape.grid[0] <= 0 || shape.grid[1] <= 0 || shape.grid[2] <= 0) return true;
   Slot* slot = slot_here(k);
   if (!slot) return false;
   Handle stream = nullptr;
   if (!stream_of(slot->device, &stream)) return false;
-  if (int capturing = 0; !slot->captured && cu.cuStreamIsCapturing)
-    slot->captured = !cu.cuStreamIsCapturing(stream, &capturing) && capturing;
-  Held scratch, words;
-  int count = k->count, status = 0;
-  if (k->lengths[4]) {
-    const int64_t bytes = zeroed * (int64_t)sizeof(int64_t);
-    if (!(words.tensor = memory_for_launch(bytes, WORDS_ALIGN, &values[count]))) return false;
-    status = cu.cuMemsetD8Async ? cu.cuMemsetD8Async((Address)values[count].i, 0, bytes, stream) : NOT_SUPPORTED;
-    ++count;
-  }
-  values[count].p = values[count + 1].p = nullptr;
-  for (int i = k->count; i < count + 2; ++i) parameters[i] = &values[i];
-  if (const Variant* v = slot->variant; v->scratch) {
-    const int64_t bytes = grid[0] * grid[1] * grid[2] * k->ctas * v->scratch;
-    if (!(scratch.tensor = memory_for_launch(bytes, v->scratch_align, &values[count]))) return false;
-  }
-  bool asked = status != NO_ERROR;
-  while (!status) {
-    // The driver waits when its queue is full, and what it waits for may need Python.
-    void* thread = PyEval_SaveThread();
-    status = start(k, slot, grid, stream, parameters);
-    PyEval_RestoreThread(thread);
-    if (status != OUT_OF_MEMORY || asked || !gave_memory()) break;
-    asked = true, status = NO_ERROR;
-  }
-  if (status) {
-    raise_driver(services.launch_error, k, "launched", status,
-                 "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause");
-    return false;
-  }
-  return true;
+  if (!slot->captured) slot->captured = is_captured(stream);
+  Lock lock;
+  return begin(k, slot, shape, values, parameters, stream, lock);
 }
 
 bool recorded() {
@@ -459,6 +517,8 @@ void hold(const pf_services& s, void (*change)(PyObject*)) {
   for (PyObject* item : all) change(item);
 }
 
+#include "series.h"
+
 }  // namespace
 
 #define VISIBLE extern "C" __attribute__((visibility("default")))
@@ -507,12 +567,15 @@ VISIBLE PyObject* pf_kernel(const pf_spec* spec) {
     k->variant[i] = {v.arch, v.shared, v.threads, v.scratch, v.scratch_align, v.starts_early != 0, code};
   }
   k->label = PyUnicode_FromString(spec->name);
-  k->method = {k->name, call, METH_FASTCALL, nullptr};
+  k->method = {k->name, {call}, METH_FASTCALL, nullptr};
   PyObject* capsule = PyCapsule_New(k, CAPSULE, destroy);
   PyObject* function = capsule ? PyCFunction_NewEx(&k->method, capsule, nullptr) : nullptr;
   if (capsule) Py_DecRef(capsule);
   return function;
 }
+
+// A function that carries out a series, or null where a kernel is not of this launcher.
+VISIBLE PyObject* pf_join(const pf_series* given) { return series_function(given); }
 
 // Loads a kernel's code into the current context, so that a damaged file shows now. Returns None, or null
 // with an error.

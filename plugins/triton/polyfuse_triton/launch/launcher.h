@@ -9,7 +9,8 @@ struct _object;
 typedef _object PyObject;
 typedef intptr_t Py_ssize_t;
 typedef PyObject* (*pf_fastcall)(PyObject*, PyObject* const*, Py_ssize_t);
-struct pf_method { const char* name; pf_fastcall call; int flags; const char* doc; };
+typedef PyObject* (*pf_onecall)(PyObject*, PyObject*);
+struct pf_method { const char* name; union { pf_fastcall call; pf_onecall call_one; }; int flags; const char* doc; };
 PyObject* PyCFunction_NewEx(pf_method*, PyObject*, PyObject*);
 PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
 void* PyCapsule_GetPointer(PyObject*, const char*);
@@ -21,6 +22,13 @@ PyObject* PyUnicode_FromString(const char*);
 PyObject* PyDict_GetItem(PyObject*, PyObject*);
 int PyObject_IsTrue(PyObject*);
 PyObject* PyObject_CallFunction(PyObject*, const char*, ...);
+PyObject* PyObject_CallObject(PyObject*, PyObject*);
+PyObject* PyTuple_New(Py_ssize_t);
+int PyTuple_SetItem(PyObject*, Py_ssize_t, PyObject*);
+Py_ssize_t PyList_Size(PyObject*);
+PyObject* PyList_GetItem(PyObject*, Py_ssize_t);
+int PyList_SetSlice(PyObject*, Py_ssize_t, Py_ssize_t, PyObject*);
+void PyErr_NormalizeException(PyObject**, PyObject**, PyObject**);
 PyObject* PyObject_CallMethod(PyObject*, const char*, const char*, ...);
 PyObject* PyErr_Occurred(void);
 PyObject* PyErr_Format(PyObject*, const char*, ...);
@@ -49,7 +57,7 @@ struct LaunchConfig {
 };
 }
 
-enum { METH_FASTCALL = 0x80 };
+enum { METH_O = 0x08, METH_FASTCALL = 0x80 };
 enum { NO_ERROR = 0, OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801, WORDS_ALIGN = 16 };
 enum { MAJOR = 75, MINOR = 76 };                                            // CUdevice_attribute
 enum { MAX_DYNAMIC_SHARED = 8, NON_PORTABLE_CLUSTER = 14 };                 // CUfunction_attribute
@@ -59,6 +67,16 @@ enum { MAX_DEVICES = 64, MAX_STACK = 32, USUAL_SHARED = 48 * 1024 };
 
 // Postfix programs over the arguments; expressions.py writes them.
 enum Op { CONST, ARG, ADD, SUB, MUL, DIV, MOD, MIN, MAX, LT, LE, GT, GE, EQ, NE, AND, OR, NEG };
+
+// Steps of a series; native.py writes them. A number is the length of a program over the symbols, and the program.
+enum Step {
+  TAKE_MEMORY,  // place, number of bytes
+  MAKE_TENSOR,  // place, arguments
+  MAKE_VIEW,    // place, place of the tensor, arguments
+  FORGET,       // place
+  LAUNCH,       // kernel, whether all numbers are known, and for each argument: a place, or -1 and a number
+};
+// Arguments: a constant that is a tuple of all; or -1, the rank, sizes, strides, and a constant for the last (-1: none).
 
 extern "C" {
 // What the process offers, filled by native.py.
@@ -76,6 +94,8 @@ struct pf_services {
   PyObject* profiler;                      // dictionary
   PyObject* profiler_key;                  // whose value there says whether torch's profiler records
   PyObject* annotate;                      // name -> context manager
+  int (*reserve)(uint64_t, void**);        // memory of the current device; null: ask `allocate`
+  int (*discard)(void*);                   // gives it back
 };
 // One architecture of a kernel.
 struct pf_variant {
@@ -83,6 +103,20 @@ struct pf_variant {
   int starts_early;                        // whether it may start before the kernel before it is done
   const void* code;
   int64_t size;
+};
+// A series of launches; native.py and series.h say what the words mean. Everything is copied.
+struct pf_series {
+  const char* name;
+  const char* wanted;                      // a letter for each input: `p`, kernels need its address; `-`, none does
+  const int64_t* code;                     // steps
+  const int* returns;                      // places of the results
+  PyObject* const* kernels;                // functions that pf_kernel made
+  PyObject* const* constants;              // arguments of calls
+  int length, inputs, symbols, places, results, launches, kernel_count, constant_count;
+  PyObject* allocate;
+  PyObject* view;
+  PyObject* each;                          // inputs in a list -> results: the same kernel by kernel
+  PyObject* explain;                       // called with an error and the number of the launch
 };
 // One kernel. Everything is copied.
 struct pf_spec {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import KernelLoadError
@@ -14,19 +16,23 @@ from polyfuse.base.files import holds_digest, publish_folder, remove_folder, scr
 from polyfuse.base.log import warn_once
 from polyfuse.base.process import find_command, run_program
 from polyfuse.plugin import Launchable
+from polyfuse.runtime.launching import SeriesPlan, offer_series
 from polyfuse_cuda.driver import has_dependent_launch
 from polyfuse_triton.build.artifact import Artifact
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.launch.expressions import postfix
+from polyfuse_triton.launch.series import SeriesTable, join_series
 from polyfuse_triton.launch.services import Services
 
 __all__ = ["NativeLauncher", "build_library", "letters", "library_path"]
 
 _SOURCE = Path(__file__).with_name("launcher.cpp")
-_HEADER = Path(__file__).with_name("launcher.h")
+_PARTS = tuple(map(Path(__file__).with_name, ("launcher.h", "series.h")))
 _LIBRARY = "launcher.so"
 _FLAGS = ("-std=gnu++17", "-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,--build-id=none")
 _COMPILERS = ("g++", "c++", "clang++")
+_MADE: WeakKeyDictionary[Launchable, tuple[str, str]] = WeakKeyDictionary()
+"""Of each kernel there is, its library and the letters of its arguments."""
 _LETTERS: Mapping[str, str] = {"i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
 
 
@@ -45,6 +51,8 @@ class _Services(ctypes.Structure):
         ("profiler", ctypes.py_object),
         ("profiler_key", ctypes.py_object),
         ("annotate", ctypes.py_object),
+        ("reserve", ctypes.c_void_p),
+        ("discard", ctypes.c_void_p),
     )
 
 
@@ -79,7 +87,8 @@ class _Spec(ctypes.Structure):
 
 def library_path(root: Path) -> Path:
     """Where the library lies under a cache's root, whether or not it was built."""
-    key = digest(_SOURCE.read_bytes(), _HEADER.read_bytes(), " ".join(_FLAGS), platform.machine())
+    texts = (path.read_bytes() for path in (_SOURCE, *_PARTS))
+    key = digest(*texts, " ".join(_FLAGS), platform.machine())
     return root / "launchers" / key / _LIBRARY
 
 
@@ -124,6 +133,7 @@ class NativeLauncher:
             flag if flag is not None else {},
             key if key is not None else "",
             services.annotate,
+            *services.memory,
         )
         setup = self._library.pf_setup
         setup.restype = ctypes.c_char_p
@@ -140,6 +150,12 @@ class NativeLauncher:
         self._prepare = self._library.pf_prepare
         self._prepare.restype = ctypes.py_object
         self._prepare.argtypes = [ctypes.py_object]
+        self._path = str(path)
+        self._join: Any = getattr(self._library, "pf_join", None)  # packages of before bring one without it
+        if self._join is not None and services.tensor_data:
+            self._join.restype = ctypes.py_object
+            self._join.argtypes = [ctypes.POINTER(SeriesTable)]
+            offer_series(self._path, self.join)
         atexit.register(self._library.pf_end)
 
     def kernel(self, artifact: Artifact, folder: Path) -> Launchable:
@@ -180,7 +196,18 @@ class NativeLauncher:
             (_Variant * len(variants))(*variants),
         )
         made_kernel: Launchable = self._make(ctypes.byref(spec))
+        _MADE[made_kernel] = (self._path, letters(meta))
         return made_kernel
+
+    def join(self, plan: SeriesPlan) -> Callable[[list[Any]], tuple[Any, ...]] | None:
+        """A function that carries out a series of launches; None where not all is this library's."""
+        made = {name: _MADE.get(kernel, ("", "")) for name, kernel in plan.kernels.items()}
+        if any(path != self._path or not set(codes) <= set("pPiIlL") for path, codes in made.values()):
+            return None
+        try:
+            return join_series(self._join, plan, {name: codes for name, (_, codes) in made.items()})
+        except KernelLoadError:
+            return None
 
     def prepare(self, kernel: Launchable) -> None:
         """Load the kernel's code into the current device, so that a damaged file shows now."""

@@ -31,6 +31,8 @@ class Services:
             which is then asked once more.
         load_error, launch_error: classes of errors, called with a cause and a fix.
         memory_error: the class of errors of a device without memory, called with a text.
+        memory: addresses of C functions that take memory and give it back, or None
+            (`Device.memory_functions`).
     """
 
     driver: str
@@ -43,6 +45,7 @@ class Services:
     annotate: Callable[[str], AbstractContextManager[Any]]
     free_memory: Callable[[], None]
     memory_error: type[Exception]
+    memory: tuple[int | None, int | None] = (None, None)
     load_error: type[Exception] = KernelLoadError
     launch_error: type[Exception] = KernelLaunchError
 
@@ -53,7 +56,14 @@ def torch_services() -> Services:
     import torch
 
     from polyfuse.runtime import record_function, tensor_data_ptr_address
-    from polyfuse.runtime.launching import current_stream, current_stream_address, profiler_flag
+    from polyfuse.runtime.launching import (
+        current_stream,
+        current_stream_address,
+        memory_functions,
+        profiler_flag,
+    )
+
+    take, give = memory_functions("cuda")
 
     def allocate(size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -69,4 +79,5 @@ def torch_services() -> Services:
         annotate=record_function,
         free_memory=free_cached_memory,
         memory_error=torch.OutOfMemoryError,
+        memory=(take or None, give or None),
     )

@@ -1,0 +1,167 @@
+"""Series of launches: consecutive launches of a program, with the memory that they need, as a function of its
+own and as a table that a launcher carries out in one call (`polyfuse.runtime.devices.series`).
+
+What nothing but kernels of one series sees is no tensor there: it is memory, taken from the device's
+allocator and given back in the order in which the program allocates and forgets tensors, so that the peak is
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+
+import torch
+
+from polyfuse.program.partitions import Span
+from polyfuse.program.steps import (
+    Allocate,
+    Free,
+    LaunchKernel,
+    Program,
+    ProgramInput,
+    Reuse,
+    Series,
+    SeriesRow,
+    SeriesSize,
+    Step,
+)
+from polyfuse.symbolic import IndexLike, storage_size
+from polyfuse.symbolic.text import python_text
+
+__all__ = ["LEAST", "find_series"]
+
+LEAST = 2
+"""Launches from which on one call is cheaper than theirs."""
+
+
+def find_series(program: Program, joining: Set[str]) -> tuple[Series, ...]:
+    """The series of a program's launches.
+
+    Args:
+        joining: the names of the backends whose launchers carry out series.
+    """
+    if not program.device or program.profile or program.partitions or program.recording is not None:
+        return ()
+    kernels = {entry.name for entry in program.kernels if entry.backend in joining}
+    found: list[Series] = []
+    lost: set[str] = set()
+    for start, end in _bounds(program.steps, kernels, program.device):
+        span = Span(program.steps, (start, end), frozenset(), lost)
+        lost.update(span.lost)
+        found.append(_Table(program.steps[start:end], span, program.inputs).series(f"series_{len(found)}"))
+    return tuple(found)
+
+
+def _bounds(steps: Sequence[Step], kernels: Set[str], device: str) -> Iterator[tuple[int, int]]:
+    """Where series begin and end. What only prepares for other steps is left to these."""
+    position = 0
+    while position < len(steps):
+        start = position
+        while position < len(steps) and _fits(steps[position], kernels, device):
+            position += 1
+        launches = [i for i in range(start, position) if isinstance(steps[i], LaunchKernel)]
+        if len(launches) >= LEAST:
+            while isinstance(steps[start], Free):
+                start += 1
+            end = launches[-1] + 1
+            while end < position and isinstance(steps[end], Free):
+                end += 1
+            yield start, end
+        position += 1
+
+
+def _fits(step: Step, kernels: Set[str], device: str) -> bool:
+    if isinstance(step, LaunchKernel):
+        return step.kernel in kernels and not step.device
+    if isinstance(step, Allocate):
+        return step.device == device and not step.kept
+    return isinstance(step, (Free, Reuse))
+
+
+class _Table:
+    """The state of one series' table."""
+
+    def __init__(self, steps: Sequence[Step], span: Span, inputs: Sequence[ProgramInput]) -> None:
+        self.steps = steps
+        self.span = span
+        self.plain = _plain(steps, span)
+        self.places = {name: place for place, name in enumerate(dict.fromkeys((*span.inputs, *span.dead)))}
+        self.inputs = tuple(self.places)
+        # memory of parameters is nobody's to give back
+        self.kept = {item.name for item in inputs if item.static}
+        self.count = len(self.inputs)
+        self.rows: list[SeriesRow] = []
+
+    def series(self, name: str) -> Series:
+        """The whole."""
+        for step in self.steps:
+            self._row(step)
+        span = self.span
+        results = tuple(self.places[result] for result in span.results)
+        return Series(
+            name,
+            span.start,
+            span.end,
+            self.inputs,
+            span.symbols,
+            span.results,
+            span.dead,
+            span.lost,
+            tuple(self.rows),
+            self.count,
+            results,
+        )
+
+    def _row(self, step: Step) -> None:
+        if isinstance(step, LaunchKernel):
+            operands = tuple(self.places[o] if isinstance(o, str) else _text(o) for o in step.operands)
+            self.rows.append(("launch", step.kernel, operands))
+        elif isinstance(step, Allocate):
+            layout = (_numbers(step.size), _numbers(step.stride))
+            place = self._place(step.name)
+            if step.name in self.plain:
+                itemsize = getattr(torch, step.dtype).itemsize
+                size = storage_size(step.size, step.stride) * itemsize
+                self.rows.append(("memory", place, _number(size)))
+            else:
+                self.rows.append(("tensor", place, *layout, step.dtype))
+        elif isinstance(step, Reuse):
+            if step.same_layout or step.new in self.plain:
+                self.places[step.new] = self.places[step.old]
+            else:
+                base, place = self.places[step.old], self._place(step.new)
+                self.rows.append(("view", place, base, _numbers(step.size), _numbers(step.stride)))
+                self.rows.append(("free", base))
+        elif isinstance(step, Free):
+            names = (name for name in step.names if name in self.places and name not in self.kept)
+            self.rows += [("free", self.places[name]) for name in names]
+
+    def _place(self, name: str) -> int:
+        self.places[name] = self.count
+        self.count += 1
+        return self.count - 1
+
+
+def _plain(steps: Sequence[Step], span: Span) -> frozenset[str]:
+    """What is made in a series and seen by its kernels alone."""
+    chains: dict[str, list[str]] = {}
+    for step in steps:
+        if isinstance(step, Allocate):
+            chains[step.name] = [step.name]
+        elif isinstance(step, Reuse) and step.old in chains:
+            chains[step.new] = chains[step.old]
+            chains[step.new].append(step.new)
+    results = set(span.results)
+    return frozenset(name for name, chain in chains.items() if results.isdisjoint(chain))
+
+
+def _number(index: IndexLike) -> SeriesSize:
+    return index if isinstance(index, int) else python_text(index)
+
+
+def _numbers(indices: Sequence[IndexLike]) -> tuple[SeriesSize, ...]:
+    return tuple(map(_number, indices))
+
+
+def _text(index: IndexLike) -> str:
+    return python_text(index)

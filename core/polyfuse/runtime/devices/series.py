@@ -1,0 +1,141 @@
+"""Series of launches: kernel by kernel as the program's text has them, until a launcher carries out all in
+one call.
+
+Launchers offer that (`offer_series`). It is taken once every kernel of a series was launched on its own:
+whatever looks at first launches, or replaces kernels, or measures them, does so as before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polyfuse.runtime.explain import line_map, running_note
+from polyfuse.runtime.native import allocator, reinterpret_tensor
+from polyfuse.runtime.provisional import Provisional
+
+__all__ = ["LaunchSeries", "SeriesPlan", "attach_series", "offer_series"]
+
+_TRIES = 8
+"""Calls after which kernels that are still being looked at are taken to stay so."""
+
+Call = Callable[[list[Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class SeriesPlan:
+    """What a launcher is asked to carry out.
+
+    Attributes:
+        name: of the function in the program.
+        inputs: how many tensors are given, first in the list; they are in the first places.
+        symbols: names of the numbers behind them.
+        places: how many places there are.
+        returns: places of the results.
+        rows: the steps, as `polyfuse.program.steps.SeriesRow` has them; of a tensor, the type is torch's.
+        kernels: launchables by name.
+        allocate: ``(size, stride, dtype) -> Tensor``.
+        view: ``(tensor, size, stride) -> Tensor``.
+        each: does the same kernel by kernel. To be called, before anything is done, where a number is no
+            `int` or a kernel was not compiled for it, and while torch's profiler records, which shows
+            kernels.
+        explain: to be told of the error of a launch and of its number among the launches; it raises nothing.
+    """
+
+    name: str
+    inputs: int
+    symbols: tuple[str, ...]
+    places: int
+    returns: tuple[int, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    kernels: Mapping[str, Callable[..., Any]]
+    allocate: Callable[..., torch.Tensor]
+    view: Callable[..., torch.Tensor]
+    each: Call
+    explain: Callable[[BaseException, int], None]
+
+
+Joiner = Callable[[SeriesPlan], Call | None]
+"""From a plan to a function of the inputs and numbers, in a list that it empties, which returns a tuple of
+the results; None where some kernel is not the launcher's, or a number has no form that it knows."""
+
+_JOINERS: dict[str, Joiner] = {}
+
+
+def offer_series(launcher: str, join: Joiner) -> None:
+    """Have series carried out by a launcher, known by a name; a later offer takes the place of one before."""
+    _JOINERS[launcher] = join
+
+
+def attach_series(namespace: dict[str, Any], text: str) -> None:
+    """Put what finds launchers in the place of a program's functions for its series."""
+    for name, inputs, symbols, places, returns, rows in namespace.get("SERIES", ()):
+        namespace[name] = LaunchSeries(namespace, text, (name, inputs, symbols, places, returns, rows))
+
+
+class LaunchSeries:
+    """One series of a program."""
+
+    def __init__(self, namespace: dict[str, Any], text: str, table: tuple[Any, ...]) -> None:
+        self._namespace = namespace
+        self._text = text
+        self._table = table
+        self._each: Call = namespace[table[0]]
+        self._tries = _TRIES
+
+    def __call__(self, args: list[Any]) -> tuple[Any, ...]:
+        results = self._each(args)
+        self._tries -= 1
+        kernels = self._kernels()
+        if kernels is not None:
+            self._namespace[self._table[0]] = self._joined(kernels) or self._each
+        elif not self._tries:
+            self._namespace[self._table[0]] = self._each
+        return results
+
+    def _kernels(self) -> dict[str, Callable[..., Any]] | None:
+        """The kernels; None where one of them is still being looked at."""
+        found: dict[str, Callable[..., Any]] = {}
+        for row in self._table[-1]:
+            if row[0] == "launch":
+                kernel = self._namespace[row[1]]
+                if isinstance(kernel, Provisional):
+                    kernel = kernel.works
+                if kernel is None:
+                    return None
+                found[row[1]] = kernel
+        return found
+
+    def _joined(self, kernels: Mapping[str, Callable[..., Any]]) -> Call | None:
+        name, inputs, symbols, places, returns, rows = self._table
+        plan = SeriesPlan(
+            name,
+            inputs,
+            symbols,
+            places,
+            returns,
+            tuple((*row[:-1], getattr(torch, row[-1])) if row[0] == "tensor" else row for row in rows),
+            kernels,
+            # under the guard of the program, its device is the current one
+            allocator(self._namespace["DEVICE"].partition(":")[0]),
+            reinterpret_tensor,
+            self._each,
+            self._explain,
+        )
+        joined = (join(plan) for join in _JOINERS.values())
+        return next((call for call in joined if call is not None), None)
+
+    def _explain(self, error: BaseException, number: int) -> None:
+        """Say which lines of the model a launch comes from, as where it fails on its own."""
+        lines = self._text.splitlines()
+        start = lines.index(f"def {self._table[0]}(args):")
+        launch = re.compile(rf"    (?:{'|'.join(map(re.escape, self._kernels() or ()))})\(")
+        places = [i for i, line in enumerate(lines[start:], start + 1) if launch.match(line)]
+        origin = line_map(self._text).get(places[number]) if number < len(places) else None
+        if origin is not None:
+            line = lines[places[number] - 1]
+            error.add_note(running_note(origin, self._namespace["__file__"], places[number], line))

@@ -1,0 +1,241 @@
+"""Series of launches by the native launcher, against a driver that records what it is asked."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fake_gpu import FakeDriver
+from polyfuse.base.errors import KernelLaunchError
+from polyfuse.runtime.launching import SeriesPlan
+from polyfuse_triton.build.artifact import Artifact, Variant
+from polyfuse_triton.build.meta import KernelMeta, MetaArg
+from polyfuse_triton.launch.native import NativeLauncher, build_library, library_path
+from polyfuse_triton.launch.services import torch_services
+from requirements import needs_gcc
+
+pytestmark = needs_gcc
+META = KernelMeta(
+    args=(
+        MetaArg("in0", "ptr", "*fp32", True),
+        MetaArg("out0", "ptr", "*fp32"),
+        MetaArg("n", "size", "i32"),
+    ),
+    constexprs=(),
+    num_warps=4,
+    num_stages=1,
+    grid=("(n + 3) // 4", 1, 1),
+    guard="n < 100",
+)
+TAKE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p))
+GIVE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+class Allocator:
+    """Memory that is no tensor; counts what it gave and got back."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Any] = {}
+        self.sizes: list[int] = []
+        self.full = False
+        self.take, self.give = TAKE(self._take), GIVE(self._give)
+
+    def _take(self, size: int, at: Any) -> int:
+        if self.full:
+            return 1
+        block = torch.empty(size, dtype=torch.uint8)
+        self.held[block.data_ptr()] = block
+        self.sizes.append(size)
+        at[0] = block.data_ptr()
+        return 0
+
+    def _give(self, at: int) -> int:
+        del self.held[at]
+        return 0
+
+
+class Subject:
+    """A launcher with two kernels, and what is told."""
+
+    def __init__(self, driver: FakeDriver, library: Path, folder: Path, device_memory: bool = True) -> None:
+        driver.reset(3)
+        driver.use_device(0)
+        self.allocator, self.told, self.flags = Allocator(), [], {"on": False}
+        functions = (self.allocator.take, self.allocator.give)
+        addresses = tuple(ctypes.cast(f, ctypes.c_void_p).value for f in functions)
+
+        @contextmanager
+        def annotate(name: str) -> Iterator[None]:
+            yield
+
+        services = replace(
+            torch_services(),
+            driver=str(driver.path),
+            stream_function=driver.stream_function,
+            current_device=lambda: 0,
+            allocate=self.tensor,
+            memory=addresses if device_memory else (None, None),  # type: ignore[arg-type]
+            profiler=(self.flags, "on"),
+            annotate=annotate,
+        )
+        self.launcher = NativeLauncher(library, services)
+        (folder / "90.cubin").write_bytes(b"code")
+        variants = (Variant(90, "90.cubin", 0, 4, 32, 0),)
+        self.kernels = {
+            name: self.launcher.kernel(Artifact(name, name, f"symbol_{name}", META, variants), folder)
+            for name in ("one", "two")
+        }
+        self.made: list[torch.Tensor] = []
+
+    def tensor(self, size: int) -> torch.Tensor:
+        if self.allocator.full:
+            raise torch.OutOfMemoryError("nothing left")
+        return torch.empty(size, dtype=torch.uint8)
+
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        self.made.append(torch.empty_strided(size, stride, dtype=dtype))
+        return self.made[-1]
+
+    def each(self, args: list[Any]) -> tuple[Any, ...]:
+        self.told.append("each")
+        args.clear()
+        return ("each",)
+
+    def join(self, *rows: tuple[Any, ...], **changes: Any) -> Callable[[list[Any]], Any]:
+        plan = SeriesPlan(
+            "series_0",
+            1,
+            ("n",),
+            4,
+            (2,),
+            rows,
+            self.kernels,
+            self.allocate,
+            lambda tensor, size, stride: tensor.as_strided(size, stride),
+            self.each,
+            lambda error, number: self.told.append((str(error), number)),
+        )
+        made = self.launcher.join(replace(plan, **changes))
+        assert made is not None
+        return made
+
+
+ROWS = (
+    ("memory", 1, "n*64"),
+    ("launch", "one", (0, 1, "n")),
+    ("free", 0),
+    ("tensor", 2, (4, "n"), ("n", 1), torch.bfloat16),
+    ("launch", "two", (1, 2, "8")),
+    ("free", 1),
+    ("launch", "one", (2, 2, "2*n")),
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    return FakeDriver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = library_path(tmp_path_factory.mktemp("native"))
+    build_library(path)
+    return path
+
+
+@pytest.fixture
+def subject(driver: FakeDriver, library: Path, tmp_path: Path) -> Subject:
+    return Subject(driver, library, tmp_path)
+
+
+def test_launches_memory_and_results(subject: Subject, driver: FakeDriver) -> None:
+    series, x = subject.join(*ROWS), torch.zeros(64)
+    for n in (5, 9):
+        driver.reset(3)
+        args = [x, n]
+        (result,) = series(args)
+        assert args == [] and result is subject.made[-1]
+        assert result.shape == (4, n) and result.stride() == (n, 1) and result.dtype is torch.bfloat16
+        first, second, third = driver.launches()
+        assert [one.symbol for one in (first, second, third)] == ["symbol_one", "symbol_two", "symbol_one"]
+        assert {one.stream for one in (first, second, third)} == {0x5000}
+        assert first.values == (x.data_ptr(), second.values[0], n)
+        assert second.values[1:] == (result.data_ptr(), 8)
+        assert third.values == (result.data_ptr(), result.data_ptr(), 2 * n)
+        assert [one.grid[0] for one in (first, second, third)] == [-(-n // 4), 2, -(-2 * n // 4)]
+        assert subject.allocator.sizes.pop() == 64 * n and not subject.allocator.held
+    assert subject.told == []
+
+
+def test_views_and_empty_sizes(subject: Subject, driver: FakeDriver) -> None:
+    rows = (*ROWS, ("view", 3, 2, ("n", 4), (4, 1)), ("free", 2), ("launch", "two", (3, 3, "n")))
+    series, x = subject.join(*rows, returns=(3,)), torch.zeros(64)
+    (result,) = series([x, 6])
+    assert result.shape == (6, 4) and result.data_ptr() == subject.made[-1].data_ptr()
+    driver.reset(3)
+    (result,) = series([x, 0])
+    assert result.shape == (0, 4)
+    # nothing of no elements is launched
+    assert [one.symbol for one in driver.launches()] == ["symbol_two"]
+    assert not subject.allocator.held
+
+
+def test_what_it_leaves_to_others(subject: Subject, driver: FakeDriver) -> None:
+    """Before anything is done: sizes that no kernel was compiled for, no numbers, and what profiles."""
+    series, x = subject.join(*ROWS), torch.zeros(64)
+    for given in ([x, 60], [x, 1 << 40], [x, 2.0], [x]):
+        assert series(given) == ("each",)
+    subject.flags["on"] = True
+    assert series([x, 5]) == ("each",)
+    assert driver.launches() == [] and subject.told == ["each"] * 5 and not subject.made
+
+
+def test_a_failed_launch(subject: Subject, driver: FakeDriver) -> None:
+    series, x = subject.join(*ROWS), torch.zeros(64)
+    driver.fail(700)
+    with pytest.raises(KernelLaunchError, match="kernel one could not be launched: fake words"):
+        series([x, 5])
+    ((said, number),) = subject.told
+    assert "kernel one" in said and number == 0
+    assert not subject.allocator.held
+    driver.fail(0)
+    series([x, 5])
+
+
+def test_an_address_that_a_kernel_cannot_read(subject: Subject, driver: FakeDriver) -> None:
+    series, x = subject.join(*ROWS), torch.zeros(64)
+    with pytest.raises(KernelLaunchError, match="argument in0 of kernel one is no multiple of 16"):
+        series([x[1:], 5])
+    assert not subject.allocator.held and driver.launches() == []
+
+
+def test_without_memory_torch_says_so(subject: Subject, driver: FakeDriver) -> None:
+    series, x = subject.join(*ROWS), torch.zeros(64)
+    subject.allocator.full = True
+    with pytest.raises(torch.OutOfMemoryError, match="nothing left"):
+        series([x, 5])
+    subject.allocator.full = False
+    series([x, 5])
+    assert not subject.allocator.held and len(driver.launches()) == 3
+
+
+def test_without_functions_for_memory_it_is_tensors(
+    driver: FakeDriver, library: Path, tmp_path: Path
+) -> None:
+    subject = Subject(driver, library, tmp_path, device_memory=False)
+    (result,) = subject.join(*ROWS)([torch.zeros(64), 5])
+    assert result.shape == (4, 5) and len(driver.launches()) == 3
+
+
+def test_kernels_of_others_are_not_joined(subject: Subject) -> None:
+    plan = SeriesPlan("s", 1, (), 1, (), (("launch", "k", (0,)),), {"k": print}, print, print, print, print)
+    assert subject.launcher.join(plan) is None
+    strange = replace(plan, kernels=subject.kernels, symbols=("n",), rows=(("memory", 0, "n ** 2"),))
+    assert subject.launcher.join(strange) is None
