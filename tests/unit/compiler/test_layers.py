@@ -243,7 +243,7 @@ def test_all_layers_with_the_same_parameters(both: _Both) -> None:
 
 @pytest.mark.slow
 def test_results_of_each_layer(both: _Both) -> None:
-    class Kept(nn.Module):
+    class LayerResults(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList(_Layer(8) for _ in range(9))
@@ -252,7 +252,7 @@ def test_results_of_each_layer(both: _Both) -> None:
             found = [x := layer(x) for layer in self.layers]
             return torch.stack([*found[:2], *found[-2:]]), *found  # type: ignore[return-value]
 
-    both.run(Kept(), torch.randn(4, 8))
+    both.run(LayerResults(), torch.randn(4, 8))
 
 
 @pytest.mark.slow
