@@ -105,7 +105,7 @@ def attack(monkeypatch, tmp_path, warned, name):
     assert warned or name in ("warns, and works", "fails the first time")
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", dict.fromkeys(QUICK))
 def test_a_lying_compiler(monkeypatch, tmp_path, warned, name):
     attack(monkeypatch, tmp_path, warned, name)

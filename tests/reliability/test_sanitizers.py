@@ -92,6 +92,7 @@ def test_nothing_is_found_in_what_is_generated(tmp_path):
     assert "runtime error" not in done.stderr and "AddressSanitizer" not in done.stderr, done.stderr[-4000:]
 
 
+@pytest.mark.slow  # what `make sanitize` rests on; it looks at the sanitizers, and not at the product
 @SANITIZED
 def test_a_store_beside_a_buffer_is_found(tmp_path):
     """The sanitizers do look."""

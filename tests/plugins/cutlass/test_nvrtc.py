@@ -72,6 +72,7 @@ def test_every_kind_of_kernel_compiles(library, tmp_path, name):
     assert artifact.spilled == 0 and not artifact.serial
 
 
+@pytest.mark.slow  # compiles once more by the other compiler; its own code is looked at above
 @needs_nvcc
 def test_code_is_for_the_same_machine_as_nvccs(library, tmp_path):
     kernel, tiling = KERNELS["gelu"]

@@ -129,6 +129,7 @@ def test_schedulers_take_part_in_trials():
     assert not any(c.get("auto") for c in backend(schedule="lanes=8").configs(kernel))
 
 
+@pytest.mark.slow  # in processes of their own; that they take part is tested above
 def test_trials_with_schedulers(tmp_path):
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.tanh().sum(0)

@@ -61,8 +61,9 @@ def test_a_result_and_its_norm(dtype, rows, numerics):
     assert in_interpreter(result_and_norm_faults, dtype, rows, numerics) == []
 
 
-def test_the_kit():
-    assert in_interpreter(kit_faults, "alias", True) == []
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_kit(every):
+    assert in_interpreter(kit_faults, "alias", True, False, every) == []
 
 
 def test_the_kit_finds_what_is_read_again():

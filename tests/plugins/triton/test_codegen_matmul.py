@@ -17,7 +17,7 @@ from polyfuse_triton.codegen import configs, emit, neighbours
 from polyfuse_triton.matmul.plan import MatmulPlan, matmul_of
 from polyfuse_triton.matmul.tiling import is_possible
 from polyfuse_triton.target import known_target
-from triton_gemms import Case, compiled_faults, convolution, kernel_of, matmul_faults
+from triton_gemms import COMPILED, Case, compiled_faults, convolution, kernel_of, matmul_faults
 from triton_interpreted import in_interpreter, narrow_weight_faults, run_text
 
 SMALL = Config.of(m=16, n=32, k=32, group=2, warps=4, stages=2)
@@ -170,10 +170,11 @@ def test_equal_matmuls_have_equal_text():
     assert emit(kernel_of(case), None, target) == emit(kernel_of(replace(case)), None, target)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_functions(dynamic):
-    assert in_interpreter(compiled_faults, dynamic) == []
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_functions(name, dynamic):
+    assert in_interpreter(compiled_faults, name, dynamic) == []
 
 
 def test_a_matmul_of_sizes_divides_as_one_number():

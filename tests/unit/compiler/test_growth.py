@@ -12,6 +12,8 @@ from torch import nn
 
 import polyfuse
 
+pytestmark = pytest.mark.usefixtures("interpreted_kernels")
+
 _OURS = str(Path(polyfuse.__file__).parent)
 
 

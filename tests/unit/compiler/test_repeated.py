@@ -15,6 +15,8 @@ from polyfuse.base.settings import Settings
 from polyfuse.compiler.repeated import compile_repeated
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 
+pytestmark = pytest.mark.usefixtures("interpreted_kernels")
+
 
 @pytest.fixture(autouse=True)
 def _no_reports() -> Iterator[None]:

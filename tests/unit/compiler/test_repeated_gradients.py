@@ -10,6 +10,8 @@ import torch
 from torch._functorch import config as functorch_config
 from torch.nn import functional as F
 
+pytestmark = pytest.mark.usefixtures("interpreted_kernels")
+
 OPTIONS = {"repeated_layers": "on", "strict": True}
 
 

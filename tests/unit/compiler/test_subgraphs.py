@@ -15,6 +15,8 @@ from polyfuse.compiler import subgraphs
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.runtime.subgraphs import DENSE, Subgraph
 
+pytestmark = pytest.mark.usefixtures("interpreted_kernels")
+
 
 def branch_in_branch(x: torch.Tensor) -> torch.Tensor:
     def deeper(x: torch.Tensor) -> torch.Tensor:
