@@ -11,7 +11,7 @@ from polyfuse.runtime.frozen import CHECKED
 from polyfuse.schedule import Decision
 from polyfuse.symbolic import evaluate
 
-__all__ = ["room", "within_room"]
+__all__ = ["is_within_room", "room", "within_room"]
 
 _MEGABYTE = 1 << 20
 _BYTES = 64 * _MEGABYTE
@@ -48,6 +48,11 @@ def within_room(
             chosen[call] = item
             break
     return {call: chosen[call] for call in offers if call in chosen}
+
+
+def is_within_room(graph: Graph) -> bool:
+    """Whether there is room for all copies that a graph packs."""
+    return _cost(graph, graph.nodes) <= room(graph)
 
 
 def _cost(graph: Graph, nodes: Iterable[Node]) -> int:

@@ -114,7 +114,7 @@ class Settings:
         "auto",
         "Compile layers that are equal but for their parameters once, where a graph repeats them six times "
         "or more, and call the result for each: nothing is fused across their borders. `auto`: on the CPU, "
-        "in graphs with gradients, where a layer's tensors take 256 kilobytes or more.",
+        "in graphs with gradients, where a layer's tensors take 256 kilobytes. `off`: not even planned once.",
         choices=("auto", "on", "off"),
     )
 

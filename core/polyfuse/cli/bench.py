@@ -63,6 +63,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; the status is 1 where an engine's results differ from eager mode's."""
+    if arguments.subject.endswith(".py") and not Path(arguments.subject).is_file():
+        # each engine would say so of itself, seconds later
+        raise PolyfuseError(
+            f"there is no file {arguments.subject}",
+            "name a Python program, a module:function, or hf:configuration",
+        )
     if arguments.plot is not None:
         require_matplotlib()
     manager = PluginManager(Settings.resolve())

@@ -9,7 +9,9 @@ from polyfuse.base.log import warn_once
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.graph import AtenGraph
+from polyfuse.frontend.periods import NotRepeated
 from polyfuse.lowering import LoweringReport, lower_graph
+from polyfuse.lowering.shortened import Shortening
 from polyfuse.runtime.subgraphs import Subgraph
 from polyfuse.schedule.claims import Claims, Refusal, UnclaimedError, claim_nodes
 
@@ -25,7 +27,11 @@ class Lowered:
 
 
 def lower_and_claim(
-    aten: AtenGraph, session: CompileSession, subgraphs: Mapping[str, Subgraph], clock: Clock
+    aten: AtenGraph,
+    session: CompileSession,
+    subgraphs: Mapping[str, Subgraph],
+    clock: Clock,
+    short: Shortening | None = None,
 ) -> Lowered:
     """Lower a graph and ask who generates its loops.
 
@@ -34,8 +40,10 @@ def lower_and_claim(
 
     Args:
         subgraphs: compiled functions that operators call, by the names of their modules.
+        short: the periods of the graph that are passed over.
 
     Raises:
+        NotRepeated: with `short`, some loops are refused.
         UnclaimedError: some loops are refused, with `strict` or where no backend serves a device.
     """
     eager: dict[str, str] = {}
@@ -43,13 +51,16 @@ def lower_and_claim(
         report = LoweringReport()
         with clock.stage("lower"):
             graph = lower_graph(
-                aten, session.settings, report, session.extensions, session.target_info, eager, subgraphs
+                *(aten, session.settings, report, session.extensions, session.target_info, eager, subgraphs),
+                short=short,
             )
         with clock.stage("claim"):
             claims = claim_nodes(graph, session.backends, session.settings)
         refused = _traced_nodes(claims)
         if not claims.refused:
             return Lowered(claims, report)
+        if short is not None:
+            raise NotRepeated("no backend generates code for some loops")
         if session.settings.strict or refused.keys() <= eager.keys():
             break
         _warn(claims.refused)

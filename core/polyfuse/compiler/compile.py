@@ -29,6 +29,7 @@ from polyfuse.torch_compat.tracing.aot import saved_ahead
 from polyfuse.torch_compat.tracing.dynamo import (
     differentiates_forward,
     ends_early,
+    guard_offsets,
     node_count,
     shown_as_it_is,
     with_numbers_as_passed,
@@ -74,6 +75,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     """Compile what Dynamo captured, or `torch.fx.symbolic_trace` did, with the settings and the kernels of a
     session.
     """
+    guard_offsets(gm)
     if differentiates_forward():
         return _eager(gm, session.settings)
     agreement = None

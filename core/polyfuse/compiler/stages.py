@@ -18,10 +18,11 @@ Capture and rewriting run in `compile.py`, because AOTAutograd calls the compile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from polyfuse.autotune.gemm_choice import choose_gemms
@@ -30,8 +31,9 @@ from polyfuse.base.errors import WrongCandidateError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.text import PassTexts
 from polyfuse.compiler.built import Built, BuiltGraph
-from polyfuse.compiler.claims import lower_and_claim
+from polyfuse.compiler.claims import Lowered, lower_and_claim
 from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit, tune_kernels
+from polyfuse.compiler.layers import shortened, with_periods
 from polyfuse.compiler.native import native_host
 from polyfuse.compiler.ranks import agreed, scheduled_rows
 from polyfuse.compiler.reports import progress
@@ -49,6 +51,7 @@ from polyfuse.compiler.sizes.classes import ClassKey
 from polyfuse.compiler.sizes.graphs import SizedGraph
 from polyfuse.compiler.subgraphs import compile_subgraphs
 from polyfuse.frontend.graph import AtenGraph
+from polyfuse.frontend.periods import NotRepeated
 from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.text.print import text
@@ -124,6 +127,19 @@ def compile_whole(
     dump.write_passes("rewrites", aten.passes)
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
     subgraphs = compile_subgraphs(aten, session, partial(_compile_called, record=record))
+    for short in shortened(aten, session.settings, any_size):
+        try:
+            lowered = lower_and_claim(aten, session, subgraphs, clock, short)
+            built = compile_graph(
+                lowered.claims, session, dump, clock, periods=partial(with_periods, short, aten)
+            )
+            return _reported(aten, session, clock, record, lowered, built)
+        except NotRepeated as error:
+            _log.info("graph %s is not compiled from a few layers: %s", aten.name, error)
+        except Exception:
+            if session.settings.strict:
+                raise
+            _log.info("graph %s is not compiled from a few layers", aten.name, exc_info=True)
     lowered = lower_and_claim(aten, session, subgraphs, clock)
     sized = SizedGraph.of(lowered.claims, session) if any_size else None
     if sized is None:
@@ -138,6 +154,20 @@ def compile_whole(
         for key, (sizes, item) in ahead.items():
             programs.add(key, sizes, item.module)
         built.module.sized = programs
+    return _reported(aten, session, clock, record, lowered, built, sized, ahead)
+
+
+def _reported(
+    aten: AtenGraph,
+    session: CompileSession,
+    clock: Clock,
+    record: Recorder | None,
+    lowered: Lowered,
+    built: Built,
+    sized: SizedGraph | None = None,
+    ahead: Mapping[ClassKey, tuple[tuple[int, ...], Built]] = MappingProxyType({}),
+) -> BuiltGraph:
+    """What was built of a graph, once all have been told of it who want to know."""
     report = graph_report(aten, lowered.report, built, clock)
     called = [Decision("library", item.op, item.node, item.reason) for item in lowered.report.preferred]
     noted = (*(Decision(n.kind, n.first, n.second, n.reason) for n in aten.notes), *called)
@@ -146,7 +176,7 @@ def compile_whole(
     publish(report)
     if session.settings.metric_tables:
         append_tables(Path(session.settings.metric_tables).expanduser(), report)
-    whole = BuiltGraph(**vars(built), report=report, sized=sized, ahead=ahead)
+    whole = BuiltGraph(**vars(built), report=report, sized=sized, ahead=dict(ahead))
     note_built(aten, whole)
     whole.module.collectives = scheduled_rows(whole.schedule)
     if record is not None:
@@ -160,12 +190,18 @@ def _compile_called(aten: AtenGraph, session: CompileSession, record: Recorder |
 
 
 def compile_graph(
-    claims: Claims, session: CompileSession, dump: Dump, clock: Clock, seen: dict[str, int] | None = None
+    claims: Claims,
+    session: CompileSession,
+    dump: Dump,
+    clock: Clock,
+    seen: dict[str, int] | None = None,
+    periods: Callable[[Schedule], Schedule] | None = None,
 ) -> Built:
     """The stages after claims: loops that backends generate, and calls, become a module.
 
     Args:
         seen: where the module leaves the values of those symbols that data decide.
+        periods: puts what lowering passed over into the schedule.
     """
     settings = session.settings
     dump.write("graph.ir", lambda: text(claims.graph))
@@ -186,6 +222,9 @@ def compile_graph(
             texts=texts,
         )
         schedule = chosen.with_choices(schedule)
+        if periods is not None:
+            schedule = periods(schedule)
+            _verify_graph(schedule.graph, settings.verify)
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
 
     with clock.stage("autotune"):

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
+from polyfuse.frontend.runs import longest_repetition
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, global_state
 
@@ -174,30 +175,12 @@ def _value(value: Any, numbers: Mapping[Node, Hashable]) -> Hashable:
 
 def _cuts(nodes: Sequence[Node], tokens: Sequence[Hashable]) -> Sequence[int]:
     """Where to cut a list of nodes: the borders of the periods of its longest run that repeats itself."""
-    known: dict[Hashable, int] = {}
-    line = np.array([known.setdefault(token, len(known)) for token in tokens])
-    covered, start, period = 0, 0, 0
-    for distance in range(_LEAST_NODES, len(line) // _LEAST_REPEATS + 1):
-        first, length = _longest_run(line[:-distance] == line[distance:])
-        # a run of so many equal pairs ends one period later; a multiple of a period covers no more than it
-        whole = length + distance if length >= (_LEAST_REPEATS - 1) * distance else 0
-        if whole > covered:
-            covered, start, period = whole, first, distance
+    start, covered, period = longest_repetition(tokens, _LEAST_NODES, _LEAST_REPEATS)
     if not period:
         return ()
     cuts = _best_cuts(nodes, start, start + covered, period)
     off = _switched(nodes)
     return () if any(off[cut] for cut in cuts) else cuts
-
-
-def _longest_run(same: Any) -> tuple[int, int]:
-    """The start and length of the longest run of true values."""
-    borders = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
-    if not len(borders):
-        return 0, 0
-    starts, ends = borders[::2], borders[1::2]
-    best = int(np.argmax(ends - starts))
-    return int(starts[best]), int(ends[best] - starts[best])
 
 
 def _best_cuts(nodes: Sequence[Node], start: int, end: int, period: int) -> Sequence[int]:

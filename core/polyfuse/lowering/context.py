@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -111,6 +111,15 @@ class LoweringContext:
             name = f"{prefix}{count}"
             if name not in self.buffers and name not in self.objects:
                 return name
+
+    def numbers(self) -> dict[str, int]:
+        """The number of the next name, by prefix."""
+        return dict(self._counts)
+
+    def leave_out(self, numbers: Mapping[str, int]) -> None:
+        """Let so many numbers of each prefix go unused."""
+        for prefix, count in numbers.items():
+            self._counts[prefix] += count
 
     def add_buffer(
         self,

@@ -34,6 +34,7 @@ from polyfuse.lowering.indexing.scatter import stores_nowhere
 from polyfuse.lowering.offered import OpenContext, combined
 from polyfuse.lowering.registry import Registry
 from polyfuse.lowering.report import Fallback, LoweringReport
+from polyfuse.lowering.shortened import Shortening
 from polyfuse.lowering.value import TensorValue
 from polyfuse.plugin import Extensions, Lowering, TargetInfo
 from polyfuse.runtime.devices.registry import device_of
@@ -54,6 +55,7 @@ def lower_graph(
     target_info: Callable[[str], TargetInfo] | None = None,
     eager: Mapping[str, str] | None = None,
     subgraphs: Mapping[str, Callable[..., Any]] | None = None,
+    short: Shortening | None = None,
 ) -> Graph:
     """Lower a functional ATen graph. `report`, where given, is filled with what became of each operator;
     `extensions` are what plugins offer, `target_info` those of a device, `eager` names traced nodes that fall
@@ -65,10 +67,16 @@ def lower_graph(
     """
     found = LoweringReport() if report is None else report
     lowerer = _Lowerer(aten, settings, found, families.registry(), extensions)
-    lowerer.eager, lowerer.subgraphs = eager or {}, subgraphs or {}
+    lowerer.eager, lowerer.subgraphs, lowerer.short = eager or {}, subgraphs or {}, short
     if target_info is not None:
         lowerer.ctx.target_info = cache(target_info)  # values are asked for it one by one
     return lowerer.run()
+
+
+def input_names(aten: AtenGraph) -> dict[Node, str]:
+    """The names that the inputs of a graph get, by their placeholders."""
+    placeholders = [node for node in aten.module.graph.nodes if node.op == "placeholder"]
+    return {node: _input_name(position, node.name) for position, node in enumerate(placeholders)}
 
 
 class _Lowerer:
@@ -94,13 +102,16 @@ class _Lowerer:
         self.rows: dict[Node, Lowering | None] = {}
         self.eager: Mapping[str, str] = {}
         self.subgraphs: Mapping[str, Callable[..., Any]] = {}
+        self.short: Shortening | None = None
 
     def run(self) -> Graph:
         nodes = list(self.aten.module.graph.nodes)
         self._survey(nodes)
-        ctx = self.ctx
+        ctx, short = self.ctx, self.short
         for position, node in enumerate(nodes):
             ctx.position = position
+            if short is not None and short.passes(node, ctx):
+                continue
             if node.op == "placeholder":
                 ctx.env[node] = self._input(node)
             elif node.op == "get_attr":
@@ -127,7 +138,12 @@ class _Lowerer:
         for position, node in enumerate(nodes):
             for source in node.all_input_nodes:
                 last_use[source] = position
+        alike = {} if self.short is None else self.short.surveyed
         for node in reversed(nodes):
+            if node in alike:
+                like = alike[node]
+                self.rows[node], self.ctx.readers[node] = self.rows[like], self.ctx.readers[like]
+                continue
             self.rows[node] = self._preferred(node, self._row(node))
             found = Readers()
             for user in node.users:
@@ -285,6 +301,8 @@ class _Lowerer:
         described = self.aten.outputs
         results: list[GraphOutput] = []
         for position, argument in enumerate(output_args(self.aten.module)):
+            if self.short is not None and not self.short.result(argument, position):
+                continue
             value = self.ctx.env[argument] if isinstance(argument, Node) else argument
             saved = position < len(described) and described[position].saved
             results.append(replace(self._result(value), saved=saved))
@@ -478,4 +496,4 @@ def _number(value: torch.Tensor) -> bool | int | float | None:
     return known if isinstance(known, (bool, int, float)) else None
 
 
-__all__ = ["lower_graph"]
+__all__ = ["input_names", "lower_graph"]

@@ -25,6 +25,7 @@ class Decision:
         kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
             (buffer kept inside a kernel), ``"inplace"``, ``"unaliased"`` (a generator refused that),
             ``"group"`` (launches from one name to another that become parts of one kernel),
+            ``"repeat"`` (the steps from one name to another are taken again by layers that are not shown),
             ``"in_place_output"`` (a call writes into a slice of a larger tensor),
             ``"accumulate"`` (a call adds its matmul to a term of the sum), ``"overlap"`` (a collective and
             its wait), ``"chunk"`` (a collective and the matmuls beside it, in chunks), ``"backend"``,

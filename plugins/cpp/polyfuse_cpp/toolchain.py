@@ -135,7 +135,8 @@ def build_command(
     """The command that builds *source* into the shared library *output*."""
     flags = list(_BASE_FLAGS)
     if toolchain.family == "gcc":
-        flags.extend(("-Wno-psabi", "-fno-tree-vrp"))
+        # GCC 12 joins scalar sums of 8 and 16-bit comparisons to vectors that are wrong
+        flags.extend(("-Wno-psabi", "-fno-tree-vrp", "-fno-tree-slp-vectorize"))
     if toolchain.vector_libm:
         flags.append("-DPF_MVEC")
     links = [*_LINK_FLAGS, *(f"-l{name}" for name in libraries)]

@@ -52,7 +52,7 @@ def test_only_the_program_is_required(command, capsys):
     assert "are required: program\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["explain", "report", "tune", "check"])
+@pytest.mark.parametrize("command", ["explain", "report", "tune", "check", "bench"])
 def test_a_missing_program_is_told_of(command, capsys):
     assert cli.main([command, "absent.py"]) == 1
     assert "there is no file absent.py; name a Python program" in capsys.readouterr().err

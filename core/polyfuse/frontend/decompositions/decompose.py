@@ -92,7 +92,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         "resize_as"
     ),
     "indexing": _names(
-        "index_copy index_fill isin take _unsafe_index _unsafe_index_put "
+        "index_copy isin take _unsafe_index _unsafe_index_put "
         "_unsafe_masked_index_put_accumulate embedding_dense_backward affine_grid_generator "
         "max_unpool2d max_unpool3d"
     ),
@@ -126,6 +126,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "addmv": outer_products.addmv,
     "embedding_dense_backward": indexing.embedding_dense_backward,
     "index_add": indexing.index_add,
+    "index_fill": indexing.index_fill,
     "index_reduce": indexing.index_reduce,
     "grid_sampler_2d": operators.in_opmath(sampling.grid_sample_2d),
     **{

@@ -19,6 +19,7 @@ __all__ = [
     "adaptive_max_pool_backward",
     "embedding_dense_backward",
     "index_add",
+    "index_fill",
     "index_reduce",
     "masked_scatter",
     "max_pool_backward",
@@ -45,6 +46,18 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any 
         return torch.index_put(x.view(1), [index.view(1)], source.view(1), accumulate=True).view(())
     indices = [*(None for _ in range(dim % x.dim())), index.view(-1)]
     return torch.ops.aten.index_put.default(x.contiguous(), indices, source, True)
+
+
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """One number in the rows that `index` names; the result has the strides of `x`. That of torch 2.11 ends
+    with a copy in place, which AOTAutograd refuses."""
+    if x.dim() == 0:
+        return index_fill(x.view(1), 0, index, value).view(()).clone()
+    if not isinstance(value, Tensor):
+        value = torch.scalar_tensor(value, dtype=x.dtype, layout=x.layout, device=x.device)
+    dim = dim % x.dim()
+    rows = value.to(x.dtype).expand([*x.shape[:dim], index.numel(), *x.shape[dim + 1 :]])
+    return like_layout(torch.index_put(x, [*(None for _ in range(dim)), index.view(-1)], rows), x)
 
 
 def index_reduce(

@@ -35,7 +35,9 @@ def as_strided_scatter(
     if not is_dense(result.size, result.stride, ctx.sizes) or result.offset != 0:
         raise UnsupportedError("no kernel writes through strides into a tensor with gaps")
     axes = axes_of(result.size)
-    place: IndexLike = 0 if storage_offset is None else -storage_offset
+    place: IndexLike = 0
+    if storage_offset is not None:  # which counts from the beginning of the memory in which `base` is a part
+        place = ctx.sizes.index(node.args[0].meta["val"].storage_offset()) - storage_offset
     for p, step in zip(axes, result.stride, strict=True):
         place = place + p * step
     tests = [at_least(place, 0)]

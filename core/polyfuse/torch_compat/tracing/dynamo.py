@@ -67,6 +67,29 @@ def differentiates_forward() -> bool:
     return bool(torch.autograd.forward_ad._current_level >= 0)
 
 
+def guard_offsets(gm: Any) -> None:
+    """Let Dynamo guard where its inputs begin in their memory, if the graph places something by a number from
+    the beginning of that memory on: `as_strided` with an offset. Dynamo guards sizes and strides alone."""
+    context = TracingContext.try_get()
+    if context is None or not isinstance(gm, torch.fx.GraphModule) or not _places_by_number(gm):
+        return
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import TensorProperty, TensorPropertySource
+
+    for node in gm.graph.find_nodes(op="placeholder"):
+        argument = node.meta.get("grapharg")
+        value, source = node.meta.get("example_value"), getattr(argument, "source", None)
+        if source is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            offset = TensorPropertySource(source, TensorProperty.STORAGE_OFFSET)
+            context.guards_context.dynamo_guards.add(offset.make_guard(GuardBuilder.EQUALS_MATCH))
+
+
+def _places_by_number(gm: torch.fx.GraphModule) -> bool:
+    modules = [module for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    nodes = (node for module in modules for node in module.graph.nodes)
+    return any("as_strided" in str(node.target) for node in nodes if node.op.startswith("call_"))
+
+
 def shown_as_it_is(error: Exception, frame: FrameType | None) -> Exception:
     """An exception of the same class and message that Dynamo passes to the user as it is, with the traceback
     from `frame` on, where it would wrap others and show its own frames.

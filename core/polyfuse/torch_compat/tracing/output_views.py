@@ -29,7 +29,8 @@ class OutputView:
     """The result at position `output` is a view of the input at `base`, which may have another dtype.
 
     `geometry` is the text of its size, stride and offset in Python, of symbols that are the inputs at
-    `symbols`. That is data, so that torch can store it beside a compiled graph.
+    `symbols`, and of `start`, the offset of the input, which no guard keeps as it was when Dynamo traced.
+    That is data, so that torch can store it beside a compiled graph.
     """
 
     output: int
@@ -56,12 +57,15 @@ def views_of_inputs(gm: Any) -> tuple[OutputView, ...]:
         value = node.meta.get("example_value") if isinstance(node, Node) else None
         if not _is_plain(value) or any(value is each for each in given) or _storage(value) not in bases:
             continue
-        needed = shapes.free_symbols(value)
-        if needed and all(symbol in symbols for symbol in needed):
+        own = shapes.free_symbols(value)
+        if not own:
+            continue
+        needed = {*own, *shapes.free_symbols(inputs[bases[_storage(value)]].storage_offset())}
+        if all(symbol in symbols for symbol in needed):
             base = bases[_storage(value)]
-            same_dtype = value.dtype == getattr(inputs[base], "dtype", None)
             named = tuple((symbol.name, symbols[symbol]) for symbol in needed)
-            found.append(OutputView(position, base, same_dtype, _geometry(value), named))
+            geometry = _geometry(value, inputs[base])
+            found.append(OutputView(position, base, value.dtype == inputs[base].dtype, geometry, named))
     return tuple(found)
 
 
@@ -91,8 +95,8 @@ def with_views(compiled: Callable[..., Any], views: Sequence[OutputView]) -> Cal
     return run
 
 
-def _geometry(value: torch.Tensor) -> str:
-    """The text of a fake tensor's size, stride and offset."""
+def _geometry(value: torch.Tensor, base: torch.Tensor) -> str:
+    """The text of the size, stride and offset of a fake tensor that lies in the memory of another."""
     from torch.utils._sympy.printers import PythonPrinter
 
     def text(number: Any) -> str:
@@ -101,13 +105,18 @@ def _geometry(value: torch.Tensor) -> str:
     def tuple_of(numbers: Sequence[Any]) -> str:
         return f"({''.join(f'{text(n)}, ' for n in numbers)})"
 
-    return f"{tuple_of(value.shape)}, {tuple_of(value.stride())}, {text(value.storage_offset())}"
+    moved = f"start - ({text(base.storage_offset())})"
+    if base.element_size() != value.element_size():
+        moved = f"({moved}) * {base.element_size()} // {value.element_size()}"
+    offset = f"{text(value.storage_offset())} + {moved}"
+    return f"{tuple_of(value.shape)}, {tuple_of(value.stride())}, {offset}"
 
 
 def _computed(view: OutputView) -> Callable[[Sequence[Any]], Geometry]:
     """Computes the geometry of a view from all inputs."""
-    names = ", ".join(name for name, _ in view.symbols)
-    given = ", ".join(f"args[{position}]" for _, position in view.symbols)
+    names = ", ".join(("start", *(name for name, _ in view.symbols)))
+    places = (f"args[{position}]" for _, position in view.symbols)
+    given = ", ".join((f"args[{view.base}].storage_offset()", *places))
     text = f"lambda args: (lambda {names}: ({view.geometry}))({given})"
     computed: Callable[[Sequence[Any]], Geometry] = eval(text, {"math": math})
     return computed

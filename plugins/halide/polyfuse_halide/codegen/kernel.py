@@ -19,6 +19,7 @@ from polyfuse.symbolic import (
     axis_name,
     axis_size,
     coefficient,
+    free_axes,
     product,
     python_text,
 )
@@ -103,9 +104,10 @@ class Emitter(ValueEmitter):
     # --- the program ----------------------------------------------------------------------------------------
 
     def _backwards(self, index: IndexLike) -> bool:
-        """Whether neighbours are read in the opposite order."""
-        steps = [coefficient(index, axis_name(a)) for a in (*self.kernel.axes, *self.kernel.raxes)]
-        return any(isinstance(step, int) and step < 0 for step in steps)
+        """Whether neighbours are read in the opposite order, somewhere: reflected margins are."""
+        return not isinstance(index, int) and any(
+            term[1] < 0 and free_axes(Index((term,), 0)) for term in index.terms
+        )
 
     def emit(self) -> KernelText:
         kernel, out = self.kernel, self.lines

@@ -1,0 +1,116 @@
+"""What a period became, under the names of another period."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from functools import cache
+from typing import Any, TypeVar
+
+from polyfuse.compiler.layers.names import compared
+from polyfuse.ir.expr import Access, Expr, loads, moved, rewrite
+from polyfuse.ir.nodes import Node, Origin, View
+from polyfuse.schedule import Call, Launch
+from polyfuse.symbolic import Index
+
+__all__ = ["Renaming"]
+
+_NAMELESS = frozenset(
+    {"axes", "raxes", "index", "kind", "mode", "out", "ordered", "fallback", "group", "symbols"}
+)
+"""Fields of nodes that hold no name."""
+
+_N = TypeVar("_N", bound=Node)
+
+
+class Renaming:
+    """New names for buffers, nodes and objects, and for the traced nodes that these come from."""
+
+    def __init__(self, names: Mapping[str, str], origins: Mapping[str, Origin]) -> None:
+        self._names, self._origins = names, origins
+        self._expressions: dict[Expr, Expr] = {}
+        self._nodes: dict[str, Node] = {}
+
+    def name(self, name: str) -> str:
+        """A name that may be new."""
+        return self._names.get(name, name)
+
+    def names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Names that may be new."""
+        return tuple([self._names.get(name, name) for name in names])
+
+    def value(self, value: Any) -> Any:
+        """A field of a node, with new names; the same object where there are none in it."""
+        if isinstance(value, str):
+            return self._names.get(value, value)
+        if isinstance(value, Expr):
+            return self._expression(value)
+        if isinstance(value, View):
+            new = self._names.get(value.buffer)
+            return value if new is None else View(new, value.size, value.stride, value.offset, value.dtype)
+        if isinstance(value, (tuple, list)) and not isinstance(value, Access):
+            made = [self.value(item) for item in value]
+            return type(value)(made) if any(a is not b for a, b in zip(made, value, strict=True)) else value
+        if is_dataclass(value) and not isinstance(value, (type, Index)):
+            return replace(value, **self._fields(value))
+        return value
+
+    def node(self, node: _N) -> _N:
+        """A node of the graph; the same one for each step that has it."""
+        found = self._nodes.get(node.name)
+        if found is None:
+            changed = self._fields(node)
+            found = self._nodes[node.name] = replace(node, origins=self.origins(node.origins), **changed)
+        assert isinstance(found, type(node))
+        return found
+
+    def origins(self, origins: tuple[Origin, ...]) -> tuple[Origin, ...]:
+        """Where a node comes from."""
+        known = self._origins
+        return tuple([known.get(origin.fx, origin) for origin in origins])
+
+    def step(self, step: Launch | Call, suffix: str) -> Launch | Call:
+        """A step of the schedule, under a name of its own."""
+        if isinstance(step, Call):
+            return replace(
+                step, node=self.node(step.node), reads=self.names(step.reads), writes=self.names(step.writes)
+            )
+        return replace(
+            step,
+            name=step.name + suffix,
+            operands=self.value(step.operands),
+            nodes=tuple([self.node(node) for node in step.nodes]),
+            reads=self.names(step.reads),
+            writes=self.names(step.writes),
+            inplace=self.value(step.inplace),
+            merges=tuple(
+                (frozenset(map(self.name, one)), frozenset(map(self.name, two))) for one, two in step.merges
+            ),
+        )
+
+    def _fields(self, value: Any) -> dict[str, Any]:
+        """The fields of a dataclass that change."""
+        changed = {}
+        kind: type = type(value)
+        for name in _named(kind):
+            old = getattr(value, name)
+            new = self.value(old)
+            if new is not old:
+                changed[name] = new
+        return changed
+
+    def _expression(self, root: Expr) -> Expr:
+        if not any(read.buffer in self._names for read in loads(root)):
+            return root
+        return rewrite(root, self._read, self._expressions)
+
+    def _read(self, expr: Expr) -> Expr:
+        if expr.op != "load" or expr.buffer not in self._names:
+            return expr
+        return moved(expr, expr.index, self._names[expr.buffer])
+
+
+@cache
+def _named(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass that may hold names."""
+    return tuple(name for name in compared(kind) if name not in _NAMELESS)

@@ -1,0 +1,287 @@
+"""The periods that lowering passed over, put back into the schedule.
+
+What the period before the gap became is compared with what the one behind it became: the same steps in the
+same order, of nodes that are equal but for names that go on evenly. Then those in between become the same
+again, under the names in between, as every decision about them would be made of the same. Otherwise all of
+the graph is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from polyfuse.autotune.packing import is_within_room
+from polyfuse.compiler.layers.names import Matching, Numbering
+from polyfuse.compiler.layers.renaming import Renaming
+from polyfuse.frontend.graph import AtenGraph
+from polyfuse.frontend.periods import BEFORE, NotRepeated, Periods
+from polyfuse.ir.graph import Graph, GraphOutput
+from polyfuse.ir.nodes import Buffer, Node, Origin
+from polyfuse.lowering.lower import input_names
+from polyfuse.lowering.shortened import Shortening
+from polyfuse.schedule import Call, Decision, Launch, Schedule
+from polyfuse.schedule.deps import storage_roots
+from polyfuse.schedule.kernels.lifetimes import last_uses
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import fx
+
+__all__ = ["with_periods"]
+
+_Step = Launch | Call
+
+
+def with_periods(short: Shortening, aten: AtenGraph, schedule: Schedule) -> Schedule:
+    """The schedule of a whole graph, from that of one with fewer periods.
+
+    Raises:
+        NotRepeated: the periods that are there did not become the same, or there is no room for the weights
+            that all pack.
+    """
+    whole = _Expansion(schedule, short, aten).schedule()
+    if not is_within_room(whole.graph):
+        raise NotRepeated("packed weights of all layers have no room")
+    return whole
+
+
+class _Expansion:
+    """One schedule: the steps up to the end of one period, those of the other one, and the rest."""
+
+    def __init__(self, schedule: Schedule, short: Shortening, aten: AtenGraph) -> None:
+        if len(short.marks) != 3:
+            raise NotRepeated("its layers are not where they were found")
+        self.old, self.short = schedule, short
+        self.numbering = Numbering(short.marks)
+        periods = short.periods
+        self.copies = periods.skipped
+        names = input_names(aten)
+        rows = [[names[node] for node in row] for row in periods.inputs]
+        self.given = {name for row in rows for name in row}
+        self.first, self.behind, self.other = self._cut()
+        readers = {names[node]: first for node, first in periods.readers.items()}
+        self.matching = Matching(self.numbering, rows, readers, self.copies + 1)
+        self._match()
+        self.written = {name for step in self._first_steps() for name in step.writes}
+        tables = self.matching.tables(self.copies)
+        origins = _origins(periods, self.copies)
+        self.renamings = [Renaming(table, at) for table, at in zip(tables, origins, strict=False)]
+        self.late = Renaming(tables[-1], origins[-1])
+        self.late_names = tables[-1]
+        if any(self.matching.pairs.get(name, name) == name for name in self.written):
+            raise NotRepeated("layers write to one buffer")
+
+    def _cut(self) -> tuple[int, int, int]:
+        """Where the steps of the first period begin and end, and where those of the other one do."""
+        ages = [max(map(self.numbering.age, _names(step))) for step in self.old.steps]
+        if 1 not in ages or 2 not in ages:
+            raise NotRepeated("a layer has no steps of its own")
+        first, behind = ages.index(1), ages.index(2)
+        end = len(ages) - ages[::-1].index(2)
+        clean = set(ages[first:behind]) == {1} and set(ages[behind:end]) == {2}
+        if not clean or {1, 2} & {*ages[:first], *ages[end:]} or 0 in ages[end:]:
+            raise NotRepeated("steps of one layer stand between those of another")
+        return first, behind, end
+
+    def _first_steps(self) -> Sequence[_Step]:
+        return self.old.steps[self.first : self.behind]
+
+    def _match(self) -> None:
+        """Compare the steps of the two periods, and what belongs to them."""
+        one, two = self._first_steps(), self.old.steps[self.behind : self.other]
+        if len(one) != len(two):
+            raise NotRepeated("layers take other numbers of steps")
+        match, buffers, objects = self.matching, self.old.graph.buffers, self.old.graph.objects
+        for first, second in zip(one, two, strict=True):
+            match.match(_compared(first), _compared(second))
+        removed = set(self.old.removed)
+        inputs = {item.name: item for item in self.old.graph.inputs}
+        for before, after in match.pairs.items():
+            if before == after:
+                continue
+            if before in buffers or after in buffers:
+                if (
+                    before not in buffers
+                    or after not in buffers
+                    or not _are_alike(buffers[before], buffers[after])
+                ):
+                    raise NotRepeated(f"{before} is not laid out as {after}")
+            if (before in removed) != (after in removed):
+                raise NotRepeated(f"{before} stays in its kernel, and {after} does not")
+            if objects.get(before) is not objects.get(after):
+                raise NotRepeated(f"{before} is another object than {after}")
+        for row in match.inputs:
+            known = inputs[row[0]], buffers[row[0]]
+            for name in row:
+                item = inputs[name], buffers[name]
+                if replace(item[0], name="", label="") != replace(
+                    known[0], name="", label=""
+                ) or not _are_alike(item[1], known[1]):
+                    raise NotRepeated(f"{name} is not like {row[0]}")
+
+    def schedule(self) -> Schedule:
+        """All of it."""
+        old, steps = self.old, list(self.old.steps[: self.behind])
+        for copy, renaming in enumerate(self.renamings, 1):
+            steps += [renaming.step(step, f"_{copy}") for step in self._first_steps()]
+        steps += [self._late_step(step) for step in old.steps[self.behind :]]
+        graph = self._graph(steps)
+        removed = self._removed(graph)
+        last = last_uses(graph, steps, removed, storage_roots(graph))
+        names = [step.node.name if isinstance(step, Call) else step.name for step in self._first_steps()]
+        why = f"layers are equal: {self.copies} more take the same steps, and are not shown"
+        decisions = (*old.decisions, Decision("repeat", names[0], names[-1], why))
+        return Schedule(graph, tuple(steps), removed, last, decisions)
+
+    def _late_step(self, step: _Step) -> _Step:
+        """A step behind the gap: it takes from the last period there what it took from the one before it."""
+        used = (*_names(step), *step.reads, *step.writes)
+        pairs, known = self.matching.pairs, self.late_names
+        for name in used:
+            if name in known or name in self.given:
+                continue
+            if self.numbering.age(name) == 1 or pairs.get(name, name) != name:
+                raise NotRepeated(f"{name} is used two layers later")
+        return self.late.step(step, "") if any(name in known for name in used) else step
+
+    def _graph(self, steps: Sequence[_Step]) -> Graph:
+        old = self.old.graph
+        objects = dict(old.objects)
+        buffers = self._buffers()
+        for renaming in self.renamings:
+            for name in self.matching.pairs:
+                if name in old.objects and renaming.name(name) != name:
+                    objects[renaming.name(name)] = old.objects[name]
+        nodes: list[Node] = []
+        order = {node.name: at for at, node in enumerate(old.nodes)}
+        number, taken = self.behind - self.first, len(steps)
+        cuts = [0, self.first, *range(self.behind, self.behind + self.copies * number + 1, number), taken]
+        like = [*self.old.steps[: self.behind], *(list(self._first_steps()) * self.copies)]
+        like += self.old.steps[self.behind :]
+        for begin, end in pairwise(cuts):
+            found = [
+                (order[before.name], node)
+                for step, one in zip(steps[begin:end], like[begin:end], strict=True)
+                for node, before in zip(_nodes(step), _nodes(one), strict=True)
+            ]
+            nodes += [node for _, node in sorted(found, key=lambda item: item[0])]
+        if len({node.name for node in nodes}) != len(nodes):
+            raise NotRepeated("names are given twice")
+        return replace(old, buffers=buffers, nodes=tuple(nodes), outputs=self._outputs(), objects=objects)
+
+    def _buffers(self) -> dict[str, Buffer]:
+        """Buffers in the order in which they would have been made."""
+        old = self.old.graph.buffers
+        late = {name for step in self.old.steps[self.behind :] for name in _all_writes(step)}
+        written = {name for step in self._first_steps() for name in _all_writes(step)}
+        mine = [name for name in old if name in written]
+        made: dict[str, Buffer] = {}
+        for name, buffer in old.items():
+            shown = self.late.name(name) if name in late else name
+            if shown in made:
+                raise NotRepeated("names are given twice")
+            made[shown] = buffer if shown == name else replace(buffer, name=shown)
+            if mine and name == mine[-1]:
+                for renaming in self.renamings:
+                    for one in mine:
+                        new = renaming.name(one)
+                        if new in made:
+                            raise NotRepeated("names are given twice")
+                        made[new] = replace(old[one], name=new)
+        return made
+
+    def _removed(self, graph: Graph) -> tuple[str, ...]:
+        old = set(self.old.removed)
+        first = {name for step in self._first_steps() for name in _all_writes(step)} & old
+        late = {name for step in self.old.steps[self.behind :] for name in _all_writes(step)} & old
+        found = {*(old - late), *map(self.late.name, late)}
+        for renaming in self.renamings:
+            found.update(map(renaming.name, first))
+        if not found <= graph.buffers.keys():
+            raise NotRepeated("names do not go on evenly")
+        return tuple(sorted(found))
+
+    def _outputs(self) -> tuple[GraphOutput, ...]:
+        short, given = self.short, self.old.graph.outputs
+        place, missing = {position: at for at, position in enumerate(short.kept)}, short.left_out
+        found: list[GraphOutput] = []
+        for position in range(len(given) + len(missing)):
+            item = missing.get(position)
+            if item is None:
+                output = given[place[position]]
+                found.append(self.late.value(output) if short.kept[position] else output)
+                continue
+            output = given[place[item.like]]
+            renamed = self.renamings[item.copy - 1].value(output)
+            if renamed == output:
+                raise NotRepeated("a result of each layer is the same")
+            found.append(renamed)
+        return tuple(found)
+
+
+def _compared(step: _Step) -> tuple[object, ...]:
+    """What has to be equal of two steps."""
+    if isinstance(step, Call):
+        return step.node, step.reads, step.writes
+    kernel = replace(step.kernel, origins=())
+    return (
+        kernel.name,
+        _Same(kernel),
+        step.operands,
+        step.nodes,
+        step.backend,
+        (step.reads, step.writes),
+        (
+            step.inplace,
+            step.alignment,
+        ),
+    )
+
+
+class _Same:
+    """What has no name of the graph in it."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return "a kernel"
+
+
+def _are_alike(one: Buffer, two: Buffer) -> bool:
+    return replace(one, name="") == replace(two, name="")
+
+
+def _nodes(step: _Step) -> Sequence[Node]:
+    return (step.node,) if isinstance(step, Call) else step.nodes
+
+
+def _names(step: _Step) -> Iterable[str]:
+    return [node.name for node in _nodes(step)]
+
+
+def _all_writes(step: _Step) -> Iterable[str]:
+    """What the nodes of a step write, inside its kernel too."""
+    return [name for node in _nodes(step) for name in node.writes()]
+
+
+def _origins(periods: Periods, copies: int) -> list[dict[str, Origin]]:
+    """What stands for the traced nodes of the first two periods, in each of so many periods later."""
+    found: list[dict[str, Origin]] = [{} for _ in range(copies)]
+    texts: dict[str, str] = {}
+    for at in range(BEFORE * periods.length):
+        node = periods.nodes[at]
+        name, op = node.name, ops.op_name(node.target)
+        for copy, table in enumerate(found, 1):
+            later = periods.nodes[at + copy * periods.length]
+            trace = later.meta.get("stack_trace") or ""
+            if trace not in texts:
+                texts[trace] = fx.source_text(later)
+            table[name] = Origin(op, later.name, texts[trace])
+    return found
