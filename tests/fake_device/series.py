@@ -68,7 +68,9 @@ class Plugin:
 def every_case(driver: str, cases: list[str]) -> dict[str, Any]:
     """What each case returns, or how it failed."""
     from polyfuse.base.settings import Settings
+    from polyfuse.program import series
 
+    series.LEAST = 2
     register(Plugin)
     root = Path(Settings.resolve(None, None).cache_dir)
     library = library_path(root)

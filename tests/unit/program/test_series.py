@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from ir_samples import softmax_kernel
 from polyfuse.ir.nodes import Origin
 from polyfuse.program import find_series, python_text
@@ -26,6 +27,11 @@ from polyfuse.symbolic import symbol
 
 S0 = symbol("s0")
 ORIGIN = (Origin("relu", "aten.relu.default", "x.relu()"),)
+
+
+@pytest.fixture(autouse=True)
+def short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfuse.program.series.LEAST", 2)
 
 
 def allocate(name: str, *size: object, dtype: str = "float32") -> Allocate:
@@ -118,3 +124,10 @@ def test_what_is_no_series() -> None:
     assert find_series(program(*alone), {"one"}) == ()
     away = (LaunchKernel("k0", ("x",), "cuda:1"), LaunchKernel("k1", ("x",), "cuda:1"), Return(()))
     assert find_series(program(*away), {"one"}) == ()
+
+
+def test_short_ones_stay_single_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfuse.program.series.LEAST", 3)
+    assert find_series(program(*STEPS), {"one"}) != ()
+    monkeypatch.setattr("polyfuse.program.series.LEAST", 4)
+    assert find_series(program(*STEPS), {"one"}) == ()
