@@ -91,7 +91,8 @@ def described(op: OpOverload) -> CustomOperator:
     if definition is None:
         functions.append(("fake", inspect.unwrap(entry.fake_impl.kernel.func)))
     else:
-        if definition._autocast_dtype:
+        # torch 2.11 and 2.12 have an attribute for each device, later ones a dictionary
+        if any(rule for kind, rule in vars(definition).items() if kind.startswith("_autocast")):
             raise Untraceable(f"{name} has rules for autocast")
         functions.append(("fake", definition._abstract_fn))
         functions.append(("gradient", definition._backward_fn))
