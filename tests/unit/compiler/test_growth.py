@@ -47,8 +47,7 @@ def _is_ours(code: object) -> bool:
     return isinstance(code, CodeType) and code.co_filename.startswith(_OURS)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_each_layer_takes_as_many_calls_as_the_one_before(training: bool) -> None:
     _calls(1, training)  # what a process does once
     # what others left is tidied up in one or another, now and then

@@ -81,8 +81,7 @@ def test_margins_filled_from_inside(mode: str, dynamic: bool) -> None:
     check(gradient(lambda x: F.pad(x[None], (1, 1, 2, 0), mode=mode)), x, dynamic=dynamic)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_circular_margins(dynamic: bool) -> None:
     x = torch.randn(3, 4, 6)
 

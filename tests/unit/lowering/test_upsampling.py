@@ -114,6 +114,7 @@ def test_sampled_grid_of_any_size(way: tuple[str, str, bool]) -> None:
     check(sampling([way]), torch.randn(2, 3, 5, 6), sampled_grid(), dynamic=True)
 
 
+@pytest.mark.slow
 def test_sampled_grid_in_other_types_and_layouts() -> None:
     x, grid = torch.randn(2, 3, 5, 6), sampled_grid()
     check(sampled_in_few_ways, x.to(memory_format=torch.channels_last), grid)

@@ -127,7 +127,7 @@ def test_random_use(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, seed: i
     session = Session(seed, parts)
     actions = [session.infer] * 4 + [session.forward] * 3 + [session.backward] * 3
     actions += [session.forget] * 2 + [session.step]
-    for _ in range(160):
+    for _ in range(100):
         session.choose.choice(actions)()
         session.check()
     assert device.replays > 20
