@@ -49,7 +49,9 @@ class Pretending:
 
 
 @pytest.fixture
-def pretending(monkeypatch):
+def pretending(monkeypatch, tmp_path):
+    (tmp_path / "p.py").touch()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(campaign, "ChildProcess", Pretending)
     monkeypatch.setattr(campaign, "_MOST_TURNS", 6)
     yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from ir_samples import softmax_kernel
 from polyfuse.ir.nodes import Origin
 from polyfuse.program import find_series, python_text
