@@ -31,10 +31,17 @@ with a reason, ✗ wrong.
 |---|---|---|
 | 3.11 | 2.13 | all tests run, on CPUs |
 | 3.11 | 2.11 | 1500 quick tests run on a CPU: frontend, compiler, caches, kernels in C++, packages |
-| 3.12 | 2.11 | benchmarks and the tests of GPUs run |
+| 3.12 | 2.11 | benchmarks and the tests of GPUs run; quick tests, 51 of 7,900 failed: see below |
 | 3.13 | 2.12 | 650 quick tests run on a CPU: frontend, compiler, models, caches |
 | 3.13 | 2.11, 2.13 | checked, not run: `PYTHON=python3.13 make test` runs the tests |
 | 3.14 | 2.11 to 2.13 | checked, not run |
+
+Of the 51, some 20 were Triton's interpreter with a newer NumPy, and ten the machine's (no Halide, two OpenMP
+libraries). Torch 2.11 itself differs where parameters are given other strides by `weight.data = other` after a
+compilation: Dynamo takes them for unchanged, and the program reads the wrong elements. Setting
+`torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags = False` has it look (half a microsecond for each
+parameter and call); torch 2.13 looks by itself. It takes two functions that differ in a default number for one, with
+any backend, and refuses to compile in a thread while another one traces.
 
 Newer Pythons are checked from the sources, by `make lint` and `tests/house/test_newer_pythons.py`: types
 against the standard library of 3.14, modules and names that it removed, annotations that are evaluated

@@ -7,7 +7,7 @@ import marshal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -256,26 +256,12 @@ def _install() -> None:
         around = _watchers.by_backend.get(getattr(compiler, "compiler_fn", None))
         if around is None:
             return trace()
-        with shortcuts(), _tensors_compared():
+        with shortcuts():
             frame = Frame(arguments, compiler, buckets)
             return around(frame, trace) if _is_plain(arguments) else trace()
 
     convert_frame._compile = compiled
     convert_frame.CheckFunctionManager = noted
-
-
-@contextmanager
-def _tensors_compared() -> Iterator[None]:
-    """Inside, guards are built that look at tensors in dictionaries at each call, as those of modules are.
-
-    Dynamo of torch 2.11 takes a tensor for what it was while the dictionary holds the same entries;
-    `tensor.data = other` gives it other strides nevertheless, and a program would read the wrong elements.
-    """
-    from torch._dynamo import config
-
-    name = "skip_tensor_guards_with_matching_dict_tags"
-    with config.patch({name: False}) if hasattr(config, name) else nullcontext():
-        yield
 
 
 def _innermost(compiler: Any) -> tuple[Any, str]:
