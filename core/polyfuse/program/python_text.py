@@ -28,7 +28,7 @@ from polyfuse.program.steps import (
     LaunchKernel,
     MakeView,
     Observe,
-    Partition,
+    Part,
     Program,
     RaiseFailed,
     Read,
@@ -247,7 +247,7 @@ class _Printer:
 
     # Steps.
 
-    def _body(self, function: str, plain_inputs: set[str], parts: Sequence[Partition | Series]) -> None:
+    def _body(self, function: str, plain_inputs: set[str], parts: Sequence[Part]) -> None:
         names = []
         for item in self.program.inputs:
             if item.kind == "none":
@@ -448,7 +448,7 @@ def is_plain_layout(step: AssertLayout) -> bool:
     return not step.stride or any(n != 0 for n in step.stride)
 
 
-def _print_part(printer: _Printer, part: Partition | Series, lost: set[str]) -> None:
+def _print_part(printer: _Printer, part: Part, lost: set[str]) -> None:
     """A function, put before the program's own, and the call of it."""
     given = [printer.variable(name) for name in part.inputs] + list(part.symbols)
     results = _tuple(printer.variable(name) for name in part.results)

@@ -114,7 +114,7 @@ class _Table:
 
     def _row(self, step: Step) -> None:
         if isinstance(step, LaunchKernel):
-            operands = tuple(self.places[o] if isinstance(o, str) else _text(o) for o in step.operands)
+            operands = tuple(self.places[o] if isinstance(o, str) else python_text(o) for o in step.operands)
             self.rows.append(("launch", step.kernel, operands))
         elif isinstance(step, Allocate):
             layout = (_numbers(step.size), _numbers(step.stride))
@@ -161,7 +161,3 @@ def _number(index: IndexLike) -> SeriesSize:
 
 def _numbers(indices: Sequence[IndexLike]) -> tuple[SeriesSize, ...]:
     return tuple(map(_number, indices))
-
-
-def _text(index: IndexLike) -> str:
-    return python_text(index)

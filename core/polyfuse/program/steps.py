@@ -255,18 +255,17 @@ class ProgramKernel:
 
 
 @dataclass(frozen=True)
-class Partition:
-    """Consecutive steps that are a function of their own, so that they can be recorded.
+class Part:
+    """Consecutive steps of a program that are a function of their own.
 
     Attributes:
         name: of the function.
         start, end: the steps.
         inputs: variables that it is given, and may forget.
-        symbols: shape symbols that it is given.
+        symbols: shape symbols that it is given behind these.
         results: variables that later steps read.
         dead: variables from before it that no later step has.
         lost: variables of its own that later steps only forget.
-        facts: what a recording of it has to know; numbers stand behind the other inputs.
     """
 
     name: str
@@ -277,6 +276,16 @@ class Partition:
     results: tuple[str, ...]
     dead: tuple[str, ...]
     lost: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Partition(Part):
+    """Consecutive steps that are a function of their own, so that they can be recorded.
+
+    Attributes:
+        facts: what a recording of it has to know; numbers stand behind the other inputs.
+    """
+
     facts: GraphFacts
 
 
@@ -295,30 +304,15 @@ SeriesRow = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Series:
-    """Consecutive steps that launch kernels and manage their memory: a function of their own, and a table.
+class Series(Part):
+    """Steps that launch kernels and manage their memory, as a table besides.
 
     Attributes:
-        name: of the function.
-        start, end: the steps.
-        inputs: variables that it is given, and may forget.
-        symbols: shape symbols that it is given behind these.
-        results: variables that later steps read.
-        dead: variables from before it that no later step has.
-        lost: variables of its own that later steps only forget.
         rows: the table.
         places: how many places there are.
         returns: places of the results.
     """
 
-    name: str
-    start: int
-    end: int
-    inputs: tuple[str, ...]
-    symbols: tuple[str, ...]
-    results: tuple[str, ...]
-    dead: tuple[str, ...]
-    lost: tuple[str, ...]
     rows: tuple[SeriesRow, ...]
     places: int
     returns: tuple[int, ...]
