@@ -28,6 +28,7 @@ def compiled(function: Callable[..., Any], **arguments: Any) -> Callable[..., An
     return torch.compile(function, backend="polyfuse", options=OPTIONS, **arguments)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_threads_call_it_at_once():
     """Forward, backward and the compilation of the first call, with several sizes."""
     net = model()
@@ -119,6 +120,7 @@ def test_workers_of_a_loader_compile():
     torch.testing.assert_close(torch.cat(list(loader)), expected)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_copies_and_pickles_are_models_of_their_own():
     net, x = model(), torch.randn(3, 16)
     net.compile(backend="polyfuse", options=OPTIONS)
@@ -140,6 +142,7 @@ def test_copies_and_pickles_are_models_of_their_own():
     torch.testing.assert_close(net(x), expected)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_a_reset_between_forward_and_backward():
     x = torch.randn(5, requires_grad=True)
     y = compiled(lambda x: (x * x).sin())(x)
@@ -166,6 +169,7 @@ def put_into(net: nn.Sequential, step: int) -> None:
         net.double()
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True], ids=["training", "frozen"])
 def test_parameters_that_change(freezing):
@@ -207,6 +211,7 @@ class Attention(nn.Module):
         return found.tanh(), kept
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("grows", [False, True], ids=["a fixed cache", "a cache that grows"])
 def test_decoding(grows):

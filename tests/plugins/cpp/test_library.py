@@ -309,6 +309,7 @@ def test_strides_are_those_of_eager_mode(run: Any, layer: Any, size: tuple[int, 
     assert len(found) == 2 and found[0] == found[1]  # of what is compiled, and of what it is compared with
 
 
+@pytest.mark.slow
 def test_channels_last_with_a_residual(run: Any) -> None:
     x, other = _last(torch.randn(3, 4, 9, 11)), torch.randn(3, 6, 5, 6)
     report = run(lambda x, other: CONVOLUTION(x) + other, x, _last(other))
@@ -317,6 +318,7 @@ def test_channels_last_with_a_residual(run: Any) -> None:
     assert report.kernels == 1
 
 
+@pytest.mark.slow
 def test_channels_last_of_a_size_that_varies(run: Any) -> None:
     report = run(lambda x: F.silu(CONVOLUTION(x)), _last(torch.randn(3, 4, 9, 11)), dynamic=True)
     assert report.calls == ("mkldnn._convolution_pointwise.default",)

@@ -113,6 +113,7 @@ def test_parts_of_a_tensor_that_was_filled_before() -> None:
     run(filled, A, B)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_training() -> None:
     def both(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return torch.cat([a @ b, a @ c], 1).sin()
