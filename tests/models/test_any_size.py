@@ -96,7 +96,6 @@ def test_training_and_sizes_ahead():
         assert polyfuse.metrics().programs == (6 if n in (64, 3, 500) else 8)
 
 
-@pytest.mark.usefixtures("interpreted_kernels")
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_sizes_that_data_decide_choose_the_program_of_the_next_call(tmp_path, monkeypatch):
     def f(x: Tensor) -> Tensor:
