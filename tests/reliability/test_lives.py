@@ -29,7 +29,8 @@ def compiled(function: Callable[..., Any], **arguments: Any) -> Callable[..., An
 
 
 @pytest.mark.usefixtures("interpreted_kernels")
-def test_threads_call_it_at_once():
+@pytest.mark.parametrize("threads", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_threads_call_it_at_once(threads):
     """Forward, backward and the compilation of the first call, with several sizes."""
     net = model()
     run = compiled(net, dynamic=True)
@@ -37,8 +38,8 @@ def test_threads_call_it_at_once():
     def gradient(function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(function(x).square().sum(), x)[0]
 
-    inputs = [torch.randn(2 + number % 5, 16, requires_grad=True) for number in range(12)]
-    with ThreadPoolExecutor(4) as pool:
+    inputs = [torch.randn(2 + number % 5, 16, requires_grad=True) for number in range(3 * threads)]
+    with ThreadPoolExecutor(threads) as pool:
         found = list(pool.map(lambda x: gradient(run, x), inputs))
     for x, actual in zip(inputs, found, strict=True):
         torch.testing.assert_close(actual, gradient(net, x), rtol=1e-4, atol=1e-5)

@@ -140,7 +140,7 @@ SHORT = [name for i, name in enumerate(WORDS) if i % 10 == 0]
 
 def test_functions_and_modules():
     compiled_agrees(function(SHORT[:6]), 6)
-    compiled_agrees(module(SHORT[20:26]), 3)
+    compiled_agrees(module(SHORT[20:32]), 6)
 
 
 def test_packages(tmp_path):

@@ -325,6 +325,7 @@ def test_trials_choose_among_own_kernels_alone(folder):
     check(call(path, [[x]])[0], model(x))
 
 
+@pytest.mark.slow
 def test_several_entries(folder):
     class Twice(torch.nn.Module):
         def forward(self, x):

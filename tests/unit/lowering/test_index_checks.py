@@ -4,7 +4,9 @@ checks."""
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -240,9 +242,6 @@ def test_masks_and_empty_indices_pass() -> None:
 
 
 def test_no_memory_is_lost_where_a_program_raises() -> None:
-    import gc
-    import weakref
-
     run = compiled(lambda x, i: (x * 2)[i] + x.sum())
     x = torch.randn(5, 4)
     gone = weakref.ref(x)

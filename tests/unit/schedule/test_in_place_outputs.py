@@ -88,6 +88,7 @@ def test_a_matmul_that_is_needed_elsewhere_stays_where_it_is() -> None:
     assert in_place(report) <= 1
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_an_operand_that_changes_meanwhile() -> None:
     """The product is of what the operand was, though it is copied after that has changed."""
 
