@@ -118,6 +118,16 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return check
 
 
+@pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    """Take back what a command, called as a function, sets for the rest of its process."""
+    before = {name: text for name, text in os.environ.items() if name.startswith("POLYFUSE_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("POLYFUSE_") and name not in before]:
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Remove every variable of Polyfuse, for tests of the settings themselves."""
