@@ -39,7 +39,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 SMALL = Scale((3, 9), 1 << 10)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_small_programs(seed: int) -> None:
     trial = Trial(random_program(seed, SMALL), {"verify": 2, **OPTIONS[seed % len(OPTIONS)]})

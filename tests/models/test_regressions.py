@@ -33,7 +33,7 @@ def test_found_by_a_sweep(function: Callable[[torch.Tensor, torch.Tensor], torch
     checks.assert_close([compiled(*arguments)], [function(*arguments)], "output")
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 7, 40])
 def test_a_zero_keeps_its_sign_at_a_limit(count: int, dtype: torch.dtype) -> None:
@@ -96,7 +96,7 @@ def checked_count(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return x[places[:, 0]] * 2
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [checked_number, checked_size, checked_count])
 def test_what_a_check_says_of_data_is_checked(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
@@ -214,7 +214,7 @@ def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
             assert torch.count_nonzero(found) == 0, number
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(8, 64), (300, 40), None])
@@ -339,6 +339,7 @@ def test_a_batch_that_comes_from_data_is_resampled(mode: str) -> None:
             torch.testing.assert_close(compiled(x, chosen), function(x, chosen))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_random_numbers_of_python(dtype: torch.dtype) -> None:
     """Dynamo traces them in single precision and passes them in double precision."""

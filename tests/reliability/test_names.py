@@ -113,7 +113,7 @@ def compiled_agrees(model: object, count: int) -> None:
 FEW = [("row0", "x"), ("len", "len_"), ("aten_mm_out", "buf0"), ("fused_max_exp_sum_div_0", "call", "in0")]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("names", FEW, ids=" ".join)
 def test_names_that_were_taken_for_others(names, tmp_path):
     made = {"forward": export(Wrapped(names), inputs(len(names)))}

@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Callable[..., Any], bool, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_compiled_ahead_is_loaded(name, monkeypatch, tmp_path):
     function, grad, options = CASES[name]
@@ -88,6 +88,7 @@ def test_a_function_compiled_ahead_is_loaded(name, monkeypatch, tmp_path):
     assert not last_reports(), "nothing is compiled"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_view_of_a_written_input_of_a_function_compiled_ahead(grad, monkeypatch, tmp_path):
     def given() -> torch.Tensor:

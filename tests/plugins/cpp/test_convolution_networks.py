@@ -198,7 +198,7 @@ def test_what_is_no_number_stays_so(value: float) -> None:
     agrees(compiled(model), model, x)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -230,7 +230,7 @@ def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
     assert not report.fallbacks and not report.eager
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -269,7 +269,7 @@ def test_weights_of_depthwise_convolutions_that_are_infinite(groups: int) -> Non
     assert not agrees(compiled(model), model, x).calls
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [

@@ -67,7 +67,7 @@ def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
     assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 1
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("maker", "isa", "taken"),
     [
@@ -101,7 +101,7 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, isa, 
     forget_sessions()
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("left", ["rows", "columns", "gaps", "columns with gaps"])
 @pytest.mark.parametrize("right", ["rows", "columns", "gaps", "columns with gaps"])
 def test_matmuls_of_matrices_transposed_or_not(
@@ -270,7 +270,7 @@ def _last(x: torch.Tensor) -> torch.Tensor:
     return x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -325,7 +325,7 @@ def test_channels_last_of_a_size_that_varies(run: Any) -> None:
 LINEAR_ONCE, CONVOLUTION_ONCE = "mkldnn._reorder_linear_weight", "mkldnn._reorder_convolution_weight"
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("function", "args", "once", "call"),
     [

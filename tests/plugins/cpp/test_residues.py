@@ -63,7 +63,7 @@ def agrees(kernel: Kernel, isa: str, inputs: list[Tensor], out: Tensor, *sizes: 
     assert torch.equal(fenced[out.numel() :], out)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("by", [2, 3, 4])
@@ -78,6 +78,7 @@ def test_phases_give_what_the_interpreter_gives(by: int, dtype: DType, isa: str)
         agrees(kernel, isa, inputs, filled(3 * size, dtype))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("by", [2, 3])
 def test_an_axis_of_a_size_that_is_not_known(by: int, isa: str) -> None:

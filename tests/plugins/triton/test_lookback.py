@@ -126,7 +126,7 @@ def test_what_is_stored_once_for_each_row():
     assert "wait_for(" not in emit(parse(added), None, known_target("sm_90")).text
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize(("kind", "dtype"), [("sum", "f32"), ("max", "f64"), ("sum", "i64"), ("max", "u8")])
 def test_compiles(kind, dtype, arch):

@@ -36,7 +36,7 @@ def test_a_peer_that_is_not_installed_is_named_and_costs_only_itself(monkeypatch
     assert row["batch"] == 2 and row["threads"] == torch.get_num_threads()
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", CONVOLUTION_NETWORKS)
 def test_a_network_takes_any_batch_and_its_values_neither_grow_nor_vanish(name: str) -> None:
     for batch in (1, 3):

@@ -52,7 +52,7 @@ def test_gradients_of_transforms(
         assert "aten_where" not in backward and "aten_copy_" not in backward
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [0.0, -0.0, float("inf"), float("nan")])
 def test_edges_of_a_magnitude_have_eager_modes_gradients(value: float) -> None:
     x = torch.tensor([[value, 1.0], [0.0, -2.0]], requires_grad=True)

@@ -143,7 +143,7 @@ POINTWISE = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", sorted(POINTWISE))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rounding_is_that_of_eager_mode(name: str, dtype: torch.dtype) -> None:
@@ -156,6 +156,7 @@ def test_rounding_is_that_of_eager_mode(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual, expected, rtol=one_step, atol=one_step / 4, equal_nan=True)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
 def test_integers_promote_as_in_eager_mode(dtype: torch.dtype) -> None:
     x = torch.tensor([[0, 1, 1], [3, 1, 2]]).to(dtype)

@@ -156,6 +156,7 @@ STRIDES_MATTER: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", STRIDES_MATTER)
 def test_nobody_can_tell(name: str) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -217,6 +218,7 @@ def test_devices_that_do_not_want_it_are_left_alone() -> None:
     assert convolutions(check(block, X, W, V, wanted=ChannelsLast.NONE).graphs[0])[0] == (False,)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("channels", "function", "stays"),
     [

@@ -15,7 +15,7 @@ def by_columns(*size: int) -> torch.Tensor:
     return torch.rand(size[::-1]).permute(*range(len(size))[::-1])
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
@@ -60,7 +60,7 @@ def test_sizes_that_data_decide() -> None:
     torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 @pytest.mark.parametrize("last", [False, True])
 def test_gradients_of_margins_lie_as_in_eager_mode(mode: str, last: bool) -> None:

@@ -190,6 +190,7 @@ def test_sizes_known_when_it_runs() -> None:
     check(fn, torch.randn(7, 3), dynamic=True)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float64])
 def test_any_type(dtype: torch.dtype) -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -353,7 +354,7 @@ def _equal_result(t: torch.Tensor) -> torch.Tensor:
 READS = (_one_tensor, _part, _transposed, _detached_view, _copy, _equal_result)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("read", READS)
 def test_what_is_read_may_be_what_is_written(

@@ -9,7 +9,7 @@ import torch
 from lowered import check, compiled
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", [torch.tensor(5), torch.tensor(True), torch.tensor([[3]])])
 def test_numbers_read_from_tensors(number: torch.Tensor) -> None:
     def function(n: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_divisors_that_only_data_or_sizes_give(function: Callable[..., torch.Ten
             run(x, torch.tensor(13), torch.tensor(5))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
 def test_copies_into_other_types_and_layouts(target: torch.dtype) -> None:
     """Written where the target lies, converted, broadcast, and with the target's strides."""
@@ -96,6 +96,7 @@ def test_copies_into_other_types_and_layouts(target: torch.dtype) -> None:
         check(function, a, 10 * torch.randn(4, 6), numerics="eager")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_index_assignment_with_gaps_in_the_list(accumulate: bool) -> None:
     i, j = torch.tensor([0, 2, 2]), torch.tensor([1, 3, 3])

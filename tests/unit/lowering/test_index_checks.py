@@ -56,19 +56,19 @@ def check(case: IndexCase, run: Callable[..., Any]) -> None:
         torch.testing.assert_close(run(*case.arguments()), wanted)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CASES)
 def test_out_of_range_raises_as_eager_mode_does(name: str) -> None:
     check(CASES[name], compiled(CASES[name].function))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SOME)
 def test_with_dynamic_sizes(name: str) -> None:
     check(CASES[name], compiled(CASES[name].function, dynamic=True))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_in_cpp(name: str) -> None:
     check(CASES[name], compiled(CASES[name].function, backends=("cpp",)))
@@ -88,7 +88,7 @@ def test_with_dynamic_sizes_everywhere(name: str, backend: str) -> None:
     check(CASES[name], compiled(CASES[name].function, dynamic=True, backends=(backend,)))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -304,7 +304,7 @@ def check_division(name: str, dtype: torch.dtype, dynamic: bool, backend: str) -
     torch.testing.assert_close(run(a, good), function(a, good))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_a_divisor_of_zero_raises_as_eager_mode_does(name: str) -> None:
     for dynamic in (False, True):

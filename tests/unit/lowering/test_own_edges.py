@@ -99,6 +99,7 @@ def test_values_and_gradients_at_edges(dynamic):
                 assert torch.equal(*(torch.signbit(y.nan_to_num()) for y, _ in (mine, true))), name
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["elu", "celu", "smooth_l1"])
 def test_the_same_in_half_precision(name):
     function, results = CASES[name], []

@@ -16,7 +16,7 @@ def sample() -> torch.Tensor:
     return torch.randint(0, 6, (1, 2, 15, 17)).float()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_maxima(window: tuple[int, int, int, int]) -> None:
     check(lambda x: F.max_pool2d(x, *window, return_indices=True), sample())

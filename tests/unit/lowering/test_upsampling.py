@@ -19,7 +19,7 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", MODES, ids=str)
 @pytest.mark.parametrize("size", [(10, 12), (7, 2), (1, 25)])
 def test_sizes(how: dict[str, Any], size: tuple[int, int]) -> None:
@@ -33,7 +33,7 @@ def test_sizes(how: dict[str, Any], size: tuple[int, int]) -> None:
     check(both, x)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", [*MODES, pytest.param({"mode": "bicubic"}, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_scales(how: dict[str, Any], dynamic: bool) -> None:

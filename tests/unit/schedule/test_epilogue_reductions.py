@@ -92,7 +92,7 @@ WHOLE: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_groups_are_combined_with_the_matmul(folding, name, dynamic):
