@@ -63,3 +63,15 @@ def test_edges_of_a_magnitude_have_eager_modes_gradients(value: float) -> None:
     (expected,) = torch.autograd.grad(magnitude(x).sum(), x)
     (actual,) = torch.autograd.grad(torch.compile(magnitude, backend="polyfuse")(x).sum(), x)
     torch.testing.assert_close(actual, expected, equal_nan=True)
+
+
+def test_one_and_zero_are_not_neutral_beside_infinite_complex_numbers() -> None:
+    def steps(z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return 1 / z, z.exp() * 1, z.exp() / 1, z.exp() + -0.0
+
+    inf = float("inf")
+    z = torch.tensor([0.0, complex(-0.0, 0), 1 - 2j, complex(inf, 1), complex(0, inf)])
+    for results in zip(torch.compile(steps, backend="polyfuse")(z), steps(z), strict=True):
+        actual, expected = map(torch.view_as_real, results)
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+        assert torch.equal(actual.nan_to_num().signbit(), expected.nan_to_num().signbit())
