@@ -46,8 +46,9 @@ def test_small_programs(seed: int) -> None:
     assert not outcome(trial, Sessions("interpreter")), trial.program.body
 
 
-def test_built_programs() -> None:
-    assert not faults("cpp", 100, 6)
+@pytest.mark.parametrize("count", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_built_programs(count: int) -> None:
+    assert not faults("cpp", 100, count)
 
 
 def test_programs_by_triton() -> None:

@@ -74,7 +74,7 @@ def negated(rows: int) -> torch.Tensor:
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_negated_only_when_it_is_read(dynamic):
     """Its memory and that of its views hold other numbers than it has, and what is written is negated."""
 

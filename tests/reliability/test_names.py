@@ -139,12 +139,12 @@ SHORT = [name for i, name in enumerate(WORDS) if i % 10 == 0]
 
 
 def test_functions_and_modules():
-    compiled_agrees(function(SHORT[:12]), 12)
+    compiled_agrees(function(SHORT[:6]), 6)
     compiled_agrees(module(SHORT[20:32]), 6)
 
 
 def test_packages(tmp_path):
-    made = programs([SHORT[::4], SHORT[1::3]])
+    made = programs([SHORT[::8], SHORT[1::6]])
     path = packaged(made, tmp_path / "a.pf", native=True)
     check_python(path, made)
     check_native(path, made)
@@ -236,8 +236,8 @@ def test_what_cannot_be_the_name_of_an_entry(name, tmp_path):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["interpreter", "halide"])
 def test_other_generators(backend, tmp_path):
-    names = SHORT[:12]
-    made = {"row0": exported(Wrapped(names), 12)}
+    names = SHORT[:6]
+    made = {"row0": exported(Wrapped(names), 6)}
     options = {"backends": (backend, "interpreter")}
     check_python(packaged(made, tmp_path / "a.pf", options=options), made)
 

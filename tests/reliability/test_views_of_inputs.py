@@ -31,7 +31,7 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fn", [halves, rows])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_writing_to_one_of_several_views_is_refused(backend: str, fn: Any, dynamic: bool) -> None:
     run = compiled(fn, backend, dynamic=dynamic)
     for count in (4, 6):

@@ -309,6 +309,7 @@ def test_strides_are_those_of_eager_mode(run: Any, layer: Any, size: tuple[int, 
     assert len(found) == 2 and found[0] == found[1]  # of what is compiled, and of what it is compared with
 
 
+@pytest.mark.slow
 def test_channels_last_with_a_residual(run: Any) -> None:
     x, other = _last(torch.randn(3, 4, 9, 11)), torch.randn(3, 6, 5, 6)
     report = run(lambda x, other: CONVOLUTION(x) + other, x, _last(other))
@@ -317,6 +318,7 @@ def test_channels_last_with_a_residual(run: Any) -> None:
     assert report.kernels == 1
 
 
+@pytest.mark.slow
 def test_channels_last_of_a_size_that_varies(run: Any) -> None:
     report = run(lambda x: F.silu(CONVOLUTION(x)), _last(torch.randn(3, 4, 9, 11)), dynamic=True)
     assert report.calls == ("mkldnn._convolution_pointwise.default",)
@@ -391,22 +393,27 @@ def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_refusals(run: Any) -> None:
     w = torch.randn(24, 40)
-    found = reasons(run(lambda x: F.silu(x @ w), X[0]))
-    assert "contiguous along the depth" in found["cpp:onednn_fused"]
     found = reasons(run(lambda x: F.silu(x @ w[:, ::2]), X[0]))
     assert "contiguous along either axis" in found["cpp:onednn"]
+    found = reasons(run(lambda x: torch.cos(LINEAR(x)), X))
+    assert "nothing follows" in found["cpp:onednn_fused"]
+    found = reasons(run(lambda x: F.silu(CONVOLUTION(x)), torch.randn(3, 4, 9, 22)[..., ::2]))
+    assert "nor have both their channels last" in found["cpp:onednn_fused_conv"]
+
+
+@pytest.mark.slow
+def test_more_refusals(run: Any) -> None:
+    w = torch.randn(24, 40)
+    found = reasons(run(lambda x: F.silu(x @ w), X[0]))
+    assert "contiguous along the depth" in found["cpp:onednn_fused"]
     found = reasons(run(lambda x, b: torch.addmm(b, x, LINEAR.weight.t()), X[0], OTHER[0]))
     assert "a number for each column" in found["cpp:onednn"]
     found = reasons(run(lambda x: torch.addmm(LINEAR.bias, x, LINEAR.weight.t(), beta=2), X[0]))
     assert found["cpp:onednn"] == "it is scaled"
     found = reasons(run(lambda x: F.silu(F.linear(x, LINEAR.weight.double())), X[0].double()))
     assert "f32" in found["cpp:onednn"]
-    found = reasons(run(lambda x: torch.cos(LINEAR(x)), X))
-    assert "nothing follows" in found["cpp:onednn_fused"]
     found = reasons(run(lambda x: F.silu(LINEAR(x).reshape(560)), X))
     assert "another shape" in found["cpp:onednn_fused"]
-    found = reasons(run(lambda x: F.silu(CONVOLUTION(x)), torch.randn(3, 4, 9, 22)[..., ::2]))
-    assert "nor have both their channels last" in found["cpp:onednn_fused_conv"]
 
 
 def test_not_offered_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def torch_type(dtype: str) -> torch.dtype:
     return kinds.get(dtype) or getattr(torch, f"int{dtype[1:]}")
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("kind", "dtype"), CASES)
 def test_chunks_give_what_the_row_gives(kind, dtype):
     kind_of = torch_type(dtype)

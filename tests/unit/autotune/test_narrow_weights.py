@@ -163,7 +163,7 @@ def test_halves_of_bytes(
     assert is_narrow(report) and not report.extern_calls
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_groups_on_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
@@ -255,6 +255,7 @@ def test_what_the_library_does_as_well(run: Any) -> None:
     assert not is_narrow(run(converted, x, weights(), scale, numerics="eager"))
 
 
+@pytest.mark.slow
 def test_a_converted_weight_that_is_used_twice_is_stored(run: Any) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         wide = w.to(x.dtype)

@@ -24,7 +24,7 @@ def test_steps_are_for_real_tensors() -> None:
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("function", "calls"),
     [

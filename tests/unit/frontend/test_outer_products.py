@@ -68,6 +68,7 @@ def test_infinities_meet_zeros_as_in_eager_mode() -> None:
     torch.testing.assert_close(actual, left @ right, equal_nan=True)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("sizes", [(6, 1), (1, 6)])

@@ -22,6 +22,7 @@ def test_numbers_read_from_tensors(number: torch.Tensor) -> None:
         check(function, number, torch.randn(3), native=False)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("divisor", [3, 2.5, -1.75, float("inf")])
 def test_remainders_of_numbers_read_from_tensors(divisor: float) -> None:

@@ -74,8 +74,7 @@ CASES = {
 }
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_values_and_gradients_at_edges(dynamic):
     """All functions in one graph, each of its own input."""
 

@@ -72,8 +72,7 @@ def test_a_gradient_of_equal_averages_divides_once() -> None:
     assert str(record.graphs[-1]).count("div") <= 2
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_averages(dynamic: bool) -> None:
     x = torch.randn(1, 2, 15, 17)
     for kernel, stride, padding, ceil, include in (

@@ -100,6 +100,7 @@ def test_sizes_that_are_not_known() -> None:
         torch.testing.assert_close(compiled(*args, T), function(*args, T), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_the_gradient_of_a_weight_that_every_step_uses() -> None:
     w = (torch.randn(32, 32) / 8).requires_grad_()
 

@@ -180,7 +180,7 @@ REASONS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REASONS)
 def test_what_is_not_begun_has_its_reason(folding, monkeypatch, tmp_path, name):
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
