@@ -1,7 +1,7 @@
 """Conversions of modules, of which Dynamo is told.
 
-Where Dynamo skips the guards of tensors in a module's dictionaries as long as these hold the same entries, which is
-the default up to torch 2.11, it does not see that `module.half()` and `module.to(memory_format=torch.channels_last)`
+Where Dynamo skips the guards of tensors in a module's dictionaries as long as these hold the same entries,
+which is the default up to torch 2.11, it does not see that `module.half()` and `module.to(memory_format=...)`
 give parameters other types and strides in place. A compiled graph would read the wrong elements.
 """
 
