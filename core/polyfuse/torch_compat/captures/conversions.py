@@ -34,4 +34,4 @@ def watch_conversions() -> None:
                 del entries[_NONE]
         return found
 
-    nn.Module._apply = converted  # type: ignore[method-assign]
+    nn.Module._apply = converted
