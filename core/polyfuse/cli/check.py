@@ -6,7 +6,7 @@ import argparse
 
 from polyfuse.base.settings import set_environment
 from polyfuse.checking import tally
-from polyfuse.cli.explain import configure_program, run_program
+from polyfuse.cli.explain import configure_program, require_program, run_program
 
 __all__ = ["EXAMPLE", "configure", "run"]
 
@@ -27,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the program and print the first kernel that differs; the status is 1 if one does, or the program's
     own.
     """
+    require_program(arguments.program, arguments.module)
     # graphs are compiled anew, and what earlier processes found is of no account: the outcome is the same in
     # each run
     set_environment(POLYFUSE_CHECK="all" if arguments.all else "first", POLYFUSE_GRAPH_CACHE="0")

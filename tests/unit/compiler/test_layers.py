@@ -163,6 +163,7 @@ def _schedules(aten: AtenGraph) -> tuple[Schedule, Schedule]:
     return found[0], found[1]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("odd", [-1, 5])
 def test_layers_that_are_left_out_become_what_they_would_have_become(odd: int) -> None:
     whole, short = _schedules(_traced(9, lambda at: 3.0 if at == odd else 2.0))
