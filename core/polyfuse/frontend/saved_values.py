@@ -1,7 +1,8 @@
 """What a forward saves for its backward, computed where what it is made of is at hand.
 
 The partitioner puts calls that it moved out of the backward behind the whole forward, in the order of the
-backward. There they keep what they read alive until the end, and are no part of the layer that they belong to.
+backward. There they keep what they read alive until the end, and are no part of the layer that they belong
+to.
 """
 
 from __future__ import annotations

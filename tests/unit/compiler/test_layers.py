@@ -206,7 +206,7 @@ def test_gradients_of_layers_that_are_left_out(both: _Both) -> None:
 @pytest.mark.slow
 def test_what_layers_save_of_two_norms(both: _Both) -> None:
     class Behind(nn.Module):
-        """A layer with its norms behind the sums, of which a forward saves what the backward reads of them."""
+        """A layer with its norms behind the sums."""
 
         def __init__(self) -> None:
             super().__init__()
