@@ -1,5 +1,11 @@
 // cast<To>(a), bitcast<To>(a), splat<L>(x), iota<L, T>(start, step) and the 16-bit and 8-bit float encodings.
 namespace pf {
+// A whole number that was a floating-point one. Compilers that may ignore traps make one truncation of a conversion there
+// and back, which leaves -0.0 and numbers out of range as they are: here they do not see where the number comes from.
+template <class I> PF_INLINE I settled(I r) {
+  asm("" : "+r"(r));
+  return r;
+}
 // Scalar conversions with the results the x86 instructions (and therefore torch) give out of range.
 template <class To, class From> PF_INLINE To convert_one(From a) {
   typedef typename shape<To>::value V;
@@ -7,15 +13,18 @@ template <class To, class From> PF_INLINE To convert_one(From a) {
   else if constexpr (tr<From>::is_float && !tr<V>::is_float) {
     const From big = From(9223372036854775808.0);
     if constexpr (same<V, u64>::value) {
-      if (a >= big) return u64(i64(a - big)) + (u64(1) << 63);
+      if (a >= big) return settled(u64(i64(a - big))) + (u64(1) << 63);
     }
     if constexpr (sizeof(V) == 8 || same<V, u32>::value) {
-      i64 r = (a >= -big && a < big) ? i64(a) : i64(u64(1) << 63);
-      return V(r);
+#if defined(__x86_64__)
+      return V(settled(i64(a)));
+#else
+      return V(settled((a >= -big && a < big) ? i64(a) : i64(u64(1) << 63)));
+#endif
     } else {
       const From lim = From(2147483648.0);
       i32 r = (a > -lim - From(1) && a < lim) ? i32(a) : i32(-2147483647 - 1);
-      return V(r);
+      return V(settled(r));
     }
   } else return V(a);
 }
@@ -56,10 +65,14 @@ template <class To, class From> PF_INLINE To native_convert(From a) {
     return __builtin_convertvector(native_convert<vi32>(a), To);
   else return __builtin_convertvector(a, To);
 }
+// Whether floating-point numbers become these lane by lane: no instruction of the set converts a vector.
+template <class E> struct by_lanes {
+  enum { value = same<E, u64>::value || (!PF_AVX512 && same<E, i64>::value) };
+};
 template <class To, class From> struct vector_cast {
   PF_INLINE To of(From a) {
     typedef typename tr<To>::elem E; typedef typename tr<From>::elem S;
-    if constexpr (tr<S>::is_float && (same<E, u32>::value || same<E, u64>::value))
+    if constexpr (tr<S>::is_float && (same<E, u32>::value || by_lanes<E>::value))
       return each_lane<To>(convert_one<E, S>, a);
     else return native_convert<To>(a);
   }
@@ -79,7 +92,7 @@ PF_HALF_SHAPE(i32) PF_HALF_SHAPE(u32) PF_HALF_SHAPE(i64) PF_HALF_SHAPE(u64)
 template <class H, class From> struct vector_cast<wide<H>, From> {
   PF_INLINE wide<H> of(From a) {
     typedef typename tr<From>::elem S; typedef typename tr<H>::elem E;
-    if constexpr (tr<S>::is_float && same<E, u64>::value) return each_lane<wide<H>>(convert_one<E, S>, a);
+    if constexpr (tr<S>::is_float && by_lanes<E>::value) return each_lane<wide<H>>(convert_one<E, S>, a);
     else if constexpr (sizeof(S) < 4) {
       vi32 b = native_convert<vi32>(a);
       return {widen_half<H>(low_half<hi32>(b)), widen_half<H>(high_half<hi32>(b))};
@@ -115,7 +128,7 @@ template <class To, class G> struct vector_cast<To, wide<G>> {
 template <class H, class G> struct vector_cast<wide<H>, wide<G>> {
   PF_INLINE wide<H> of(wide<G> a) {
     typedef typename tr<H>::elem E; typedef typename tr<G>::elem S;
-    if constexpr (tr<S>::is_float && same<E, u64>::value) return each_lane<wide<H>>(convert_one<E, S>, a);
+    if constexpr (tr<S>::is_float && by_lanes<E>::value) return each_lane<wide<H>>(convert_one<E, S>, a);
     else return {__builtin_convertvector(a.lo, H), __builtin_convertvector(a.hi, H)};
   }
 };
