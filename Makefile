@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Empty is as if not set: where the environment forbids compiled modules, each process that tests start compiles ours again.
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
+# Modules that are compiled when they are imported, if ever.
+RARE := /(tests|moto|pip|networkx|debugpy|fontTools|selenium|mypy|mypyc|setuptools|jedi|trio|lexers)/|transformers/(models|pipelines)/
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all sanitize sanitize-gpu lint style types types-newest bench docs docs-site report-ui screenshots clean
@@ -17,11 +19,13 @@ install: $(STAMP) ## Make the virtual environment and install the project, with 
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	# the one that comes with Python 3.11 looks for three times as long at what an index offers
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --upgrade 'pip>=25,<28'
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,demo,docs,stores]'
 	# headers alone: what the wheel depends on is for its generators
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --no-deps nvidia-cutlass
-	# pip would compile 17,000 modules in one process; some are templates, which nobody can
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	# pip would compile 17,000 modules in one process. Half of them few or none import, and some are templates
+	$(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib || true
 	@touch $@
 
 demo: $(STAMP) ## Compile small models with Polyfuse and compare them with eager mode

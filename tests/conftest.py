@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -81,9 +84,21 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        _end()
     gc.unfreeze()  # libraries that count their objects at the end find none left
     gc.enable()
+
+
+def _end() -> None:
+    """Of a worker, which has told all: nobody needs what taking a million objects apart would leave."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures
@@ -126,6 +141,12 @@ def environment_as_before() -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith("POLYFUSE_") and name not in before]:
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The IR's interpreter runs all kernels: building them is most of a test that is about something else."""
+    monkeypatch.setenv("POLYFUSE_BACKENDS", "interpreter")
 
 
 @pytest.fixture

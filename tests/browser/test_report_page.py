@@ -131,6 +131,7 @@ def test_digits_choose_views_and_a_button_the_colours(opened: Any) -> None:
     opened.find_element("css selector", ".brand button").click()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(opened: Any, theme: str) -> None:
     pytest.importorskip("axe_core_python", reason="checks accessibility; part of the extra `dev`")

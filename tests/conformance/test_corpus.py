@@ -66,7 +66,7 @@ def interpreted_faults(paths: list[Path]) -> list[str]:
     return faults("interpreted", paths)
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", ["interpreter", "cpp", "halide"])
 def test_kernels_of_programs(backend: str, every: int) -> None:
     if backend == "halide":

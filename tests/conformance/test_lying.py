@@ -23,7 +23,7 @@ CASES = tuple(all_cases(quick=True))
 BY_NAME = [pytest.param(row, id=row.name) for row in DEFECTS]
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("planted", BY_NAME)
 def test_the_kit_finds_it(planted: Defect) -> None:
     found = caught_by_kit(INTERPRETER, planted, cases=CASES)

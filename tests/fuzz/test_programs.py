@@ -39,15 +39,16 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 SMALL = Scale((3, 9), 1 << 10)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_small_programs(seed: int) -> None:
     trial = Trial(random_program(seed, SMALL), {"verify": 2, **OPTIONS[seed % len(OPTIONS)]})
     assert not outcome(trial, Sessions("interpreter")), trial.program.body
 
 
-def test_built_programs() -> None:
-    assert not faults("cpp", 100, 6)
+@pytest.mark.parametrize("count", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_built_programs(count: int) -> None:
+    assert not faults("cpp", 100, count)
 
 
 def test_programs_by_triton() -> None:

@@ -229,7 +229,7 @@ SEEDS: dict[str, Found] = {
 }
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SEEDS)
 def test_it_is_right_now(name: str) -> None:
     found = SEEDS[name]

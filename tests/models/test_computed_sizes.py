@@ -36,7 +36,7 @@ def made(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.new_zeros(count, x.shape[1]) + x[0, 0], x.exp()])
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "interpreter"])
 @pytest.mark.parametrize("function", [blocks, half, square, enlarged, made])
 def test_kernels_of_computed_sizes(function: Callable[[torch.Tensor], torch.Tensor], backend: str) -> None:

@@ -25,7 +25,7 @@ def diagonal_scatter(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.diagonal_scatter(b @ b.t(), a[:4, 0], offset=-1)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [block_diagonal, diagonal_scatter])
 def test_found_by_a_sweep(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     arguments = torch.randn(5, 1), torch.randn(5, 2)
@@ -33,7 +33,7 @@ def test_found_by_a_sweep(function: Callable[[torch.Tensor, torch.Tensor], torch
     checks.assert_close([compiled(*arguments)], [function(*arguments)], "output")
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 7, 40])
 def test_a_zero_keeps_its_sign_at_a_limit(count: int, dtype: torch.dtype) -> None:
@@ -96,7 +96,8 @@ def checked_count(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return x[places[:, 0]] * 2
 
 
-@pytest.mark.quick(2)
+@pytest.mark.usefixtures("interpreted_kernels")
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [checked_number, checked_size, checked_count])
 def test_what_a_check_says_of_data_is_checked(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
@@ -115,6 +116,7 @@ def test_what_a_check_says_of_data_is_checked(
         torch.testing.assert_close(compiled(x, good), function(x, good))
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_gradients_that_are_traced_when_they_run() -> None:
     """Compiled autograd hands its graph a list of tensors."""
     model, twin = (torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh()) for _ in range(2))
@@ -154,6 +156,7 @@ VIEWS_OF_COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", VIEWS_OF_COPIES)
@@ -214,7 +217,7 @@ def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
             assert torch.count_nonzero(found) == 0, number
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(8, 64), (300, 40), None])
@@ -290,6 +293,7 @@ def test_running_mean_of_long_columns_with_an_infinity(shape: tuple[int, ...], b
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_is_written_through_keeps_rows_that_lie_apart(dynamic: bool) -> None:
@@ -308,6 +312,7 @@ def test_what_is_written_through_keeps_rows_that_lie_apart(dynamic: bool) -> Non
             assert torch.equal(found, expected) and found.stride() == expected.stride()
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_a_write_to_a_part_of_a_size_that_comes_from_data() -> None:
     def function(a: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         joined = torch.cat([a, torch.zeros(2, 3, x[0].item(), 4)], 2)
@@ -325,6 +330,7 @@ def test_a_write_to_a_part_of_a_size_that_comes_from_data() -> None:
                 assert torch.equal(found, expected) and found.stride() == expected.stride()
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
 def test_a_batch_that_comes_from_data_is_resampled(mode: str) -> None:
@@ -339,6 +345,8 @@ def test_a_batch_that_comes_from_data_is_resampled(mode: str) -> None:
             torch.testing.assert_close(compiled(x, chosen), function(x, chosen))
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_random_numbers_of_python(dtype: torch.dtype) -> None:
     """Dynamo traces them in single precision and passes them in double precision."""

@@ -74,6 +74,7 @@ def test_from_eight_bits(generated: Callable[..., Any]) -> None:
         assert same(found, wanted), wanted.dtype
 
 
+@pytest.mark.quick(1)
 def test_elements_that_are_moved(generated: Callable[..., Any]) -> None:
     places = torch.tensor([3, 200, 7, 7, 0])
 
@@ -90,7 +91,7 @@ def test_elements_that_are_moved(generated: Callable[..., Any]) -> None:
         assert same(found, wanted), wanted.dtype
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantised_and_back(generated: Callable[..., Any], kind: torch.dtype) -> None:
     """Scales, codes, what they stand for, sums and the largest values of rows, with default numerics."""

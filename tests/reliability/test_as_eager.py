@@ -30,7 +30,7 @@ def outcome(function: Callable[..., Tensor], *args: Tensor) -> Tensor | type[Exc
         return type(error)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8], ids=str)
 def test_types_that_eager_mode_refuses(name, dtype):
@@ -80,6 +80,7 @@ def test_a_type_that_tracing_alone_refuses():
     assert torch.equal(torch.compile(torch.nan_to_num, backend="polyfuse")(x), torch.nan_to_num(x))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
@@ -96,6 +97,7 @@ def test_types_that_it_takes(function, dtype):
     assert torch.equal(torch.compile(function, backend="polyfuse", options=options)(x), function(x))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_matmuls_side_by_side_have_the_numbers_of_eager_mode(dim):
     """A library that writes rows apart adds up in another order, 6e-4 away in this case."""
@@ -133,7 +135,7 @@ SUMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", SUMS)
 def test_half_precision_is_added_up_in_single_precision(name, dtype):
@@ -158,7 +160,7 @@ class Scaled(torch.nn.Parameter):
     """A kind of parameter of a user's own."""
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("backends", [("interpreter",), ()], ids=["interpreter", "all"])
 @pytest.mark.parametrize(
     "make",
@@ -196,6 +198,7 @@ def test_subclasses_of_tensors(make, backends):
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "halide", "interpreter"])
 def test_a_mean_that_is_moved_on_from_infinity_is_no_number(backend):
     torch._dynamo.reset()
@@ -214,6 +217,7 @@ def test_a_mean_that_is_moved_on_from_infinity_is_no_number(backend):
             torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_numbers_between_two_in_sixteen_bits(dtype, dynamic):

@@ -34,7 +34,7 @@ def raising(method: str) -> type:
     return type("OnTrial", (InterpreterBackend,), {method: broken})
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("method", ["__init__", "claims", "emit", "describe", "build", "load"])
 def test_another_takes_its_place(install, warned, method):
     install(raising(method))
@@ -43,6 +43,7 @@ def test_another_takes_its_place(install, warned, method):
     assert "'toy'" in text and "is broken" in text
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("method", ["__init__", "claims", "emit", "describe", "build", "load"])
 def test_strict_raises(install, method):
     install(raising(method))
@@ -138,7 +139,7 @@ def test_what_is_the_models_fault_is_raised(install, warned):
     assert not warned
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("check", ["off", "first"])
 @pytest.mark.parametrize(
     "error",
@@ -205,6 +206,7 @@ def test_the_report_names_what_replaced_a_kernel(install, warned, check):
     assert "the device is busy" in explain(last_reports())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("touches", [False, True])
 def test_a_launch_that_raises_may_have_overwritten_what_it_read(install, warned, touches):
     """Where it had begun to, the call cannot be saved; the next one is."""

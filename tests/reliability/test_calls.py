@@ -88,6 +88,7 @@ def test_reset_forgets_sessions(monkeypatch):
     assert not _SESSIONS
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_inference_mode():
     compiled = torch.compile(f, backend="polyfuse")
     with torch.inference_mode():
@@ -98,6 +99,7 @@ def test_inference_mode():
         torch.testing.assert_close(compiled(X), f(X))
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_autocast():
     model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))
     compiled = torch.compile(model, backend="polyfuse", options={"strict": True})
@@ -140,6 +142,7 @@ def test_results_and_inputs_are_let_go():
     assert [ref() for ref in held] == [None, None]
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("before", [False, True])
 def test_tangents_of_forward_mode_are_kept(before, warned):

@@ -89,7 +89,9 @@ def test_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(graph_counts().hits) == bool(number)
 
 
-def test_buckets_whose_sizes_vary_are_compiled() -> None:
-    for _ in range(2):
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_buckets_whose_sizes_vary_are_compiled(count: int) -> None:
+    """Nothing of them is stored, so that a second process compiles them, too."""
+    for _ in range(count):
         found = trained(Net(), rows=(3, 5))
         assert found["bypasses"], graph_counts()

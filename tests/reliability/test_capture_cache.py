@@ -252,7 +252,7 @@ def broken_in_a_list(x: torch.Tensor) -> torch.Tensor:
     return sum([broken(x * number) for number in range(1, 3)])
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("function", "frames"),
     [
@@ -353,6 +353,7 @@ def with_a_local_class(x: torch.Tensor) -> torch.Tensor:
     return x.sin() * Local.factor
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("function", "frames"), [(with_an_operator, 0), (with_a_local_class, 2)])
 def test_operators_of_others_are_traced_again_and_classes_are_compared(function, frames, tmp_path):
     """Where a class is made is a graph break: what comes before it is found, and what follows, since all that
@@ -412,6 +413,7 @@ def stacked(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("function", "options", "reason"),
     [

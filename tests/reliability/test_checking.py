@@ -111,6 +111,7 @@ def compiled(function: Callable[..., Any], **options: object) -> Callable[..., A
     return torch.compile(function, backend="polyfuse", options={"check": "first", **options})
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("defect", "function", "given"),
     [

@@ -139,6 +139,7 @@ def test_a_small_or_forbidding_file_system(tmp_path, options):
     assert "temporary" in done.stderr
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("limit", [("FSIZE", 4096), ("NOFILE", 40), ("NPROC", 60)])
 def test_limits_of_the_process(tmp_path, limit):
     """Small files, few open files, few processes: right results, whatever has to be given up."""

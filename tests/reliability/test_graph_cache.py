@@ -69,7 +69,7 @@ def test_a_view_of_a_written_input_is_found(grad):
                 result.sum().backward()  # what has gradients is stored when its backward is compiled
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "function",
     [
@@ -261,7 +261,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_not_the_same_is_not_found(name):
     assert again(soft, torch.randn(5, 30)).misses == 1
@@ -287,7 +287,7 @@ SWITCHES = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", SWITCHES)
 def test_switches_of_torch_are_part_of_the_key(name):
     get, put, other = SWITCHES[name]
@@ -401,7 +401,7 @@ TAKING_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", TAKING_FUNCTIONS)
 def test_operators_that_take_functions(name):
     for hits in (0, 1):
@@ -462,7 +462,7 @@ def test_a_key_that_cannot_be_computed_costs_nobody_the_result(monkeypatch):
     assert "AttributeError" in next(iter(again(soft, torch.randn(5, 30)).bypasses))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "function", [lambda x: x[x > 0] * 2, lambda x: x.nonzero().sum(), lambda x: x.sum().item() + x]
 )

@@ -74,7 +74,7 @@ def test_checkpoints_that_save_by_a_policy(monkeypatch):
     assert differentiated(partial(by_policy, [torch.ops.aten.sin.default]), x).misses == 1
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [branch, loop, running, branch_that_writes])
 def test_compiled_functions_that_operators_call(function):
     check(function, torch.randn(6, 6))

@@ -48,7 +48,7 @@ NOT_AN_ERROR = {("build", kind) for kind in ("None", "nonsense", "an answer that
 """What a method may answer."""
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("kind", SHORT)
 @pytest.mark.parametrize("method", ASKED)
 def test_a_fault_costs_one_warning_and_no_graph(install, warned, method, kind):
@@ -83,6 +83,7 @@ EMPTY = {"build", "synchronize"}
 MAY_BE_NONE = {"estimate", "host"}
 
 
+@pytest.mark.quick(240)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("method", METHODS)

@@ -58,6 +58,7 @@ def guarded(kind: type[Device], told: Told, strict: bool = False) -> Device:
     )
 
 
+@pytest.mark.quick(24)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_guarded(method: str, strict: bool) -> None:
@@ -263,6 +264,7 @@ def serving(made: Device) -> Iterator[None]:
 USED = ("is_recording", "limits", "recorder", "rounds", "switches", "facts", "properties", "current")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["an exit", "None"])
 def test_a_model_runs_whatever_of_its_device_fails(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: Told = []

@@ -73,7 +73,7 @@ def hostile_packages(whole: Path, model: torch.nn.Module, folder: Path, first: i
 
 
 def test_hostile_packages_are_refused(whole, model, tmp_path):
-    assert hostile_packages(whole, model, tmp_path, 0, 150) > 100
+    assert hostile_packages(whole, model, tmp_path, 0, 80) > 50
 
 
 def test_a_device_that_does_not_exist_is_refused_wherever_it_stands(whole):
@@ -99,7 +99,7 @@ def test_ten_thousand_hostile_packages_are_refused(whole, model, tmp_path):
     assert refused > 7_000
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(data=st.binary(max_size=400))
 def test_anything_behind_the_mark_of_an_archive(data, tmp_path_factory):
     for content in (data, b"PK\3\4" + data, data + b"PK\5\6" + bytes(18)):
@@ -177,9 +177,9 @@ for path in sys.argv[1:]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
 def test_bombs_are_refused_before_memory_is_had_for_them(whole, tmp_path):
-    """128 MiB are all that there is, for a member of 300 and a list of many members."""
+    """128 MiB are all that there is, for a member of 160 and a list of many members."""
     zeros = tmp_path / "zeros.pf"
-    zeros.write_bytes(rewritten(whole.read_bytes(), {"programs/forward.py": lambda _: bytes(300 << 20)}))
+    zeros.write_bytes(rewritten(whole.read_bytes(), {"programs/forward.py": lambda _: bytes(160 << 20)}))
     crowded = tmp_path / "crowded.pf"
     with zipfile.ZipFile(crowded, "w") as archive:
         for number in range(70_000):

@@ -38,7 +38,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(name):
     x, y = LAYOUTS[name](), LAYOUTS[name]()
@@ -58,6 +58,7 @@ def test_single_numbers():
         torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.uint8, torch.bool])
 def test_odd_offsets_of_other_types(dtype):
     def g(x):
@@ -72,7 +73,8 @@ def negated(rows: int) -> torch.Tensor:
     return torch.randn(rows, 4, dtype=torch.complex64).conj().imag
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_negated_only_when_it_is_read(dynamic):
     """Its memory and that of its views hold other numbers than it has, and what is written is negated."""
 

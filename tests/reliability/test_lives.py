@@ -28,7 +28,9 @@ def compiled(function: Callable[..., Any], **arguments: Any) -> Callable[..., An
     return torch.compile(function, backend="polyfuse", options=OPTIONS, **arguments)
 
 
-def test_threads_call_it_at_once():
+@pytest.mark.usefixtures("interpreted_kernels")
+@pytest.mark.parametrize("threads", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_threads_call_it_at_once(threads):
     """Forward, backward and the compilation of the first call, with several sizes."""
     net = model()
     run = compiled(net, dynamic=True)
@@ -36,8 +38,8 @@ def test_threads_call_it_at_once():
     def gradient(function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(function(x).square().sum(), x)[0]
 
-    inputs = [torch.randn(2 + number % 5, 16, requires_grad=True) for number in range(12)]
-    with ThreadPoolExecutor(4) as pool:
+    inputs = [torch.randn(2 + number % 5, 16, requires_grad=True) for number in range(3 * threads)]
+    with ThreadPoolExecutor(threads) as pool:
         found = list(pool.map(lambda x: gradient(run, x), inputs))
     for x, actual in zip(inputs, found, strict=True):
         torch.testing.assert_close(actual, gradient(net, x), rtol=1e-4, atol=1e-5)
@@ -119,6 +121,7 @@ def test_workers_of_a_loader_compile():
     torch.testing.assert_close(torch.cat(list(loader)), expected)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_copies_and_pickles_are_models_of_their_own():
     net, x = model(), torch.randn(3, 16)
     net.compile(backend="polyfuse", options=OPTIONS)
@@ -140,6 +143,7 @@ def test_copies_and_pickles_are_models_of_their_own():
     torch.testing.assert_close(net(x), expected)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_a_reset_between_forward_and_backward():
     x = torch.randn(5, requires_grad=True)
     y = compiled(lambda x: (x * x).sin())(x)
@@ -166,6 +170,7 @@ def put_into(net: nn.Sequential, step: int) -> None:
         net.double()
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True], ids=["training", "frozen"])
 def test_parameters_that_change(freezing):
@@ -189,6 +194,24 @@ def test_parameters_that_change(freezing):
         torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 3, 4, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).sigmoid()
+
+
+def test_a_module_that_is_converted():
+    """Its parameter gets other strides and another type in place, and nothing else of a call tells."""
+    module, x = Scales(), torch.arange(5)
+    run = torch.compile(module, backend="polyfuse", options={"backends": ["interpreter"]})
+    torch.testing.assert_close(run(x), module(x))
+    module.to(torch.float64, memory_format=torch.channels_last)
+    torch.testing.assert_close(run(x), module(x))
+
+
 class Attention(nn.Module):
     """One layer with a cache of keys and values, whose places are overwritten or which grows."""
 
@@ -207,6 +230,7 @@ class Attention(nn.Module):
         return found.tanh(), kept
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("grows", [False, True], ids=["a fixed cache", "a cache that grows"])
 def test_decoding(grows):

@@ -65,13 +65,13 @@ def assert_caught(program: Program, backend: str, warned: list[str]) -> None:
         assert "elements differ" in text and "] is " in text
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("program", ALL)
 def test_it_is_caught_and_named(program: Program, warned: list[str]) -> None:
     assert_caught(program, "interpreter", warned)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("program", [p for p in ALL if p.id in BUILT])
 def test_it_is_caught_in_built_kernels(program: Program, warned: list[str]) -> None:
     assert_caught(program, "cpp", warned)
@@ -89,7 +89,7 @@ def test_each_is_caught_in_built_kernels(
     assert_caught(program, backend, warned)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("program", ALL[:: len(ALL) // 8])
 def test_nothing_is_said_where_nothing_is_planted(program: Program, warned: list[str]) -> None:
     """A defect that the program has nothing for leaves an honest backend."""

@@ -105,7 +105,7 @@ def attack(monkeypatch, tmp_path, warned, name):
     assert warned or name in ("warns, and works", "fails the first time")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", dict.fromkeys(QUICK))
 def test_a_lying_compiler(monkeypatch, tmp_path, warned, name):
     attack(monkeypatch, tmp_path, warned, name)
@@ -117,6 +117,7 @@ def test_each_lying_compiler(monkeypatch, tmp_path, warned, name):
     attack(monkeypatch, tmp_path, warned, name)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", ASKED)
 def test_a_compiler_that_does_not_say_what_it_is(monkeypatch, tmp_path, warned, name):
     monkeypatch.setattr(toolchain, "_ASK_SECONDS", 0.5)

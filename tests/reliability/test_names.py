@@ -113,7 +113,7 @@ def compiled_agrees(model: object, count: int) -> None:
 FEW = [("row0", "x"), ("len", "len_"), ("aten_mm_out", "buf0"), ("fused_max_exp_sum_div_0", "call", "in0")]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("names", FEW, ids=" ".join)
 def test_names_that_were_taken_for_others(names, tmp_path):
     made = {"forward": export(Wrapped(names), inputs(len(names)))}
@@ -139,12 +139,12 @@ SHORT = [name for i, name in enumerate(WORDS) if i % 10 == 0]
 
 
 def test_functions_and_modules():
-    compiled_agrees(function(SHORT[:12]), 12)
+    compiled_agrees(function(SHORT[:6]), 6)
     compiled_agrees(module(SHORT[20:32]), 6)
 
 
 def test_packages(tmp_path):
-    made = programs([SHORT[::4], SHORT[1::3]])
+    made = programs([SHORT[::8], SHORT[1::6]])
     path = packaged(made, tmp_path / "a.pf", native=True)
     check_python(path, made)
     check_native(path, made)
@@ -236,8 +236,8 @@ def test_what_cannot_be_the_name_of_an_entry(name, tmp_path):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["interpreter", "halide"])
 def test_other_generators(backend, tmp_path):
-    names = SHORT[:12]
-    made = {"row0": exported(Wrapped(names), 12)}
+    names = SHORT[:6]
+    made = {"row0": exported(Wrapped(names), 6)}
     options = {"backends": (backend, "interpreter")}
     check_python(packaged(made, tmp_path / "a.pf", options=options), made)
 

@@ -98,6 +98,7 @@ def serve() -> Iterator[Callable[[str], str]]:
     listener.close()
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_a_store_that_misbehaves(serve, tmp_path, monkeypatch, name):
     reset_warned()

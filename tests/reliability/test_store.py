@@ -53,6 +53,7 @@ def files(tmp_path: Path, pattern: str) -> list[Path]:
     return found
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("same_size", [True, False])
 @pytest.mark.parametrize("pattern", ["*.so", "kernels.txt"])
 def test_a_damaged_unit_is_built_again(tmp_path, warned, pattern, same_size):

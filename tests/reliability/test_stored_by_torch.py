@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Callable[..., Any], bool, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_compiled_ahead_is_loaded(name, monkeypatch, tmp_path):
     function, grad, options = CASES[name]
@@ -88,6 +88,8 @@ def test_a_function_compiled_ahead_is_loaded(name, monkeypatch, tmp_path):
     assert not last_reports(), "nothing is compiled"
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_view_of_a_written_input_of_a_function_compiled_ahead(grad, monkeypatch, tmp_path):
     def given() -> torch.Tensor:
@@ -104,6 +106,8 @@ def test_a_view_of_a_written_input_of_a_function_compiled_ahead(grad, monkeypatc
     assert not last_reports(), "nothing is compiled"
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
+@pytest.mark.slow
 def test_a_view_of_a_written_input_among_artifacts_of_the_cache(monkeypatch, tmp_path):
     for number in range(3):
         if number:
@@ -229,6 +233,7 @@ def test_what_dynamo_stores_too(backends, monkeypatch, tmp_path):
     assert run(tmp_path, *backends) == 0, "nothing is captured, looked up or compiled"
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_floating_point_arguments_that_vary() -> None:
     """Of what Dynamo keeps, the guard on a number that was compiled in is not asked when it is found."""
 

@@ -51,19 +51,31 @@ def found(model: nn.Module, rows: int = 3, run: Callable[..., Any] | None = None
     return counts.traced
 
 
+@pytest.mark.slow
 def test_a_parallel_network_is_lowered_once() -> None:
     # the first of a process may save another of two references to the mesh: torch remembers how it spread
     # tensors, and over which of them
     assert [found(Net(), rows) for rows in (5, 3, 3)] == [0, 0, 2]
 
 
-def test_what_differs_is_compiled() -> None:
+CHANGES: dict[str, Callable[[], int]] = {
+    "a number": lambda: found(Net(factor=3.0)),
+    "an option": lambda: found(Net(), options={"numerics": "eager"}),
+    "a type": lambda: found(Net(dtype=torch.float64)),
+    "a bias": lambda: found(Net(bias=False)),
+    "a size": lambda: found(Net(), rows=5),
+}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("a number", "an option"), pytest.param(tuple(CHANGES)[2:], marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_what_differs_is_compiled(names: tuple[str, ...]) -> None:
     assert [found(Net(), 7), found(Net())] == [0, 0]
-    assert found(Net(factor=3.0)) == 0
-    assert found(Net(dtype=torch.float64)) == 0
-    assert found(Net(bias=False)) == 0
-    assert found(Net(), rows=5) == 0
-    assert found(Net(), options={"numerics": "eager"}) == 0
+    for name in names:
+        assert CHANGES[name]() == 0, name
     assert found(Net()) == 2
 
 

@@ -28,10 +28,10 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return first, second, (first * second).sum()
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fn", [halves, rows])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_writing_to_one_of_several_views_is_refused(backend: str, fn: Any, dynamic: bool) -> None:
     run = compiled(fn, backend, dynamic=dynamic)
     for count in (4, 6):
@@ -51,6 +51,7 @@ def test_writing_to_one_of_several_views_is_refused(backend: str, fn: Any, dynam
         torch.testing.assert_close(x.detach(), before)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_input_that_begins_within_its_storage(backend: str) -> None:
     run = compiled(rows, backend)

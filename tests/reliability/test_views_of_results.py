@@ -25,6 +25,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return torch.compile(function, backend="polyfuse", options=options)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_views_are_views(dynamic: bool, native: bool) -> None:

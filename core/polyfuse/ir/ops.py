@@ -188,8 +188,9 @@ REDUCTIONS: dict[str, ReductionKind] = {
 """Reduction kinds.
 
 ``argmin``/``argmax`` take (value, i64 position) and give (extreme value, its position), NaN winning and the
-smallest position on ties; ``welford`` gives (mean, sum of squared deviations, count as float);
-``online_softmax`` gives (maximum, sum of ``exp(x - maximum)``). ``min`` and ``max`` propagate NaN."""
+smallest position on ties; ``welford`` gives (mean, infinite where the sum is, sum of squared deviations,
+count as float); ``online_softmax`` gives (maximum, sum of ``exp(x - maximum)``). ``min`` and ``max``
+propagate NaN."""
 
 CONTRACTIONS: dict[str, ReductionKind] = {
     "dot": ReductionKind(2, 1, tuple(DType), "add"),

@@ -51,7 +51,9 @@ constexpr float inf = std::numeric_limits<float>::infinity(), none = std::numeri
 _SPECIAL = {
     "welford": (
         ("0", "0", "0"),
-        "{2} += 1; {{ float d = {x} - {0}; {0} += d / {2}; {1} += d * ({x} - {0}); }}",
+        # a mean stays infinite, as that of eager mode's sum does
+        "{2} += 1; {{ float d = {x} - {0}, m = {0} + d / {2};"
+        " {0} = m == m ? m : {0} + {x}; {1} += d * ({x} - {0}); }}",
     ),
     "online_softmax": (
         ("-inf", "0"),

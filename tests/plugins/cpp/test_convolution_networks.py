@@ -112,7 +112,7 @@ def test_weights_are_packed_again_after_every_kind_of_change() -> None:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("inside", "outside", "extent"),
-    [(16, 24, 11), (24, 33, 9), (1040, 8, 9), (64, 16, 5)],
+    [(16, 24, 11), (24, 33, 9), pytest.param(1040, 8, 9, marks=pytest.mark.slow), (64, 16, 5)],
     ids=["tail of rows", "tail of columns", "cut depth", "small images"],
 )
 def test_pointwise_convolutions_are_generated_with_what_follows(
@@ -137,7 +137,9 @@ def test_pointwise_convolutions_are_generated_with_what_follows(
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("channels", "inner", "calls"), [(40, 10, 0), (17, 1, 1), (1040, 33, 0)], ids=["40", "one inside", "1040"]
+    ("channels", "inner", "calls"),
+    [(40, 10, 0), (17, 1, 1), pytest.param(1040, 33, 0, marks=pytest.mark.slow)],
+    ids=["40", "one inside", "1040"],
 )
 def test_squeeze_and_excitation_of_one_image_is_generated(channels: int, inner: int, calls: int) -> None:
     class Block(nn.Module):
@@ -198,7 +200,7 @@ def test_what_is_no_number_stays_so(value: float) -> None:
     agrees(compiled(model), model, x)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -230,7 +232,7 @@ def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
     assert not report.fallbacks and not report.eager
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -269,7 +271,7 @@ def test_weights_of_depthwise_convolutions_that_are_infinite(groups: int) -> Non
     assert not agrees(compiled(model), model, x).calls
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [

@@ -8,7 +8,7 @@ import torch
 import polyfuse
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("source", [torch.int8, torch.uint8, torch.bool])
 def test_every_byte_is_exact(dtype: torch.dtype, source: torch.dtype) -> None:
@@ -26,6 +26,7 @@ def test_every_byte_is_exact(dtype: torch.dtype, source: torch.dtype) -> None:
     assert "round_to<" not in str(code[0])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_wider_integers_are_rounded(dtype: torch.dtype) -> None:
     x = torch.tensor([256, 257, 259, 2047, 2049, 32767, -257, -32768], dtype=torch.int16)

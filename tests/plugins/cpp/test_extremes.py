@@ -29,7 +29,7 @@ def rows(dtype: torch.dtype, count: int, length: int) -> torch.Tensor:
     return torch.cat(made)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ["", "avx2", "sse"])
 @pytest.mark.parametrize("function", [torch.cummax, torch.cummin])
 def test_along_rows(function: Callable[..., tuple[torch.Tensor, torch.Tensor]], isa: str) -> None:

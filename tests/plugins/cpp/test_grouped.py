@@ -29,7 +29,7 @@ def test_a_list_of_any_sizes_is_one_launch() -> None:
 
 def test_an_optimizer_updates_parameters_of_all_sizes_in_few_launches() -> None:
     torch.manual_seed(0)
-    sizes = [*range(1, 12), 7, 7, 7]
+    sizes = [*range(1, 7), 5, 5]
     mine, theirs = ([torch.ones(n, n + 1, requires_grad=True) for n in sizes] for _ in range(2))
     for a, b in zip(mine, theirs, strict=True):
         a.grad = torch.randn_like(a)

@@ -42,7 +42,7 @@ def softmax_of_rows(rows: int, cols: int) -> KernelBuilder:
     return k
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ISAS)
 def test_two_reductions_over_a_long_row_are_cut(threads: int, isa: str) -> None:
     k = softmax_of_rows(2, 100_001)
@@ -319,7 +319,7 @@ def test_equal_kernels_have_equal_text() -> None:
         assert first.text == second.text and first.key == second.key
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("kind", ["sum", "welford", "argmax"])
 def test_every_tiling_gives_the_same(kind: str, dim: int) -> None:

@@ -16,7 +16,7 @@ ISAS = ("", "avx2", "scalar")
 SIZES = (0, 1, 15, 16, 17, 100)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("size", SIZES)
 def test_contiguous(size: int, isa: str) -> None:

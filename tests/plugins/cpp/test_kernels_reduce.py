@@ -30,7 +30,7 @@ def reduction(kind: str, m: int, n: int, dim: int, dtype: DType = f32) -> Kernel
 SHAPES = ((1, 1), (5, 3), (33, 70), (7, 16), (3, 1000), (1000, 3), (2, 33333))
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("shape", "isa"), [(s, isa) for s in SHAPES for isa in ISAS if not isa or s[0] * s[1] <= 3000]
 )
@@ -55,6 +55,7 @@ def test_types(kind: str, dim: int, dtype: DType) -> None:
     assert torch.equal(o, want)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_nan_wins(dim: int) -> None:
     a = torch.randn(40, 50)

@@ -194,6 +194,7 @@ def test_lgamma_is_zero_where_it_should_be(level: Level) -> None:
             assert torch.equal(run(kernels, form, op, x) == 0, x < 3)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [DType.f32, DType.f64])
 @pytest.mark.parametrize("name", ["exp", "exp2"])
 def test_what_is_masked_is_nothing_special(name: str, dtype: DType) -> None:

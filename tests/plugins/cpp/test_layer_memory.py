@@ -58,7 +58,7 @@ extern "C" void fill_{dtype}({dtype}* o) {{
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("gathers", [True, False])
+@pytest.mark.parametrize("gathers", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("level", level_params())
 def test_moving_elements(level: Level, gathers: bool) -> None:
     # without the machine's gathers, elements are read one by one, in the same way for types of one size

@@ -67,7 +67,7 @@ def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
     assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 1
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("maker", "isa", "taken"),
     [
@@ -101,7 +101,7 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, isa, 
     forget_sessions()
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("left", ["rows", "columns", "gaps", "columns with gaps"])
 @pytest.mark.parametrize("right", ["rows", "columns", "gaps", "columns with gaps"])
 def test_matmuls_of_matrices_transposed_or_not(
@@ -270,7 +270,7 @@ def _last(x: torch.Tensor) -> torch.Tensor:
     return x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -309,6 +309,7 @@ def test_strides_are_those_of_eager_mode(run: Any, layer: Any, size: tuple[int, 
     assert len(found) == 2 and found[0] == found[1]  # of what is compiled, and of what it is compared with
 
 
+@pytest.mark.slow
 def test_channels_last_with_a_residual(run: Any) -> None:
     x, other = _last(torch.randn(3, 4, 9, 11)), torch.randn(3, 6, 5, 6)
     report = run(lambda x, other: CONVOLUTION(x) + other, x, _last(other))
@@ -317,6 +318,7 @@ def test_channels_last_with_a_residual(run: Any) -> None:
     assert report.kernels == 1
 
 
+@pytest.mark.slow
 def test_channels_last_of_a_size_that_varies(run: Any) -> None:
     report = run(lambda x: F.silu(CONVOLUTION(x)), _last(torch.randn(3, 4, 9, 11)), dynamic=True)
     assert report.calls == ("mkldnn._convolution_pointwise.default",)
@@ -325,7 +327,7 @@ def test_channels_last_of_a_size_that_varies(run: Any) -> None:
 LINEAR_ONCE, CONVOLUTION_ONCE = "mkldnn._reorder_linear_weight", "mkldnn._reorder_convolution_weight"
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("function", "args", "once", "call"),
     [
@@ -391,22 +393,27 @@ def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_refusals(run: Any) -> None:
     w = torch.randn(24, 40)
-    found = reasons(run(lambda x: F.silu(x @ w), X[0]))
-    assert "contiguous along the depth" in found["cpp:onednn_fused"]
     found = reasons(run(lambda x: F.silu(x @ w[:, ::2]), X[0]))
     assert "contiguous along either axis" in found["cpp:onednn"]
+    found = reasons(run(lambda x: torch.cos(LINEAR(x)), X))
+    assert "nothing follows" in found["cpp:onednn_fused"]
+    found = reasons(run(lambda x: F.silu(CONVOLUTION(x)), torch.randn(3, 4, 9, 22)[..., ::2]))
+    assert "nor have both their channels last" in found["cpp:onednn_fused_conv"]
+
+
+@pytest.mark.slow
+def test_more_refusals(run: Any) -> None:
+    w = torch.randn(24, 40)
+    found = reasons(run(lambda x: F.silu(x @ w), X[0]))
+    assert "contiguous along the depth" in found["cpp:onednn_fused"]
     found = reasons(run(lambda x, b: torch.addmm(b, x, LINEAR.weight.t()), X[0], OTHER[0]))
     assert "a number for each column" in found["cpp:onednn"]
     found = reasons(run(lambda x: torch.addmm(LINEAR.bias, x, LINEAR.weight.t(), beta=2), X[0]))
     assert found["cpp:onednn"] == "it is scaled"
     found = reasons(run(lambda x: F.silu(F.linear(x, LINEAR.weight.double())), X[0].double()))
     assert "f32" in found["cpp:onednn"]
-    found = reasons(run(lambda x: torch.cos(LINEAR(x)), X))
-    assert "nothing follows" in found["cpp:onednn_fused"]
     found = reasons(run(lambda x: F.silu(LINEAR(x).reshape(560)), X))
     assert "another shape" in found["cpp:onednn_fused"]
-    found = reasons(run(lambda x: F.silu(CONVOLUTION(x)), torch.randn(3, 4, 9, 22)[..., ::2]))
-    assert "nor have both their channels last" in found["cpp:onednn_fused_conv"]
 
 
 def test_not_offered_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

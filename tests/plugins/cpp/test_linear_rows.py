@@ -47,6 +47,7 @@ def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.hardswish(F.linear(x, w, b)) + 1
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "rows, columns, depth", [(1, 1000, 640), (1, 10, 33), (3, 77, 129), (8, 64, 2048), (1, 1, 70), (4, 1, 70)]
 )

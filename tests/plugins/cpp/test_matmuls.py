@@ -88,6 +88,7 @@ def built(kernel: Kernel, isa: str = "") -> Sequence[Config]:
     return configs
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
@@ -114,7 +115,7 @@ def test_depths_that_are_cut(right: str, isa: str) -> None:
     check(Matmul(30, 50, 1500, right=right, bias=True), isa)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "avx2"])
 @pytest.mark.parametrize("columns", [72, 112, 116, 200])
@@ -123,6 +124,7 @@ def test_a_last_block_of_fewer_vectors(columns: int, isa: str) -> None:
     check(Matmul(131, columns, 1100, right="bkn", residual=True), isa)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_more_than_one_thread(right: str) -> None:
@@ -350,7 +352,7 @@ def test_what_it_refuses() -> None:
         backend().configs(k.build())
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize(
     ("shape", "packed"),
@@ -381,7 +383,7 @@ def test_text_is_deterministic() -> None:
     assert one == two and accumulates(f32) is f32
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("pair", [(i8, i8), (u8, i8), (bf16, bf16)])
 def test_without_instructions_for_small_types(
@@ -393,7 +395,7 @@ def test_without_instructions_for_small_types(
     check(Matmul(9, 41, 131, dtype=pair[0], other=pair[1], right="bnk"))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 @pytest.mark.parametrize("shape", [(40, 75, 67), (16, 16, 31), (70, 40, 2100), (3, 33, 64)])
@@ -421,6 +423,7 @@ def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_p
     made.build(sources, tmp_path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "scalar"])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])

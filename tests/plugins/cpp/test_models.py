@@ -196,6 +196,7 @@ def test_an_example_with_expanded_dimensions_takes_no_other_layout(folder):
     assert "was compiled with elements that share memory" in other.error
 
 
+@pytest.mark.slow
 def test_convolutions(folder):
     torch.manual_seed(0)
     model, x = Pixels(), torch.randn(4, 3, 11, 9)
@@ -324,6 +325,7 @@ def test_trials_choose_among_own_kernels_alone(folder):
     check(call(path, [[x]])[0], model(x))
 
 
+@pytest.mark.slow
 def test_several_entries(folder):
     class Twice(torch.nn.Module):
         def forward(self, x):
@@ -383,6 +385,7 @@ def test_weights_of_convolutions_lie_as_kernels_read_them(folder, shown):
         torch.testing.assert_close(replaced["shows"](x), shows(x))
 
 
+@pytest.mark.slow
 def test_weights_that_are_parts_of_one_memory(folder):
     """As `vector_to_parameters` leaves them: of one storage, and here of one shape."""
     torch.manual_seed(0)

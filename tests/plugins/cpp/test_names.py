@@ -56,7 +56,7 @@ def mixed(names: tuple[str, ...]) -> Kernel:
     return builder.build()
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("number", range(len(BATCHES)))
 def test_hostile_names(number: int) -> None:
     names = (*BATCHES[number], "one", "two", "three")[-63:]

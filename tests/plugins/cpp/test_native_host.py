@@ -64,12 +64,13 @@ def test_empty_and_tiny_inputs(tmp_path, size):
 
 
 def test_operators_of_the_library(tmp_path):
-    args = torch.randn(5, 8), torch.randn(8, 6), torch.randn(6)
-    assert compare(with_matmuls, tmp_path, args) == [NATIVE]
+    """Some have several results; and constants."""
 
+    def f(x, w, bias, y):
+        return with_matmuls(x, w, bias), several_results(y), with_constant(y[:, :4])
 
-def test_operators_with_several_results(tmp_path):
-    assert compare(several_results, tmp_path, (torch.randn(4, 9),)) == [NATIVE]
+    args = torch.randn(5, 8), torch.randn(8, 6), torch.randn(6), torch.randn(4, 9)
+    assert compare(f, tmp_path, args) == [NATIVE]
 
 
 def test_mutated_inputs_and_aliases(tmp_path):
@@ -85,10 +86,6 @@ def test_mutated_inputs_and_aliases(tmp_path):
 
 def test_results_that_are_no_new_tensors(tmp_path):
     assert compare(odd_results, tmp_path, (torch.randn(4, 3),), dynamic=True) == [NATIVE]
-
-
-def test_constants(tmp_path):
-    assert compare(with_constant, tmp_path, (torch.randn(2, 4),)) == [NATIVE]
 
 
 @pytest.mark.slow

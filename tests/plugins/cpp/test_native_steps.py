@@ -176,6 +176,7 @@ def test_an_exception_names_its_operator():
     assert "was running aten.view.default at model.py:7" in caught.value.__notes__[0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [DType.f64, DType.i16])
 def test_memory_that_is_taken_over_in_another_layout(dtype):
     b = Builder()
@@ -268,6 +269,7 @@ int main() {
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("failing", "said"), [("", "1 3 5 7 0 0"), ("empty_strided_cpu", "1 0")])
 def test_programs_need_neither_python_nor_torch(tmp_path, failing, said):
     program = two_adds().program()

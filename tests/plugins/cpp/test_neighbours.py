@@ -71,7 +71,7 @@ def text_of(kernel: Kernel) -> str:
     return backend("avx2").emit(kernel).text
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("width", [3, 4, 5, 6, 7, 9, 14, 21])
 def test_rows_of_any_length(width: int) -> None:
     kernels = [windows(17, width, 24, step) for step in (1, 2)]
@@ -80,7 +80,7 @@ def test_rows_of_any_length(width: int) -> None:
         agrees(kernel, 24)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("channels", [8, 16, 17, 40])
 def test_any_number_of_channels(channels: int) -> None:
     kernels = [
@@ -93,6 +93,7 @@ def test_any_number_of_channels(channels: int) -> None:
         agrees(kernel, channels)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ["avx2", "sse"])
 @pytest.mark.parametrize("dtype", [f32, DType.f64])
 def test_on_other_vectors(isa: str, dtype: DType) -> None:

@@ -65,6 +65,7 @@ def agrees(k: KernelBuilder, isa: str, width: int, rows: int, dtype: DType, *siz
 KINDS = ("zeros", "edge", "mirror", "wrap")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_margins_of_any_size(kind: str) -> None:
     # many rows, each range by range; few rows, each range by itself
@@ -74,12 +75,14 @@ def test_margins_of_any_size(kind: str) -> None:
         agrees(k, "", size, rows, f32)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ["avx2", "sse"])
 def test_margins_on_other_vectors(isa: str) -> None:
     for dtype in (DType.bf16, DType.f64, DType.u8):
         agrees(padded("mirror", 21, 40, dtype), isa, 21, 40, dtype)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["zeros", "edge"])
 def test_margins_of_a_size_that_is_not_known(kind: str) -> None:
     for rows in (40, 5):

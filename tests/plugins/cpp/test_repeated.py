@@ -36,6 +36,7 @@ def expected(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return a.gather(2, pixel[:, None].expand(-1, a.shape[1], -1)) * w.exp()[:, None]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ["", "avx2", "sse"])
 @pytest.mark.parametrize("shape", [(4, 3, 512), (3, 16, 517), (1, 2, 1025)])
 def test_channels_share_positions_and_weights(shape: tuple[int, int, int], isa: str) -> None:

@@ -29,6 +29,7 @@ def column_sums(rows: int, columns: int, dtype: DType) -> Kernel:
     return replace(made, args=(replace(made.args[0], numel=rows * columns), *made.args[1:]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [DType.f32, DType.bf16])
 @pytest.mark.parametrize(("rows", "columns"), [(4100, 520), (17000, 263)])

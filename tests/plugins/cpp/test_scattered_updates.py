@@ -25,7 +25,7 @@ def summed(rows: int, length: int, size: int, step: int) -> Kernel:
     return k.build()
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("rows", [3, 40])
 def test_rows_that_are_apart(rows: int, isa: str) -> None:

@@ -54,7 +54,7 @@ def agrees_on_all(call: Any, model: nn.Module, layer: Any, x: torch.Tensor) -> N
     agrees(call, model, x)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -77,7 +77,7 @@ def test_groups_along_one_axis_behind_another_layer() -> None:
     agrees(compiled(model), model, torch.randn(2, 3, 70))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -142,7 +142,7 @@ def test_what_learns_convolves_as_it_is_written() -> None:
     torch.testing.assert_close(found, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_views_of_what_is_computed_from_features_by_frames(groups: int, dynamic: bool) -> None:

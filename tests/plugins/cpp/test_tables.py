@@ -40,7 +40,7 @@ def expected(a: torch.Tensor) -> torch.Tensor:
     return torch.where(place % 8 == 1, a * place.sin() + (place / 3).cos(), a)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, DType.f64])
 @pytest.mark.parametrize("shape", [(64, 16), (70, 37), (200, 5), (65, 96)])
@@ -77,6 +77,7 @@ def test_what_is_cheap_or_read_from_memory_is_no_table() -> None:
     assert "table_" not in backend().emit(k.build()).text
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("corners", [False, True])
 def test_interpolation_by_any_factor(corners: bool) -> None:
     def resample(x: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,7 @@ def test_a_small_team_ends_no_threads_of_the_pool(three_threads: None) -> None:
     torch.testing.assert_close(o, a.sum(1))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("columns", [40, 1000])
 def test_stages_of_a_sum_share_one_region(columns: int, three_threads: None) -> None:
     """The second stage has a team of its own where there are many columns, else one thread."""

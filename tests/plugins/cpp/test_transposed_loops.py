@@ -36,6 +36,7 @@ def centred(
     return k
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize("shape", [(64, 32), (37, 23), (16, 7), (70, 5), (100, 33), (9, 300)])
@@ -117,6 +118,7 @@ def test_a_buffer_that_is_also_read_is_written_at_once() -> None:
     assert torch.equal(out, want)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("kind", "rows"), [("logcumsumexp", 13), ("cummax", 131)])
 def test_scans_of_rows_take_lanes_across_them(kind: str, rows: int) -> None:
     """Steps that are slow, or many rows: each row's scan is one lane's, with what is not a number in it."""

@@ -36,7 +36,7 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
     assert set(last_reports()[-1].calls) == {PACKS}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size", "last"),
     [

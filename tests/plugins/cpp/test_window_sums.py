@@ -93,7 +93,7 @@ def agrees(kernel: Kernel, *, infinite: bool = False) -> None:
         assert torch.equal(found[len(out) :], out)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("height", "width", "channels", "options"),
     [
@@ -122,6 +122,7 @@ def test_what_is_left_to_other_loops() -> None:
     assert "add_taps<" not in backend("avx2").emit(depthwise(5, 9, 16, numerics="eager")).text
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("channels", [24, 27])
 def test_squeeze_and_excitation_behind_a_depthwise_convolution(channels: int) -> None:
     class Model(nn.Module):

@@ -45,7 +45,7 @@ def compare(kernel: Kernel, rows: int, tiling: Tiling, folder, tolerance: float 
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("tiling", (WIDE, SWAPPED), ids=("wide", "swapped"))
 @pytest.mark.parametrize(
     "epilogue", (PLAIN, GELU, RESIDUAL, SCALED), ids=("plain", "gelu", "residual", "scaled")
@@ -55,7 +55,7 @@ def test_layers(tmp_path, tiling, epilogue, rows, columns):
     compare(product(rows, columns, 16, epilogue=epilogue), rows, tiling, tmp_path)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shared", (False, True))
 @pytest.mark.parametrize("epilogue", (RESIDUAL, SCALED), ids=("residual", "scaled"))
 def test_batches(tmp_path, shared, epilogue):
@@ -85,11 +85,13 @@ def test_results_may_run_along_the_rows(tmp_path):
     compare(product(16, 24, 16, place="16*i1 + i0", epilogue=RESIDUAL), 16, WIDE, tmp_path)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("dtype", "out"), (("f16", "f16"), ("bf16", "f32"), ("f32", "f32"), ("i8", "bf16")))
 def test_types(tmp_path, dtype, out):
     compare(product(8, 16, 32, dtype=dtype, out=out, epilogue=GELU), 8, WIDE, tmp_path, 5e-2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("out", ("f8e4m3", "f8e5m2"))
 def test_results_of_eight_bits(tmp_path, out):
     lines = ("scale = const f32 9.0", "value = mul f32 ({sum}, scale)")

@@ -81,7 +81,7 @@ def compare(kernel: Kernel, rows: int, tiling: Tiling, folder) -> None:
             torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @needs_gxx
 @pytest.mark.parametrize("epilogue", (GELU, SCALED, RESIDUAL), ids=("gelu", "scaled", "residual"))
 @pytest.mark.parametrize("along", ("rows", "columns"))
@@ -92,6 +92,7 @@ def test_groups_come_to_what_the_interpreter_says(tmp_path, mode, along, epilogu
     compare(kernel, 37, WIDE, tmp_path)
 
 
+@pytest.mark.quick(1)
 @needs_gxx
 @pytest.mark.parametrize("along", ("rows", "columns"))
 def test_sizes_and_types(tmp_path, along):
@@ -101,6 +102,7 @@ def test_sizes_and_types(tmp_path, along):
     compare(folded(product(5, 7, 16, out="f32"), "group_max", along), 5, WIDE, tmp_path / "few")
 
 
+@pytest.mark.quick(1)
 @needs_gxx
 @pytest.mark.parametrize("along", ("rows", "columns"))
 def test_results_need_not_be_stored(tmp_path, along):

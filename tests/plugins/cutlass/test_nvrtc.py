@@ -58,7 +58,7 @@ def facts(code: bytes) -> tuple[bytes, int, int, int]:
     return code[:4], code[4], machine, flags
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kind_of_kernel_compiles(library, tmp_path, name):
     kernel, tiling = KERNELS[name]

@@ -41,7 +41,7 @@ CASES = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 def test_scheduled_kernels(name, tmp_path):
     function, args = CASES[name]

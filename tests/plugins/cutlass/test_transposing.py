@@ -68,7 +68,7 @@ def arrives_once(names: tuple[str, ...], numbers: Mapping[str, int], along_rows:
     return subprocess.run([str(program)], timeout=600, check=False).returncode == 0
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("columns", "chunk", "blocks", "count", "along_rows", "buffers", "fetched"),
     (
@@ -89,7 +89,7 @@ def test_each_result_arrives_once(tmp_path, columns, chunk, blocks, count, along
     assert arrives_once(("transposed.cuh",), {**numbers, "FETCHED": fetched}, along_rows, tmp_path)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("columns", "blocks", "buffers"),
     ((256, 1, 2), (128, 2, 3), (176, 1, 1), (192, 1, 2), (72, 1, 4), (64, 1, 2)),

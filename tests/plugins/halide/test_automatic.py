@@ -35,7 +35,7 @@ def bias(rows: int, columns: int) -> Kernel:
     return found
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("scheduler", ON_PROCESSORS)
 @pytest.mark.parametrize(
     "name", ["sum of rows", "sum of columns", "transposed", "largest", "joined", "broadcast"]
@@ -64,7 +64,7 @@ def test_kernels_by_each_scheduler_are_right(scheduler, name, tmp_path):
     torch.testing.assert_close(found, function(*args), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("scheduler", ON_PROCESSORS)
 @pytest.mark.parametrize("shape", [(3, 3), (5, 7), (33, 517), (128, 256)])
 def test_nothing_beside_a_result_is_written(scheduler, shape, tmp_path):
@@ -97,6 +97,7 @@ def test_a_schedule_that_is_refused_leaves_the_kernel_to_this_backend():
     torch.testing.assert_close(torch.compile(function, backend="polyfuse", options=options)(x), function(x))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -60,7 +60,7 @@ def built(kernel: Kernel, folder, **options: str):
     return backend.load(folder)[source.key]
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("count", [1, 40, 3000])
 def test_a_read_at_a_wrong_place_names_the_kernel(dynamic, count, tmp_path):
@@ -124,7 +124,7 @@ def test_halides_own_checks_name_the_kernel(tmp_path):
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int64]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
 def test_compiled_functions_pass_their_checks(dtype):
     def function(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -36,6 +36,7 @@ def points(value: Callable[[Expr], Expr], numel: int = 256) -> Kernel:
     return builder.kernel((numel,))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("op", ["exp", "log", "erf", "tanh", "sigmoid", "atan", "log1p", "expm1"])
 def test_functions_multiply_and_add_in_one_step(op: str, tmp_path: Path) -> None:
     kernel = points(lambda x: apply(op, x))

@@ -24,7 +24,7 @@ USES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("source", (torch.float32, torch.float64, torch.bfloat16))
 @pytest.mark.parametrize("target", (torch.int32, torch.int64))
@@ -49,7 +49,7 @@ ASKED: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("source", (torch.float16, torch.float32))
 def test_infinities_of_16_bits(asked: str, source: torch.dtype) -> None:

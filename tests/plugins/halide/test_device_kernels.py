@@ -137,6 +137,7 @@ def test_large_aligned_tensors_are_moved_in_vectors(tmp_path):
     assert plan(points(4096, 4096, "bf16")).each == 8
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kernel", [points(4096, 4096, aligned=False), points(4096, 4095)])
 def test_without_alignment_there_are_no_vectors(kernel, tmp_path):
     chosen = plan(kernel)
@@ -181,6 +182,7 @@ def test_rows_columns_and_short_rows_are_divided_differently():
     assert plan(sums("4096", "4096", "4096*i0 + r0", 4096, 4096), lanes=64).lanes == 64
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -193,6 +195,7 @@ def test_any_size_is_compiled(kernel, tmp_path):
     assert ".entry" in code(kernel, tmp_path)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("dtype", "mode", "instruction"),
     [
@@ -283,6 +286,7 @@ ROUNDED = """kernel rounded on cuda {{
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("op", ["floor", "ceil"])
 def test_least_numbers_are_rounded_by_their_bits(op, tmp_path):
     """The device takes them for zero, of which the next integer is another."""

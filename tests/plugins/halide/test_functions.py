@@ -80,7 +80,7 @@ def test_functions_of_sixteen_bits(name: str) -> None:
     torch.testing.assert_close(found, function(x), equal_nan=True)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", [*FUNCTIONS, "sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos"])
 def test_functions_of_few_numbers(name: str) -> None:
     """Fewer than fill a vector: LLVM takes other liberties with single numbers."""
@@ -96,6 +96,7 @@ def test_functions_of_few_numbers(name: str) -> None:
         torch.testing.assert_close(actual, expected, rtol=4e-6, atol=2e-6, equal_nan=True)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ("fmod", "remainder"))
 def test_remainders_of_sixteen_bits_and_what_is_asked_of_them(name: str) -> None:
     function = getattr(torch, name)

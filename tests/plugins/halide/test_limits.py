@@ -33,6 +33,7 @@ def limited(op: str, limit: float, first: bool, dtype: DType, numel: int) -> Ker
     return builder.kernel((numel,))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [DType.f32, DType.f64])
 @pytest.mark.parametrize("op", ["maximum", "minimum"])
 def test_constant_limits(op: str, dtype: DType, tmp_path: Path) -> None:

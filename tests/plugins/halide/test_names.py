@@ -87,6 +87,7 @@ def test_usual_names_are_kept():
     assert all_names(with_plain_names(kernel))[:2] == ["i0", "r0"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_they_compute_what_others_do(dynamic, tmp_path):
     backend = HalideBackend(Settings())

@@ -69,7 +69,7 @@ def test_running_sums(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(compiled(x), (x * 2).cumsum(-1), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32, torch.bfloat16, torch.bool])
 def test_running_sums_of_other_types(dtype: torch.dtype) -> None:
     for shape in ((64, 96), (50, 70)):

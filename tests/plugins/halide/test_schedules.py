@@ -121,7 +121,7 @@ CHOICES = [
 ]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("config", CHOICES, ids=str)
 @pytest.mark.parametrize("shape", [(33, 517), (517, 33), (64, 64), (700, 5)])
 def test_every_choice_gives_the_same(config, shape, tmp_path):
@@ -216,7 +216,7 @@ def stored_and_summed(m: int, n: int, columns: bool) -> Kernel:
     return builder.kernel((n, m) if columns else (m, n))
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("shape", [(70, 100), (33, 256), (5, 17), (300, 64)])
 def test_what_is_stored_and_summed_is_computed_once(shape, columns, tmp_path):

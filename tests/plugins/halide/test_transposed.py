@@ -18,6 +18,7 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0, 2 if dtype is torch.bool else 100, shape).to(dtype)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool])
 def test_whole_tiles_are_transposed(dtype: torch.dtype) -> None:
     x = tensor((96, 160), dtype)
@@ -25,6 +26,7 @@ def test_whole_tiles_are_transposed(dtype: torch.dtype) -> None:
     assert torch.equal(found, x.t())
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("shape", [(16, 16), (17, 33), (100, 1000), (31, 16), (5, 40), (1, 64), (16, 15)])
 def test_tiles_at_the_ends_of_rows(shape: tuple[int, int]) -> None:
     x, y = torch.randn(shape), torch.randn(shape[::-1])

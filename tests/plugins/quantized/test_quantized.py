@@ -41,7 +41,7 @@ def values(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", RANGES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_there_and_back(kind, dtype):
@@ -55,6 +55,7 @@ def test_there_and_back(kind, dtype):
     assert report.calls == () and not report.fallbacks
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [(), (1,), (0, 3), (3, 1, 4)], ids=str)
 def test_sizes(size):
     function = lambda x: ops.quantize_per_tensor.default(x * 2, 0.03, 0, -127, 127, torch.int8)  # noqa: E731
@@ -66,6 +67,7 @@ def test_unknown_sizes():
     assert check(function, values(6, 5), dynamic=True, strict=True).calls == ()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scale", [torch.tensor(0.07), torch.tensor([0.07], dtype=torch.float64)])
 def test_parameters_in_tensors(scale):
     def function(x, scale, zero_point):
@@ -77,7 +79,7 @@ def test_parameters_in_tensors(scale):
     assert not check(function, torch.tensor(3.25), scale, zero_point, strict=True).fallbacks
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("scales", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("zeros", [torch.int64, torch.int32, torch.float32], ids=str)
@@ -95,6 +97,7 @@ def test_parameters_of_channels(axis, scales, zeros):
     assert not check(function, x, scale, zero, strict=True).fallbacks
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_parameters_of_rows(dtype):
     x = values(3, 4, 5, dtype=dtype)
@@ -164,7 +167,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_conversions_that_undo_each_other_go(view):
     every = torch.arange(-128, 128, dtype=torch.int8).view(16, 16)
@@ -174,6 +177,7 @@ def test_conversions_that_undo_each_other_go(view):
     assert not any("quantize" in op for op in ops)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("scale", [1e-25, 0.1, 1 / 3, 7e20])
 def test_they_undo_each_other_for_every_number(scale):
     both = parameters(scale=scale)

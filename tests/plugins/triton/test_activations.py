@@ -73,6 +73,7 @@ def _operands(rows: int = 65, dtype: torch.dtype = torch.bfloat16) -> tuple[Tens
     return torch.randn(rows, 16, dtype=dtype), nn.Linear(16, 24, dtype=dtype)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(65, 16), (3, 30, 16)])
 def test_every_spelling(shape: tuple[int, ...]) -> None:
     _, linear = _operands()
@@ -107,6 +108,7 @@ def test_not_without_a_bias_nor_in_f32_nor_of_few_rows() -> None:
     assert _count(lambda x: _tanh(linear(x)), x) == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [{"gemm": "fastest"}, {"numerics": "eager"}])
 def test_not_where_matmuls_are_tuned_or_rounded_as_eager_mode_does(options: dict[str, str]) -> None:
     x, linear = _operands()

@@ -49,6 +49,7 @@ kernel k on cuda {
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("dtype", "rows", "numerics"),
     [
@@ -61,7 +62,7 @@ def test_a_result_and_its_norm(dtype, rows, numerics):
     assert in_interpreter(result_and_norm_faults, dtype, rows, numerics) == []
 
 
-@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_kit(every):
     assert in_interpreter(kit_faults, "alias", True, False, every) == []
 

@@ -30,7 +30,7 @@ def machine(code: bytes) -> int:
     return struct.unpack_from("<H", code, 18)[0]
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("chip", ("gfx942", "gfx1100"))
 @pytest.mark.parametrize("name", ("softmax", "bias_gelu", "grouped_rows", "scatter_add"))
 def test_code_for_amds_gpus(name: str, chip: str) -> None:

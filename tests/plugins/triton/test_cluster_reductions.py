@@ -96,7 +96,7 @@ def outcome(made: str, operands: list[torch.Tensor]) -> tuple[list[torch.Tensor]
     return found, wanted
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", ["sum", "min", "max", "argmin", "argmax"])
 def test_chunks_give_what_the_row_gives(kind, dtype):
@@ -113,6 +113,7 @@ def test_matmuls_of_a_row():
     torch.testing.assert_close(found[1], wanted[1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_normalised_rows():
     given = torch.randn(ROWS * LENGTH) * 3 + 100
     made = text(NORMALISED, results=f"out out1: f32[{ROWS}]\n")

@@ -28,14 +28,14 @@ def compiled(name: str, arch: int, config=None):
     return compile_kernel(function, KernelMeta.parse(source.meta), arch, 0, False)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_without_spilling(name):
     made = compiled(name, 90)
     assert made.code and made.spilled_bytes == 0
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("arch", OTHERS)
 @pytest.mark.parametrize(
     "name", ["softmax", "bias_gelu", "transpose_bf16", "argmax", "scan_long", "scatter_add"]

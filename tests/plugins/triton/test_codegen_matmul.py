@@ -55,19 +55,20 @@ def test_shapes(m, n, k):
     assert "tl.dot" in run(Case(m, n, k))
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("case", TYPES, ids=lambda c: f"{c.dtype}-{c.right}-{c.out}-{c.kind}")
 def test_types(case):
     assert "tl.dot" in run(case)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["u8", "i16", "i64"])
 def test_types_without_an_instruction_are_multiplied_and_added(dtype):
     out = {"u8": "i32"}.get(dtype, dtype)
     assert "tl.dot" not in run(Case(37, 50, 41, dtype=dtype, out=out), None)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("right", [True, False])
 def test_layouts(left, right):
@@ -170,7 +171,7 @@ def test_equal_matmuls_have_equal_text():
     assert emit(kernel_of(case), None, target) == emit(kernel_of(replace(case)), None, target)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_functions(name, dynamic):

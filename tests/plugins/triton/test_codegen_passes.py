@@ -114,7 +114,7 @@ def test_sum_and_squared_differences_take_one_pass(n):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [37, 2000])
 @pytest.mark.parametrize("serial", [False, True])
 def test_moments_far_from_zero(serial, n):

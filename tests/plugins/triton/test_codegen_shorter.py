@@ -132,6 +132,7 @@ once {
 }"""
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("numerics", "which", "contracted"),
     [("fast", "v3", False), ("fast", "v1", True), ("eager", "v3", False), ("eager", "v1", False)],

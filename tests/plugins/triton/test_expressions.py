@@ -12,7 +12,7 @@ from polyfuse_triton.launch.expressions import MAX_STACK, evaluate, postfix
 NAMES = ("in0", "ks0", "ks1")
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "text",
     [

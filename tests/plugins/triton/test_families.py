@@ -111,6 +111,7 @@ FAR_ROWS = kernel_text(
 )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("text", [FAR, FAR_ROWS], ids=["elements", "rows"])
 def test_more_elements_than_32_bits_count(text, arch):
@@ -120,6 +121,7 @@ def test_more_elements_than_32_bits_count(text, arch):
     assert ("tl.int64" in near.text) == (text is FAR_ROWS)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_aligned_arguments_are_accessed_in_wide_chunks_and_others_are_not(arch):
     wide = re.compile(r"(?:ld|st)\.global\S*\.(?:v4\.b32|v2\.b64|b128)")
@@ -128,6 +130,7 @@ def test_aligned_arguments_are_accessed_in_wide_chunks_and_others_are_not(arch):
     assert not wide.search(made_of(text.replace(" aligned", ""), arch)[1].ptx)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("count", [3, 17])
 def test_a_list_of_equal_sizes_is_one_kernel(count):
     faults, made = in_interpreter(list_faults, count)
@@ -145,6 +148,7 @@ SHORT = kernel_text(
 )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_several_rows_in_a_tile(arch):
     source, made = made_of(SHORT, arch)

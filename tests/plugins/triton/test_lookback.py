@@ -59,7 +59,7 @@ def torch_type(dtype: str) -> torch.dtype:
     return kinds.get(dtype) or getattr(torch, f"int{dtype[1:]}")
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("kind", "dtype"), CASES)
 def test_chunks_give_what_the_row_gives(kind, dtype):
     kind_of = torch_type(dtype)
@@ -126,7 +126,7 @@ def test_what_is_stored_once_for_each_row():
     assert "wait_for(" not in emit(parse(added), None, known_target("sm_90")).text
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize(("kind", "dtype"), [("sum", "f32"), ("max", "f64"), ("sum", "i64"), ("max", "u8")])
 def test_compiles(kind, dtype, arch):

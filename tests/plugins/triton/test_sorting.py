@@ -22,7 +22,7 @@ from triton_sorting import faults_of_few_rows, faults_of_sorting, faults_of_what
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_beside_eager_mode(dtype):
     assert in_interpreter(faults_of_sorting, dtype) == []
@@ -34,6 +34,7 @@ def test_few_long_rows(dtype):
     assert in_interpreter(faults_of_few_rows, dtype) == []
 
 
+@pytest.mark.slow
 def test_any_number_of_rows():
     assert in_interpreter(faults_of_sorting, torch.float32, True) == []
 

@@ -77,6 +77,7 @@ def test_a_kernel_that_was_not_timed_has_no_choice(emitted, monkeypatch, tmp_pat
     assert not step.merges
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("again", [False, True])
 def test_the_disk_is_read_at_the_start_of_a_search_alone(emitted, monkeypatch, tmp_path, again):
     run: Callable[..., Any] = with_times(monkeypatch, tmp_path, {"interpreter way=2": 1.0})

@@ -73,7 +73,7 @@ def test_epilogues_stay_out_on_request(name: str) -> None:
     assert sum(bool(match(k)) for k in kernels) == 1
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("left", "right"),
     [((1, 2), (2, 1)), ((3, 1, 5), (3, 5, 1)), ((2, 1, 1, 5), (2, 4, 5, 1))],

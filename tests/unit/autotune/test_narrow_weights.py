@@ -61,7 +61,7 @@ def shifted(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tens
     return torch.nn.functional.linear(x, (w - 3).to(x.dtype) * scale[:, None]).relu()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("function", [converted, scaled, turned, biased, shifted])
 def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
@@ -69,7 +69,7 @@ def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [2, 9, 40])
 @pytest.mark.parametrize("function", [converted, scaled, turned, shifted])
@@ -79,7 +79,7 @@ def test_some_rows(run: Any, function: Callable[..., torch.Tensor], rows: int, d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 4, 9])
 def test_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
@@ -110,7 +110,7 @@ def groups(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Te
     return torch.nn.functional.linear(x, (apart * scale[:, :, None]).reshape(w.shape))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 9, 40])
 @pytest.mark.parametrize("size", [8, 24, 64])
@@ -149,7 +149,7 @@ def mixed(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Ten
     return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [nibbles, upper_first, signed, mixed])
 @pytest.mark.parametrize("rows", [1, 9])
@@ -163,7 +163,7 @@ def test_halves_of_bytes(
     assert is_narrow(report) and not report.extern_calls
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_groups_on_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
@@ -173,7 +173,7 @@ def test_groups_on_other_instruction_sets(run: Any, rows: int, isa: str) -> None
     assert is_narrow(report) == (isa != "scalar")
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_halves_of_bytes_one_behind_the_other(run: Any, dtype: torch.dtype, rows: int) -> None:
@@ -221,7 +221,7 @@ def test_eight_bit_floats(run: Any) -> None:
     assert is_narrow(report)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_every_code_of_eight_bit_floats(run: Any, rows: int, kind: torch.dtype) -> None:
@@ -255,6 +255,7 @@ def test_what_the_library_does_as_well(run: Any) -> None:
     assert not is_narrow(run(converted, x, weights(), scale, numerics="eager"))
 
 
+@pytest.mark.slow
 def test_a_converted_weight_that_is_used_twice_is_stored(run: Any) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         wide = w.to(x.dtype)

@@ -88,7 +88,7 @@ LEFT: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", TAKEN)
 def test_it_is_timed_and_computes_the_same(run, name):
     function, args = TAKEN[name]
@@ -103,6 +103,7 @@ def test_sizes_that_vary(run):
     assert "interpreter+prologue" in names and report.kernels == 1
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", LEFT)
 def test_where_it_is_no_way(run, name):
     function, args = LEFT[name]
@@ -122,6 +123,7 @@ def test_a_backend_may_refuse_it_with_a_reason(run, monkeypatch):
     assert declined["interpreter+prologue"] == "it computes no operands"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("milliseconds", "tried"), [(1.0, 3), (9.0, 1)])
 def test_more_than_the_first_guess_only_where_that_is_fastest(run, monkeypatch, milliseconds, tried):
     plain = InterpreterBackend.emit

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from house.source_tree import core_files
+from house.source_tree import CORE
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.log import AREAS, configure, get_logger, reset_warned, warn_once
 
@@ -52,8 +52,8 @@ def test_configure_refuses_areas_that_log_nothing():
 def test_every_area_that_logs_is_known():
     used = {
         area
-        for file in core_files()
-        for area in re.findall(r'(?:get_logger|warn_once)\(\s*"(\w+)"', file.text)
+        for path in CORE.rglob("*.py")
+        for area in re.findall(r'(?:get_logger|warn_once)\(\s*"(\w+)"', path.read_text(encoding="utf-8"))
     }
     assert used <= set(AREAS)
 

@@ -16,6 +16,7 @@ from polyfuse_bench.timing import Effort
 SHORT = Effort(rounds=3, min_sample_seconds=1e-4, warmup_seconds=1e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("good_calls", [0, 1, 2])
 def test_one_that_fails_at_any_of_its_first_calls_is_left_out(good_calls: int) -> None:
     def prepare(name: str) -> Callable[[], torch.Tensor]:

@@ -143,6 +143,7 @@ def trim_again_and_again(root: str, rounds: int) -> None:
         trim(Path(root), 1, spared=0.0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 def test_processes_that_add_while_others_trim(tmp_path, start):
     context = multiprocessing.get_context(start)

@@ -82,6 +82,7 @@ class TestBackends:
         assert "quantized    ready  no code generator" in out and "offers lowerings, rewrites: " in out
         assert "halide       disabled" in out and "listed in the option `disable`" in out
 
+    @pytest.mark.quick(1)
     @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has the device that should be absent")
     @pytest.mark.parametrize("arguments", [["backends", "--load"], ["doctor"]])
     def test_a_backend_for_an_absent_device_is_no_fault(self, arguments, capsys, caplog):

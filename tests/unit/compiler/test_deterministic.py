@@ -46,7 +46,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("warn_only", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_values_for_one_place_are_stored_in_order(name: str, warn_only: bool) -> None:
@@ -114,7 +114,7 @@ def test_kernels_without_such_stores_are_the_same(tmp_path: Path) -> None:
     assert _ordered(tmp_path) == 0
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["put", "accumulate", "scatter_add"])
 def test_a_wide_device_leaves_them_to_eager_mode(name: str) -> None:
     inputs = _inputs()

@@ -37,7 +37,7 @@ def test_training_step(dynamic: bool) -> None:
     assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "fn",
     [

@@ -82,7 +82,8 @@ def test_training_computes_what_eager_mode_does() -> None:
 @pytest.mark.slow
 def test_parts_without_gradients_within_the_layers() -> None:
     torch.manual_seed(1)
-    norms = [torch.randn(16, requires_grad=True) for _ in range(7)]
+    # in f32 the gradients of eager mode itself are further from exact ones than the comparison allows
+    norms = [torch.randn(16, dtype=torch.float64, requires_grad=True) for _ in range(7)]
 
     def step(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -94,7 +95,7 @@ def test_parts_without_gradients_within_the_layers() -> None:
         return x.square().sum()
 
     run = torch.compile(step, backend="polyfuse", options={"repeated_layers": "on", "strict": True})
-    x = torch.randn(3, 16, requires_grad=True)
+    x = torch.randn(3, 16, dtype=torch.float64, requires_grad=True)
     expected = torch.autograd.grad(step(x), [x, *norms])
     torch.testing.assert_close(torch.autograd.grad(run(x), [x, *norms]), expected)
     assert compiled_graphs().count("backward") < len(norms)

@@ -117,6 +117,7 @@ def test_a_rank_that_is_gone_is_not_waited_for(store, monkeypatch):
         assert claim is None
 
 
+@pytest.mark.quick(1)
 def test_a_rank_at_work_is_waited_for(store, monkeypatch):
     monkeypatch.setattr(claims, "_SILENT", 0.6)
     monkeypatch.setattr(claims, "_BEAT", 0.05)

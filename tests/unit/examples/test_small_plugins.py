@@ -49,6 +49,7 @@ def many_sums(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(xs[0] + x for x in xs[1:])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("off", "rules"), [((), 1), (("few-buffers",), 0), (("few-buffers.few-buffers",), 0)]
 )

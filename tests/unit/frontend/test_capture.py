@@ -157,7 +157,7 @@ def _symbols(graph: Any) -> set[Any]:
     return {s for v in values if v is not None for s in shapes.free_symbols(v)}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", ["flag", "mark", "automatic"])
 def test_dynamic_shapes(inner: Any, how: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))

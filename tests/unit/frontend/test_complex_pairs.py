@@ -90,7 +90,7 @@ def rewrites() -> int:
     return dict(last_reports()[-1].rewrites).get("compute-in-pairs", 0)
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_agrees_with_eager_mode(name: str, dtype: torch.dtype) -> None:
@@ -115,7 +115,7 @@ def test_sizes_may_vary(name: str) -> None:
     assert rewrites() > 0
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -128,7 +128,7 @@ def test_what_is_not_finite(name: str) -> None:
     torch.testing.assert_close(compiled(CASES[name])(x), CASES[name](x), equal_nan=True)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name", ["product", "conjugate", "views", "length and angle", "real and imaginary", "sign"]
 )

@@ -20,8 +20,15 @@ aten = torch.ops.aten
 def test_what_becomes_a_library_call_is_not_decomposed() -> None:
     names = [name for name in registry() if registry().get(name).library]
     both = [name for name in names if ops.maybe_op(name) in decomposition_table("eager")]
-    # numbers in 16 bits, which it declines, and what devices with kernels of their own for it keep
-    assert both == ["aten.linspace.default", "aten.native_dropout.default"]
+    # numbers in 16 bits, which it declines, what devices with kernels of their own for it keep, and operators
+    # that write row by row, which get what they read laid out so
+    by_rows = {name for name in both if name.startswith(("aten.normal.", "aten.poisson.", "aten.rrelu_"))}
+    assert [name for name in both if name not in by_rows] == [
+        "aten.linspace.default",
+        "aten.native_dropout.default",
+    ]
+    contiguous = torch.rand(2, 3)
+    assert by_rows and decomposition_table("eager")[aten.poisson.default](contiguous) is NotImplemented
 
 
 def test_most_listed_names_exist() -> None:
@@ -143,7 +150,7 @@ POINTWISE = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", sorted(POINTWISE))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rounding_is_that_of_eager_mode(name: str, dtype: torch.dtype) -> None:
@@ -156,6 +163,7 @@ def test_rounding_is_that_of_eager_mode(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual, expected, rtol=one_step, atol=one_step / 4, equal_nan=True)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
 def test_integers_promote_as_in_eager_mode(dtype: torch.dtype) -> None:
     x = torch.tensor([[0, 1, 1], [3, 1, 2]]).to(dtype)

@@ -184,7 +184,7 @@ def normalised(dtype: torch.dtype, groups: int = 1, bias: bool = False) -> nn.Mo
     return module.eval().to(dtype)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(("groups", "bias"), [(1, False), (1, True), (2, True)])
 @torch.no_grad()

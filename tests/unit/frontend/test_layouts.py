@@ -156,6 +156,7 @@ STRIDES_MATTER: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", STRIDES_MATTER)
 def test_nobody_can_tell(name: str) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -182,17 +183,17 @@ def test_volumes() -> None:
     assert convolutions(inner.graphs[0]) == [(True,)] * 2
 
 
-def test_sequences_are_images_of_one_line() -> None:
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_sequences_are_images_of_one_line(dynamic: bool) -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         inner = F.conv1d(x, w, stride=2, padding=3, dilation=2).relu()
         return F.conv1d(F.max_pool1d(inner, 2), w)
 
-    for dynamic in (False, True):
-        inner = check(fn, torch.randn(2, 3, 40), torch.randn(3, 3, 3), dynamic=dynamic)
-        assert convolutions(inner.graphs[0]) == [(True,)] * 2
-        targets = [n.target for n in inner.graphs[0].module.graph.nodes]
-        # the first operand, and the result
-        assert targets.count(aten.clone.default) == 2
+    inner = check(fn, torch.randn(2, 3, 40), torch.randn(3, 3, 3), dynamic=dynamic)
+    assert convolutions(inner.graphs[0]) == [(True,)] * 2
+    targets = [n.target for n in inner.graphs[0].module.graph.nodes]
+    # the first operand, and the result
+    assert targets.count(aten.clone.default) == 2
 
 
 @pytest.mark.slow
@@ -217,6 +218,7 @@ def test_devices_that_do_not_want_it_are_left_alone() -> None:
     assert convolutions(check(block, X, W, V, wanted=ChannelsLast.NONE).graphs[0])[0] == (False,)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("channels", "function", "stays"),
     [

@@ -68,6 +68,8 @@ def test_infinities_meet_zeros_as_in_eager_mode() -> None:
     torch.testing.assert_close(actual, left @ right, equal_nan=True)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("sizes", [(6, 1), (1, 6)])
 def test_a_layer_with_one_row_or_column_trains_without_a_call_for_it(

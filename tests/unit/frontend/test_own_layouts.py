@@ -15,7 +15,7 @@ def by_columns(*size: int) -> torch.Tensor:
     return torch.rand(size[::-1]).permute(*range(len(size))[::-1])
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
@@ -28,6 +28,7 @@ def by_columns(*size: int) -> torch.Tensor:
         (torch.floor_divide, (torch.rand(1, 5).expand(4, 5), torch.rand(4, 1).expand(4, 5) + 1)),
         (torch.heaviside, (by_columns(4, 1, 5) - 0.5, by_columns(4, 5))),
         (torch.logaddexp, (by_columns(4, 1, 5), by_columns(4, 5))),
+        (torch.angle, (torch.complex(by_columns(4, 5), by_columns(4, 5) - 0.5),)),
         (torch.masked_scatter, (by_columns(4, 5), by_columns(4, 5) > 0.5, torch.rand(20))),
     ],
 )
@@ -60,7 +61,7 @@ def test_sizes_that_data_decide() -> None:
     torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 @pytest.mark.parametrize("last", [False, True])
 def test_gradients_of_margins_lie_as_in_eager_mode(mode: str, last: bool) -> None:
@@ -76,3 +77,21 @@ def test_gradients_of_margins_lie_as_in_eager_mode(mode: str, last: bool) -> Non
         strides.append((padded.stride(), grad.stride(), grad))
     assert strides[0][:2] == strides[1][:2]
     torch.testing.assert_close(strides[1][2], strides[0][2])
+
+
+def test_random_numbers_are_drawn_in_the_order_of_memory() -> None:
+    def drawn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mask = torch.empty_like(x).bernoulli_(0.5)
+        numbers = torch.normal(x, x + 1), torch.poisson(x)
+        return F.dropout(x, 0.5), F.dropout(y.relu(), 0.3), mask, F.alpha_dropout(y, 0.5, True), *numbers
+
+    torch._dynamo.reset()
+    options = {"backends": ["interpreter"], "strict": True, "graph_cache": False}
+    x, y = torch.rand(7, 8).t(), torch.rand(2, 3, 5, 4).to(memory_format=torch.channels_last)
+    results = []
+    for function in (drawn, torch.compile(drawn, backend="polyfuse", options=options)):
+        torch.manual_seed(3)
+        results.append(function(x, y))
+    for actual, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(actual, expected)
+        assert actual.stride() == expected.stride()

@@ -137,6 +137,7 @@ def _checkpointed(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Ten
     return x
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "function", [_written, _relu_in_place, _set_items, _statistics, _switched, _autocast, _checkpointed]
 )
@@ -160,6 +161,7 @@ def _layers_that_detach(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> tor
     return x
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [_angles_without_gradients, _layers_that_detach])
 def test_no_cut_is_made_where_gradients_are_switched_off(function: Callable[..., Any]) -> None:
     regions = captured_regions(function, torch.randn(4, 8, requires_grad=True), weights(8))

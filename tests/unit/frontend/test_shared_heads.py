@@ -121,7 +121,7 @@ def columns_apart(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention(q, interleaved(k), interleaved(v))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", (only_one, in_another_order, columns_apart))
 def test_what_is_no_repetition_of_heads_is_left_alone(function: Callable[..., Tensor]) -> None:
     assert count(function, *operands()) == 0

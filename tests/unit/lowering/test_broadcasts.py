@@ -41,6 +41,7 @@ def stores(function: Any, *args: torch.Tensor, points: int) -> int:
     return len(check(function, *args, target=TargetInfo(recomputed_points=points)).graph.nodes)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("points", "count"), [(0, 1), (100, 2), (1000, 1)])
 def test_gates_are_stored_where_they_cost_more_than_a_launch(points: int, count: int):
     x, gate = torch.randn(64, 8), torch.randn(8)
@@ -60,6 +61,7 @@ def test_values_read_across_their_memory_many_times():
     assert not reads_across(torch.empty(4, 8), torch.empty(8, 4, 8), None)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("points", "count"), [(0, 1), (100, 2), (10_000, 1)])
 def test_values_at_positions_from_data_are_stored_where_they_are_broadcast(points: int, count: int):
     x, table, at = torch.randn(8, 4, 16), torch.randn(9, 4), torch.randint(-9, 9, (16,))

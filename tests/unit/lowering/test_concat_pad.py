@@ -68,7 +68,7 @@ def test_constant_pad(dynamic: bool) -> None:
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_margins_filled_from_inside(mode: str, dynamic: bool) -> None:
     x = torch.randn(3, 4, 6)
 

@@ -11,6 +11,7 @@ def compiled(function):
     return torch.compile(function, backend="polyfuse")
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_statistics_of_a_layer_norm(dtype):
@@ -28,6 +29,7 @@ def test_statistics_of_a_layer_norm(dtype):
             torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_its_gradients():
     x, w, b = torch.randn(4, 33).bfloat16(), torch.randn(33), torch.randn(33)
 

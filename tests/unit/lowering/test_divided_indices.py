@@ -24,6 +24,7 @@ def both(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     return x * factors[:, :, None, None] + factors.sum()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     ("size", "channels_last", "pointwise"),
@@ -53,6 +54,7 @@ def test_several_readers() -> None:
     assert record.kinds().count("Pointwise") == 2
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("groups", [1, 3, 12])
 def test_group_norm_is_a_reduction_and_its_result(groups: int) -> None:
     x, w, b = torch.randn(2, 12, 8, 9), torch.randn(12), torch.randn(12)

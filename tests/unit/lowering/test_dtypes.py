@@ -29,6 +29,7 @@ def test_running_extremes_of_truth_values() -> None:
     check(lambda x: (*x.cummax(1), *x.cummin(0)), x)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
 def test_packed_numbers_are_unpacked_by_shifting_by_a_tensor(dtype: torch.dtype) -> None:
     x, by = torch.tensor([[0], [77], [200]]).to(dtype), torch.arange(0, 8, 2, dtype=dtype)
@@ -41,6 +42,7 @@ def test_packed_numbers_are_unpacked_by_shifting_by_a_tensor(dtype: torch.dtype)
     check(fn, x, by)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [{"size": (5, 7)}, {"scale_factor": 1.7}])
 def test_bytes_are_resampled_as_eager_mode_rounds(size: dict[str, object]) -> None:
     x = torch.arange(240).reshape(1, 2, 10, 12).to(torch.uint8)
@@ -83,7 +85,7 @@ def test_neighbours_in_half_precision(dtype: torch.dtype) -> None:
     check(lambda x: torch.nextafter(x, x + 1), x, native=False, exact=True)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_values_between_operators_are_judged_as_eager_mode_stores_them(
@@ -101,6 +103,7 @@ def test_values_between_operators_are_judged_as_eager_mode_stores_them(
     check(fn, x, y, numerics=numerics, exact=True)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_extremes_find_them_among_rounded_values(dtype: torch.dtype) -> None:
     x, y = torch.randn(8, 50).to(dtype).requires_grad_(), torch.randn(8, 50).to(dtype)
@@ -127,6 +130,7 @@ def test_values_that_half_precision_holds_are_not_rounded_again() -> None:
     assert is_rounded(lambda x, y: x * y > 0.5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_that_was_asked_for_is_done(dtype: torch.dtype) -> None:
     def fn(x: torch.Tensor) -> list[torch.Tensor]:

@@ -35,7 +35,7 @@ def calls(record: Any) -> list[str]:
     return [node.op for graph in record.graphs for node in graph.nodes if hasattr(node, "op")]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "count, last, window, called",
     [
@@ -53,7 +53,7 @@ def test_gradients_of_max_pooling(count: int, last: bool, window: tuple[int, ...
     assert not record.report.fallbacks
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "last, window, called",
     [(True, 5, False), (True, 6, True), (True, (13, 1), False), (True, (5, 6), True), (False, 7, False)],

@@ -55,6 +55,7 @@ def test_data_dependent_sizes() -> None:
         check(filled, torch.tensor(7), native=False)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("none", [False, True])
 def test_as_many_elements_as_a_mask_selects(none: bool) -> None:
     def fn(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -199,7 +200,7 @@ def test_integer_powers_by_eager() -> None:
     check(lambda x: x**x, torch.tensor([1, 2, 3]), native=False)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize(
     "move",

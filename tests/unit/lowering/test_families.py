@@ -12,7 +12,7 @@ F = torch.nn.functional
 EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, math.inf, -math.inf, math.nan, 1e30, 1e-30])
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_unary_floats(dtype: torch.dtype) -> None:
     x = EDGES.to(dtype)
@@ -41,7 +41,7 @@ def test_unary_floats(dtype: torch.dtype) -> None:
     check(fn, x, numerics="eager")
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool])
 def test_integers(dtype: torch.dtype) -> None:
     x = torch.tensor([0, 1, 2, 3, 100, 127, 5]).to(dtype)
@@ -253,7 +253,7 @@ def test_indexing() -> None:
     )
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_scattering(dtype: torch.dtype) -> None:
     def fn(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:

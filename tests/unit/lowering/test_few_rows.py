@@ -32,6 +32,7 @@ def compared(function: Function, *operands: torch.Tensor) -> Planned:
     return planned
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.int64], ids=str
 )
@@ -45,6 +46,7 @@ def test_types_and_negative_positions(dtype: torch.dtype) -> None:
     assert scatters(planned) == 0
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("rows", [1, 2, 31])
 @pytest.mark.parametrize("rest", [(), (1,), (3, 2)])
 def test_sizes(rows: int, rest: tuple[int, ...]) -> None:
@@ -73,6 +75,7 @@ def test_gradients_of_a_relative_bias() -> None:
     assert scatters(compared(gradient, torch.randn(8, 2), torch.randn(3, 2, 24, 24))) == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("table", "index"),
     [((300, 40), 12000), ((64, 4), 1000), ((20, 3), 100)],

@@ -190,6 +190,7 @@ def test_sizes_known_when_it_runs() -> None:
     check(fn, torch.randn(7, 3), dynamic=True)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float64])
 def test_any_type(dtype: torch.dtype) -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -353,8 +354,9 @@ def _equal_result(t: torch.Tensor) -> torch.Tensor:
 READS = (_one_tensor, _part, _transposed, _detached_view, _copy, _equal_result)
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.usefixtures("interpreted_kernels")
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("read", READS)
 def test_what_is_read_may_be_what_is_written(
     read: Callable[[torch.Tensor], torch.Tensor], dynamic: bool
@@ -389,6 +391,7 @@ def test_equal_tensors_are_two_where_one_is_written() -> None:
     check(fn, torch.randn(4, 4))
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_what_is_read_may_be_what_is_written_in_training() -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         total = (x.detach() @ x.detach()).t()

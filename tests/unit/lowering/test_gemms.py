@@ -54,6 +54,7 @@ def test_weights_of_the_sum_are_the_librarys() -> None:
     assert "aten_addmm_out(" in planned.texts[0]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("shape", [(4,), (1,), (3, 4), (3, 1), ()])
 def test_any_term_that_broadcasts(shape: tuple[int, ...]) -> None:
     def added(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -65,6 +66,7 @@ def test_any_term_that_broadcasts(shape: tuple[int, ...]) -> None:
     assert "aten_addmm_out(" not in planned.texts[0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -75,6 +77,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     torch.testing.assert_close(run(*operands), layer(*operands), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_bias_of_16_bits_is_the_librarys(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(7, 5), nn.GELU()).to(dtype)
@@ -85,7 +88,7 @@ def test_a_bias_of_16_bits_is_the_librarys(dtype: torch.dtype) -> None:
     assert "aten_addmm_out(" in planned.texts[0] and "aten_mm_out(" not in planned.texts[0]
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [True, False])
 def test_the_bias_of_a_convolution_is_added_where_it_is_read(rank: int, transposed: bool) -> None:
@@ -100,6 +103,7 @@ def test_the_bias_of_a_convolution_that_is_kept_is_added_in_place() -> None:
     assert text.count(", None, (1, 1)") == text.count("  # same storage") == 2, text
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_the_bias_of_a_convolution_that_is_read_and_kept_for_gradients_is_added_where_it_is_read(
     rank: int,

@@ -9,7 +9,7 @@ import torch
 from lowered import check, compiled
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", [torch.tensor(5), torch.tensor(True), torch.tensor([[3]])])
 def test_numbers_read_from_tensors(number: torch.Tensor) -> None:
     def function(n: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -22,6 +22,7 @@ def test_numbers_read_from_tensors(number: torch.Tensor) -> None:
         check(function, number, torch.randn(3), native=False)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("divisor", [3, 2.5, -1.75, float("inf")])
 def test_remainders_of_numbers_read_from_tensors(divisor: float) -> None:
@@ -81,7 +82,7 @@ def test_divisors_that_only_data_or_sizes_give(function: Callable[..., torch.Ten
             run(x, torch.tensor(13), torch.tensor(5))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
 def test_copies_into_other_types_and_layouts(target: torch.dtype) -> None:
     """Written where the target lies, converted, broadcast, and with the target's strides."""
@@ -96,6 +97,7 @@ def test_copies_into_other_types_and_layouts(target: torch.dtype) -> None:
         check(function, a, 10 * torch.randn(4, 6), numerics="eager")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_index_assignment_with_gaps_in_the_list(accumulate: bool) -> None:
     i, j = torch.tensor([0, 2, 2]), torch.tensor([1, 3, 3])

@@ -225,7 +225,7 @@ FAULTY = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("faulty", FAULTY, ids=lambda f: f.__name__)
 def test_a_faulty_one_costs_only_itself(monkeypatch, warnings_seen, faulty):
     offer(monkeypatch, {"aten.relu.default": faulty})

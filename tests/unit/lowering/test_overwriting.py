@@ -49,6 +49,7 @@ READ_AGAIN: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", READ_AGAIN)
 def test_an_intermediate_that_is_needed_is_copied(name: str) -> None:
     record = check(READ_AGAIN[name], torch.randn(6, 5), torch.randn(5, 7), I)
@@ -106,6 +107,7 @@ NEEDED: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", NEEDED)
 def test_an_input_that_is_needed_is_copied(name: str) -> None:
     check(NEEDED[name], torch.randn(6, 3), torch.tensor([3, 0, 2]))

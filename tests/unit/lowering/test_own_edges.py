@@ -74,8 +74,7 @@ CASES = {
 }
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_values_and_gradients_at_edges(dynamic):
     """All functions in one graph, each of its own input."""
 
@@ -99,6 +98,7 @@ def test_values_and_gradients_at_edges(dynamic):
                 assert torch.equal(*(torch.signbit(y.nan_to_num()) for y, _ in (mine, true))), name
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["elu", "celu", "smooth_l1"])
 def test_the_same_in_half_precision(name):
     function, results = CASES[name], []

@@ -16,7 +16,7 @@ def sample() -> torch.Tensor:
     return torch.randint(0, 6, (1, 2, 15, 17)).float()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_maxima(window: tuple[int, int, int, int]) -> None:
     check(lambda x: F.max_pool2d(x, *window, return_indices=True), sample())
@@ -72,8 +72,7 @@ def test_a_gradient_of_equal_averages_divides_once() -> None:
     assert str(record.graphs[-1]).count("div") <= 2
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_averages(dynamic: bool) -> None:
     x = torch.randn(1, 2, 15, 17)
     for kernel, stride, padding, ceil, include in (

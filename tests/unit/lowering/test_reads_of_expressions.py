@@ -34,7 +34,7 @@ FEW: dict[str, Function] = {
 }
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_few_places_are_computed_where_they_are_read(name: str, dynamic: bool) -> None:
@@ -53,6 +53,7 @@ MANY: dict[str, Function] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MANY)
 def test_others_are_right_too(name: str) -> None:
     check(MANY[name], torch.randn(6, 50), torch.tensor([0, 49, 7, 7, 30, 12]))
@@ -81,6 +82,7 @@ ONE_TERM: dict[str, Function] = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", ONE_TERM)
 def test_sums_of_one_term(name: str) -> None:
     x = torch.randn(6, 50)
@@ -115,7 +117,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("numerics", ["fast", "eager"])

@@ -45,6 +45,7 @@ EMPTY = torch.zeros(0)
 ROWS = torch.tensor([0, 1])
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "put",
     [
@@ -67,6 +68,7 @@ def test_places_of_an_empty_tensor_that_exist() -> None:
     check(lambda x: x.index_put((x > 0,), torch.ones(())), EMPTY)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
 def test_maxima_of_integers_in_one_dimension(dtype: torch.dtype) -> None:
     run, record = compiled(lambda x: torch.max_pool1d(x, 2))
@@ -76,6 +78,7 @@ def test_maxima_of_integers_in_one_dimension(dtype: torch.dtype) -> None:
     check(lambda x: torch.max_pool1d(x, 2), torch.randn(1, 2, 8))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8], ids=str)
 def test_batch_norm_of_integers(dtype: torch.dtype) -> None:
     x, mean, variance = torch.ones(1, 2, 8).to(dtype), torch.zeros(2), torch.ones(2)
@@ -125,7 +128,7 @@ FITTING: list[tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = [
 ]
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("number", range(len(TOO_LARGE)))
 def test_numbers_that_overflow_raise(number: int) -> None:
     function, dtype = TOO_LARGE[number]
@@ -136,6 +139,7 @@ def test_numbers_that_overflow_raise(number: int) -> None:
             called(x)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("number", range(len(FITTING)))
 def test_numbers_that_fit_are_computed_by_kernels(number: int) -> None:
     function, dtype = FITTING[number]
@@ -145,6 +149,7 @@ def test_numbers_that_fit_are_computed_by_kernels(number: int) -> None:
     assert not record.report.fallbacks
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_numbers_counted_in_integers(dtype: torch.dtype) -> None:
     """Neither rounded to 24 bits, nor with steps that are none of the type."""

@@ -66,7 +66,7 @@ def eager_error(fn: Callable[..., Any], *args: Tensor) -> type[Exception]:
     return eager.type
 
 
-@pytest.mark.quick(15)
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("name", CALLS)
 def test_shapes_and_values_that_eager_mode_refuses(name: str) -> None:
     fn, shape, other = CALLS[name]
@@ -93,7 +93,7 @@ MIXED: dict[str, tuple[Callable[[Tensor, Tensor], Any], tuple[int, ...], tuple[i
 }
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", MIXED)
 def test_mixed_types_that_eager_mode_refuses(name: str, dtype: torch.dtype) -> None:
@@ -105,7 +105,7 @@ def test_mixed_types_that_eager_mode_refuses(name: str, dtype: torch.dtype) -> N
         compiled(fn)[0](*args)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("index", [ROWS[0], ROWS[:1]], ids=["number", "row"])
 @pytest.mark.parametrize("dim", [0, -1])
 def test_one_number_counts_as_a_row_of_one(dim: int, index: Tensor) -> None:
@@ -123,7 +123,7 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", STRIDED)
 def test_strides_beyond_memory_of_a_varying_size(name: str) -> None:
     """What cannot be known of sizes that vary is looked at in each call."""

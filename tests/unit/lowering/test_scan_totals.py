@@ -20,6 +20,7 @@ def _run(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, back
     return compiled(x)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "interpreter"])
 def test_products_leave_the_range_and_come_back(backend: str) -> None:
     x = torch.tensor([1e-30, 1e-30, 1e30, 1e30]).repeat(3, 5)
@@ -27,7 +28,7 @@ def test_products_leave_the_range_and_come_back(backend: str) -> None:
     torch.testing.assert_close(_run(lambda x: x.t().cumprod(0) * 2, x, backend), x.t().cumprod(0) * 2)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(64, 3000), (3000, 64)])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_sums_are_as_exact_as_in_eager_mode(shape: tuple[int, int], dim: int) -> None:

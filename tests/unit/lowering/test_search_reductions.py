@@ -12,7 +12,7 @@ from test_concat_pad import gradient
 F = torch.nn.functional
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 7, 64])
 def test_search(right: bool, count: int) -> None:
@@ -26,7 +26,7 @@ def test_search(right: bool, count: int) -> None:
     check(lambda x, b: torch.bucketize(x, b, right=right), torch.arange(6), torch.tensor([1, 3, 3, 5]))
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "block",
     [

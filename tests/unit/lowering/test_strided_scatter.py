@@ -8,6 +8,7 @@ from lowered import check
 from torch.nn import functional as F
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "base, size, stride, offset",
     [

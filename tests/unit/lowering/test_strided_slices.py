@@ -28,6 +28,7 @@ def with_size(size: int, dim: int) -> torch.Tensor:
     return torch.randn(size if dim == 0 else 3, size if dim == 1 else 4)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [1, 5, 33])
 def test_gradients_of_steps(size: int) -> None:
@@ -49,9 +50,10 @@ def test_gradients_of_steps(size: int) -> None:
         torch.testing.assert_close(found, true, equal_nan=True, msg=lambda text, b=bounds: f"{b}: {text}")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("size", [1, 8, 21])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
-def test_assignments_to_steps(dtype: torch.dtype) -> None:
+def test_assignments_to_steps(dtype: torch.dtype, size: int) -> None:
     bounds = SLICES[::3]
 
     def assigned(*given: torch.Tensor) -> list[torch.Tensor]:
@@ -61,17 +63,17 @@ def test_assignments_to_steps(dtype: torch.dtype) -> None:
             found[-1][:, slice(*bounds[number // 2])] = y
         return found
 
-    for size in (1, 8, 21):
-        x = with_size(size, 1).abs().to(dtype)
-        columns, number = x.t().contiguous().t(), -0.0 if dtype.is_floating_point else 1
-        places = [(b.clone(), slice(*step)) for step in bounds for b in (x, columns)]
-        given = [t for b, step in places for t in (b, torch.full_like(b[:, step], number))]
-        for actual, wanted in zip(compiled(assigned)(*given), assigned(*given), strict=True):
-            assert torch.equal(actual, wanted) and actual.stride() == wanted.stride()
-            if dtype.is_floating_point:
-                assert torch.equal(actual.signbit(), wanted.signbit())
+    x = with_size(size, 1).abs().to(dtype)
+    columns, number = x.t().contiguous().t(), -0.0 if dtype.is_floating_point else 1
+    places = [(b.clone(), slice(*step)) for step in bounds for b in (x, columns)]
+    given = [t for b, step in places for t in (b, torch.full_like(b[:, step], number))]
+    for actual, wanted in zip(compiled(assigned)(*given), assigned(*given), strict=True):
+        assert torch.equal(actual, wanted) and actual.stride() == wanted.stride()
+        if dtype.is_floating_point:
+            assert torch.equal(actual.signbit(), wanted.signbit())
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_a_size_that_varies() -> None:
     step = compiled(lambda x: x[:, 1::2] * 2, dynamic=True)
     for size in (7, 8, 31):

@@ -45,7 +45,7 @@ UNSUMMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_the_sign_of_zero(dtype: torch.dtype, numerics: str) -> None:
@@ -79,6 +79,7 @@ def test_running_sums_begin_with_zero(backend: str) -> None:
         assert torch.equal(ours.signbit(), wanted.signbit()), name
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_product_with_a_factor_of_zero_is_not_computed(depth: int) -> None:
     """BLAS reads no matrix then, so infinities in it do not become NaN, and the term keeps its zeros."""

@@ -40,7 +40,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name: str) -> None:
     loss = LOSSES[name]
@@ -55,6 +55,7 @@ def test_losses(name: str) -> None:
     assert not record.report.fallbacks, record.report.text()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 def test_random_numbers_are_those_of_eager_mode(numerics: str) -> None:
     def fn(x: torch.Tensor) -> list[torch.Tensor]:
@@ -85,7 +86,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_steps(name: str) -> None:
     kind, options = OPTIMIZERS[name]

@@ -68,6 +68,7 @@ def test_numbers_read_from_what_the_same_kernel_could_make() -> None:
         check(function, torch.tensor([3.0, 5.0]), native=False)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_a_fraction_cut_to_a_size() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.ones(int(x.max().item()), 3) + 1

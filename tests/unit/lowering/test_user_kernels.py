@@ -177,6 +177,7 @@ def test_strides_are_those_that_the_kernel_was_called_with() -> None:
     check(fn, torch.randn(6, 20))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("numel", [1, 64, 100])
 def test_sizes_known_when_it_runs(numel: int) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

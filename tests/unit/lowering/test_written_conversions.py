@@ -41,7 +41,7 @@ def check(
     torch.testing.assert_close(found, program(x, dtype), rtol=0, atol=0)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_conversions_round(name: str, numerics: str) -> None:

@@ -72,7 +72,7 @@ def test_what_a_collective_writes_is_kept_until_it_is_read(check: Any) -> None:
     assert log == ["start all_reduce", "wait all_reduce"] * 2
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", ({}, {"memory_pools": True}, {"inplace": False}, {"size_asserts": False}))
 def test_what_a_collective_reads_stays_until_the_wait(check: Any, options: dict[str, Any]) -> None:
     def function(x: torch.Tensor) -> Any:
@@ -213,7 +213,7 @@ def test_complex_numbers(check: Any) -> None:
     check(function, torch.randn(4, 6, dtype=torch.complex64), strict=False)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64, torch.int64, torch.uint8))
 def test_single_numbers_and_other_types(check: Any, dtype: torch.dtype) -> None:
     def function(x: torch.Tensor) -> Any:
@@ -269,7 +269,7 @@ def test_what_does_not_depend_on_a_collective_is_computed_beside_it(
 KINDS = ("sum", "gather", "scatter", "exchange", "wait", "wait", "sin", "product", "add", "put")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_any_program(check: Any, seed: int) -> None:
     """Of matrices of one size, so that memory is used again wherever it can be."""

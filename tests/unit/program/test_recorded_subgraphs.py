@@ -12,7 +12,7 @@ from polyfuse.compiler.reports.report import last_reports
 from recording_partitions import compiled, fresh_device, same
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", (running, loop, branch))
 def test_results_of_all_rounds_and_calls(function: Any) -> None:
     with fresh_device() as device, torch.no_grad():

@@ -14,6 +14,7 @@ def _compiled(fn: Callable[..., object]) -> Callable[..., object]:
     return torch.compile(fn, backend="polyfuse", fullgraph=True)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_tangents_that_are_zero(dtype: torch.dtype) -> None:
     x, tangent, y, z = (torch.randn(5, dtype=dtype) for _ in range(4))

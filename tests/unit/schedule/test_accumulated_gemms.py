@@ -65,7 +65,7 @@ def of3(x: Tensor, y: Tensor) -> Tensor:
     return torch.bmm(x.view(4, 6, 32).transpose(1, 2), y.view(4, 6, 32))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_of_matmuls(name: str) -> None:
     expected, function = SUMS[name]
@@ -73,7 +73,7 @@ def test_sums_of_matmuls(name: str) -> None:
     assert taken(report) == expected
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_added_to_is_written_over(dtype: torch.dtype, native: bool) -> None:
@@ -100,6 +100,7 @@ def test_sizes_that_are_not_known() -> None:
         torch.testing.assert_close(compiled(*args, T), function(*args, T), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_the_gradient_of_a_weight_that_every_step_uses() -> None:
     w = (torch.randn(32, 32) / 8).requires_grad_()
 

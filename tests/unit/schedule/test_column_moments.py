@@ -40,7 +40,7 @@ MOMENTS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", MOMENTS)
 @pytest.mark.parametrize("backend", [OnThreads, InOnePass])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -84,6 +84,7 @@ def test_a_large_mean_cancels_out() -> None:
     torch.testing.assert_close(run_wide(x).double(), x.double().var((0, 2, 3)), rtol=1e-4, atol=0)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("at", [0, 7])
 def test_means_with_an_infinity_are_eager_modes(value: float, at: int) -> None:

@@ -59,7 +59,7 @@ MERELY_PASSING: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("shape", [(ROWS, COLUMNS), (8, 25, COLUMNS), (ROWS - 3, COLUMNS)])
 def test_gradients_of_weights_read_rows_once(name: str, shape: tuple[int, ...]) -> None:
@@ -74,6 +74,7 @@ def test_gradients_of_weights_read_rows_once(name: str, shape: tuple[int, ...]) 
     assert reads(record, 1, elements) <= expected + 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MERELY_PASSING)
 def test_work_that_merely_passes_through_rows_is_no_company(name: str) -> None:
     fn = MERELY_PASSING[name]
@@ -85,6 +86,7 @@ def test_work_that_merely_passes_through_rows_is_no_company(name: str) -> None:
     assert not any("columns are added up" in d.reason for d in record.schedules[1].decisions)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "name, rows",
     [("layer norm", ROWS), ("bias and relu", ROWS), ("bias and relu", 130), ("bias and gelu", ROWS)],

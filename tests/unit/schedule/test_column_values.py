@@ -40,7 +40,7 @@ def scaled(x: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     ).flatten(1, 2)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_factors_of_groups(dtype: torch.dtype, dynamic: bool) -> None:
@@ -61,6 +61,7 @@ STEPS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_of_group_norms(name: str) -> None:
     fn = STEPS[name]

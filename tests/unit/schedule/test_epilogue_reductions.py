@@ -92,7 +92,7 @@ WHOLE: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_groups_are_combined_with_the_matmul(folding, name, dynamic):
@@ -180,7 +180,7 @@ REASONS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REASONS)
 def test_what_is_not_begun_has_its_reason(folding, monkeypatch, tmp_path, name):
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)

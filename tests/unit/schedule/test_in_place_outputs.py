@@ -88,6 +88,7 @@ def test_a_matmul_that_is_needed_elsewhere_stays_where_it_is() -> None:
     assert in_place(report) <= 1
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_an_operand_that_changes_meanwhile() -> None:
     """The product is of what the operand was, though it is copied after that has changed."""
 
@@ -113,6 +114,7 @@ def test_parts_of_a_tensor_that_was_filled_before() -> None:
     run(filled, A, B)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_training() -> None:
     def both(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return torch.cat([a @ b, a @ c], 1).sin()

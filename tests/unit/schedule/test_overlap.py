@@ -111,6 +111,7 @@ def test_what_has_nothing_beside_it_stays() -> None:
     assert best is given and given.hidden == {0: 0.0}
 
 
+@pytest.mark.quick(30)
 @pytest.mark.parametrize("seed", range(60))
 def test_any_order_is_valid_and_none_is_worse(seed: int) -> None:
     dice = random.Random(seed)

@@ -104,7 +104,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_needs_no_more_than_eager_mode(name: str) -> None:
     model, x = MODELS[name]()

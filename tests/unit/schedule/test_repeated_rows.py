@@ -59,6 +59,7 @@ def arguments() -> list[Tensor]:
     return [torch.randn(DEPTH), torch.randn(DEPTH), torch.randn(RESULTS, DEPTH), torch.randn(RESULTS, DEPTH)]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", REPEATED)
 def test_a_row_has_no_kernel(name: str) -> None:
     fn, kernels = REPEATED[name]
@@ -68,6 +69,7 @@ def test_a_row_has_no_kernel(name: str) -> None:
     assert len(record.kernels()) == kernels and len(record.decisions("repeat")) == 1
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", KEPT)
 def test_a_row_stays(name: str) -> None:
     fn, args = KEPT[name], arguments()
@@ -106,6 +108,7 @@ def test_matrices_of_unknown_size_keep_the_row() -> None:
     assert not record.decisions("repeat")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("longest", [0, DEPTH - 1])
 def test_rows_that_are_too_long_stay(longest: int) -> None:
     class Shorter(WideBackend):

@@ -21,6 +21,7 @@ def compiled(function: Callable[..., Any], path: Any) -> Callable[..., Any]:
     return torch.compile(function, backend="polyfuse", options=options, dynamic=False)
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("steps", [4, 9])
 def test_the_steps_of_a_loop_come_one_after_the_other(tmp_path: Any, steps: int) -> None:
@@ -38,6 +39,7 @@ def test_the_steps_of_a_loop_come_one_after_the_other(tmp_path: Any, steps: int)
     assert peak(lambda: found(x, u, w)) <= (steps + 6) * MATRIX
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("steps", [3, 20])
 def test_gradients_of_a_weight_are_added_up_as_they_come(tmp_path: Any, steps: int) -> None:

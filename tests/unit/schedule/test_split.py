@@ -79,6 +79,7 @@ def _schedule(kind: str, rows: int, length: Any, layout: str, **hints: int) -> S
     return make.schedule(*names)
 
 
+@pytest.mark.quick(33)
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 @pytest.mark.parametrize("length", [1024, 997, 1500])
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,7 +181,7 @@ def test_softmax_of_few_long_rows_reads_them_twice() -> None:
     assert record.decisions("split")
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(4, 6, 16, 16), (5, 3, 9, 11)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_batch_norm_in_training(shape: tuple[int, ...], layout: torch.memory_format) -> None:

@@ -125,6 +125,8 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "diagonal_scatter": operators.diagonal_scatter,
     "addmv": outer_products.addmv,
     "embedding_dense_backward": indexing.embedding_dense_backward,
+    "angle": layouts.angle,
+    **{name: layouts.of_rows(name) for name in ("normal", "poisson", "rrelu_with_noise_functional")},
     "index_add": indexing.index_add,
     "index_fill": indexing.index_fill,
     "index_reduce": indexing.index_reduce,

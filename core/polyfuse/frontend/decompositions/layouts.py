@@ -15,7 +15,7 @@ from polyfuse.frontend.graph import CHANNELS_LAST
 from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["LAID_OUT", "has_channels_last"]
+__all__ = ["LAID_OUT", "angle", "has_channels_last", "of_rows"]
 
 
 Relaid: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -72,6 +72,31 @@ def _as_sums(result: Tensor, given: Sequence[Any]) -> Tensor:
     # its strides are looked at, and nobody reads it
     total = tensors[0] + (tensors[1] if len(tensors) == 2 else 0)
     return like_layout(result, total)
+
+
+def of_rows(name: str) -> Callable[..., Any]:
+    """An operator that writes row by row, however the tensors lie that it reads; torch says that it keeps
+    strides."""
+    op = getattr(torch.ops.aten, name)
+
+    def laid_out(*args: Any, **kwargs: Any) -> Any:
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if any(map(shapes.is_unbacked, tensors)) or all(t.is_contiguous() for t in tensors):
+            return NotImplemented
+        return op(*(a.contiguous() if isinstance(a, Tensor) else a for a in args), **kwargs)
+
+    return laid_out
+
+
+def angle(x: Tensor) -> Any:
+    """Angles of complex numbers lie row by row, however those lie: a kernel reads both parts and writes them
+    so."""
+    if not x.is_complex() or shapes.is_unbacked(x) or x.is_contiguous():
+        return NotImplemented
+    if x.is_conj():
+        return torch.angle(x.contiguous())
+    parts = torch.view_as_real(x)
+    return torch.atan2(parts[..., 1], parts[..., 0]).contiguous()
 
 
 def has_channels_last(x: Tensor) -> bool:

@@ -232,8 +232,18 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     if not device_of(x.device.type).bernoulli_dropout:
         return NotImplemented
-    draws = torch.bernoulli(x, 1 - p)
+    draws = _drawn_as_in_memory(x, 1 - p)
     return x * (draws / (1 - p)), draws.to(torch.bool)
+
+
+def _drawn_as_in_memory(x: Tensor, p: float) -> Tensor:
+    """Eager mode draws into a tensor that lies as `x` does, in the order of its memory; the operator that
+    writes to nothing draws row by row."""
+    if shapes.is_unbacked(x) or x.is_contiguous():
+        return torch.bernoulli(x, p)
+    strides = torch.empty_like(x).stride()
+    order = sorted(range(x.dim()), key=lambda d: -strides[d])
+    return torch.bernoulli(x.permute(order), p).permute([order.index(d) for d in range(x.dim())])
 
 
 def native_layer_norm(

@@ -154,8 +154,17 @@ def _is_floating(node: Node) -> bool:
     return value is not None and (value.is_floating_point() or value.is_complex())
 
 
+def _is_complex(node: Node) -> bool:
+    """A number beside a complex tensor has an imaginary part of zero: `infinity * (1 + 0j)` has a NaN, and
+    `-0j + 0j` is `0j`."""
+    value = tensor_value(node)
+    return value is not None and value.is_complex()
+
+
 def _neutral_sum(node: Node) -> Node | None:
     """`x + 0`: for floating point only -0.0 is neutral, since -0.0 + 0.0 is 0.0."""
+    if _is_complex(node):
+        return None
     left, right = node.args[:2]
     for other, added in ((left, right), (right, left)):
         number = uniform_value(added)
@@ -177,6 +186,8 @@ def _neutral_difference(node: Node) -> Node | None:
 
 
 def _neutral_product(node: Node) -> Node | None:
+    if _is_complex(node):
+        return None
     left, right = node.args[:2]
     if uniform_value(right) == 1 and isinstance(left, Node):
         return left
@@ -210,6 +221,10 @@ def _double_negation(node: Node) -> Node | None:
     return None
 
 
+def _neutral_divisor(node: Node) -> Node | None:
+    return None if _is_complex(node) else _neutral_second(1)(node)
+
+
 _NEUTRAL: Final[Mapping[Any, Callable[[Node], Node | None]]] = {
     aten.add.Tensor: _neutral_sum,
     aten.add.Scalar: _neutral_sum,
@@ -217,8 +232,8 @@ _NEUTRAL: Final[Mapping[Any, Callable[[Node], Node | None]]] = {
     aten.sub.Scalar: _neutral_difference,
     aten.mul.Tensor: _neutral_product,
     aten.mul.Scalar: _neutral_product,
-    aten.div.Tensor: _neutral_second(1),
-    aten.div.Scalar: _neutral_second(1),
+    aten.div.Tensor: _neutral_divisor,
+    aten.div.Scalar: _neutral_divisor,
     aten.pow.Tensor_Scalar: _neutral_second(1),
     aten.bitwise_or.Scalar: _neutral_second(0),
     aten.bitwise_xor.Scalar: _neutral_second(0),

@@ -50,6 +50,12 @@ class _KeepsStrides(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
+        if func is torch.ops.aten.bernoulli_.float and has_own_strides(args[0]):
+            rows = _as_in_memory(args[0])
+            if rows is not args[0]:
+                with self:
+                    func(rows, *args[1:], **named)
+                return args[0]
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         dense = torch.Tag.pointwise in func.tags
 
@@ -73,6 +79,14 @@ class _KeepsStrides(TorchDispatchMode):
             original.copy_(copy)
         back = {id(copy): original for original, copy in copies}
         return tree_map(lambda value: back.get(id(value), value), result) if copies else result
+
+
+def _as_in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, its dimensions in the order of its memory: so eager mode draws, and what AOTAutograd has
+    instead draws row by row."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: -strides[d])
+    return tensor if order == list(range(tensor.dim())) else tensor.permute(order)
 
 
 def _writes(func: Any) -> bool:
