@@ -247,3 +247,35 @@ def test_a_conversion_to_the_type_that_a_tensor_has_goes() -> None:
     assert calls(rewritten(function, SPECIAL)[0]) == ["sin.default", "cos.default"]
     other, _ = rewritten(lambda x: torch.ops.prims.convert_element_type(x, torch.float64) + 1, SPECIAL)
     assert "prims.convert_element_type.default" in calls(other)
+
+
+def test_what_a_forward_saves_is_computed_where_what_it_reads_is_made() -> None:
+    def forward(x: torch.Tensor) -> Any:
+        first = x.sin()
+        second = first.exp()
+        third = second.cos()
+        noise = torch.rand_like(third)
+        # what the partitioner puts behind all, the last first
+        late, early = second.neg(), first.neg()
+        return third, noise, late, early, early.abs() + late
+
+    module = make_fx(forward, tracing_mode="fake")(SPECIAL)
+    before = module(SPECIAL)
+    counts = dict(rewrite_graph(module, Settings(), stage="forward"))
+    assert counts["compute-saved-early"] == 4
+    assert [name.split(".")[0] for name in calls(module)] == [
+        *("sin", "neg", "abs", "exp", "neg", "add", "cos", "rand_like"),
+    ]
+    for old, new in zip(before[2:], module(SPECIAL)[2:], strict=True):
+        assert torch.equal(old.view(torch.int32), new.view(torch.int32))
+
+
+@pytest.mark.parametrize("stage", ["forward", "inference"])
+def test_what_is_saved_stays_behind_what_writes_to_memory(stage: Any) -> None:
+    def forward(x: torch.Tensor, state: torch.Tensor) -> Any:
+        first = x.sin()
+        state.copy_(first.exp())
+        return first.cos(), first.neg()
+
+    module = make_fx(forward, tracing_mode="fake")(SPECIAL, SPECIAL.clone())
+    assert "compute-saved-early" not in dict(rewrite_graph(module, Settings(), stage=stage))

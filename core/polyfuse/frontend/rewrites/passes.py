@@ -30,6 +30,7 @@ from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
 from polyfuse.frontend.rewrites.symmetric import symmetric_matmuls, symmetric_sums
 from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage, is_refused
 from polyfuse.frontend.rewrites.views import look_at_memory, merge_views, spell_as_permute, spell_as_view
+from polyfuse.frontend.saved_values import compute_saved_early
 from polyfuse.torch_compat import ops
 
 __all__ = ["PASSES", "MoreRewrites", "remove_dead", "rewrite_graph"]
@@ -80,6 +81,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("chunk-products", chunk_products),
     ("bucket-collectives", bucket_collectives),
     ("symmetric-sums", symmetric_sums),
+    ("compute-saved-early", compute_saved_early),
 )
 """Name and function of every rewrite, in the order in which they run."""
 
