@@ -220,7 +220,7 @@ def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(8, 64), (300, 40), None])
+@pytest.mark.parametrize("shape", [(8, 64), (300, 40), pytest.param(None, marks=pytest.mark.slow)])
 def test_moments_of_infinities(shape: tuple[int, int] | None, dtype: torch.dtype, backend: str) -> None:
     """Not last in its row: eager mode, which moves the mean from number to number, has infinity only then."""
     if backend == "halide":
