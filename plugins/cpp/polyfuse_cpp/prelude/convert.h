@@ -1,6 +1,6 @@
 // cast<To>(a), bitcast<To>(a), splat<L>(x), iota<L, T>(start, step) and the 16-bit and 8-bit float encodings.
 namespace pf {
-// A whole number that was a floating-point one. Compilers that may ignore traps make one truncation of a conversion there
+// An integer that was a floating-point number. Compilers that may ignore traps make one truncation of a conversion there
 // and back, which leaves -0.0 and numbers out of range as they are: here they do not see where the number comes from.
 template <class I> PF_INLINE I settled(I r) {
   asm("" : "+r"(r));
