@@ -2,7 +2,7 @@
 namespace pf {
 // An integer that was a floating-point number. Compilers that may ignore traps make one truncation of a conversion there
 // and back, which leaves -0.0 and numbers out of range as they are: here they do not see where the number comes from.
-template <class I> PF_INLINE I settled(I r) {
+template <class I> PF_INLINE I opaque(I r) {
   asm("" : "+r"(r));
   return r;
 }
@@ -13,18 +13,18 @@ template <class To, class From> PF_INLINE To convert_one(From a) {
   else if constexpr (tr<From>::is_float && !tr<V>::is_float) {
     const From big = From(9223372036854775808.0);
     if constexpr (same<V, u64>::value) {
-      if (a >= big) return settled(u64(i64(a - big))) + (u64(1) << 63);
+      if (a >= big) return opaque(u64(i64(a - big))) + (u64(1) << 63);
     }
     if constexpr (sizeof(V) == 8 || same<V, u32>::value) {
 #if defined(__x86_64__)
-      return V(settled(i64(a)));
+      return V(opaque(i64(a)));
 #else
-      return V(settled((a >= -big && a < big) ? i64(a) : i64(u64(1) << 63)));
+      return V(opaque((a >= -big && a < big) ? i64(a) : i64(u64(1) << 63)));
 #endif
     } else {
       const From lim = From(2147483648.0);
       i32 r = (a > -lim - From(1) && a < lim) ? i32(a) : i32(-2147483647 - 1);
-      return V(settled(r));
+      return V(opaque(r));
     }
   } else return V(a);
 }
