@@ -114,7 +114,7 @@ def _is_of_infinity(node: Node) -> bool:
 def _unevaluated() -> Iterator[None]:
     """Inside, remainders of symbols by infinities are computed when the graph runs.
 
-    torch takes each for zero, since the quotient is a whole number; it is the dividend or the divisor.
+    torch takes each for zero, since the quotient is an integer; it is the dividend or the divisor.
     """
     from sympy.core.cache import clear_cache
     from torch.utils._sympy.functions import PythonMod
