@@ -25,7 +25,7 @@ def diagonal_scatter(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.diagonal_scatter(b @ b.t(), a[:4, 0], offset=-1)
 
 
-@pytest.mark.slow
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [block_diagonal, diagonal_scatter])
 def test_found_by_a_sweep(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     arguments = torch.randn(5, 1), torch.randn(5, 2)
