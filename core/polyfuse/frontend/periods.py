@@ -7,7 +7,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ _LEAST_NODES = 8
 
 _LEAST_SKIPPED = 2
 """Periods that have to be skipped to be worth the search."""
+
+_LEAST = BEFORE + _AFTER + _LEAST_SKIPPED
 
 _SIZES = (int, bool, torch.SymInt)
 _PLAIN = (
@@ -100,29 +102,33 @@ class Periods:
         }
 
 
-def periods_of(aten: AtenGraph, multiple: int = 1) -> Periods | None:
-    """The longest run of a graph that repeats itself often enough for some of it to be skipped; None: there
-    is none.
-
-    Args:
-        multiple: how many of the shortest periods are one, where what becomes of these alternates.
+def periods_of(aten: AtenGraph) -> Iterator[Periods]:
+    """The longest run of a graph that repeats itself often enough for some of it to be skipped, in the shortest
+    periods first, then with two of them as one, as what becomes of these may alternate. Nothing where there is
+    none.
     """
     nodes = [node for node in aten.module.graph.nodes if node.op == "call_function"]
-    least = BEFORE + _AFTER + _LEAST_SKIPPED
-    if len(nodes) < _LEAST_NODES * least:
-        return None
-    start, length, period = longest_repetition([_token(node) for node in nodes], _LEAST_NODES, least)
-    if not period:
-        return None
-    period *= multiple
-    if length < least * period:
-        return None
+    if len(nodes) < _LEAST_NODES * _LEAST:
+        return
+    # most graphs are told by their operators alone, a hundredth of the work
+    if not longest_repetition([node.target for node in nodes], _LEAST_NODES, _LEAST)[2]:
+        return
+    start, length, period = longest_repetition([_token(node) for node in nodes], _LEAST_NODES, _LEAST)
+    for multiple in (1, 2):
+        if period and length >= _LEAST * period * multiple:
+            found = _periods(aten, nodes, start, length, period * multiple)
+            if found is not None:
+                yield found
+
+
+def _periods(aten: AtenGraph, nodes: Sequence[Node], start: int, length: int, period: int) -> Periods | None:
+    """The periods of such a length in a run of equal tokens."""
     places = {node: place for place, node in enumerate(nodes)}
     reads = _Reads(aten, places, period)
     same = [reads.alike(nodes[at], nodes[at + period]) for at in range(start, start + length - period)]
     first, alike = longest_run(_flags(same))
     start, count = start + first, (alike + period) // period
-    while count >= least:
+    while count >= _LEAST:
         found = nodes[start : start + count * period]
         end = start + count * period
         # a period at an end that reads or is read from further away is left alone

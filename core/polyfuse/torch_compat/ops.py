@@ -102,6 +102,7 @@ _UNINITIALISED = frozenset(
 # Their results are new tensors, and all that they do. They are not merged, as others of their kind are not.
 _LASTING = ("aten.", "prims.", "operator.", "higher_order.", "torch.", "math.")
 """What names begin with of operators that are never defined anew."""
+_LASTING_NAMESPACES = ("aten", "prims")
 _PURE_HIGHER_ORDER = frozenset({"higher_order.triton_kernel_wrapper_functional"})
 WAIT_TENSOR = "_c10d_functional.wait_tensor.default"
 """Returns its argument, which is complete from then on."""
@@ -126,7 +127,7 @@ _EFFECTFUL_NAMES = (
 def op_name(target: Any) -> str:
     """The name of a node's target: `aten.add.Tensor`, `higher_order.cond`, `operator.getitem`."""
     if isinstance(target, OpOverload):
-        return str(target)
+        return _lasting_name(target) if target.namespace in _LASTING_NAMESPACES else str(target)
     if isinstance(target, OpOverloadPacket):
         return str(target)
     if isinstance(target, HigherOrderOperator):
@@ -135,6 +136,12 @@ def op_name(target: Any) -> str:
         return target
     module = getattr(target, "__module__", "") or ""
     return f"{module.lstrip('_')}.{getattr(target, '__name__', str(target))}"
+
+
+@cache
+def _lasting_name(target: OpOverload) -> str:
+    """The name of an operator that is never defined anew; torch makes it of three parts each time."""
+    return str(target)
 
 
 def resolve(name: str) -> Any:

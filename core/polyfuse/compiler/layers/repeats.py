@@ -19,6 +19,7 @@ from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.periods import BEFORE, NotRepeated, Periods
 from polyfuse.ir.graph import Graph, GraphOutput
 from polyfuse.ir.nodes import Buffer, Node, Origin
+from polyfuse.ir.records import changed
 from polyfuse.lowering.lower import input_names
 from polyfuse.lowering.shortened import Shortening
 from polyfuse.schedule import Call, Decision, Launch, Schedule
@@ -114,7 +115,7 @@ class _Expansion:
             known = inputs[row[0]], buffers[row[0]]
             for name in row:
                 item = inputs[name], buffers[name]
-                if replace(item[0], name="", label="") != replace(
+                if changed(item[0], name="", label="") != changed(
                     known[0], name="", label=""
                 ) or not _are_alike(item[1], known[1]):
                     raise NotRepeated(f"{name} is not like {row[0]}")
@@ -180,14 +181,14 @@ class _Expansion:
             shown = self.late.name(name) if name in late else name
             if shown in made:
                 raise NotRepeated("names are given twice")
-            made[shown] = buffer if shown == name else replace(buffer, name=shown)
+            made[shown] = buffer if shown == name else changed(buffer, name=shown)
             if mine and name == mine[-1]:
                 for renaming in self.renamings:
                     for one in mine:
                         new = renaming.name(one)
                         if new in made:
                             raise NotRepeated("names are given twice")
-                        made[new] = replace(old[one], name=new)
+                        made[new] = changed(old[one], name=new)
         return made
 
     def _removed(self, graph: Graph) -> tuple[str, ...]:
@@ -223,7 +224,7 @@ def _compared(step: _Step) -> tuple[object, ...]:
     """What has to be equal of two steps."""
     if isinstance(step, Call):
         return step.node, step.reads, step.writes
-    kernel = replace(step.kernel, origins=())
+    kernel = changed(step.kernel, origins=())
     return (
         kernel.name,
         _Same(kernel),
@@ -255,7 +256,7 @@ class _Same:
 
 
 def _are_alike(one: Buffer, two: Buffer) -> bool:
-    return replace(one, name="") == replace(two, name="")
+    return changed(one, name="") == changed(two, name="")
 
 
 def _nodes(step: _Step) -> Sequence[Node]:
