@@ -102,7 +102,6 @@ _UNINITIALISED = frozenset(
 # Their results are new tensors, and all that they do. They are not merged, as others of their kind are not.
 _LASTING = ("aten.", "prims.", "operator.", "higher_order.", "torch.", "math.")
 """What names begin with of operators that are never defined anew."""
-_LASTING_NAMESPACES = ("aten", "prims")
 _PURE_HIGHER_ORDER = frozenset({"higher_order.triton_kernel_wrapper_functional"})
 WAIT_TENSOR = "_c10d_functional.wait_tensor.default"
 """Returns its argument, which is complete from then on."""
@@ -127,7 +126,7 @@ _EFFECTFUL_NAMES = (
 def op_name(target: Any) -> str:
     """The name of a node's target: `aten.add.Tensor`, `higher_order.cond`, `operator.getitem`."""
     if isinstance(target, OpOverload):
-        return _lasting_name(target) if target.namespace in _LASTING_NAMESPACES else str(target)
+        return _overload_name(target.name())
     if isinstance(target, OpOverloadPacket):
         return str(target)
     if isinstance(target, HigherOrderOperator):
@@ -139,9 +138,11 @@ def op_name(target: Any) -> str:
 
 
 @cache
-def _lasting_name(target: OpOverload) -> str:
-    """The name of an operator that is never defined anew; torch makes it of three parts each time."""
-    return str(target)
+def _overload_name(name: str) -> str:
+    """What `str` makes of an operator whose own name is such as `aten::add.Tensor`, each time anew."""
+    space, _, rest = name.partition("::")
+    name, _, overload = rest.partition(".")
+    return f"{space}.{name}.{overload or 'default'}"
 
 
 def resolve(name: str) -> Any:

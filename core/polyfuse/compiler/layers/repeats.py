@@ -8,7 +8,7 @@ the graph is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -65,7 +65,9 @@ class _Expansion:
         self._match()
         self.written = {name for step in self._first_steps() for name in step.writes}
         tables = self.matching.tables(self.copies)
-        origins = _origins(periods, self.copies)
+        origins = _origins(
+            periods, self.copies, {o.fx for step in schedule.steps for n in _nodes(step) for o in n.origins}
+        )
         self.renamings = [Renaming(table, at) for table, at in zip(tables, origins, strict=False)]
         self.late = Renaming(tables[-1], origins[-1])
         self.late_names = tables[-1]
@@ -272,13 +274,19 @@ def _all_writes(step: _Step) -> Iterable[str]:
     return [name for node in _nodes(step) for name in node.writes()]
 
 
-def _origins(periods: Periods, copies: int) -> list[dict[str, Origin]]:
-    """What stands for the traced nodes of the first two periods, in each of so many periods later."""
+def _origins(periods: Periods, copies: int, used: Container[str]) -> list[dict[str, Origin]]:
+    """What stands for the traced nodes of the first two periods, in each of so many periods later.
+
+    Args:
+        used: the names of those that are needed.
+    """
     found: list[dict[str, Origin]] = [{} for _ in range(copies)]
     texts: dict[str, str] = {}
     for at in range(BEFORE * periods.length):
         node = periods.nodes[at]
         name, op = node.name, ops.op_name(node.target)
+        if name not in used:
+            continue
         for copy, table in enumerate(found, 1):
             later = periods.nodes[at + copy * periods.length]
             trace = later.meta.get("stack_trace") or ""
