@@ -109,8 +109,8 @@ class Periods:
 def periods_of(aten: AtenGraph) -> Iterator[Periods]:
     """The longest run of a graph that repeats itself often enough for some of it to be skipped.
 
-    First in the shortest periods, then with two of them as one, as what becomes of these may alternate. Nothing
-    where there is none.
+    First in the shortest periods, then with two of them as one, as what becomes of these may alternate.
+    Nothing where there is none.
     """
     nodes = [node for node in aten.module.graph.nodes if node.op == "call_function"]
     if len(nodes) < _LEAST_NODES * _LEAST:

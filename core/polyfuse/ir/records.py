@@ -12,8 +12,10 @@ _R = TypeVar("_R")
 
 
 def changed(record: _R, **values: Any) -> _R:
-    """`dataclasses.replace` for records that only hold what they were given: a frozen one sets each field by a
-    call of its own, which takes most of the time. What a record computed of its fields is not copied.
+    """`dataclasses.replace` for records that only hold what they were given.
+
+    A frozen one sets each field by a call of its own, which takes most of the time. What a record computed of
+    its fields is not copied.
 
     Raises:
         TypeError: a field that there is not, or a record that does more when it is made.

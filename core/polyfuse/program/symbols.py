@@ -129,7 +129,7 @@ def expressions(steps: Iterable[Step]) -> Iterator[IndexLike]:
 
 
 @cache
-def _sized(kind: type[Step]) -> tuple[str, ...]:
+def _sized(kind: type) -> tuple[str, ...]:
     """The fields of a kind of step that may hold sizes."""
     return tuple(item.name for item in fields(kind) if item.name != "origins")
 
