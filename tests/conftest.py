@@ -18,6 +18,7 @@ try:
 except ImportError:  # before pytest 8.4
     gc_collect_iterations_key = None
 
+import asserts_ahead
 import built_libraries
 import file_order
 import sampling
@@ -58,6 +59,11 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
     return file_order.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    asserts_ahead.make_share(session.config)
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

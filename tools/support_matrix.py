@@ -40,8 +40,9 @@ Of the 51, some 20 were Triton's interpreter with a newer NumPy, and ten the mac
 libraries). Torch 2.11 itself differs where parameters are given other strides by `weight.data = other` after
 a compilation: Dynamo takes them for unchanged, and the program reads the wrong elements. Setting
 `torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags = False` has it look (half a microsecond for
-each parameter and call); torch 2.13 looks by itself. It takes two functions that differ in a default number
-for one, with any backend, and refuses to compile in a thread while another one traces.
+each parameter and call); torch 2.13 looks by itself. Conversions of modules (`half()`, `to(...)`), which do
+the same, are seen. It takes two functions that differ in a default number for one, with any backend, and
+refuses to compile in a thread while another one traces.
 
 Newer Pythons are checked from the sources, by `make lint` and `tests/house/test_newer_pythons.py`: types
 against the standard library of 3.14, modules and names that it removed, annotations that are evaluated

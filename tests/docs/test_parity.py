@@ -33,9 +33,14 @@ def rows(section: str) -> list[list[str]]:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def known_tests(path: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.FunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.ClassDef):
@@ -86,9 +91,8 @@ def test_few_rows_say_that_something_is_not_there() -> None:
 @cache
 def skipped_tests(path: Path) -> set[str]:
     """Tests of a file that are marked as skipped or as expected to fail, wherever they run."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     found: set[str] = set()
-    for node in tree.body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.Assign) and any(ast.unparse(t) == "pytestmark" for t in node.targets):
             if re.search(r"mark\.(skip|xfail)\b", ast.unparse(node.value)):
                 return known_tests(path)
@@ -115,7 +119,10 @@ _CONDITIONAL = re.compile(r"pytest\.(importorskip|skip|mark\.skipif)\(|needs_nvc
 def conditional_tests(path: Path) -> set[str]:
     """Tests of a file that are skipped on some machines where the project is developed."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    text = path.read_text(encoding="utf-8")
+    if "skip" not in text and "needs_nvcc" not in text:  # looking closer takes longer than parsing
+        return found
+    for node in tree_of(path).body:
         if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             is_mark = not isinstance(node, ast.Assign) or ast.unparse(node).startswith("pytestmark")
             if is_mark and _may_skip(node):

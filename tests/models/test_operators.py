@@ -33,7 +33,7 @@ def outcome_of(item: Any, **options: Any) -> Any:
     return check(item, CheckSettings(checks.BACKEND, samples=1, kernels=KERNELS, **options))
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", GATE_OPERATORS)
 def test_operator(name: str) -> None:
     outcome = outcome_of(gate()[name])

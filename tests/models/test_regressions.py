@@ -25,7 +25,7 @@ def diagonal_scatter(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.diagonal_scatter(b @ b.t(), a[:4, 0], offset=-1)
 
 
-@pytest.mark.slow
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [block_diagonal, diagonal_scatter])
 def test_found_by_a_sweep(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     arguments = torch.randn(5, 1), torch.randn(5, 2)
@@ -220,7 +220,7 @@ def test_equal_numbers_do_not_vary(dtype: torch.dtype, backend: str) -> None:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "halide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(8, 64), (300, 40), None])
+@pytest.mark.parametrize("shape", [(8, 64), (300, 40), pytest.param(None, marks=pytest.mark.slow)])
 def test_moments_of_infinities(shape: tuple[int, int] | None, dtype: torch.dtype, backend: str) -> None:
     """Not last in its row: eager mode, which moves the mean from number to number, has infinity only then."""
     if backend == "halide":

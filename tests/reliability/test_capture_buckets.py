@@ -68,6 +68,7 @@ def test_buckets_are_found(tied: bool) -> None:
     assert found[1] == {"hits": found[0]["misses"], "misses": 0, "bypasses": 0, "traced": 1}
 
 
+@pytest.mark.slow
 def test_buckets_of_a_function_that_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFUSE_CAPTURE_CACHE", "1")
     first, second, larger, again = (trained(Net(), bucket_cap_mb=size) for size in (1, 1, 100, 1))

@@ -307,6 +307,7 @@ class Asking(torch.nn.Module):
         return self.last(y * 2 if y.sum().item() > 0 else y)
 
 
+@pytest.mark.slow
 def test_a_network_that_prints_and_asks_for_a_value():
     torch.manual_seed(0)
     x, model, frames = torch.randn(3, 4), Asking(), []

@@ -47,8 +47,7 @@ def written(x: torch.Tensor) -> torch.Tensor:
     return x.flatten(0, 1)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("grad", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_view_of_a_written_input_is_found(grad):
     """Its strides are compared at each call, also where nothing is traced."""
 

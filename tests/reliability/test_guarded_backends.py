@@ -83,7 +83,7 @@ EMPTY = {"build", "synchronize"}
 MAY_BE_NONE = {"estimate", "host"}
 
 
-@pytest.mark.quick(240)
+@pytest.mark.quick(160)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("method", METHODS)

@@ -73,6 +73,7 @@ def negated(rows: int) -> torch.Tensor:
     return torch.randn(rows, 4, dtype=torch.complex64).conj().imag
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_negated_only_when_it_is_read(dynamic):

@@ -194,6 +194,24 @@ def test_parameters_that_change(freezing):
         torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 3, 4, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).sigmoid()
+
+
+def test_a_module_that_is_converted():
+    """Its parameter gets other strides and another type in place, and nothing else of a call tells."""
+    module, x = Scales(), torch.arange(5)
+    run = torch.compile(module, backend="polyfuse", options={"backends": ["interpreter"]})
+    torch.testing.assert_close(run(x), module(x))
+    module.to(torch.float64, memory_format=torch.channels_last)
+    torch.testing.assert_close(run(x), module(x))
+
+
 class Attention(nn.Module):
     """One layer with a cache of keys and values, whose places are overwritten or which grows."""
 

@@ -138,9 +138,11 @@ def test_a_matmul_into_a_name_of_an_operator(tmp_path):
 SHORT = [name for i, name in enumerate(WORDS) if i % 10 == 0]
 
 
-def test_functions_and_modules():
-    compiled_agrees(function(SHORT[:6]), 6)
-    compiled_agrees(module(SHORT[20:32]), 6)
+@pytest.mark.parametrize(
+    "model", [function(SHORT[:6]), pytest.param(module(SHORT[20:32]), marks=pytest.mark.slow)]
+)
+def test_functions_and_modules(model):
+    compiled_agrees(model, 6)
 
 
 def test_packages(tmp_path):

@@ -23,6 +23,7 @@ from polyfuse.compiler.session import CompileSession, decided, session_for
 from polyfuse.distributed.costs import load_costs
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.runtime.ranks.agreement import compiling_for_others
+from polyfuse.torch_compat.captures.shared_inputs import shared_and_written
 from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.options.counterparts import translated
 from polyfuse.torch_compat.tracing.aot import saved_ahead
@@ -77,7 +78,17 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     """
     guard_offsets(gm)
     if differentiates_forward():
-        return _eager(gm, session.settings)
+        return _eager(
+            gm,
+            session.settings,
+            "a graph within forward-mode differentiation (torch.autograd.forward_ad)",
+            "use torch.func.jvp inside the compiled function",
+        )
+    shared = shared_and_written(gm)
+    if shared is not None and shared.refused:
+        return _eager(
+            gm, session.settings, f"a graph that writes to {shared.refused}", "pass copies or views"
+        )
     agreement = None
     if this_rank() >= 0:
         from polyfuse.compiler.ranks import agreement_of
@@ -146,13 +157,12 @@ def _graph_of(gm: Any) -> str:
     return f"a graph of {node_count(gm)} nodes"
 
 
-def _eager(gm: Any, settings: Settings) -> Callable[..., Any]:
-    """The graph as it was captured: compiled, it would lose the tangents that forward-mode differentiation
-    keeps beside its inputs."""
-    cause = "a graph within forward-mode differentiation (torch.autograd.forward_ad) runs in eager mode"
+def _eager(gm: Any, settings: Settings, what: str, fix: str) -> Callable[..., Any]:
+    """The graph as it was captured. Compiled, it would lose the tangents that forward-mode differentiation
+    keeps beside its inputs, or what is written to memory that inputs share."""
     if settings.strict:
-        raise UnsupportedError(cause, "unset strict, or use torch.func.jvp inside the function")
-    warn_once("compiler", f"{cause}; use torch.func.jvp inside the compiled function to have it compiled")
+        raise UnsupportedError(f"{what} runs in eager mode", f"unset strict, or {fix}")
+    warn_once("compiler", f"{what} runs in eager mode; {fix} to have it compiled")
     eager: Callable[..., Any] = gm.forward
     return eager
 

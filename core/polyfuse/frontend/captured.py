@@ -178,7 +178,8 @@ class _Memory:
             bases.append(base)
         if first == self._count:
             return "" if example._base is None else f" of {base.dtype}"
-        return f" of {base.dtype} in the memory of {first}, viewing {number}"
+        size = f"{example.untyped_storage().nbytes()} bytes, {tuple(base.shape)} {base.stride()}"
+        return f" of {base.dtype} in the memory of {first}, viewing {number} of {size}"
 
 
 def _check_same(env: Any, value: Any, example: torch.Tensor) -> None:

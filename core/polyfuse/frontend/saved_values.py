@@ -40,6 +40,9 @@ def compute_saved_early(state: Rewriting) -> int:
         if last.next is not node:
             if not state.spend():
                 break
+            for source in node.all_input_nodes:
+                if source.op == "get_attr":  # a constant that stands where it was read
+                    nodes[0].prepend(source)
             last.append(node)
             count += 1
     return count

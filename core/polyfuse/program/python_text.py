@@ -78,6 +78,7 @@ class _Printer:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.helpers: set[str] = set()
+        self.typed: dict[str, dict[str, str]] = {}  # of each kept block: type -> the block seen as it
         self.globals: dict[str, str] = {}  # text of the value -> name
         self.objects: dict[str, str] = {}  # name -> key
         self.names = Names((*_RESERVED, *_printed_as_they_are(program)))
@@ -212,7 +213,16 @@ class _Printer:
         """A view made on the spot."""
         base = self.variable(view.buffer)
         if view.dtype is not None:
-            base = f"{base}.view({self.dtype(str(view.dtype.torch).removeprefix('torch.'))})"
+            dtype = self.dtype(str(view.dtype.torch).removeprefix("torch."))
+            typed = self.typed.get(view.buffer)
+            if typed is None:
+                base = f"{base}.view({dtype})"
+            else:
+                # a kept block has a buffer for nearly each kernel: it is seen as each type once
+                if dtype not in typed:
+                    typed[dtype] = self.names.of(("typed", view.buffer, dtype), f"{base}_as_{dtype}")
+                    self._line(f"{typed[dtype]} = {base}.view({dtype})")
+                base = typed[dtype]
         offset = "" if view.offset == 0 else f", {self.index(view.offset)}"
         layout = f"{self.shape(view.size)}, {self.shape(view.stride)}"
         return f"{self.helper(function)}({base}, {layout}{offset})"
@@ -340,6 +350,9 @@ class _Printer:
             self._memory(step)
         elif isinstance(step, KeepMemory):
             self._line(f"{self.helper('keep_memory')}({self.variable(step.name)})")
+            typed = self.typed.pop(step.name, {})
+            if typed:
+                self._line(f"del {', '.join(typed.values())}")
         elif isinstance(step, BindSymbol):
             self._bind(step)
         elif isinstance(step, AssertLayout):
@@ -366,6 +379,7 @@ class _Printer:
             return
         layout = f"{self.shape(step.size)}, {self.shape(step.stride)}"
         if isinstance(step, Allocate) and step.kept:
+            self.typed[step.name] = {}
             self._line(
                 f"{self.variable(step.name)} = {self.helper('kept_memory')}({self.index(step.size[0])})"
             )

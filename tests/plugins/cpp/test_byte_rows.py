@@ -59,6 +59,7 @@ def test_rows_of_any_length_are_moved_and_filled(dtype: DType, every: int) -> No
         assert torch.equal(ones, torch.ones_like(ones))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ["", "avx2", "sse"])
 @pytest.mark.parametrize("dtype", KINDS)
 def test_rows_are_reversed(dtype: DType, isa: str) -> None:
@@ -178,6 +179,7 @@ def test_numbers_of_a_byte_have_a_lane_each(isa: str) -> None:
         assert torch.equal(out, want), (op, dtype, scalar)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("size", [17, 19, 27, 40, 61, 64, 100])
 def test_short_rows_of_bytes(size: int) -> None:
     a, b = (side[:size].clone() for side in every(DType.i8))

@@ -106,7 +106,7 @@ def test_cut_sums_do_not_depend_on_threads_or_on_the_size_expected() -> None:
     torch.set_num_threads(before)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", [(16, 16), (33, 21), (100, 64), (9, 1100)])
 @pytest.mark.parametrize("dtype", [f32, DType.bf16, DType.f64, i64, DType.i8, boolean])
@@ -145,7 +145,7 @@ def test_large_results_in_new_pages_are_written_through_the_caches(symbolic: boo
         assert torch.equal(out, -a)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [f32, DType.f64, DType.i32])
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("isa", ISAS)
@@ -198,7 +198,7 @@ def test_tiles_inside_other_axes_with_rows_and_columns(threads: int, isa: str) -
     torch.testing.assert_close(p, -want.transpose(1, 2))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("edge", [16, 32, 20])
 def test_masks_of_whole_vectors(edge: int, isa: str) -> None:
@@ -218,7 +218,7 @@ def test_masks_of_whole_vectors(edge: int, isa: str) -> None:
     assert torch.equal(o, torch.cat((a, b), 1))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("step", [2, 3, 4, 5, -1])
 @pytest.mark.parametrize("dtype", [f32, DType.bf16, i64, boolean])
@@ -235,7 +235,7 @@ def test_every_other_element(dtype: DType, step: int, isa: str) -> None:
     assert torch.equal(o, a[::step] if step > 0 else a.flip(0))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [f32, DType.f64, DType.i32, i64])
 @pytest.mark.parametrize("kind", ["sum", "prod"])
 @pytest.mark.parametrize("isa", ISAS)
@@ -257,7 +257,7 @@ def test_scans_on_the_lanes(kind: str, dtype: DType, isa: str) -> None:
     torch.testing.assert_close(o, {"sum": torch.cumsum, "prod": torch.cumprod}[kind](a, 1).to(dtype.torch))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, DType.f16, i64, boolean])
 @pytest.mark.parametrize("size", [56, 61])
@@ -283,7 +283,7 @@ def test_neighbouring_lanes_share_elements(dtype: DType, size: int, isa: str) ->
     assert torch.equal(p, a[:, lanes // 4])
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, DType.bf16, DType.f64, DType.u8])
 @pytest.mark.parametrize("size", [64, 37])
@@ -393,6 +393,7 @@ def test_chunks_of_any_length_in_every_configuration(layers: int, isa: str) -> N
         assert torch.equal(high_, a.amax((0, 2))), config
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 def test_the_stages_of_a_split_reduction_follow_the_configuration(isa: str) -> None:
     k = KernelBuilder({}, {"r0": 3, "r1": 100_000})

@@ -43,7 +43,7 @@ def test_dynamic_sizes_share_a_kernel() -> None:
         torch.testing.assert_close(o, a - b[:, None])
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", [(3, 5), (16, 16), (33, 47), (64, 128)])
 def test_transposed_read(shape: tuple[int, int], isa: str) -> None:
@@ -58,7 +58,7 @@ def test_transposed_read(shape: tuple[int, int], isa: str) -> None:
     torch.testing.assert_close(o, a.t() + b)
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     "dtype", [DType.bf16, DType.f16, DType.f64, DType.i32, DType.i64, DType.i8, DType.u8]
@@ -151,7 +151,7 @@ def test_gather(isa: str) -> None:
     assert torch.equal(p, table[ids][:, col])
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("mode", ["add", "max", "min", "mul"])
 @pytest.mark.parametrize("columns", [1, 3, 40])
@@ -172,6 +172,7 @@ def test_scatter(columns: int, mode: str, threads: int) -> None:
     torch.testing.assert_close(o, want, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("columns", [1, 7, 16, 50])
 def test_scatter_with_a_place_for_each_element(columns: int) -> None:
     from polyfuse.symbolic import axis

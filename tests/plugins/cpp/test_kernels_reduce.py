@@ -30,7 +30,7 @@ def reduction(kind: str, m: int, n: int, dim: int, dtype: DType = f32) -> Kernel
 SHAPES = ((1, 1), (5, 3), (33, 70), (7, 16), (3, 1000), (1000, 3), (2, 33333))
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("shape", "isa"), [(s, isa) for s in SHAPES for isa in ISAS if not isa or s[0] * s[1] <= 3000]
 )
@@ -44,6 +44,7 @@ def test_plain(kind: str, shape: tuple[int, int], dim: int, isa: str) -> None:
     torch.testing.assert_close(o, want, rtol=2e-6 if kind != "prod" else 1e-4, atol=1e-6)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [DType.f64, DType.i64, DType.i32, DType.u8])
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("kind", ["sum", "max", "min"])
@@ -67,6 +68,7 @@ def test_nan_wins(dim: int) -> None:
         torch.testing.assert_close(o, want, equal_nan=True)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("count", [1, 5, 12])
 def test_many_results_of_one_long_row(count: int, isa: str) -> None:
@@ -89,6 +91,7 @@ def test_many_results_of_one_long_row(count: int, isa: str) -> None:
         torch.testing.assert_close(result[0], (a.double().sum() * (i + 1)).float(), rtol=2e-6, atol=0)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("kind", ["any", "all"])
@@ -100,6 +103,7 @@ def test_bool(kind: str, dim: int, isa: str) -> None:
     assert torch.equal(o, want)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
@@ -128,6 +132,7 @@ def test_arg(content: str, kind: str, dim: int, isa: str) -> None:
     assert torch.equal(p, at)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("shape", "isa"),
     [(s, isa) for s in ((4, 7), (33, 200)) for isa in ISAS] + [((3, 5000), ""), ((5000, 17), "")],
@@ -154,6 +159,7 @@ def test_welford(shape: tuple[int, int], dim: int, isa: str) -> None:
     assert torch.equal(out[2], torch.full_like(out[2], size))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("shape", [(4, 7), (33, 200), (3, 5000)])
@@ -176,6 +182,7 @@ def test_online_softmax(shape: tuple[int, int], dim: int, isa: str) -> None:
     torch.testing.assert_close(p, a.double().logsumexp(dim).float())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("shape", [(6, 10), (40, 130), (1, 1)])
@@ -232,6 +239,7 @@ def test_layer_norm_of_any_size(threads: int) -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dims", [(0, 2), (1, 2), (0, 1, 2), (0, 1)])
 def test_several_reduction_axes(dims: tuple[int, ...], isa: str) -> None:
@@ -273,6 +281,7 @@ def test_large_sum_is_accurate() -> None:
         torch.testing.assert_close(o.double(), want, rtol=1e-6, atol=0)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("kind", ["sum", "prod", "logsumexp", "max", "min"])

@@ -97,7 +97,7 @@ def test_layouts(left: str, right: str, isa: str) -> None:
     check(Matmul(19, 45, 37, left=left, right=right, pad=3), isa)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (1, 64, 40), (2, 33, 129), (5, 1, 7), (64, 96, 16), (17, 31, 1)]
@@ -108,6 +108,7 @@ def test_shapes(right: str, shape: tuple[int, int, int]) -> None:
     check(Matmul(m, n, k, right=right))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "avx2"])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
@@ -132,7 +133,7 @@ def test_more_than_one_thread(right: str) -> None:
     check(Matmul(3, 700, 600, right=right, bias=True))
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize(
     ("dtype", "isa"),
@@ -148,6 +149,7 @@ def test_types(right: str, dtype: DType, isa: str) -> None:
     check(mm, isa)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("pair", [(i8, i8), (u8, i8), (u8, u8), (i8, u8)])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
@@ -165,6 +167,7 @@ def test_bytes_at_their_limits() -> None:
         assert (tensors["result"] == 200 * 128 * 128).all()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("left", ["bmk", "mk", "bkm"])
 @pytest.mark.parametrize("right", ["bnk", "kn"])
@@ -220,6 +223,7 @@ def gelu(body: Body, value: str) -> str:
     return body.op("mul", body.op("mul", half, value), inner)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "scalar"])
 def test_epilogues(isa: str) -> None:
@@ -229,7 +233,7 @@ def test_epilogues(isa: str) -> None:
     check(Matmul(21, 40, 33, right="bnk", finish=gelu, residual=True), isa, finish=finish)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, bf16])
@@ -264,7 +268,7 @@ def test_numbers_that_are_none_stay_where_they_are() -> None:
             assert tensors["result"][[0, 1, 3]].isfinite().all()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("isa", ["", "scalar"])
 def test_convolution(isa: str, padding: int) -> None:
@@ -320,7 +324,7 @@ def test_several_axes_of_columns() -> None:
         torch.testing.assert_close(result, want, rtol=1e-5, atol=1e-5, msg=str(config))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_matmuls(seed: int) -> None:

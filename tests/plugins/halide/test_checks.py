@@ -124,7 +124,7 @@ def test_halides_own_checks_name_the_kernel(tmp_path):
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int64]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
 def test_compiled_functions_pass_their_checks(dtype):
     def function(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:

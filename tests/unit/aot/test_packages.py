@@ -368,8 +368,7 @@ class Resampled(torch.nn.Module):
         )
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_operators_that_torch_takes_apart_itself(tmp_path, dtype):
     if dtype == torch.bfloat16:
         model = torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.GELU(), torch.nn.Hardswish())

@@ -215,6 +215,7 @@ def test_numbers_that_are_none(run: Any, dtype: torch.dtype, kind: torch.dtype, 
     run(function, x, weight)
 
 
+@pytest.mark.slow
 def test_eight_bit_floats(run: Any) -> None:
     weight = torch.randn(48, 70).to(torch.float8_e4m3fn)
     report = run(converted, torch.randn(1, 70), weight, torch.rand(48) + 0.5)

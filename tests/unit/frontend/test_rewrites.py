@@ -279,3 +279,20 @@ def test_what_is_saved_stays_behind_what_writes_to_memory(stage: Any) -> None:
 
     module = make_fx(forward, tracing_mode="fake")(SPECIAL, SPECIAL.clone())
     assert "compute-saved-early" not in dict(rewrite_graph(module, Settings(), stage=stage))
+
+
+def test_constants_of_what_a_forward_saves_are_there_before_it() -> None:
+    constant = torch.tensor([2.0])
+
+    def forward(x: torch.Tensor) -> Any:
+        first = x.sin()
+        return first.exp().cos(), first * constant
+
+    module = make_fx(forward, tracing_mode="real")(SPECIAL)
+    (kept,) = (node for node in module.graph.nodes if node.op == "get_attr")
+    next(iter(kept.users)).prepend(kept)
+    before = module(SPECIAL)
+    counts = dict(rewrite_graph(module, Settings(), stage="forward"))
+    assert counts["compute-saved-early"] == 1
+    module.graph.lint()
+    torch.testing.assert_close(module(SPECIAL), before, equal_nan=True)

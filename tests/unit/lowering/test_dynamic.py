@@ -78,7 +78,6 @@ def test_other_sizes_same_graph(fn: Callable[[torch.Tensor], Any]) -> None:
     assert not record.report.fallbacks, record.report.text()
 
 
-@pytest.mark.slow
 def test_fractions_of_sizes() -> None:
     def fn(x: torch.Tensor) -> Any:
         n = x.shape[0]

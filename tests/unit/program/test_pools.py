@@ -16,6 +16,7 @@ from polyfuse.ir.types import DType
 from polyfuse.program import memory_plan
 from polyfuse.program.memory import Lifetime, storage_bytes
 from polyfuse.program.pools import ALIGNMENT, plan_pools
+from polyfuse.program.python_text import python_text
 from polyfuse.program.steps import Allocate, Free, MakeView
 from polyfuse.runtime import workspace
 from polyfuse.schedule.kernels.lifetimes import storage_key
@@ -310,6 +311,28 @@ def test_large_intermediates_are_kept_from_call_to_call() -> None:
     workspace.keep_memory(block)
     assert len(workspace._BLOCKS) == 2, "a call that finds no block makes one"
     assert workspace.kept_memory(1 << 24).numel() == 1 << 24, "a block that is too small is released"
+    workspace.forget_memory()
+
+
+def _both_types(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = (x @ w).double()
+    narrow = torch.softmax(x @ w, 1)
+    return narrow @ w, (wide @ w.double()).sum(1)
+
+
+def test_a_kept_block_is_seen_once_as_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace.forget_memory()
+    plan, seen = stages.plan, []
+    monkeypatch.setattr(stages, "plan", lambda *a, **k: seen.append(plan(*a, **k)) or seen[-1])
+    options = {"strict": True, "gemm": "library", "graph_cache": False}
+    call = torch.compile(_both_types, backend="polyfuse", options=options)
+    x, w = torch.randn(1100, 1000), torch.randn(1000, 1000) / 30
+    for _ in range(2):
+        torch.testing.assert_close(call(x, w), _both_types(x, w))
+    text = python_text(seen[-1])
+    for dtype in ("float32", "float64"):
+        assert text.count(f".view({dtype})") == 1 and text.count(f"_as_{dtype}, (") >= 1
+    assert text.index("keep_memory(pool") < text.rindex("_as_float32")  # let go of with the block
     workspace.forget_memory()
 
 

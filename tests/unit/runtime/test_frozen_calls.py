@@ -49,6 +49,14 @@ def test_other_arguments_are_another_call():
     assert call(a, (2, 1)) is not call(a, (1, 2)) and len(seen) == 2
 
 
+def test_a_parameter_made_in_inference_mode_is_known_by_its_address():
+    call, seen = counted()
+    with torch.inference_mode():
+        a, b = torch.ones(3), torch.zeros(3)
+    assert call(a) is call(a) and call(b) is not call(a) and len(seen) == 2
+    assert torch.equal(call(a), torch.full((3,), 2.0)) and len(seen) == 2
+
+
 def test_nothing_is_kept_of_parameters_that_are_gone():
     call, seen = counted()
     for _ in range(3):

@@ -25,6 +25,7 @@ def test_tangents_that_are_zero(dtype: torch.dtype) -> None:
     torch.testing.assert_close(_compiled(derivative)(x, tangent), derivative(x, tangent))
 
 
+@pytest.mark.usefixtures("interpreted_kernels")
 def test_inputs_that_are_zero() -> None:
     zeros = torch.ops.aten._efficientzerotensor.default((3, 4)).t()
     run = _compiled(lambda x, y: (x * 2 + y).sum(0))

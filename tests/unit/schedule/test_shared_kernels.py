@@ -302,7 +302,7 @@ class Layer(nn.Module):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_are_the_same_with_and_without_sharing(
     training: bool, dynamic: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

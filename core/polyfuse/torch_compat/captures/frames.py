@@ -18,6 +18,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias, cast
 
 from polyfuse.torch_compat.captures.buckets import Stitched, limits, stitched
+from polyfuse.torch_compat.captures.conversions import watch_conversions
 from polyfuse.torch_compat.captures.guards import (
     Compared,
     Describe,
@@ -260,6 +261,7 @@ def _install() -> None:
             frame = Frame(arguments, compiler, buckets)
             return around(frame, trace) if _is_plain(arguments) else trace()
 
+    watch_conversions()
     convert_frame._compile = compiled
     convert_frame.CheckFunctionManager = noted
 

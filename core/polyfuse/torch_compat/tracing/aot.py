@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.fx import GraphModule
 
+from polyfuse.torch_compat.captures.shared_inputs import shared_and_written
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
 from polyfuse.torch_compat.tracing.written_strides import written_strides_kept
 
@@ -54,7 +55,8 @@ def compile_module(
     """
     from torch._functorch.aot_autograd import aot_module_simplified
 
-    views = views_of_inputs(gm)
+    shared = shared_and_written(gm)
+    views = views_of_inputs(gm, of_numbers=shared is not None and shared.overlap)
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
     scope: AbstractContextManager[None] = nullcontext()
     if entry is not None:
@@ -62,7 +64,8 @@ def compile_module(
 
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
         scope = caching(replace(entry, views=views))
-    with scope, written_strides_kept(gm), _remainders_of_numbers():
+    tracing = nullcontext() if shared is None else shared.traced()
+    with scope, written_strides_kept(gm), _remainders_of_numbers(), tracing:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(example_inputs),
@@ -71,7 +74,8 @@ def compile_module(
             decompositions=dict(decompositions),
             keep_inference_input_mutations=True,
         )
-    return with_views(compiled, views)
+    compiled = with_views(compiled, views)
+    return compiled if shared is None else shared.checked(compiled)
 
 
 @contextmanager

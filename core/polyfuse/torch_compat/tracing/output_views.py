@@ -1,7 +1,8 @@
 """Results that are views of an input, which may have been written in place, where sizes are symbolic.
 
 AOTAutograd makes such a result again, in the input's memory, with strides and offset that a functional graph
-computed: if the input was written, those of a new tensor. (Where all sizes are known it replays the views.)
+computed: if the input was written, those of a new tensor. (Where all sizes are known it replays the views,
+unless inputs overlap.)
 Dynamo knows the right ones, since it writes to its fake inputs in place; they are compared at each call.
 """
 
@@ -40,9 +41,10 @@ class OutputView:
     symbols: tuple[tuple[str, int], ...]
 
 
-def views_of_inputs(gm: Any) -> tuple[OutputView, ...]:
-    """Results of a captured graph that are views of its inputs, if their geometry has symbols. Whether the
-    input is written is not asked: fake tensors do not count the writes of all operators."""
+def views_of_inputs(gm: Any, *, of_numbers: bool = False) -> tuple[OutputView, ...]:
+    """Results of a captured graph that are views of its inputs, if their geometry has symbols, or all of them
+    with `of_numbers`. Whether the input is written is not asked: fake tensors do not count the writes of all
+    operators."""
     if not isinstance(gm, GraphModule):
         return ()
     inputs = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
@@ -58,7 +60,7 @@ def views_of_inputs(gm: Any) -> tuple[OutputView, ...]:
         if not _is_plain(value) or any(value is each for each in given) or _storage(value) not in bases:
             continue
         own = shapes.free_symbols(value)
-        if not own:
+        if not own and not of_numbers:
             continue
         needed = {*own, *shapes.free_symbols(inputs[bases[_storage(value)]].storage_offset())}
         if all(symbol in symbols for symbol in needed):

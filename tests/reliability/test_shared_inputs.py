@@ -1,0 +1,89 @@
+"""Inputs that share memory, of which one is written: numbers are eager mode's, wherever they begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+
+OPTIONS = {"backends": ["interpreter"], "graph_cache": False}
+
+Calls = tuple[tuple[int, int, int], ...]
+"""Where two inputs begin in one memory, and its size."""
+
+
+def written(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x.add_(1)
+    y.mul_(2)
+    return x + y, x.view(-1)[1:], y.view(4, 2)[1]
+
+
+def compare(
+    function: Callable[..., Tensor], pairs: Callable[[int, int, int], list[Tensor]], calls: Calls, **how
+):
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="polyfuse", **how)
+    for first, second, size in calls:
+        results = []
+        for run in (function, compiled):
+            inputs = pairs(first, second, size)
+            results.append((*run(*inputs), *inputs))
+        for actual, expected in zip(*reversed(results), strict=True):
+            torch.testing.assert_close(actual, expected)
+            assert (actual.stride(), actual.storage_offset()) == (
+                expected.stride(),
+                expected.storage_offset(),
+            )
+            assert (actual._base is None) == (expected._base is None)
+
+
+def views(first: int, second: int, size: int) -> list[Tensor]:
+    base = torch.arange(float(size))
+    return [base[first : first + 8], base[second : second + 8]]
+
+
+def aliases(first: int, second: int, size: int) -> list[Tensor]:
+    return [each.detach() for each in views(first, second, size)]
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_that_move(dynamic: bool) -> None:
+    calls = ((0, 4, 32), (9, 1, 32), (0, 4, 40))
+    compare(written, views, calls, dynamic=dynamic, options=OPTIONS)
+
+
+def test_views_of_other_memories() -> None:
+    def apart(first: int, second: int, size: int) -> list[Tensor]:
+        return [views(first, second, size)[0], views(first, second, 32)[1]]
+
+    torch.compiler.reset()
+    compiled = torch.compile(written, backend="polyfuse", dynamic=False, options=OPTIONS)
+    for pairs in (views, apart, views):
+        inputs, expected = pairs(0, 4, 32), pairs(0, 4, 32)
+        torch.testing.assert_close(compiled(*inputs), written(*expected))
+        torch.testing.assert_close(inputs, expected)
+
+
+def test_aliases_that_autograd_does_not_know(warned: list[str]) -> None:
+    compare(written, aliases, ((0, 4, 32), (2, 6, 32)), dynamic=False, options=OPTIONS)
+    assert any("no views of one tensor runs in eager mode" in text for text in warned)
+    torch.compiler.reset()
+    with pytest.raises(BackendCompilerFailed, match="no views of one tensor"):
+        torch.compile(written, backend="polyfuse", options={**OPTIONS, "strict": True})(*aliases(0, 4, 32))
+
+
+def test_parameters_of_a_flat_buffer_stay_compiled() -> None:
+    flat = torch.zeros(64)
+    parts = [torch.nn.Parameter(part) for part in flat.split(3)]
+
+    def step(parts: list[Tensor]) -> None:
+        torch._foreach_add_(parts, 1.0)
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        torch.compile(step, backend="polyfuse", options={**OPTIONS, "strict": True})(parts)
+    assert torch.equal(flat, torch.ones(64))
