@@ -124,7 +124,8 @@ def symbols_in(expressions: Iterable[IndexLike]) -> Iterator[str]:
 def expressions(steps: Iterable[Step]) -> Iterator[IndexLike]:
     """Every size expression in some steps."""
     for step in steps:
-        for name in _sized(type(step)):
+        kind: Any = type(step)
+        for name in _sized(kind):
             yield from _sizes_in(getattr(step, name))
 
 
