@@ -48,5 +48,7 @@ class Names:
 
 def plain_word(text: str) -> str:
     """`text` as an ASCII identifier. Different texts may give the same one."""
+    if text.isascii() and text.isidentifier() and len(text) <= _LONGEST:
+        return text
     word = "".join(c if c.isascii() and c.isalnum() else "_" for c in text)[:_LONGEST]
     return word if word[:1].isalpha() or word[:1] == "_" else f"v_{word}"

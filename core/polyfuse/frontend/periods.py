@@ -7,9 +7,9 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Node
@@ -34,6 +34,8 @@ _LEAST_NODES = 8
 _LEAST_SKIPPED = 2
 """Periods that have to be skipped to be worth the search."""
 
+_LEAST = BEFORE + _AFTER + _LEAST_SKIPPED
+
 _SIZES = (int, bool, torch.SymInt)
 _PLAIN = (
     int,
@@ -47,6 +49,10 @@ _PLAIN = (
     torch.layout,
     torch.memory_format,
 )
+
+
+_Sources: TypeAlias = Mapping[Node, Sequence[Node]]
+"""What each of some nodes reads, in the order of its arguments."""
 
 
 class NotRepeated(Exception):
@@ -100,29 +106,38 @@ class Periods:
         }
 
 
-def periods_of(aten: AtenGraph, multiple: int = 1) -> Periods | None:
-    """The longest run of a graph that repeats itself often enough for some of it to be skipped; None: there
-    is none.
+def periods_of(aten: AtenGraph) -> Iterator[Periods]:
+    """The longest run of a graph that repeats itself often enough for some of it to be skipped.
 
-    Args:
-        multiple: how many of the shortest periods are one, where what becomes of these alternates.
+    First in the shortest periods, then with two of them as one, as what becomes of these may alternate.
+    Nothing where there is none.
     """
     nodes = [node for node in aten.module.graph.nodes if node.op == "call_function"]
-    least = BEFORE + _AFTER + _LEAST_SKIPPED
-    if len(nodes) < _LEAST_NODES * least:
-        return None
-    start, length, period = longest_repetition([_token(node) for node in nodes], _LEAST_NODES, least)
-    if not period:
-        return None
-    period *= multiple
-    if length < least * period:
-        return None
+    if len(nodes) < _LEAST_NODES * _LEAST:
+        return
+    # most graphs are told by their operators alone, a hundredth of the work
+    if not longest_repetition([id(node.target) for node in nodes], _LEAST_NODES, _LEAST)[2]:
+        return
+    reads = {node: node.all_input_nodes for node in nodes}
+    start, length, period = longest_repetition(
+        list(map(_Tokens(aten, reads).of, nodes)), _LEAST_NODES, _LEAST
+    )
+    for multiple in (1, 2):
+        if period and length >= _LEAST * period * multiple:
+            found = _periods(aten, reads, start, length, period * multiple)
+            if found is not None:
+                yield found
+
+
+def _periods(aten: AtenGraph, sources: _Sources, start: int, length: int, period: int) -> Periods | None:
+    """The periods of such a length in a run of equal tokens."""
+    nodes = list(sources)
     places = {node: place for place, node in enumerate(nodes)}
-    reads = _Reads(aten, places, period)
+    reads = _Reads(aten, sources, places, period)
     same = [reads.alike(nodes[at], nodes[at + period]) for at in range(start, start + length - period)]
     first, alike = longest_run(_flags(same))
     start, count = start + first, (alike + period) // period
-    while count >= least:
+    while count >= _LEAST:
         found = nodes[start : start + count * period]
         end = start + count * period
         # a period at an end that reads or is read from further away is left alone
@@ -181,21 +196,36 @@ def _last_reader(node: Node, places: Mapping[Node, int]) -> int:
     return max(places.get(user, 0) for user in node.users)
 
 
-def _token(node: Node) -> Hashable:
-    """What a node is, whatever it reads."""
-    try:
-        facts = ops.facts(node.target)
-        if facts.mutates or facts.is_higher_order or facts.data_dependent or node.meta.get(SHARED):
+class _Tokens:
+    """What the nodes of a graph are, whatever they read."""
+
+    def __init__(self, aten: AtenGraph, reads: _Sources) -> None:
+        self._reads = reads
+        self._returned = frozenset(aten.module.graph.output_node().all_input_nodes)
+        # by identity, as operators compute their hashes anew each time
+        self._targets: dict[int, bool] = {}
+
+    def of(self, node: Node) -> Hashable:
+        """What a node is."""
+        try:
+            if not self._is_plain(node.target) or node.meta.get(SHARED):
+                return node
+            numbers = {source: number for number, source in enumerate(self._reads[node])}
+            args = (_value(node.args, numbers), _value(node.kwargs, numbers) if node.kwargs else ())
+            original = fx.original_operator(node)
+            # graphs that were copied have operators of their own there
+            source = original.name() if isinstance(original, ops.OpOverload) else str(original)
+            return id(node.target), args, _look(node.meta.get("val")), source, node in self._returned
+        except _Differs:
             return node
-        numbers = {source: number for number, source in enumerate(node.all_input_nodes)}
-        args = (_value(node.args, numbers), _value(node.kwargs, numbers) if node.kwargs else ())
-        returned = any(user.op == "output" for user in node.users)
-        original = fx.original_operator(node)
-        # graphs that were copied have operators of their own there
-        source = ops.op_name(original) if isinstance(original, ops.OpOverload) else str(original)
-        return node.target, args, _look(node.meta.get("val")), source, returned
-    except _Differs:
-        return node
+
+    def _is_plain(self, target: Any) -> bool:
+        found = self._targets.get(id(target))
+        if found is None:
+            facts = ops.facts(target)
+            found = not (facts.mutates or facts.is_higher_order or facts.data_dependent)
+            self._targets[id(target)] = found
+        return found
 
 
 def _value(value: Any, numbers: Mapping[Node, int]) -> Hashable:
@@ -235,16 +265,17 @@ def _look(value: Any) -> Hashable:
 
 
 def _sizes(sizes: Sequence[Any]) -> Hashable:
-    if all(type(size) is int for size in sizes):
-        return tuple(sizes)
-    return tuple(str(size) for size in sizes)
+    for size in sizes:
+        if type(size) is not int:
+            return tuple(map(str, sizes))
+    return tuple(sizes)
 
 
 class _Reads:
     """What nodes read, compared with what the nodes a period later read."""
 
-    def __init__(self, aten: AtenGraph, places: Mapping[Node, int], period: int) -> None:
-        self._places, self._period = places, period
+    def __init__(self, aten: AtenGraph, sources: _Sources, places: Mapping[Node, int], period: int) -> None:
+        self._sources, self._places, self._period = sources, places, period
         self._described = {item.name: item for item in aten.inputs}
         self._module = aten.module
         self._looks: dict[Node, Hashable] = {}
@@ -252,7 +283,7 @@ class _Reads:
     def alike(self, node: Node, later: Node) -> bool:
         """Whether a node that looks like another one reads what is like what that reads."""
         places, period = self._places, self._period
-        for one, two in zip(node.all_input_nodes, later.all_input_nodes, strict=True):
+        for one, two in zip(self._sources[node], self._sources[later], strict=True):
             if one is two:
                 continue
             if one in places and two in places:
@@ -293,7 +324,7 @@ class _Reads:
         after: dict[Node, Node] = {}
         before: dict[Node, Node] = {}
         for node, later in zip(run[:-period], run[period:], strict=True):
-            for one, two in zip(node.all_input_nodes, later.all_input_nodes, strict=True):
+            for one, two in zip(self._sources[node], self._sources[later], strict=True):
                 if one.op == "placeholder":
                     if after.setdefault(one, two) is not two or before.setdefault(two, one) is not one:
                         return None

@@ -24,7 +24,10 @@ def longest_repetition(
     line = np.array([known.setdefault(token, len(known)) for token in tokens])
     covered, start, period = 0, 0, 0
     for distance in range(least_period, len(line) // least_repeats + 1):
-        first, length = longest_run(line[:-distance] == line[distance:])
+        same = line[:-distance] == line[distance:]
+        if np.count_nonzero(same) < max((least_repeats - 1) * distance, covered - distance):
+            continue
+        first, length = longest_run(same)
         # a run of so many equal pairs ends one period later; a multiple of a period covers no more than it
         whole = length + distance if length >= (least_repeats - 1) * distance else 0
         if whole > covered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -433,7 +434,7 @@ def _input_name(position: int, name: str) -> str:
 
 
 def _is_getitem(node: Node) -> bool:
-    return node.op == "call_function" and ops.op_name(node.target) == "operator.getitem"
+    return node.target is operator.getitem
 
 
 def _device_type(node: Node) -> str:

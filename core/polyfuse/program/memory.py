@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from polyfuse.ir.nodes import Buffer
@@ -104,14 +105,15 @@ def plan_memory(
 
 def _live_bytes(lifetimes: Sequence[Lifetime], steps: int) -> list[int]:
     """Bytes in use during each step when every buffer is released right after its last use."""
-    live = [0] * steps
+    change = [0] * (steps + 1)
     for buffer in lifetimes:
         # a storage that is handed over in a step is counted there once, for its new owner's sake
         start = buffer.first + 1 if buffer.takes else buffer.first
         end = steps - 1 if buffer.last is None else buffer.last
-        for step in range(start, end + 1):
-            live[step] += buffer.size
-    return live
+        if start <= end:
+            change[start] += buffer.size
+            change[end + 1] -= buffer.size
+    return list(accumulate(change))[:steps]
 
 
 def _share(lifetimes: Sequence[Lifetime], live: list[int], peak: int, takes: dict[str, str]) -> None:

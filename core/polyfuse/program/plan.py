@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from polyfuse.base.errors import IRError
@@ -11,6 +10,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
+from polyfuse.ir.records import changed
 from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, partition_fault
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, plan_memory
@@ -204,7 +204,7 @@ class _Planner:
         return bind_symbols(self.inputs, (name for name in used if name not in made))
 
     def _add(self, step: Step) -> None:
-        self.steps.append(replace(step, origins=self.origins) if self.origins else step)
+        self.steps.append(changed(step, origins=self.origins) if self.origins else step)
 
     def _launch(self, launch: Launch) -> None:
         renamed: dict[str, str] = {}
@@ -435,14 +435,21 @@ class _KernelTable:
     def __init__(self) -> None:
         self._names: dict[tuple[Kernel, str], str] = {}
         self._launches: dict[str, list[str]] = {}
+        self._known: dict[tuple[int, str], str] = {}  # of kernels that the schedule holds
 
     def name_of(self, launch: Launch) -> str:
+        # to compare kernels takes longer than all else that is done with a launch
+        known = self._known.get((id(launch.kernel), launch.backend))
+        if known is not None:
+            self._launches[known].append(launch.name)
+            return known
         key = (launch.kernel, launch.backend)
         name = self._names.get(key)
         if name is None:
             plain = "".join(c if c.isalnum() else "_" for c in launch.kernel.name) or "kernel"
             name = self._names[key] = f"{plain}_{len(self._names)}"
         self._launches.setdefault(name, []).append(launch.name)
+        self._known[id(launch.kernel), launch.backend] = name
         return name
 
     def entries(self) -> tuple[ProgramKernel, ...]:

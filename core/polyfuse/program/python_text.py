@@ -82,6 +82,7 @@ class _Printer:
         self.globals: dict[str, str] = {}  # text of the value -> name
         self.objects: dict[str, str] = {}  # name -> key
         self.names = Names((*_RESERVED, *_printed_as_they_are(program)))
+        self.variables: dict[str, str] = {}
         self.lines: list[str] = []
         self.functions: list[str] = []
         self.indent = "    "
@@ -172,12 +173,16 @@ class _Printer:
 
     def variable(self, name: str) -> str:
         """The Python name of a variable."""
+        found = self.variables.get(name)
+        if found is not None:
+            return found
         plain = plain_word(name)
         if plain != name:
             plain = plain_word(f"v_{name}")
-        elif isinstance(getattr(torch, name, None), torch.dtype):
+        elif isinstance(vars(torch).get(name), torch.dtype):
             plain = f"{name}_"
-        return self.names.of(("variable", name), plain)
+        found = self.variables[name] = self.names.of(("variable", name), plain)
+        return found
 
     def helper(self, name: str) -> str:
         """A function of the runtime, imported."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
@@ -123,8 +124,15 @@ def symbols_in(expressions: Iterable[IndexLike]) -> Iterator[str]:
 def expressions(steps: Iterable[Step]) -> Iterator[IndexLike]:
     """Every size expression in some steps."""
     for step in steps:
-        for item in fields(step):
-            yield from _sizes_in(getattr(step, item.name))
+        kind: Any = type(step)
+        for name in _sized(kind):
+            yield from _sizes_in(getattr(step, name))
+
+
+@cache
+def _sized(kind: type) -> tuple[str, ...]:
+    """The fields of a kind of step that may hold sizes."""
+    return tuple(item.name for item in fields(kind) if item.name != "origins")
 
 
 def _sizes_in(value: Any) -> Iterator[IndexLike]:
@@ -134,4 +142,5 @@ def _sizes_in(value: Any) -> Iterator[IndexLike]:
         yield from (*value.size, *value.stride, value.offset)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _sizes_in(item)
+            if not isinstance(item, (int, str)):
+                yield from _sizes_in(item)

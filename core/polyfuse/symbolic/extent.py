@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from polyfuse.symbolic.index import Index, IndexLike, axis_name, axis_size, free_symbols
 from polyfuse.symbolic.text import evaluate
@@ -32,7 +33,12 @@ def unflattened(index: IndexLike, axes: Sequence[Index]) -> dict[str, IndexLike]
 
 def storage_size(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:
     """Elements from the first to the last that a layout reaches; 0 for an empty tensor."""
-    if any(n == 0 for n in size):
+    return _storage_size(tuple(size), tuple(stride))
+
+
+@lru_cache(4096)
+def _storage_size(size: tuple[IndexLike, ...], stride: tuple[IndexLike, ...]) -> IndexLike:
+    if 0 in size:
         return 0
     total: IndexLike = 1
     for n, step in zip(size, stride, strict=True):

@@ -126,7 +126,7 @@ _EFFECTFUL_NAMES = (
 def op_name(target: Any) -> str:
     """The name of a node's target: `aten.add.Tensor`, `higher_order.cond`, `operator.getitem`."""
     if isinstance(target, OpOverload):
-        return str(target)
+        return _overload_name(target.name())
     if isinstance(target, OpOverloadPacket):
         return str(target)
     if isinstance(target, HigherOrderOperator):
@@ -135,6 +135,14 @@ def op_name(target: Any) -> str:
         return target
     module = getattr(target, "__module__", "") or ""
     return f"{module.lstrip('_')}.{getattr(target, '__name__', str(target))}"
+
+
+@cache
+def _overload_name(name: str) -> str:
+    """What `str` makes of an operator whose own name is such as `aten::add.Tensor`, each time anew."""
+    space, _, rest = name.partition("::")
+    name, _, overload = rest.partition(".")
+    return f"{space}.{name}.{overload or 'default'}"
 
 
 def resolve(name: str) -> Any:

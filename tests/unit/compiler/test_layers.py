@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from polyfuse.compiler.layers.names import Matching, Numbering
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.graph import AtenGraph, GraphInput, GraphOutput
 from polyfuse.frontend.periods import NotRepeated, periods_of
+from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import View
+from polyfuse.ir.records import changed
 from polyfuse.schedule import Call, Schedule
 
 
@@ -293,7 +296,16 @@ def test_what_a_later_layer_reads_of_an_early_one(both: _Both) -> None:
     both.run(Skips(), torch.randn(4, 8))
 
 
+def test_records_are_copied_without_what_was_computed_of_them() -> None:
+    graph = Graph("one", "inference", (), (), {}, ())
+    assert graph.output_buffers() == () and "_outputs" in vars(graph)
+    other = changed(graph, name="two")
+    assert other == replace(graph, name="two") and "_outputs" not in vars(other)
+    with pytest.raises(TypeError):
+        changed(graph, absent=1)
+
+
 def test_a_graph_that_does_not_repeat_itself_has_no_periods() -> None:
-    assert periods_of(_traced(9, float)) is None
-    found = periods_of(_traced(9))
-    assert found is not None and found.count >= 8 and found.skipped == found.count - 4
+    assert not list(periods_of(_traced(9, float)))
+    (found,) = periods_of(_traced(9))
+    assert found.count >= 8 and found.skipped == found.count - 4

@@ -24,10 +24,7 @@ def shortened(aten: AtenGraph, settings: Settings, any_size: bool) -> Iterator[S
         return
     if any_size and settings.size_classes and _has_sizes(aten):
         return
-    for multiple in (1, 2):
-        periods = periods_of(aten, multiple)
-        if periods is not None:
-            yield Shortening(periods)
+    yield from map(Shortening, periods_of(aten))
 
 
 def _has_sizes(aten: AtenGraph) -> bool:

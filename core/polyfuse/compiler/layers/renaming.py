@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 from polyfuse.compiler.layers.names import compared
 from polyfuse.ir.expr import Access, Expr, loads, moved, rewrite
 from polyfuse.ir.nodes import Node, Origin, View
+from polyfuse.ir.records import changed
 from polyfuse.schedule import Call, Launch
 from polyfuse.symbolic import Index
 
@@ -52,15 +53,16 @@ class Renaming:
             made = [self.value(item) for item in value]
             return type(value)(made) if any(a is not b for a, b in zip(made, value, strict=True)) else value
         if is_dataclass(value) and not isinstance(value, (type, Index)):
-            return replace(value, **self._fields(value))
+            fields = self._fields(value)
+            return changed(value, **fields) if fields else value
         return value
 
     def node(self, node: _N) -> _N:
         """A node of the graph; the same one for each step that has it."""
         found = self._nodes.get(node.name)
         if found is None:
-            changed = self._fields(node)
-            found = self._nodes[node.name] = replace(node, origins=self.origins(node.origins), **changed)
+            fields = self._fields(node)
+            found = self._nodes[node.name] = changed(node, origins=self.origins(node.origins), **fields)
         assert isinstance(found, type(node))
         return found
 
@@ -72,10 +74,10 @@ class Renaming:
     def step(self, step: Launch | Call, suffix: str) -> Launch | Call:
         """A step of the schedule, under a name of its own."""
         if isinstance(step, Call):
-            return replace(
+            return changed(
                 step, node=self.node(step.node), reads=self.names(step.reads), writes=self.names(step.writes)
             )
-        return replace(
+        return changed(
             step,
             name=step.name + suffix,
             operands=self.value(step.operands),
@@ -90,16 +92,18 @@ class Renaming:
 
     def _fields(self, value: Any) -> dict[str, Any]:
         """The fields of a dataclass that change."""
-        changed = {}
+        found = {}
         kind: type = type(value)
         for name in _named(kind):
             old = getattr(value, name)
             new = self.value(old)
             if new is not old:
-                changed[name] = new
-        return changed
+                found[name] = new
+        return found
 
     def _expression(self, root: Expr) -> Expr:
+        if root.op == "load" and not root.args:
+            return self._read(root)
         if not any(read.buffer in self._names for read in loads(root)):
             return root
         return rewrite(root, self._read, self._expressions)

@@ -8,7 +8,7 @@ the graph is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +19,7 @@ from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.periods import BEFORE, NotRepeated, Periods
 from polyfuse.ir.graph import Graph, GraphOutput
 from polyfuse.ir.nodes import Buffer, Node, Origin
+from polyfuse.ir.records import changed
 from polyfuse.lowering.lower import input_names
 from polyfuse.lowering.shortened import Shortening
 from polyfuse.schedule import Call, Decision, Launch, Schedule
@@ -64,7 +65,9 @@ class _Expansion:
         self._match()
         self.written = {name for step in self._first_steps() for name in step.writes}
         tables = self.matching.tables(self.copies)
-        origins = _origins(periods, self.copies)
+        origins = _origins(
+            periods, self.copies, {o.fx for step in schedule.steps for n in _nodes(step) for o in n.origins}
+        )
         self.renamings = [Renaming(table, at) for table, at in zip(tables, origins, strict=False)]
         self.late = Renaming(tables[-1], origins[-1])
         self.late_names = tables[-1]
@@ -114,7 +117,7 @@ class _Expansion:
             known = inputs[row[0]], buffers[row[0]]
             for name in row:
                 item = inputs[name], buffers[name]
-                if replace(item[0], name="", label="") != replace(
+                if changed(item[0], name="", label="") != changed(
                     known[0], name="", label=""
                 ) or not _are_alike(item[1], known[1]):
                     raise NotRepeated(f"{name} is not like {row[0]}")
@@ -180,14 +183,14 @@ class _Expansion:
             shown = self.late.name(name) if name in late else name
             if shown in made:
                 raise NotRepeated("names are given twice")
-            made[shown] = buffer if shown == name else replace(buffer, name=shown)
+            made[shown] = buffer if shown == name else changed(buffer, name=shown)
             if mine and name == mine[-1]:
                 for renaming in self.renamings:
                     for one in mine:
                         new = renaming.name(one)
                         if new in made:
                             raise NotRepeated("names are given twice")
-                        made[new] = replace(old[one], name=new)
+                        made[new] = changed(old[one], name=new)
         return made
 
     def _removed(self, graph: Graph) -> tuple[str, ...]:
@@ -223,7 +226,7 @@ def _compared(step: _Step) -> tuple[object, ...]:
     """What has to be equal of two steps."""
     if isinstance(step, Call):
         return step.node, step.reads, step.writes
-    kernel = replace(step.kernel, origins=())
+    kernel = changed(step.kernel, origins=())
     return (
         kernel.name,
         _Same(kernel),
@@ -255,7 +258,7 @@ class _Same:
 
 
 def _are_alike(one: Buffer, two: Buffer) -> bool:
-    return replace(one, name="") == replace(two, name="")
+    return changed(one, name="") == changed(two, name="")
 
 
 def _nodes(step: _Step) -> Sequence[Node]:
@@ -271,13 +274,19 @@ def _all_writes(step: _Step) -> Iterable[str]:
     return [name for node in _nodes(step) for name in node.writes()]
 
 
-def _origins(periods: Periods, copies: int) -> list[dict[str, Origin]]:
-    """What stands for the traced nodes of the first two periods, in each of so many periods later."""
+def _origins(periods: Periods, copies: int, used: Container[str]) -> list[dict[str, Origin]]:
+    """What stands for the traced nodes of the first two periods, in each of so many periods later.
+
+    Args:
+        used: the names of those that are needed.
+    """
     found: list[dict[str, Origin]] = [{} for _ in range(copies)]
     texts: dict[str, str] = {}
     for at in range(BEFORE * periods.length):
         node = periods.nodes[at]
         name, op = node.name, ops.op_name(node.target)
+        if name not in used:
+            continue
         for copy, table in enumerate(found, 1):
             later = periods.nodes[at + copy * periods.length]
             trace = later.meta.get("stack_trace") or ""

@@ -149,21 +149,5 @@ def _may_write(node: Node) -> bool:
     )
 
 
-_IN_PLACE = frozenset(
-    (
-        *(
-            "setitem",
-            "iadd",
-            "iand",
-            "ifloordiv",
-            "ilshift",
-            "imatmul",
-            "imod",
-            "imul",
-            "ior",
-            "ipow",
-            "irshift",
-        ),
-        *("isub", "itruediv", "ixor"),
-    )
-)
+_OPERATORS = "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor"
+_IN_PLACE = frozenset(("setitem", *(f"i{name}" for name in _OPERATORS.split())))

@@ -7,13 +7,15 @@ from Dynamo, nested inputs) are done by `frontend.capture`.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat.captures.shared_inputs import shared_and_written
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
@@ -65,7 +67,7 @@ def compile_module(
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
         scope = caching(replace(entry, views=views))
     tracing = nullcontext() if shared is None else shared.traced()
-    with scope, written_strides_kept(gm), _remainders_of_numbers(), tracing:
+    with scope, written_strides_kept(gm), _remainders_of_numbers(gm), tracing:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(example_inputs),
@@ -79,7 +81,7 @@ def compile_module(
 
 
 @contextmanager
-def _remainders_of_numbers() -> Iterator[None]:
+def _remainders_of_numbers(gm: GraphModule) -> Iterator[None]:
     """Inside, graphs may compute remainders of numbers in floating point, as `x * (x.sum().item() % 3)` does
     with `capture_scalar_outputs`.
 
@@ -89,15 +91,46 @@ def _remainders_of_numbers() -> Iterator[None]:
     """
     from torch.utils._sympy.reference import TensorReferenceAnalysis
 
+    infinite = _unevaluated() if any(map(_is_of_infinity, gm.graph.nodes)) else nullcontext()
     if hasattr(TensorReferenceAnalysis, "python_mod"):
-        yield
+        with infinite:
+            yield
         return
     table: Any = TensorReferenceAnalysis
     table.python_mod = staticmethod(lambda left, right: torch.ops.aten.remainder.Tensor(left, right))
     try:
-        yield
+        with infinite:
+            yield
     finally:
         del table.python_mod
+
+
+def _is_of_infinity(node: Node) -> bool:
+    """Whether the node is a remainder by an infinite number."""
+    return node.target is operator.mod and isinstance(node.args[1], float) and math.isinf(node.args[1])
+
+
+@contextmanager
+def _unevaluated() -> Iterator[None]:
+    """Inside, remainders of symbols by infinities are computed when the graph runs.
+
+    torch takes each for zero, since the quotient is an integer; it is the dividend or the divisor.
+    """
+    from sympy.core.cache import clear_cache
+    from torch.utils._sympy.functions import PythonMod
+
+    kind: Any = PythonMod
+    before = kind.__dict__["eval"]
+
+    def evaluated(cls: Any, p: Any, q: Any) -> Any:
+        return None if q.is_infinite and not p.is_Number else before.__func__(cls, p, q)
+
+    clear_cache()  # Dynamo had the zero before
+    kind.eval = classmethod(evaluated)
+    try:
+        yield
+    finally:
+        kind.eval = before
 
 
 @contextmanager

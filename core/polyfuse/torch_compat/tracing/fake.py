@@ -26,7 +26,7 @@ __all__ = [
 
 def is_fake(value: object) -> bool:
     """True for a fake tensor."""
-    return isinstance(value, FakeTensor)
+    return type(value) is FakeTensor or isinstance(value, FakeTensor)
 
 
 def detect_fake_mode(values: Sequence[Any] = ()) -> FakeTensorMode | None:

@@ -1,0 +1,41 @@
+"""Copies of frozen records with some fields changed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from typing import Any, TypeVar
+
+__all__ = ["changed"]
+
+_R = TypeVar("_R")
+
+
+def changed(record: _R, **values: Any) -> _R:
+    """`dataclasses.replace` for records that only hold what they were given.
+
+    A frozen one sets each field by a call of its own, which takes most of the time. What a record computed of
+    its fields is not copied.
+
+    Raises:
+        TypeError: a field that there is not, or a record that does more when it is made.
+    """
+    kind: Any = type(record)
+    names = _plain_fields(kind)
+    new = object.__new__(kind)
+    held = vars(new)
+    held.update(vars(record))
+    if len(held) != len(names):
+        for name in held.keys() - names:
+            del held[name]
+    held.update(values)
+    if len(held) != len(names):
+        raise TypeError(f"{kind.__name__} has no field {', '.join(values.keys() - names)}")
+    return new
+
+
+@cache
+def _plain_fields(kind: type) -> frozenset[str]:
+    if hasattr(kind, "__post_init__") or not hasattr(kind, "__dataclass_fields__"):
+        raise TypeError(f"{kind.__name__} is not made of its fields alone")
+    return frozenset(item.name for item in fields(kind))
