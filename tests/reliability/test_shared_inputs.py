@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.testing import CompileCounterWithBackend
 
 OPTIONS = {"backends": ["interpreter"], "graph_cache": False}
 
@@ -54,6 +55,17 @@ def aliases(first: int, second: int, size: int) -> list[Tensor]:
 def test_views_that_move(dynamic: bool) -> None:
     calls = ((0, 4, 32), (9, 1, 32), (0, 4, 40))
     compare(written, views, calls, dynamic=dynamic, options=OPTIONS)
+
+
+def test_views_that_lie_apart_and_meet_later() -> None:
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("polyfuse")
+    compiled = torch.compile(written, backend=counter, dynamic=False)
+    for first, second in ((0, 8), (9, 20), (24, 3), (0, 4), (1, 16)):
+        inputs, expected = views(first, second, 32), views(first, second, 32)
+        torch.testing.assert_close(compiled(*inputs), written(*expected))
+        torch.testing.assert_close(inputs, expected)
+    assert counter.frame_count == 1
 
 
 def test_views_of_other_memories() -> None:

@@ -49,9 +49,8 @@ constexpr float inf = std::numeric_limits<float>::infinity(), none = std::numeri
 
 # Where their values start, and what one more `x` does to them.
 _SPECIAL = {
-    "welford": (
+    "welford": (  # a mean stays infinite, as that of eager mode's sum does
         ("0", "0", "0"),
-        # a mean stays infinite, as that of eager mode's sum does
         "{2} += 1; {{ float d = {x} - {0}, m = {0} + d / {2};"
         " {0} = m == m ? m : {0} + {x}; {1} += d * ({x} - {0}); }}",
     ),

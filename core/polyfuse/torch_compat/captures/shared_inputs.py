@@ -3,7 +3,8 @@
 AOTAutograd traces such a graph with one tensor in the place of the inputs that overlap, and takes them for
 the views of it that they are while it traces. Nothing guards where they begin in that memory, nor how much of
 it there is. Here Dynamo guards the first, so that it traces again, and each call compares the rest: the graph
-runs as it was captured where its inputs share their memory otherwise.
+runs as it was captured where its inputs share their memory otherwise. Inputs that lie apart in one memory may
+begin anywhere, as long as they do not overlap.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -35,19 +37,19 @@ class SharedInputs:
         examples: what the graph was captured with, by position.
 
     Attributes:
+        overlapping: groups of which inputs overlap, so that AOTAutograd traces one tensor in their place.
         refused: why AOTAutograd cannot trace the graph, or None.
-        overlap: whether inputs of a group overlap, so that AOTAutograd traces one tensor in their place.
     """
 
     def __init__(
         self, gm: GraphModule, groups: Sequence[Sequence[int]], examples: Sequence[torch.Tensor]
     ) -> None:
         self._gm = gm
-        self._groups = groups
-        self._known = {i: _memory(examples[i]) for group in groups for i in group}
-        overlapping = [each for each in ([examples[i] for i in g] for g in groups) if _overlap(each)]
-        self.overlap = bool(overlapping)
-        self.refused = next((reason for each in overlapping if (reason := _refused(each))), None)
+        self.overlapping = [g for g in groups if _overlap([examples[i] for i in g])]
+        self._apart = [g for g in groups if g not in self.overlapping]
+        self._known = {i: _memory(examples[i]) for group in self.overlapping for i in group}
+        refused = (_refused([examples[i] for i in group]) for group in self.overlapping)
+        self.refused = next((reason for reason in refused if reason), None)
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -55,16 +57,20 @@ class SharedInputs:
         to view again as the graph did, would begin at the one tensor and not at the input."""
         import torch._functorch.config as functorch
 
-        with functorch.patch(view_replay_for_aliased_outputs=not self.overlap):
+        with functorch.patch(view_replay_for_aliased_outputs=not self.overlapping):
             yield
 
     def checked(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled graph, for calls whose inputs share memory as those did that it was traced with."""
-        groups, known, captured = self._groups, self._known, self._gm.forward
+        overlapping, apart = self.overlapping, self._apart
+        known, captured = self._known, self._gm.forward
 
         @wraps(compiled)
         def call(*args: Any) -> Any:
-            for group in groups:
+            for group in apart:
+                if _meet(given := [args[i] for i in group]) and _overlap(given):
+                    return captured(*args)
+            for group in overlapping:
                 address = args[group[0]].untyped_storage().data_ptr()
                 for i in group:
                     if args[i].untyped_storage().data_ptr() != address or _memory(args[i]) != known[i]:
@@ -77,7 +83,7 @@ class SharedInputs:
 def shared_and_written(gm: Any) -> SharedInputs | None:
     """The inputs that share memory, if the graph may write to some input; None if there are none.
 
-    Dynamo then guards where they begin in it.
+    Dynamo then guards where those that overlap begin in it.
     """
     context = TracingContext.try_get()
     if context is None or not isinstance(gm, GraphModule):
@@ -93,15 +99,30 @@ def shared_and_written(gm: Any) -> SharedInputs | None:
     groups = [g for g in shared if len(g) <= _MANY or _overlap([examples[i] for i in g])]
     if not groups or not _writes(gm):
         return None
-    for i in (i for group in groups for i in group):
+    found = SharedInputs(gm, groups, examples)
+    for i in (i for group in found.overlapping for i in group):
         _guard_offset(arguments[i].source, context)
-    return SharedInputs(gm, groups, examples)
+    return found
 
 
 def _memory(tensor: torch.Tensor) -> Memory:
     base = tensor._base
     layout = None if base is None else (base.shape, base.stride(), base.storage_offset())
     return tensor.untyped_storage().nbytes(), layout
+
+
+def _meet(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether any two lie in one part of memory, so that they could overlap."""
+    parts = sorted((tensor.data_ptr(), _bytes(tensor)) for tensor in tensors)
+    return any(start + length > after for (start, length), (after, _) in pairwise(parts))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """From the first element to behind the last."""
+    if not tensor.numel():
+        return 0
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
 
 
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:

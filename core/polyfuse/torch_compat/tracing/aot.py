@@ -58,7 +58,7 @@ def compile_module(
     from torch._functorch.aot_autograd import aot_module_simplified
 
     shared = shared_and_written(gm)
-    views = views_of_inputs(gm, of_numbers=shared is not None and shared.overlap)
+    views = views_of_inputs(gm, of_numbers=shared is not None and bool(shared.overlapping))
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
     scope: AbstractContextManager[None] = nullcontext()
     if entry is not None:
@@ -81,7 +81,7 @@ def compile_module(
 
 
 @contextmanager
-def _remainders_of_numbers(gm: GraphModule) -> Iterator[None]:
+def _remainders_of_numbers(gm: Any) -> Iterator[None]:
     """Inside, graphs may compute remainders of numbers in floating point, as `x * (x.sum().item() % 3)` does
     with `capture_scalar_outputs`.
 
@@ -91,7 +91,8 @@ def _remainders_of_numbers(gm: GraphModule) -> Iterator[None]:
     """
     from torch.utils._sympy.reference import TensorReferenceAnalysis
 
-    infinite = _unevaluated() if any(map(_is_of_infinity, gm.graph.nodes)) else nullcontext()
+    graph = getattr(gm, "gm", gm).graph  # what unpacks nested inputs holds it
+    infinite = _unevaluated() if any(map(_is_of_infinity, graph.nodes)) else nullcontext()
     if hasattr(TensorReferenceAnalysis, "python_mod"):
         with infinite:
             yield
