@@ -18,6 +18,7 @@ from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.refusals import converts_numbers, is_ever_refused, is_refused, takes_no_number
 from polyfuse.torch_compat.tracing import decomp, shapes
 from polyfuse.torch_compat.tracing.global_state import plain_operators
+from polyfuse.torch_compat.tracing.written_strides import memory_order
 
 __all__ = [
     "celu",
@@ -241,8 +242,7 @@ def _drawn_as_in_memory(x: Tensor, p: float) -> Tensor:
     writes to nothing draws row by row."""
     if shapes.is_unbacked(x) or x.is_contiguous():
         return torch.bernoulli(x, p)
-    strides = torch.empty_like(x).stride()
-    order = sorted(range(x.dim()), key=lambda d: -strides[d])
+    order = memory_order(torch.empty_like(x))
     return torch.bernoulli(x.permute(order), p).permute([order.index(d) for d in range(x.dim())])
 
 
@@ -345,7 +345,7 @@ def like_layout(result: Tensor, base: Tensor) -> Tensor:
         return result
     if shapes.is_unbacked((*result.stride(), *base.stride())):  # nothing is known of their order
         return torch.ops.aten.copy.default(base, result)
-    order = sorted(range(base.dim()), key=lambda d: (-base.stride(d), d))
+    order = memory_order(base)
     inverse = [order.index(d) for d in range(base.dim())]
     dense = result.permute(order).contiguous().permute(inverse)
     if dense.stride() == base.stride() or 0 in base.stride():

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_map, tree_map_only
 
-__all__ = ["has_own_strides", "written_strides_kept"]
+__all__ = ["has_own_strides", "memory_order", "written_strides_kept"]
 
 
 def has_own_strides(tensor: Any, *, dense: bool = False) -> bool:
@@ -84,9 +84,13 @@ class _KeepsStrides(TorchDispatchMode):
 def _as_in_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, its dimensions in the order of its memory: so eager mode draws, and what AOTAutograd has
     instead draws row by row."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda d: -strides[d])
+    order = memory_order(tensor)
     return tensor if order == list(range(tensor.dim())) else tensor.permute(order)
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions of a tensor, those that are furthest apart in memory first."""
+    return sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
 
 
 def _writes(func: Any) -> bool:
