@@ -41,7 +41,7 @@ KINDS: Final = {
     "checked": "*/*",
     "barred": "*",
 }
-"""Folders within a cache folder, each with the places of its artifacts."""
+"""Folders within a cache folder, each with the pattern of its artifacts' paths."""
 
 # A time of use is brought up to date if it is older than this, in seconds.
 _FRESH: Final = 60.0
