@@ -164,11 +164,11 @@ def with_views(
     """
     inputs = [args[position] for _, position in views]
     results = list(call(args))
-    for (place, _), tensor in zip(views, inputs, strict=True):
-        part = results[place]
+    for (position, _), tensor in zip(views, inputs, strict=True):
+        part = results[position]
         # an input that lay where kernels could not read it was copied
         if part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-            results[place] = tensor.as_strided(part.size(), part.stride(), part.storage_offset())
+            results[position] = tensor.as_strided(part.size(), part.stride(), part.storage_offset())
     return tuple(results)
 
 

@@ -187,7 +187,7 @@ class CompiledModule:
         return compiling_for_others() if self.agreement and self.collectives else nullcontext()
 
     def _open_native(self, args: Sequence[Any]) -> None:
-        """Put the native program in the place of the Python program, if there is one."""
+        """Run the native program instead of the Python program, if there is one."""
         if self.native is None:
             return
         space = self.namespace
@@ -247,7 +247,7 @@ class CompiledModule:
     def _record_partition(
         self, name: str, facts: GraphFacts, tensors: int, generators: Sequence[torch.Generator]
     ) -> None:
-        """Put what records a function of the program in its place. Inputs behind `tensors` are numbers."""
+        """Replace a function of the program by what records it. Inputs behind `tensors` are numbers."""
         from polyfuse.runtime.graphs.replay import recorded_program
 
         assert self.graph_status is not None
