@@ -109,4 +109,6 @@ def is_address(value: object) -> bool:
 def _size(path: Path) -> int:
     if not path.is_dir():
         return path.stat().st_size
-    return sum(Path(place, name).stat().st_size for place, _, names in os.walk(path) for name in names)
+    return sum(
+        Path(directory, name).stat().st_size for directory, _, names in os.walk(path) for name in names
+    )

@@ -18,7 +18,7 @@ __all__ = [
     "assert_finite",
     "assert_layout",
     "conform",
-    "misplaced",
+    "misaligned",
     "observe",
     "raise_failed",
     "raise_for",
@@ -127,7 +127,7 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(tensor.shape, tensor.stride())
 
 
-def misplaced(args: Sequence[Any], aligned: Aligned) -> bool:
+def misaligned(args: Sequence[Any], aligned: Aligned) -> bool:
     """Whether an input that stays where it is, such as a parameter, is not at such an address."""
     return any(static and args[at].data_ptr() % alignment for at, alignment, _, static in aligned)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
-from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory, with_views
+from polyfuse.runtime.checks import Aligned, assert_layout, misaligned, realigned, with_memory, with_views
 from polyfuse.runtime.devices.series import attach_series
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
 from polyfuse.runtime.graphs.status import GraphStatus
@@ -167,7 +167,7 @@ class CompiledModule:
         checking = self.native is not None and any(k.pending for k in self._provisional.values())
         if not checking:
             self._open_native(args)
-        moved = misplaced(args, self.namespace["ALIGNED"])
+        moved = misaligned(args, self.namespace["ALIGNED"])
         run = self._recorded(partial(self._entry, moved=moved))
         # which inputs are such is guarded: a call with others is another program's
         bare = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and has_no_memory(a)]
