@@ -33,7 +33,7 @@ class SharedInputs:
     Args:
         gm: the graph that Dynamo captured.
         overlapping: positions of inputs; those of one group lie in the same memory, and some of them
-            overlap, so that AOTAutograd traces one tensor in their place.
+            overlap, so that AOTAutograd traces one tensor instead of them.
         examples: what the graph was captured with, by position.
 
     Attributes:
