@@ -50,6 +50,8 @@ REPLACED = {
 REPLACED_IN_CORE = {
     # what stays: in place (also in-place, in_place), and a unit in the last place
     r"(?<!in[ _-])(?<!last )places?|placed|placing": "index, offset, position, slot, path; instead of",
+    r"kept": "cached, stored, saved, retained, preserved",
+    r"told": "called with, reported, known, distinguished",
 }
 """Words of which core is free, and plugins not yet."""
 

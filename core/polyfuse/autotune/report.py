@@ -58,7 +58,7 @@ class ProgressTable:
         self._candidates = self._built = 0
         self._times: dict[str, float] = {}
         self._live: Live | None = None
-        self._drawn = self._told = 0.0
+        self._drawn = self._printed = 0.0
         wanted = settings.progress
         self._is_shown = wanted == "on" or (wanted == "auto" and sys.stderr.isatty())
 
@@ -114,8 +114,8 @@ class ProgressTable:
             self._live.start()
         if self._live.console.is_terminal:
             self._live.update(self._table(), refresh=True)
-        elif now - self._told >= _LINES:
-            self._told = now
+        elif now - self._printed >= _LINES:
+            self._printed = now
             self._live.console.print(f"{self._title()}: {self._about} {self._count()}".rstrip())
 
     def _table(self) -> Table:

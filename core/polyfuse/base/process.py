@@ -30,8 +30,8 @@ __all__ = [
     "run_program",
 ]
 
-# So much is kept of what a program prints, from its beginning and from its end.
-_KEPT: Final = 1 << 18
+# So much is retained of what a program prints, from its beginning and from its end.
+_RETAINED: Final = 1 << 18
 
 # Seconds to read what is left when a program has ended; what it started may hold the pipe for longer.
 _DRAIN: Final = 5.0
@@ -104,7 +104,7 @@ def run_bounded(
     timeout: float = 300.0,
 ) -> Finished:
     """Run a program, by its argument list and without a shell, for so many seconds at most; whatever it
-    prints, little of it is kept. Raises `OSError` where it cannot be started.
+    prints, little of it is retained. Raises `OSError` where it cannot be started.
     """
     process = subprocess.Popen(
         list(command),
@@ -153,10 +153,10 @@ class _Heard:
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._stream:
             while chunk := os.read(self._stream.fileno(), 1 << 16):
-                room = _KEPT - len(self._first)
+                room = _RETAINED - len(self._first)
                 self._first += chunk[:room]
                 self._last += chunk[room:] if room < len(chunk) else b""
-                excess = max(0, len(self._last) - _KEPT)
+                excess = max(0, len(self._last) - _RETAINED)
                 self._left_out += excess
                 del self._last[:excess]
 

@@ -1,4 +1,4 @@
-"""A child that runs one engine, from outside."""
+"""The parent's side of a child process that runs one engine."""
 
 from __future__ import annotations
 

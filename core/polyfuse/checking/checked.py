@@ -35,9 +35,9 @@ class CheckedKernel(Provisional):
         records: where agreement is remembered.
         every: whether all launches are checked.
         synchronize: waits for the device.
-        differs: told of a kernel that is wrong, with the operands and what it made of them; returns what is
+        differs: called for a kernel that is wrong, with the operands and its results; returns what is
             called instead of it from now on.
-        replace: told of a kernel that raised; returns the same.
+        replace: called with the error of a kernel that raised; returns the same.
     """
 
     def __init__(

@@ -24,14 +24,14 @@ __all__ = ["FirstLaunch", "is_replaceable"]
 class FirstLaunch(Provisional):
     """A kernel until its first launch has succeeded.
 
-    Where the kernel overwrites what it reads, a sum of those bytes is kept meanwhile: a kernel that raised
-    after it had changed them cannot be run again by anybody.
+    Where the kernel overwrites what it reads, a checksum of those bytes is stored meanwhile: a kernel that
+    raised after it had changed them cannot be run again by anybody.
 
     Args:
         kernel: what it was generated from, or what reads that from a file. Such a kernel ran in an earlier
-            process, and no sum is kept.
+            process, and no checksum is stored.
         synchronize: waits for the device. If it raises after the launch did, nothing can run there any more.
-        replace: told of the failure; returns what is called in the kernel's span from now on.
+        replace: called with the error; returns what is called in the kernel's span from now on.
     """
 
     def __init__(

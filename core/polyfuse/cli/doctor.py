@@ -141,7 +141,7 @@ def _own(settings: Settings) -> Iterator[_Item]:
             )
     else:
         yield _Item(
-            *("warning", "polyfuse", "cache", f"{root} cannot be written, so nothing is kept"),
+            *("warning", "polyfuse", "cache", f"{root} cannot be written, so nothing is cached"),
             "set POLYFUSE_CACHE_DIR to a folder that can",
         )
     yield _Item("note", "polyfuse", "builds at once", str(settings.build_worker_count()))

@@ -168,7 +168,7 @@ def _eager(gm: Any, settings: Settings, what: str, fix: str) -> Callable[..., An
 
 
 def _address(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> str:
-    """The same in every process for graphs that become the same kernels, as far as can be told so early."""
+    """The same in every process for graphs that become the same kernels, as far as is known so early."""
     inputs = [
         f"{x.dtype} {list(x.shape)} {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
         for x in example_inputs

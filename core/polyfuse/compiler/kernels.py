@@ -202,7 +202,7 @@ def submit(emitted: dict[tuple[str, Kernel], Emitted], session: CompileSession) 
 
 @dataclass
 class PendingKernel:
-    """A kernel on its way. `result` waits for it, and turns to the next backend if it failed to build.
+    """A kernel that is being built. `result` waits for it, and tries the next backend if it failed to build.
 
     Attributes:
         name: in the host program.

@@ -27,7 +27,7 @@ __all__ = ["Turn", "only_rank", "taking_turns"]
 _log = get_logger("ranks")
 
 _NOTED: Final = 0.5
-"""Seconds from which a wait is told of."""
+"""Seconds from which on a wait is logged."""
 
 Found = TypeVar("Found")
 

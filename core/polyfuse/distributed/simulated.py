@@ -25,7 +25,7 @@ __all__ = ["SimulatedRank", "World", "measured_tables", "simulated_rank"]
 
 @dataclass(frozen=True)
 class World:
-    """A world to play a rank of.
+    """The world of a simulated rank.
 
     Attributes:
         ranks: how many there are.
@@ -47,7 +47,7 @@ class World:
 
 @dataclass
 class SimulatedRank:
-    """What is played.
+    """The simulated rank and its world.
 
     Attributes:
         world: the world.
@@ -81,7 +81,7 @@ class SimulatedRank:
 
 @contextmanager
 def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
-    """Play a rank meanwhile: `torch.distributed` finds a world of so many processes.
+    """Simulate a rank inside: `torch.distributed` finds a world of so many processes.
 
     Results of collectives are made of this rank's own numbers, so that losses mean nothing.
     """

@@ -71,7 +71,7 @@ class StepTimes:
 
 
 class Timeline:
-    """Plays the network for one rank, one collective after another; a `Network` of simulated groups.
+    """Simulates the network for one rank, one collective after another; a `Network` of simulated groups.
 
     Args:
         costs: the table of a group: from its number of ranks, and whether they share a host.

@@ -1,7 +1,7 @@
 """A captured graph and its inputs as text that is the same in every process, to look up what became of it.
 
-Two graphs of equal text, under equal switches of torch, are traced to the same operators. Where that cannot
-be told from the text, as with functions that are not torch's own, there is none. The lines of the model that
+Two graphs of equal text, under equal switches of torch, are traced to the same operators. Where the text
+does not decide that, as with functions that are not torch's own, there is none. The lines of the model that
 operators come from are part of it.
 """
 
@@ -118,7 +118,7 @@ def _policy(taken: GraphModule) -> str:
     try:
         return f" saving by {function_text(policy)}"
     except Unreadable as error:
-        raise CacheBypass(f"what is saved of a checkpointed function cannot be told: {error}") from error
+        raise CacheBypass(f"it is unknown what is saved of a checkpointed function: {error}") from error
 
 
 def _inputs(placeholders: Sequence[Node], examples: Sequence[Any], memory: _Memory) -> Iterator[str]:

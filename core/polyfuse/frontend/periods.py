@@ -56,7 +56,7 @@ _Sources: TypeAlias = Mapping[Node, Sequence[Node]]
 
 
 class NotRepeated(Exception):
-    """Why the stages see all of a graph that repeats itself: its periods became something else after all."""
+    """Periods of a graph did not lower to equal nodes after all, so that the whole graph is compiled."""
 
 
 class _Differs(Exception):
@@ -115,7 +115,7 @@ def periods_of(aten: AtenGraph) -> Iterator[Periods]:
     nodes = [node for node in aten.module.graph.nodes if node.op == "call_function"]
     if len(nodes) < _LEAST_NODES * _LEAST:
         return
-    # most graphs are told by their operators alone, a hundredth of the work
+    # for most graphs the operators alone decide, a hundredth of the work
     if not longest_repetition([id(node.target) for node in nodes], _LEAST_NODES, _LEAST)[2]:
         return
     reads = {node: node.all_input_nodes for node in nodes}

@@ -66,8 +66,8 @@ class CallSite:
 
         begin = FROZEN if self.freezing else CHECKED
         # nothing may be written over the result, which lives as long as the parameter does
-        kept = (operand.buffer,)
-        return ExternCall(name, f"{begin}{op}", (operand, *args), (), (result.name,), aliases=kept)
+        aliases = (operand.buffer,)
+        return ExternCall(name, f"{begin}{op}", (operand, *args), (), (result.name,), aliases=aliases)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from polyfuse.schedule import Call, Launch
 
 __all__ = ["CallTimes", "ProgramTimer"]
 
-_KEPT = 24
-"""Calls of a program that are kept; later ones run unmeasured."""
+_MEASURED = 24
+"""Calls of a program that are measured; later ones are not."""
 _REPEATS, _REPEAT_SECONDS, _REPEAT_BYTES = 6, 0.5, 2 << 30
 """How often a program is run again for the sake of its times, and what that may cost."""
 _OPERATOR = re.compile(r"^(\w+) = operator\('([^']+)'(?:, out=True)?\)$", re.MULTILINE)
@@ -145,7 +145,7 @@ class ProgramTimer:
     ) -> Callable[[list[Any]], Any]:
         def measured(args: list[Any]) -> Any:
             recording = self._device is not None and self._device.is_recording()
-            if recording or len(self.calls) >= _KEPT or not self._lock.acquire(blocking=False):
+            if recording or len(self.calls) >= _MEASURED or not self._lock.acquire(blocking=False):
                 return function(args)
             try:
                 first = not self.calls

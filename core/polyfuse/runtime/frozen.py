@@ -152,7 +152,7 @@ class FrozenValues:
     folded: int = 0
 
     def __call__(self, given: Sequence[Any]) -> list[torch.Tensor]:
-        """The values, laid out as the graph was told."""
+        """The values, in the layouts that the graph was compiled for."""
         with torch.inference_mode(False), torch.no_grad():
             return [
                 value if tuple(value.stride()) == stride else _laid_out(value, size, stride)
@@ -160,15 +160,15 @@ class FrozenValues:
             ]
 
     def compute(self, *given: Any) -> list[torch.Tensor]:
-        """The values, laid out as operators leave them. What no later step takes is not kept."""
+        """The values, laid out as operators leave them. What no later step takes is released."""
         made: list[Any] = [*given, *self.constants]
         first = len(made)
         last = {number: first + k for k, step in enumerate(self.steps) for number in step.takes()}
-        kept = {*self.results, *range(first)}
+        needed = {*self.results, *range(first)}
         for number, step in enumerate(self.steps, first):
             made.append(step.run(made))
             for taken in step.takes():
-                if last[taken] == number and taken not in kept:
+                if last[taken] == number and taken not in needed:
                     made[taken] = None
         return [made[number] for number in self.results]
 

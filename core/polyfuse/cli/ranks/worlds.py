@@ -1,4 +1,4 @@
-"""`polyfuse explain --world`: one rank of larger worlds, played in this process."""
+"""`polyfuse explain --world`: one rank of larger worlds, simulated in this process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def world_sizes(text: str) -> tuple[int, ...]:
 
 
 def run(arguments: argparse.Namespace, program: Callable[[], int]) -> int:
-    """Play one world here, or each of several in a process of its own; print what a step takes."""
+    """Simulate one world here, or each of several in a process of its own; print what a step takes."""
     if len(arguments.world) > 1:
         status, worlds = _apart(arguments)
     else:

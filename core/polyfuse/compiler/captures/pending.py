@@ -23,9 +23,9 @@ class Pending:
 
     Args:
         ready: called once with the keys of its graphs and the names of the entries there, in the order in
-            which they were captured, when all are known and the frame was kept; perhaps in another thread,
-            where a backward is compiled. It has several graphs where DDPOptimizer cut one into buckets, and
-            may have none.
+            which they were captured, when all are known and the frame is to be stored; perhaps in another
+            thread, where a backward is compiled. It has several graphs where DDPOptimizer cut one into
+            buckets, and may have none.
         lost: called with the reason where the process ends and that never happened.
     """
 
@@ -36,7 +36,7 @@ class Pending:
         self._graphs: list[object] = []
         self._keys: list[str] = []
         self._entries: dict[int, str] = {}
-        self._kept = False
+        self._storing = False
         self.refused = ""
 
     @contextmanager
@@ -53,13 +53,13 @@ class Pending:
 
     def keep(self) -> None:
         """Store the frame as soon as its graphs are."""
-        self._kept = True
+        self._storing = True
         self._settle()
-        if self._kept:
+        if self._storing:
             atexit.register(self._give_up)
 
     def _give_up(self) -> None:
-        if self._kept:
+        if self._storing:
             self._lost(self.refused or "its graph was not stored: no backward of it has run")
 
     def note_graph(self, gm: object) -> None:
@@ -69,7 +69,7 @@ class Pending:
             self.refused = self.refused or "it has several graphs"
 
     def note_key(self, gm: object, key: str) -> Callable[[str], None] | None:
-        """Take note of a graph that is looked up, and be told of its entry."""
+        """Take note of a graph that is looked up; returns what is to be called with its entry."""
         self._keys.append(key)
         if not self._graphs or gm is not self._graphs[-1]:
             self.refused = "its graph is compiled in regions"
@@ -82,8 +82,8 @@ class Pending:
         self._settle()
 
     def _settle(self) -> None:
-        if self._kept and len(self._entries) == len(self._keys) and not self.refused:
-            self._kept = False
+        if self._storing and len(self._entries) == len(self._keys) and not self.refused:
+            self._storing = False
             atexit.unregister(self._give_up)
             self._ready([(key, self._entries[number]) for number, key in enumerate(self._keys)])
 
@@ -99,7 +99,7 @@ def note_graph(gm: object) -> None:
 
 
 def note_key(gm: object, key: str) -> Callable[[str], None] | None:
-    """Take note of the key of a graph; return what is to be told of the entry under it, if anything."""
+    """Take note of the key of a graph; return what is to be called with the entry under it, if anything."""
     current = _CURRENT.get()
     return None if current is None else current.note_key(gm, key)
 

@@ -25,7 +25,7 @@ class FusionRules:
 
     Args:
         rules: names of plugins with a rule each, in the order in which they are asked.
-        report: told of a rule that failed: the plugin, the error, and what it was doing.
+        report: called for a rule that failed, with the plugin, the error, and what it was doing.
         strict: whether what a rule raises is raised.
     """
 

@@ -36,7 +36,7 @@ def guard(backend: Backend, report: Report) -> Backend:
     never ends the process.
 
     Args:
-        report: told of each fault for which something else is answered.
+        report: called with each fault that was replaced by a safe answer.
     """
     backend.__class__ = _guarded(type(backend))
     vars(backend)[_REPORT] = report

@@ -49,7 +49,7 @@ def guard_device(device: Device, plugin: str, device_type: str, report: Report, 
     Args:
         plugin: its name.
         device_type: which the device answers for, such as ``"cuda"``.
-        report: told of each fault for which something else is answered.
+        report: called with each fault that was replaced by a safe answer.
         strict: whether a fault is raised instead. An exit never ends the process.
     """
     if _STATE in vars(device):

@@ -34,7 +34,7 @@ def device_of(device: str) -> Device:
         if kind not in _known:
             brought = _finder[0](kind) if _finder else None
             if brought is None:
-                # not kept: a plugin that is found later may know better
+                # not cached: a plugin that is found later may know better
                 return Device(kind)
             _known[kind] = brought
         return _known[kind]

@@ -40,7 +40,7 @@ class GraphFacts:
         varying: positions of the other tensor inputs that it reads.
         mutated: positions of inputs that it writes to.
         carried: positions of inputs that a forward computed for this backward.
-        saved: positions of results that are kept for a backward, which the caller never sees.
+        saved: positions of results that are saved for a backward, which the caller never sees.
         objects: positions of inputs that are neither tensors nor numbers.
         refused: why it is not to be recorded; empty if it may be.
         limit: how many different sizes are recorded.

@@ -56,7 +56,7 @@ _MANY_STATIC = 4096
 
 _OVER = (
     "this tensor is a result of a compiled function in an earlier step, and its memory was needed again;"
-    " `torch.compiler.cudagraph_mark_step_begin` said that the step is over: clone what is kept for longer"
+    " `torch.compiler.cudagraph_mark_step_begin` said that the step is over: clone what is used for longer"
 )
 
 
@@ -198,7 +198,7 @@ class Pool:
 
 @dataclass(eq=False)
 class Recorded:
-    """One recording as far as memory is concerned.
+    """The memory of one recording.
 
     Attributes:
         graph: the recorded work.
@@ -207,7 +207,7 @@ class Recorded:
         hold: the results at hand.
         spared: slots of others that it does not harm: it shares no memory with them, or uses their memory
             only after it has read them for the last time.
-        owner: told of slots that callers hold for so long that the results are better copied; returns whether
+        owner: called with slots that callers hold for so long that the results are better copied; returns if
             that is news.
         exposed: other recording -> its slots that this one may overwrite.
     """

@@ -201,8 +201,8 @@ def make_recording(
     finally:
         _bring_back(args, layouts, consumed)
     hold = HeldResults()
-    kept = frozenset(i for i, slot in plan.slots.items() if slot.saved)
-    constants, passed, slots = _sort_results(results, layouts, kept, facts, hold)
+    saved_inputs = frozenset(i for i, slot in plan.slots.items() if slot.saved)
+    constants, passed, slots = _sort_results(results, layouts, saved_inputs, facts, hold)
     for position in facts.saved:
         if isinstance(constants[position], torch.Tensor):
             memory.stays(constants[position])
@@ -278,14 +278,14 @@ def _bring_back(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence
 def _sort_results(
     results: Sequence[Any],
     layouts: dict[int, _Layout],
-    kept: Collection[int],
+    saved_inputs: Collection[int],
     facts: GraphFacts,
     hold: HeldResults,
 ) -> tuple[tuple[Any, ...], tuple[Passed, ...], tuple[Slot, ...]]:
     """Constants, inputs passed on, and the slots of everything else.
 
     What an operator leaves on the CPU for its backward (seeds) is as constant as the recorded launches.
-    Inputs in `kept` are not to be seen by callers.
+    Inputs in `saved_inputs` are not to be seen by callers.
     """
     inputs = {layout.storage.cdata: i for i, layout in layouts.items()}
     constants: list[Any] = []
@@ -317,11 +317,11 @@ def _sort_results(
         base = layouts[number]
         same = (base.dtype, base.size, base.stride, base.offset)
         if same == (window.dtype, window.size, window.stride, window.offset):
-            passed.append(Passed(position, number, None, number in kept))
+            passed.append(Passed(position, number, None, number in saved_inputs))
         else:
             start = base.offset * base.dtype.itemsize // window.dtype.itemsize
             moved = Window(position, window.dtype, window.size, window.stride, window.offset - start)
-            passed.append(Passed(position, number, moved, number in kept))
+            passed.append(Passed(position, number, moved, number in saved_inputs))
     slots = tuple(
         Slot(storage, windows, device, all(w.position in facts.saved for w in windows), hold)
         for storage, windows in storages.values()
