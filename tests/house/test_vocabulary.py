@@ -38,7 +38,7 @@ REPLACED = {
     r"gives? way|takes? (its|their) place": "falls back to",
     r"stands? around": "epilogue, prologue",
     r"eager mode takes": "falls back to eager",
-    r"said once|verdicts?|settled": "decision, outcome",
+    r"said once|verdicts?|settle[sd]?": "decision, outcome",
     r"(left|right) text": "operand A, operand B",
     r"stretch(es)?": "range, chunk or split",
     r"builder's folder": "build directory",

@@ -88,7 +88,7 @@ class CheckedKernel(Provisional):
         if not self._every and self._agreed(variant):
             self._seen = True
             if not self._sizes:
-                self.settle(self.launch)
+                self.use(self.launch)
             self.launch(*operands)
             return
         with self._lock:
@@ -120,7 +120,7 @@ class CheckedKernel(Provisional):
             if not is_replaceable(error, self._synchronize):
                 raise error from None
             replacement = self._replace(error)
-            self.settle(replacement)
+            self.use(replacement)
             replacement(*mine, *scratch)  # the kernel had copies: the operands are as they were
             return
         except Exception as error:
@@ -141,7 +141,7 @@ class CheckedKernel(Provisional):
                 self._records.agree(self.subject.key, variant, self.subject.name)
             return
         replacement = self._differs(found, mine, layout)
-        self.settle(replacement)
+        self.use(replacement)
         if not right_results(self.subject.kernel, mine, layout):
             replacement(*mine, *scratch)
 

@@ -65,7 +65,7 @@ class FirstLaunch(Provisional):
             if not is_replaceable(error, self._synchronize):
                 raise
             replacement = self._replace(error)
-            self.settle(replacement)
+            self.use(replacement)
             kernel = kernel() if callable(kernel) else kernel
             # the driver refused to start it, or its operands are as they were
             if not isinstance(error, KernelLaunchError) and not _equal(before, _sums(kernel, operands)):
@@ -77,7 +77,7 @@ class FirstLaunch(Provisional):
             return
         self._works = True
         if not any(isinstance(operand, int) for operand in operands):
-            self.settle(self.launch)
+            self.use(self.launch)
 
 
 _DAMAGED = (

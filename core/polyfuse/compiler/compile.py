@@ -148,7 +148,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
             channels_last=session.wants_channels_last,
             lookup=lookup,
         )
-        graph_cache.settle()
+        graph_cache.count_outcome()
     return compiled
 
 

@@ -31,7 +31,7 @@ class Provisional:
         """Be given what puts another function instead of this one into the program."""
         self._put = put
 
-    def settle(self, function: Launch) -> None:
+    def use(self, function: Launch) -> None:
         """Call a function from now on."""
         self.current = function
         if self._put is not None:

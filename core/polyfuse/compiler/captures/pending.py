@@ -54,7 +54,7 @@ class Pending:
     def keep(self) -> None:
         """Store the frame as soon as its graphs are."""
         self._storing = True
-        self._settle()
+        self._store_if_complete()
         if self._storing:
             atexit.register(self._give_up)
 
@@ -79,9 +79,9 @@ class Pending:
 
     def _note_entry(self, number: int, name: str) -> None:
         self._entries[number] = name
-        self._settle()
+        self._store_if_complete()
 
-    def _settle(self) -> None:
+    def _store_if_complete(self) -> None:
         if self._storing and len(self._entries) == len(self._keys) and not self.refused:
             self._storing = False
             atexit.unregister(self._give_up)

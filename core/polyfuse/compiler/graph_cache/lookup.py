@@ -136,7 +136,7 @@ class GraphCache:
         if isinstance(record, str):
             self._refusal = self._refusal or record
 
-    def settle(self) -> None:
+    def count_outcome(self) -> None:
         """Count what became of the graph, and report what was found."""
         if not self._session.settings.graph_cache:
             return
@@ -199,7 +199,7 @@ class GraphCache:
             raise OSError(f"the entry {name} is damaged")
         mark_used(self._folder.path / key)
         found = reopened(content, GraphCacheEntry(key, self._folder.path, self._revive, self._stored))
-        self.settle()
+        self.count_outcome()
         return found
 
     def _revive(self, stored: GraphRecord | PortableGraph) -> BoxedCallable:

@@ -136,7 +136,7 @@ class Slot:
             )
         self._storage, self._key = storage, storage._cdata
 
-    def settle(self) -> None:
+    def reset_baseline(self) -> None:
         """From now on, more holders than there are at this moment are others."""
         if self._storage is not None:
             self._base = storage_use(self._key)
@@ -157,7 +157,7 @@ class Slot:
             storage = storage_at(self.address, self.nbytes, self.device)
             self._dress(storage)
             del storage
-            self.settle()
+            self.reset_baseline()
 
     def release(self) -> None:
         """Give the memory up: it is the pool's, once others who hold it have let go."""

@@ -208,7 +208,7 @@ def make_recording(
             memory.stays(constants[position])
     del results
     for slot in slots:
-        slot.settle()
+        slot.reset_baseline()
     where = dict(zip(plan.fixed, plan.addresses, strict=True))
     recording = Recording(
         graph,
