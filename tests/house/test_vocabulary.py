@@ -38,7 +38,7 @@ REPLACED = {
     r"gives? way|takes? (its|their) place": "falls back to",
     r"stands? around": "epilogue, prologue",
     r"eager mode takes": "falls back to eager",
-    r"said once|verdicts?|settle[sd]?": "decision, outcome",
+    r"said once|verdicts?|settled": "decision, outcome",
     r"(left|right) text": "operand A, operand B",
     r"stretch(es)?": "range, chunk or split",
     r"builder's folder": "build directory",
@@ -51,6 +51,7 @@ REPLACED_IN_CORE = {
     # what stays: in place (also in-place, in_place), and a unit in the last place
     r"(?<!in[ _-])(?<!last )places?|placed|placing": "index, offset, position, slot, path; instead of",
     r"kept": "cached, stored, saved, retained, preserved",
+    r"settles?": "what it does: use, store, count",
     r"told": "called with, reported, known, distinguished",
 }
 """Words of which core is free, and plugins not yet."""
