@@ -70,7 +70,7 @@ class ProgressTable:
         self._draw()
 
     def building(self, built: int, kernels: int) -> None:
-        """Hear how many kernels of how many are built for this round."""
+        """Show how many kernels of how many are built for this round."""
         self._built, self._candidates = built, kernels
         self._round_begun = time.monotonic()
         self._draw()
@@ -83,12 +83,12 @@ class ProgressTable:
         self._draw()
 
     def candidate(self, name: str, milliseconds: float) -> None:
-        """Hear of a candidate's time."""
+        """Show a candidate's time."""
         self._times[name] = milliseconds
         self._draw()
 
     def done(self, record: Record) -> None:
-        """Hear of a search that is over."""
+        """Add the record of a finished search to the final table."""
         self._done.append(record)
 
     def close(self) -> None:

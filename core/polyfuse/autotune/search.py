@@ -189,7 +189,7 @@ class Search:
         return built if any_fresh else []
 
     def note(self, outcomes: Mapping[str, float | str]) -> None:
-        """Take note of what `run_trials` says of what was ready."""
+        """Record the outcomes of `run_trials` for the candidates that were ready."""
         candidates = {program.name: program.candidate for program in self.pending()}
         for name, outcome in outcomes.items():
             self._note(candidates[name], outcome)

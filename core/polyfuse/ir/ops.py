@@ -255,7 +255,7 @@ def can_store(mode: str, dtype: DType) -> bool:
 
 
 def identity(kind: str, dtype: DType) -> bool | int | float:
-    """What a reduction of a kind in `REDUCTIONS` over nothing gives: combining with it changes no number.
+    """The identity element of a reduction in `REDUCTIONS`: combining a number with it changes nothing.
 
     Raises:
         KeyError: the kind has no operation that combines.

@@ -85,7 +85,7 @@ class Shortening:
         return node in self._passed
 
     def result(self, argument: Any, position: int) -> bool:
-        """Take note of the next result of a graph; whether it is there."""
+        """Record the next result of a graph; return whether it is present."""
         if isinstance(argument, Node) and argument in self._passed:
             self._missing[position] = self._passed[argument]
             return False

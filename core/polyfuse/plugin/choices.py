@@ -18,7 +18,7 @@ __all__ = ["Choice", "ReplacementCalls", "TemplateSource", "CallSite"]
 
 @dataclass(frozen=True)
 class CallSite:
-    """A call, as a choice sees it.
+    """A call that a choice may implement, with its buffers and its reader.
 
     Attributes:
         call: the operator with its arguments; views name buffers.
@@ -72,7 +72,7 @@ class CallSite:
 
 @dataclass(frozen=True)
 class ReplacementCalls:
-    """Other calls that compute the same.
+    """An implementation of a call by other calls.
 
     Attributes:
         nodes: the calls, in order; the last one writes the call's result, or that of the reader, with the

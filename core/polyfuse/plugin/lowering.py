@@ -30,7 +30,7 @@ __all__ = ["Lowering", "LoweringContext", "TensorValue"]
 
 @dataclass(frozen=True)
 class Lowering:
-    """How one operator is lowered. A function alone is taken as `Lowering(function)`.
+    """The lowering of one operator. A function alone is taken as `Lowering(function)`.
 
     Attributes:
         function: ``function(ctx, node, *args, **kwargs)``; arguments are values in place of traced nodes. It
@@ -73,7 +73,8 @@ class TensorValue(Protocol):
 
 
 class LoweringContext(Protocol):
-    """What a lowering works with. Expressions are built with `polyfuse.ir.expr` and simplified afterwards."""
+    """The interface between a lowering and the graph. Expressions are built with `polyfuse.ir.expr`, and are
+    simplified afterwards."""
 
     settings: Settings
 

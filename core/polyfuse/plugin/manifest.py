@@ -10,7 +10,7 @@ __all__ = ["Finding", "Manifest", "Offer", "Requires"]
 
 
 class Offer(StrEnum):
-    """A kind of thing that a plugin brings."""
+    """A kind of extension that a plugin provides."""
 
     KERNELS = "kernels"
     CHOICES = "choices"

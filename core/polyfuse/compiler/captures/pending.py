@@ -63,13 +63,13 @@ class Pending:
             self._lost(self.refused or "its graph was not stored: no backward of it has run")
 
     def note_graph(self, gm: object) -> None:
-        """Take note of a graph that Dynamo captured."""
+        """Record a graph that Dynamo captured."""
         self._graphs.append(gm)
         if len(self._graphs) > 1 and not is_bucket():
             self.refused = self.refused or "it has several graphs"
 
     def note_key(self, gm: object, key: str) -> Callable[[str], None] | None:
-        """Take note of a graph that is looked up; returns what is to be called with its entry."""
+        """Record a graph that is looked up; returns what is to be called with its entry."""
         self._keys.append(key)
         if not self._graphs or gm is not self._graphs[-1]:
             self.refused = "its graph is compiled in regions"
@@ -92,20 +92,20 @@ _CURRENT: ContextVar[Pending | None] = ContextVar("polyfuse_pending_frame", defa
 
 
 def note_graph(gm: object) -> None:
-    """Take note of a graph that Dynamo captured, if a frame is being traced that may be stored."""
+    """Record a graph that Dynamo captured, if a frame is being traced that may be stored."""
     current = _CURRENT.get()
     if current is not None:
         current.note_graph(gm)
 
 
 def note_key(gm: object, key: str) -> Callable[[str], None] | None:
-    """Take note of the key of a graph; return what is to be called with the entry under it, if anything."""
+    """Record the key of a graph; return what is to be called with the entry under it, if anything."""
     current = _CURRENT.get()
     return None if current is None else current.note_key(gm, key)
 
 
 def note_bypass(reason: str) -> None:
-    """Take note that the graph of the frame that is being traced is not stored."""
+    """Record that the graph of the frame that is being traced is not stored."""
     current = _CURRENT.get()
     if current is not None:
         current.refused = current.refused or f"its graph bypasses the graph cache: {reason}"

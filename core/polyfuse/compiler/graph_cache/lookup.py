@@ -128,7 +128,7 @@ class GraphCache:
         return bool(self._key) and self._folder.holds(self._key)
 
     def note(self, compiled: BoxedCallable) -> None:
-        """Take note of a graph that was compiled, since nothing was found."""
+        """Record a graph that was compiled, since nothing was found."""
         self._compiled += 1
         if not self._key:
             return

@@ -19,7 +19,7 @@ __all__ = ["NO_RULES", "FusionRules"]
 
 
 class FusionRules:
-    """What plugins say about fusions.
+    """The fusion rules of all plugins for one backend and type of device.
 
     A rule that raises, or answers something else, is named once with the error, and is not asked again.
 

@@ -224,7 +224,7 @@ class GuardedRecorder:
 
 
 class GuardedGraph:
-    """Recorded work."""
+    """Recorded work of a plugin's device."""
 
     def __init__(self, inner: Any, trouble: Trouble) -> None:
         self._inner, self._trouble = inner, trouble

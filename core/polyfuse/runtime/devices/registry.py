@@ -25,7 +25,7 @@ _finder: list[Finder] = []
 
 
 def device_of(device: str) -> Device:
-    """What answers for a device or a type, such as ``"cpu"``. Where no plugin does, torch's module does."""
+    """The `Device` of a device or a type, such as ``"cpu"``: a plugin's, else one around torch's module."""
     kind = device.partition(":")[0]
     found = _known.get(kind)
     if found is not None:

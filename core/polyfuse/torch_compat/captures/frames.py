@@ -97,7 +97,7 @@ class Frame:
             _CURRENT.reset(token)
 
     def note(self, manager: Any, graph: Any) -> None:
-        """Take note of guards that Dynamo has just built."""
+        """Record guards that Dynamo has just built."""
         self._compared = manager.taken()
         try:
             self._traced.append(_traced(manager, graph))
