@@ -116,7 +116,7 @@ def run_bounded(
         start_new_session=True,
     )
     assert process.stdout is not None
-    heard = _Heard(process.stdout)
+    output = _Output(process.stdout)
     if text is not None:
         _started(_say, process.stdin, text)
     try:
@@ -124,19 +124,19 @@ def run_bounded(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout)
         status = process.poll()
-        heard.thread.join(max(0.1, min(_DRAIN, deadline - time.monotonic())))
-        if status is None or heard.thread.is_alive():
+        output.thread.join(max(0.1, min(_DRAIN, deadline - time.monotonic())))
+        if status is None or output.thread.is_alive():
             _end_group(process)
     except BaseException:
         _end_group(process)
         process.wait()
         raise
     process.wait()
-    heard.thread.join(_DRAIN)
-    return Finished(status, heard.text())
+    output.thread.join(_DRAIN)
+    return Finished(status, output.text())
 
 
-class _Heard:
+class _Output:
     """What a program prints: its beginning and its end."""
 
     def __init__(self, stream: IO[bytes]) -> None:

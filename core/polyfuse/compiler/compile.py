@@ -15,7 +15,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.captures.pending import note_graph
 from polyfuse.compiler.graph_cache.lookup import GraphCache
-from polyfuse.compiler.once import taking_turns
+from polyfuse.compiler.once import compile_lock
 from polyfuse.compiler.repeated import compile_repeated
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
@@ -105,7 +105,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         entry = graph_cache(gm, example_inputs)
         address = _address(gm, example_inputs, session.settings)
         if graph_cache.key or session.settings.autotunes:  # else nothing is left for others to find
-            turn.wait(graph_cache.key or address, lambda: graph_cache.may_hit)
+            lock.acquire(graph_cache.key or address, lambda: graph_cache.may_hit)
         if not graph_cache.may_hit:
             if session.settings.autotunes:
                 session.tuner.expect()
@@ -135,7 +135,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
 
     with (
         compiling_for_others(),
-        taking_turns(session) as turn,
+        compile_lock(session) as lock,
         note_captured(gm, example_inputs),
         compiling(session.settings, lambda: _graph_of(gm)),
     ):

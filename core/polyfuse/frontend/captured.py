@@ -90,7 +90,7 @@ def _nodes(gm: GraphModule, indent: str = "") -> Iterator[str]:
             if isinstance(getattr(gm, str(node.target), None), torch.Tensor) and not indent:
                 yield f"%{number} = {node.target}"
                 continue
-            taken = _taken(gm, str(node.target))
+            taken = _called_graph(gm, str(node.target))
             yield f"{indent}%{number} = function{_policy(taken)}"
             yield from _nodes(taken, indent + "  ")
             continue
@@ -100,7 +100,7 @@ def _nodes(gm: GraphModule, indent: str = "") -> Iterator[str]:
         yield f"{indent}%{number} = {line}"
 
 
-def _taken(gm: GraphModule, name: str) -> GraphModule:
+def _called_graph(gm: GraphModule, name: str) -> GraphModule:
     """A function that an operator of a graph takes."""
     taken = getattr(gm, name, None)
     if not isinstance(taken, GraphModule):

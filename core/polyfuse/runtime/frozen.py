@@ -286,7 +286,7 @@ class CheckedCall(FrozenCall):
 
     def __init__(self, operator: Callable[..., Any]) -> None:
         super().__init__(operator)
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _Snapshot] = {}
 
     def __call__(self, parameter: torch.Tensor, *args: Any) -> Any:
         number = id(parameter)
@@ -296,12 +296,12 @@ class CheckedCall(FrozenCall):
                 for key in [key for key in self._known if key[0] == number]:
                     del self._known[key]
                 forget = weakref.ref(parameter, lambda _: self._seen.pop(number, None))
-                self._seen[number] = _Seen.of(parameter, forget)
+                self._seen[number] = _Snapshot.of(parameter, forget)
         return super().__call__(parameter, *args)
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _Snapshot:
     """What a dense parameter was when it was looked at.
 
     Attributes:
@@ -319,7 +319,7 @@ class _Seen:
     bits: torch.Tensor
 
     @classmethod
-    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor]) -> _Seen:
+    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor]) -> _Snapshot:
         count, dtype = parameter.numel(), parameter.dtype
         # short runs are read one after the other; of long ones, the library reads several side by side
         run = _RUN if count % _RUN == 0 else count // parameter.shape[0]

@@ -199,7 +199,7 @@ def make_recording(
         memory.abandon(pool)
         raise
     finally:
-        _bring_back(args, layouts, consumed)
+        _restore_inputs(args, layouts, consumed)
     hold = HeldResults()
     saved_inputs = frozenset(i for i, slot in plan.slots.items() if slot.saved)
     constants, passed, slots = _sort_results(results, layouts, saved_inputs, facts, hold)
@@ -266,7 +266,7 @@ def _consume(facts: GraphFacts, args: list[Any], plan: InputPlan) -> tuple[int, 
     return tuple(saved)
 
 
-def _bring_back(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence[int]) -> None:
+def _restore_inputs(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence[int]) -> None:
     """Nothing was computed yet, so what was let go is still where it was."""
     for i in consumed:
         at = layouts[i]

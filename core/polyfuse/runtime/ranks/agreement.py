@@ -72,7 +72,7 @@ class Agreement:
         rank = this_rank()
         if not self.seconds or not rows or rank < 0:
             return run()
-        meetings = list(self._meetings(rows, name, rank))
+        meetings = list(self._rendezvous(rows, name, rank))
         try:
             for meeting in meetings:
                 meeting.announce()
@@ -93,7 +93,7 @@ class Agreement:
             meeting.leave()
         return result
 
-    def _meetings(self, rows: Sequence[CollectiveRow], name: str, rank: int) -> Iterator[_Meeting]:
+    def _rendezvous(self, rows: Sequence[CollectiveRow], name: str, rank: int) -> Iterator[_Rendezvous]:
         for group_name in dict.fromkeys(row.group for row in rows):
             group = group_of(group_name)
             if group is None or group.store is None or len(group.ranks) < 2:
@@ -101,10 +101,10 @@ class Agreement:
             position = group.position()
             if position >= 0:
                 own = [row for row in rows if row.group == group_name]
-                yield _Meeting(self, group, group.store, position, own, name, rank)
+                yield _Rendezvous(self, group, group.store, position, own, name, rank)
 
 
-class _Meeting:
+class _Rendezvous:
     """The ranks of one group before their next collectives there."""
 
     def __init__(
