@@ -72,9 +72,9 @@ _TEXTS: Mapping[str, ErrorText] = MappingProxyType(
 
 
 def error_text_for(node: Any, rank: int, dim: int) -> ErrorText | None:
-    """The error text of the operator that the user called, where that was decomposed, else of the traced node's
-    own. None where eager mode checks nothing: an operator's decomposition may compute indices that are in
-    range by its own arithmetic, or limits them elsewhere.
+    """The error text of the operator that the user called, where that was decomposed, else that of the traced
+    node's own. None where eager mode checks nothing: an operator's decomposition may compute indices that are
+    in range by its own arithmetic, or limits them elsewhere.
 
     Args:
         node: the traced node that selects by an index.
