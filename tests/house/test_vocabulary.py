@@ -62,8 +62,9 @@ REPLACED_IN_PLUGINS = {
 """Words of which plugins are free."""
 
 VAGUE = {
-    "Asked", "Bins", "Homes", "Hold", "Kept", "Let", "Made", "Place", "Race", "Send", "Side",
-    "Taken", "Treatment", "Verdict", "Way",
+    "Again", "Asked", "Bins", "Given", "Heard", "Hold", "Homes", "Kept", "Let", "Made", "Meeting", "Only",
+    "Passed", "Place", "Race", "Seen", "Send", "Side", "Standing", "Taken", "Treatment", "Trouble", "Turn",
+    "Verdict", "Way",
 }  # fmt: skip
 """Class names that do not say what they stand for."""
 

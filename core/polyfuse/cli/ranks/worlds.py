@@ -101,13 +101,13 @@ def _played(arguments: argparse.Namespace, program: Callable[[], int]) -> tuple[
     cores = arguments.cores or Settings().build_worker_count()  # as many CPUs as there are
     with simulated_rank(World(arguments.world[0], arguments.per_host, tables, cores)) as rank:
 
-        class Beginning(Collector):
-            """What is compiled is not part of a step."""
+        class StepStart(Collector):
+            """Begins a step after each compile, which is not part of it."""
 
             def built(self, aten: Any, built: object) -> None:
                 rank.timeline.begin()
 
-        with Beginning(measure=False).watching():
+        with StepStart(measure=False).watching():
             status = program()
         return status, rank.result()
 

@@ -229,7 +229,7 @@ def _compared(step: _Step) -> tuple[object, ...]:
     kernel = changed(step.kernel, origins=())
     return (
         kernel.name,
-        _Same(kernel),
+        _Literal(kernel),
         step.operands,
         step.nodes,
         step.backend,
@@ -241,14 +241,14 @@ def _compared(step: _Step) -> tuple[object, ...]:
     )
 
 
-class _Same:
-    """What has no name of the graph in it."""
+class _Literal:
+    """A value that holds no name of the graph, compared by equality."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value == other.value
+        return isinstance(other, _Literal) and self.value == other.value
 
     def __hash__(self) -> int:
         return hash(self.value)

@@ -40,7 +40,7 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Passed:
+class PassedThrough:
     """A result that is an input, or a view of one.
 
     Attributes:
@@ -77,7 +77,7 @@ class Recording(Recorded):
     targets: tuple[torch.Tensor, ...]
     repeated: bool
     constants: tuple[Any, ...]
-    passed: tuple[Passed, ...]
+    passed: tuple[PassedThrough, ...]
     consumes: bool
     replays: int = 0
 
@@ -281,7 +281,7 @@ def _sort_results(
     saved_inputs: Collection[int],
     facts: GraphFacts,
     hold: HeldResults,
-) -> tuple[tuple[Any, ...], tuple[Passed, ...], tuple[Slot, ...]]:
+) -> tuple[tuple[Any, ...], tuple[PassedThrough, ...], tuple[Slot, ...]]:
     """Constants, inputs passed on, and the slots of everything else.
 
     What an operator leaves on the CPU for its backward (seeds) is as constant as the recorded launches.
@@ -289,7 +289,7 @@ def _sort_results(
     """
     inputs = {layout.storage.cdata: i for i, layout in layouts.items()}
     constants: list[Any] = []
-    passed: list[Passed] = []
+    passed: list[PassedThrough] = []
     storages: dict[int, tuple[torch.UntypedStorage, list[Window]]] = {}
     device = torch.device(facts.device)
     for position, result in enumerate(results):
@@ -317,11 +317,11 @@ def _sort_results(
         base = layouts[number]
         same = (base.dtype, base.size, base.stride, base.offset)
         if same == (window.dtype, window.size, window.stride, window.offset):
-            passed.append(Passed(position, number, None, number in saved_inputs))
+            passed.append(PassedThrough(position, number, None, number in saved_inputs))
         else:
             start = base.offset * base.dtype.itemsize // window.dtype.itemsize
             moved = Window(position, window.dtype, window.size, window.stride, window.offset - start)
-            passed.append(Passed(position, number, moved, number in saved_inputs))
+            passed.append(PassedThrough(position, number, moved, number in saved_inputs))
     slots = tuple(
         Slot(storage, windows, device, all(w.position in facts.saved for w in windows), hold)
         for storage, windows in storages.values()
