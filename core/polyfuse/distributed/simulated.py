@@ -17,7 +17,7 @@ from polyfuse.distributed.costs import all_costs
 from polyfuse.distributed.memory import PeakMemory
 from polyfuse.distributed.timeline import StepTimes, Timeline
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.ranks.costs import CollectiveCosts, costs_put_back, nearest, use_costs
+from polyfuse.runtime.ranks.costs import CollectiveCosts, nearest, restored_costs, use_costs
 from polyfuse.torch_compat.simulated_group import SIMULATED, simulated_groups
 
 __all__ = ["SimulatedRank", "World", "measured_tables", "simulated_rank"]
@@ -100,7 +100,7 @@ def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
         "MASTER_PORT": "29500",
     }
     with ExitStack() as stack:
-        stack.enter_context(costs_put_back())
+        stack.enter_context(restored_costs())
         # the compiler overlaps by the costs of the world that is played
         for device_type in dict.fromkeys(("cpu", kind)):
             facts = device_of(device_type).facts()

@@ -11,7 +11,7 @@ from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
 from polyfuse.ir.records import changed
-from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, partition_fault
+from polyfuse.program.device_graphs import doubtful, graph_facts, partition_fault, preventing_option
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
@@ -162,7 +162,7 @@ class _Planner:
         """What is recorded of a program that cannot be recorded as a whole, or of which trying may show that,
         where no option is against it.
         """
-        if recording is None or option_in_the_way(self.settings):
+        if recording is None or preventing_option(self.settings):
             return ()
         if not recording.refused and not any(doubtful(step, self.graph) for step in self.schedule.steps):
             return ()

@@ -82,7 +82,7 @@ class _Group:
     first: int
     last: int
 
-    def meets(self, other: _Group) -> bool:
+    def overlaps(self, other: _Group) -> bool:
         """Whether both live at some time."""
         return self.first <= other.last and other.first <= self.last
 
@@ -129,7 +129,7 @@ def _slots(groups: Sequence[_Group]) -> list[list[_Group]]:
     """Groups of one slot never live at the same time; the largest, for the example inputs, begin."""
     slots: list[list[_Group]] = []
     for group in sorted(groups, key=lambda g: (-g.size, g.first)):
-        free = (slot for slot in slots if not any(group.meets(other) for other in slot))
+        free = (slot for slot in slots if not any(group.overlaps(other) for other in slot))
         slot = next(free, None)
         if slot is None:
             slots.append([group])
@@ -168,7 +168,7 @@ def _offsets(groups: Sequence[_Group]) -> list[int]:
         taken = sorted(
             (offset, offset + groups[other].size)
             for other, offset in offsets.items()
-            if groups[other].meets(group)
+            if groups[other].overlaps(group)
         )
         offsets[number] = _gap(taken, group.size)
     return [offsets[number] for number in range(len(groups))]

@@ -63,7 +63,7 @@ class GraphFacts:
         name = self.names[position] if position < len(self.names) else ""
         return f"input {position} ({name})" if name else f"input {position}"
 
-    def stranger(self, args: Sequence[Any]) -> str:
+    def unrecordable(self, args: Sequence[Any]) -> str:
         """What among the inputs nobody can record, in words; empty if there is nothing. Random number
         generators the device knows.
         """

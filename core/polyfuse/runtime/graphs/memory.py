@@ -247,7 +247,7 @@ class GraphMemory:
     def begin(self) -> None:
         """Before a recording is made or replayed: take notice of what happened since the last time."""
         if self._leaving or self._retired:
-            self._let_go()
+            self._drop_retired()
         number = step_number()
         if number != self._step:
             self._step = number
@@ -329,7 +329,7 @@ class GraphMemory:
         """Recordings whose program is gone. Called while objects are collected, perhaps under the lock."""
         self._leaving.extend(recordings)
 
-    def _let_go(self) -> None:
+    def _drop_retired(self) -> None:
         """Forget retired recordings whose results nobody holds; memory goes with a pool's last one."""
         while self._leaving:
             recorded = self._leaving.popleft()

@@ -155,7 +155,7 @@ class _Runner:
     def _first(self, key: tuple[int, ...], args: list[Any]) -> Sequence[Any]:
         """A call with sizes not seen before."""
         if self.facts.objects:
-            self.status.refused = self.facts.stranger(args)
+            self.status.refused = self.facts.unrecordable(args)
         if len(self.variants) < self.facts.limit:
             self.variants[key] = []
             return self._plain(args, "")

@@ -176,7 +176,7 @@ class Layout:
         dtype = result_type(effect.kind, 0, effect.exprs)
         out.append(statement(effect.op, targets, args, dtype, effect.kind))
         for result, target in pending:
-            self._keep_row(result, target, k)
+            self._store_row(result, target, k)
 
     def _name(self) -> str:
         self.counter += 1
@@ -217,12 +217,12 @@ class Layout:
         if inside:
             self.looped[k].append(stmt)
             self.loop_names[expr] = name
-            self._keep_row(expr, name, k)
+            self._store_row(expr, name, k)
         else:
             self.parallel[self.ready[expr]].append(stmt)
             self.names[expr] = name
 
-    def _keep_row(self, expr: Expr, name: str, k: int) -> None:
+    def _store_row(self, expr: Expr, name: str, k: int) -> None:
         """Store a value that a later loop reads back, if it is one."""
         stored = self.reloaded.get(expr)
         if stored is not None and stored[0] == k and stored[1].buffer.startswith(_ROW):
