@@ -17,11 +17,11 @@ __all__ = [
     "CollectiveCosts",
     "any_costs",
     "costs_of",
-    "restored_costs",
     "forget_costs",
     "kind_of",
     "known_costs",
     "nearest",
+    "restored_costs",
     "use_costs",
 ]
 
