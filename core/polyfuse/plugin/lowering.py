@@ -3,8 +3,8 @@ what such a function is given to work with.
 
 A lowering is a function ``function(ctx, node, *args, **kwargs)``. `ctx` is a `LoweringContext`; `node` is the
 traced call, whose ``node.meta["val"]`` holds the results' sizes, types and layouts as fake tensors; the other
-arguments are those of the operator, with a `TensorValue` for each tensor and an index of
-`polyfuse.symbolic` for each symbolic size. It returns a `TensorValue` for each result, and raises
+arguments are those of the operator, with a `TensorValue` for each tensor and an index of `polyfuse.symbolic`
+for each symbolic size. It returns a `TensorValue` for each result, and raises
 `UnsupportedError` for what it cannot do: the next lowering of the operator is then tried, and the eager
 operator in the end.
 """

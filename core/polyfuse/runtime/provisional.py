@@ -28,7 +28,7 @@ class Provisional:
         self._put: Callable[[Launch], None] | None = None
 
     def attach(self, put: Callable[[Launch], None]) -> None:
-        """Be given what puts another function instead of this one into the program."""
+        """Set the function that replaces this kernel by another in the program."""
         self._put = put
 
     def use(self, function: Launch) -> None:

@@ -1,7 +1,7 @@
 """Index expressions: exact integer polynomials over axis variables and shape symbols.
 
-An index is a plain ``int`` where everything is known, and an interned `Index` otherwise. An `Index` is
-in one canonical form, a sum of integer multiples of monomials plus a constant, where a monomial is a product
+An index is a plain ``int`` where everything is known, and an interned `Index` otherwise. An `Index` has
+one canonical form, a sum of integer multiples of monomials plus a constant, where a monomial is a product
 of atoms: axis variables, shape symbols, and the few functions that polynomials do not have (floor division,
 modulo, minimum, maximum, and host-only text). Equality is identity of the canonical form, so two ways to
 write one address compare equal, and every operation costs a few dictionary accesses. (The reason for not

@@ -72,7 +72,7 @@ def offer_series(launcher: str, join: Joiner) -> None:
 
 
 def attach_series(namespace: dict[str, Any], text: str) -> None:
-    """Put what finds launchers instead of a program's functions for its series."""
+    """Replace a program's functions for its series by objects that look for a launcher."""
     for name, inputs, symbols, slots, returns, rows in namespace.get("SERIES", ()):
         namespace[name] = LaunchSeries(namespace, text, (name, inputs, symbols, slots, returns, rows))
 
