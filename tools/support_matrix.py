@@ -33,7 +33,8 @@ with a reason, ✗ wrong.
 | 3.11 | 2.11 | 1500 quick tests run on a CPU: frontend, compiler, caches, kernels in C++, packages |
 | 3.12 | 2.11 | benchmarks and the tests of GPUs run; quick tests, 51 of 7,900 failed: see below |
 | 3.13 | 2.12 | 650 quick tests run on a CPU: frontend, compiler, models, caches |
-| 3.13 | 2.11, 2.13 | checked, not run: `PYTHON=python3.13 make test` runs the tests |
+| 3.13 | 2.13 | 1,648 quick tests run on a CPU: compiler, frontend, packages, runtime, reliability |
+| 3.13 | 2.11 | checked, not run: `PYTHON=python3.13 make test` runs the tests |
 | 3.14 | 2.11 to 2.13 | checked, not run |
 
 Of the 51, some 20 were Triton's interpreter with a newer NumPy, and ten the machine's (no Halide, two OpenMP
