@@ -34,7 +34,7 @@ demo: $(STAMP) ## Compile small models with Polyfuse and compare them with eager
 test: $(STAMP) ## Run the tests, without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not gpu and not slow"
 
-test-all: $(STAMP) ## Run all tests that this machine can run
+test-all: $(STAMP) types-newest ## Run all tests that this machine can run
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 # What kernels, host programs and packages do to memory, and what C++ leaves undefined. `CXX` takes flags along. Tests
@@ -60,7 +60,7 @@ sanitize-gpu: $(STAMP) ## Run the conformance kit of Triton under compute-saniti
 			$(BIN)/python -m polyfuse conformance triton --quick --device cuda $$part || exit 1; \
 	done
 
-lint: style types types-newest ## Check style and types
+lint: style types ## Check style and types
 
 style: $(STAMP)
 	$(BIN)/ruff check core plugins tests tools benchmarks examples
@@ -68,7 +68,7 @@ style: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-types-newest: $(STAMP) # names that the standard library of the newest Python has no more
+types-newest: $(STAMP) ## Check types against the standard library of the newest Python
 	$(BIN)/mypy --python-version 3.14
 
 bench: $(STAMP) ## Measure against eager mode and Inductor

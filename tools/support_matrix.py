@@ -44,8 +44,8 @@ each parameter and call); torch 2.13 looks by itself. Conversions of modules (`h
 the same, are seen. It takes two functions that differ in a default number for one, with any backend, and
 refuses to compile in a thread while another one traces.
 
-Newer Pythons are checked from the sources, by `make lint` and `tests/house/test_newer_pythons.py`: types
-against the standard library of 3.14, modules and names that it removed, annotations that are evaluated
+Newer Pythons are checked from the sources, by `make types-newest` and `tests/house/test_newer_pythons.py`:
+types against the standard library of 3.14, modules and names that it removed, annotations that are evaluated
 late, `finally` blocks, start methods of processes. Its default start method, `forkserver`, is run on 3.11
 (`tests/reliability/test_start_methods.py`). Extras whose packages have wheels for it: `triton`, `cutlass`,
 `signing`, `demo`, `bench`, `docs`, `peers`. `halide` has none, and its extra installs nothing there.

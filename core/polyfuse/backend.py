@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from polyfuse.runtime.ranks.agreement import begin_compiling, end_compiling
+from polyfuse.torch_compat.captures.ending import left_at_the_end
 from polyfuse.torch_compat.captures.frames import Frame, around_frames, collections_deferred
 from polyfuse.torch_compat.tracing.dynamo import watch_compiles
 from polyfuse.torch_compat.tracing.registry import allow_registering_twice
@@ -47,7 +48,8 @@ polyfuse.reset = _reset  # type: ignore[attr-defined]
 def _around(frame: Frame, trace: Callable[[], Any]) -> Any:
     with collections_deferred():
         from polyfuse.compiler.captures.lookup import around
-    return around(frame, trace)
+    with left_at_the_end():
+        return around(frame, trace)
 
 
 # Frames may be found that an earlier process traced.

@@ -1,5 +1,5 @@
 """The sources fit Pythons that are newer than those the tests run on, as far as it can be read from them.
-`make lint` checks the types against the standard library of 3.14 too.
+`make test-all` checks the types against the standard library of 3.14 too.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall, View
 from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of
-from polyfuse.lowering.reductions.gemm_loops import Unavailable, gemm_loops
+from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
@@ -185,8 +185,8 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
 
 def _convolutions(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
     """The convolutions of images with channels last that the first backend prefers to generate: those with
-    windows of 1x1 as they are (with freezing, as the backend wants them), others with their weights packed once,
-    as far as there is room.
+    windows of 1x1 as they are (with freezing, as the backend wants them), others with their weights packed
+    once, as far as there is room.
     """
     found: dict[str, Replacement] = {}
     packed: dict[str, Sequence[Alternative]] = {}

@@ -115,8 +115,9 @@ class Backend(ABC):
 
     def prepacks_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
         """Say whether the kernel of a convolution that `preferred_gemm` says yes of is faster with its weight
-        packed once: where windows are larger than 1x1, though each call then looks whether that changed; where
-        they are not, with `freezing`, when no call does. `hints`: a likely value of each symbol in sizes.
+        packed once: where windows are larger than 1x1, though each call then looks whether that changed;
+        where they are not, with `freezing`, when no call does. `hints`: a likely value of each symbol in
+        sizes.
         """
         return True
 

@@ -79,8 +79,8 @@ _FEW_PIXELS, _UNPACKED_PIXELS, _LARGE_WEIGHT = 32, 64, 1 << 20
 one of so many elements, which the comparison reads from memory.
 """
 _PACKED_PIXELS = range(16, 1025)
-"""Pixels under windows of 1x1 whose weight is better packed once than at each call, with `freezing`: fewer read it
-as it is, and more do not notice. With AVX-512 packing takes too little to be noticed at all.
+"""Pixels under windows of 1x1 whose weight is better packed once than at each call, with `freezing`: fewer
+read it as it is, and more do not notice. With AVX-512 packing takes too little to be noticed at all.
 """
 _MOSTLY = 0.94
 """Part of the taps of a dilated window in the image, from which on a kernel is as fast as a library."""

@@ -4,7 +4,8 @@ frames.py           how a frame comes here before Dynamo traces it, and what Dyn
 guards.py           its guards, as a record and built again on the values of another process
 shortcuts.py        what Dynamo is spared meanwhile
 conversions.py      modules whose parameters are converted in place
-shared_inputs.py    inputs that share memory, of which one is written
+shared_inputs.py    inputs that overlap, of which one is written
+written_inputs.py   inputs that are written, and overlap others at later calls
 buckets.py          graphs that DDPOptimizer cuts, and what calls their buckets
 bucket_layouts.py   the first call of a bucket, which tells torch how the next one's inputs lie
 """

@@ -86,7 +86,7 @@ def not_awaited() -> Iterator[None]:
 
 
 def note_metadata(metadata: Any) -> None:
-    """Tell torch of a bucket that was found what it learns where it traces one."""
+    """Tell torch of a graph that was found what it learns where it traces one."""
     context = TracingContext.try_get()
-    if context is not None and is_awaited():
+    if context is not None:
         context.fw_metadata = metadata

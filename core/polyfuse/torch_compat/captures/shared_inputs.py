@@ -3,8 +3,8 @@
 AOTAutograd traces such a graph with one tensor in the place of the inputs that overlap, and takes them for
 the views of it that they are while it traces. Nothing guards where they begin in that memory, nor how much of
 it there is. Here Dynamo guards the first, so that it traces again, and each call compares the rest: the graph
-runs as it was captured where its inputs share their memory otherwise. Inputs that lie apart in one memory may
-begin anywhere, as long as they do not overlap.
+runs as it was captured where its inputs share their memory otherwise. Inputs that lie apart, in one memory or
+several, are compared by `written_inputs`.
 """
 
 from __future__ import annotations
@@ -19,36 +19,34 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
-__all__ = ["SharedInputs", "shared_and_written"]
+from polyfuse.torch_compat.captures.written_inputs import part_of_memory, really_overlap
 
-_MANY = 16
-"""Of so many inputs that lie apart in one memory, as parameters in a flat buffer do, nothing is looked at."""
+__all__ = ["SharedInputs", "shared_and_written"]
 
 Memory: TypeAlias = tuple[Any, ...]
 """How much memory an input lies in, and the layout of what it is a view of."""
 
 
 class SharedInputs:
-    """The inputs of a graph that share memory.
+    """The inputs of a graph that overlap.
 
     Args:
         gm: the graph that Dynamo captured.
-        groups: positions of inputs; those of one group lie in the same memory.
+        overlapping: positions of inputs; those of one group lie in the same memory, and some of them
+            overlap, so that AOTAutograd traces one tensor in their place.
         examples: what the graph was captured with, by position.
 
     Attributes:
-        overlapping: groups of which inputs overlap, so that AOTAutograd traces one tensor in their place.
         refused: why AOTAutograd cannot trace the graph, or None.
     """
 
     def __init__(
-        self, gm: GraphModule, groups: Sequence[Sequence[int]], examples: Sequence[torch.Tensor]
+        self, gm: GraphModule, overlapping: Sequence[Sequence[int]], examples: Sequence[torch.Tensor]
     ) -> None:
         self._gm = gm
-        self.overlapping = [g for g in groups if _overlap([examples[i] for i in g])]
-        self._apart = [g for g in groups if g not in self.overlapping]
-        self._known = {i: _memory(examples[i]) for group in self.overlapping for i in group}
-        refused = (_refused([examples[i] for i in group]) for group in self.overlapping)
+        self.overlapping = overlapping
+        self._known = {i: _memory(examples[i]) for group in overlapping for i in group}
+        refused = (_refused([examples[i] for i in group]) for group in overlapping)
         self.refused = next((reason for reason in refused if reason), None)
 
     @contextmanager
@@ -57,19 +55,15 @@ class SharedInputs:
         to view again as the graph did, would begin at the one tensor and not at the input."""
         import torch._functorch.config as functorch
 
-        with functorch.patch(view_replay_for_aliased_outputs=not self.overlapping):
+        with functorch.patch(view_replay_for_aliased_outputs=False):
             yield
 
     def checked(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled graph, for calls whose inputs share memory as those did that it was traced with."""
-        overlapping, apart = self.overlapping, self._apart
-        known, captured = self._known, self._gm.forward
+        overlapping, known, captured = self.overlapping, self._known, self._gm.forward
 
         @wraps(compiled)
         def call(*args: Any) -> Any:
-            for group in apart:
-                if _meet(given := [args[i] for i in group]) and _overlap(given):
-                    return captured(*args)
             for group in overlapping:
                 address = args[group[0]].untyped_storage().data_ptr()
                 for i in group:
@@ -81,9 +75,9 @@ class SharedInputs:
 
 
 def shared_and_written(gm: Any) -> SharedInputs | None:
-    """The inputs that share memory, if the graph may write to some input; None if there are none.
+    """The inputs that overlap, if the graph may write to some input; None if there are none.
 
-    Dynamo then guards where those that overlap begin in it.
+    Dynamo then guards where they begin in their memory.
     """
     context = TracingContext.try_get()
     if context is None or not isinstance(gm, GraphModule):
@@ -96,13 +90,12 @@ def shared_and_written(gm: Any) -> SharedInputs | None:
         if type(example) in (torch.Tensor, torch.nn.Parameter) and example.layout is torch.strided:
             together.setdefault(example.untyped_storage()._cdata, []).append(i)
     shared = [group for group in together.values() if len(group) > 1]
-    groups = [g for g in shared if len(g) <= _MANY or _overlap([examples[i] for i in g])]
-    if not groups or not _writes(gm):
+    overlapping = [group for group in shared if _overlap([examples[i] for i in group])]
+    if not overlapping or not _writes(gm):
         return None
-    found = SharedInputs(gm, groups, examples)
-    for i in (i for group in found.overlapping for i in group):
+    for i in (i for group in overlapping for i in group):
         _guard_offset(arguments[i].source, context)
-    return found
+    return SharedInputs(gm, overlapping, examples)
 
 
 def _memory(tensor: torch.Tensor) -> Memory:
@@ -111,25 +104,10 @@ def _memory(tensor: torch.Tensor) -> Memory:
     return tensor.untyped_storage().nbytes(), layout
 
 
-def _meet(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether any two lie in one part of memory, so that they could overlap."""
-    parts = sorted((tensor.data_ptr(), _bytes(tensor)) for tensor in tensors)
-    return any(start + length > after for (start, length), (after, _) in pairwise(parts))
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    """From the first element to behind the last."""
-    if not tensor.numel():
-        return 0
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
-
-
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
-    """What AOTAutograd says of them."""
-    from torch._functorch._aot_autograd.input_output_analysis import compute_overlapping_tensors
-
-    return bool(compute_overlapping_tensors(list(tensors), symbolic=False))
+    """Whether any two overlap, of which each lies in the same memory."""
+    parts = sorted(map(part_of_memory, tensors))
+    return any(end > after for (_, end), (after, _) in pairwise(parts)) and really_overlap(tensors)
 
 
 def _refused(tensors: Sequence[torch.Tensor]) -> str | None:

@@ -32,6 +32,11 @@ from polyfuse.torch_compat.captures.bucket_layouts import (
     not_awaited,
     note_metadata,
 )
+from polyfuse.torch_compat.captures.written_inputs import (
+    InputPlaces,
+    overlapping_raises,
+    with_written_apart,
+)
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.tracing.output_views import OutputView, with_views
 
@@ -66,6 +71,7 @@ class GraphCacheEntry:
             stored when its backward has been compiled.
         listed: whether the graph can be found under its key, by other processes too.
         views: results whose geometry is compared at each call.
+        places: what inputs are, of which some may be written.
         seen: told the name of the file of its entry when that is read or about to be written.
     """
 
@@ -75,6 +81,7 @@ class GraphCacheEntry:
     stored: Callable[[], None]
     listed: bool = True
     views: tuple[OutputView, ...] = ()
+    places: InputPlaces | None = None
     seen: Callable[[str], None] | None = None
 
 
@@ -97,19 +104,28 @@ _LOCK = threading.Lock()
 
 
 class _Entry(autograd_cache.BundledAOTAutogradResult):
-    """What torch stores of a graph, with the results whose geometry is compared at each call."""
+    """What torch stores of a graph, with what is compared at each call: geometries of results, and where
+    inputs lie of which some are written."""
 
     views: tuple[OutputView, ...] = ()
+    places: InputPlaces | None = None
 
     def wrap_post_compile(self, args: Any, aot_config: Any, fx_config: Any) -> Callable[..., Any]:
-        """The graph, called with a list of its inputs. Where the compiler runs, it compares geometries
+        """The graph, called with a list of its inputs. Where the compiler runs, it compares these
         itself; here that is done for what torch loads alone."""
         run = super().wrap_post_compile(args, aot_config, fx_config)
         note_metadata(self.runtime_metadata)
-        if not self.views or _CURRENT.get() is not None:
+        if _CURRENT.get() is not None:
             return run
-        compared = with_views(lambda *inputs: run(list(inputs)), self.views)
+        compared = self.compared(lambda *inputs: run(list(inputs)))
         return lambda inputs: compared(*inputs)
+
+    def compared(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The graph, called with its inputs one by one, where nothing was captured."""
+        run = with_views(run, self.views)
+        if self.places is None:
+            return run
+        return with_written_apart(run, overlapping_raises, self.places, self.runtime_metadata)
 
 
 class CachedCode(autograd_cache.OutputCode):
@@ -261,7 +277,7 @@ def reopened(content: bytes, current: GraphCacheEntry) -> Callable[..., Any]:
             run = entry.wrap_post_compile([], entry.sanitized_aot_config, {})
     finally:
         _CURRENT.reset(token)
-    return with_views(lambda *inputs: run(list(inputs)), getattr(entry, "views", ()))
+    return entry.compared(lambda *inputs: run(list(inputs)))
 
 
 class _Artifact:
@@ -353,8 +369,9 @@ def _install() -> None:
             return its_entry(*args, **named)
         with config.patch({"bundled_autograd_cache": True}):
             entry = its_entry(*args, **named)
-        if forward.entry is not None and (forward.entry.views or forward.first is not None):
-            entry.__class__, entry.views = _Entry, forward.entry.views
+        if forward.entry is not None:
+            entry.__class__ = _Entry
+            entry.views, entry.places = forward.entry.views, forward.entry.places
         # a backward that was read looks after itself where what it overwrites is needed again
         entry.runtime_metadata = copy(entry.runtime_metadata)
         entry.runtime_metadata.bw_donated_idxs = []
