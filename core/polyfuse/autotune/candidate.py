@@ -1,4 +1,4 @@
-"""What is timed, as plain data that another process understands: operands, library calls, built kernels."""
+"""Candidates as plain data that another process understands: operands, library calls, built kernels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _log = get_logger("autotune")
 
 
 class Fault(Exception):
-    """A candidate did not do its work; the text says how."""
+    """A candidate failed; the text says how."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ Step = CallStep | KernelStep
 
 @dataclass(frozen=True)
 class BuiltProgram:
-    """What one candidate runs, built: steps in order."""
+    """The steps of one candidate in order, with its kernels built."""
 
     name: str
     steps: tuple[Step, ...]
@@ -161,7 +161,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """How the process that compiles is set up, for another one to be like it.
+    """Settings, plugins and devices of the compiling process, from which a worker configures itself.
 
     Attributes:
         settings: the options.
@@ -203,7 +203,7 @@ class KernelRequest:
 
 @dataclass(frozen=True)
 class CandidateProgram:
-    """What one candidate runs.
+    """The steps of one candidate, with kernels still to be built.
 
     Attributes:
         candidate: which it is.
@@ -262,8 +262,8 @@ class CandidateBuilder:
         self._round = []
         for program in programs:
             for step in program.steps:
-                if isinstance(step, KernelRequest) and _place(step) not in self._futures:
-                    self._waiting.setdefault(_place(step), step)
+                if isinstance(step, KernelRequest) and _build_key(step) not in self._futures:
+                    self._waiting.setdefault(_build_key(step), step)
         # all at once is best, but what is begun cannot be called back
         self._submit(len(self._waiting) if self._until == math.inf else _SLICE * self._pool.workers)
 
@@ -271,7 +271,7 @@ class CandidateBuilder:
         """Wait for all builds: they would disturb whoever is timed meanwhile.
 
         Args:
-            observe: is told now and then how many kernels of how many are built.
+            observe: called now and then with how many kernels are built, and of how many.
         """
         while True:
             left = sum(future.left() for future in self._round)
@@ -293,13 +293,15 @@ class CandidateBuilder:
 
     def is_built(self, program: CandidateProgram) -> bool:
         """Whether all that a candidate needs was asked for: what there was no time for is left out."""
-        return all(_place(step) in self._futures for step in program.steps if isinstance(step, KernelRequest))
+        return all(
+            _build_key(step) in self._futures for step in program.steps if isinstance(step, KernelRequest)
+        )
 
     def _submit(self, most: int) -> None:
         """Begin to build as many of those that wait."""
         wanted: dict[str, tuple[Backend, dict[str, Source]]] = {}
-        for place in [*self._waiting][:most]:
-            step = self._waiting.pop(place)
+        for key in [*self._waiting][:most]:
+            step = self._waiting.pop(key)
             wanted.setdefault(step.backend.name, (step.backend, {}))[1][step.source.key] = step.source
         for name, (backend, sources) in wanted.items():
             future = self._pool.submit(backend, list(sources.values()), self._store)
@@ -318,17 +320,17 @@ class CandidateBuilder:
         return BuiltProgram(program.name, tuple(steps))
 
     def _built(self, step: KernelRequest) -> KernelStep:
-        place = self._futures[_place(step)].locations()[step.source.key]
-        if isinstance(place, PolyfuseError):
-            raise Fault(f"it cannot be built: {place.cause}")
-        assert isinstance(place, Located)
-        claim = step.backend.review(place.folder, place.source_key)
+        location = self._futures[_build_key(step)].locations()[step.source.key]
+        if isinstance(location, PolyfuseError):
+            raise Fault(f"it cannot be built: {location.cause}")
+        assert isinstance(location, Located)
+        claim = step.backend.review(location.folder, location.source_key)
         if isinstance(claim, No):
             raise Fault(claim.reason)
-        return KernelStep(step.backend.name, str(place.folder), place.source_key, step.operands)
+        return KernelStep(step.backend.name, str(location.folder), location.source_key, step.operands)
 
 
-def _place(step: KernelRequest) -> tuple[str, str]:
+def _build_key(step: KernelRequest) -> tuple[str, str]:
     return step.backend.name, step.source.key
 
 

@@ -266,7 +266,7 @@ def _device(graph: Graph, call: TemplateCall) -> str:
 
 
 def _first(tuner: Tuner, device_type: str) -> Backend | None:
-    """Who is asked first to generate something; the others are not even loaded."""
+    """The first backend for a device; the others are not even loaded."""
     return next(iter(tuner.backends(device_type)), None)
 
 

@@ -58,7 +58,7 @@ class ProgressTable:
         self._candidates = self._built = 0
         self._times: dict[str, float] = {}
         self._live: Live | None = None
-        self._drawn = self._told = 0.0
+        self._drawn = self._printed = 0.0
         wanted = settings.progress
         self._is_shown = wanted == "on" or (wanted == "auto" and sys.stderr.isatty())
 
@@ -70,7 +70,7 @@ class ProgressTable:
         self._draw()
 
     def building(self, built: int, kernels: int) -> None:
-        """Hear how many kernels of how many are built for this round."""
+        """Show how many kernels of how many are built for this round."""
         self._built, self._candidates = built, kernels
         self._round_begun = time.monotonic()
         self._draw()
@@ -83,12 +83,12 @@ class ProgressTable:
         self._draw()
 
     def candidate(self, name: str, milliseconds: float) -> None:
-        """Hear of a candidate's time."""
+        """Show a candidate's time."""
         self._times[name] = milliseconds
         self._draw()
 
     def done(self, record: Record) -> None:
-        """Hear of a search that is over."""
+        """Add the record of a finished search to the final table."""
         self._done.append(record)
 
     def close(self) -> None:
@@ -114,8 +114,8 @@ class ProgressTable:
             self._live.start()
         if self._live.console.is_terminal:
             self._live.update(self._table(), refresh=True)
-        elif now - self._told >= _LINES:
-            self._told = now
+        elif now - self._printed >= _LINES:
+            self._printed = now
             self._live.console.print(f"{self._title()}: {self._about} {self._count()}".rstrip())
 
     def _table(self) -> Table:
@@ -129,8 +129,8 @@ class ProgressTable:
         return table
 
     def _title(self) -> str:
-        place = f"problem {self._at} of {self._problems}" if self._at else f"{self._problems} problems"
-        return f"tuning, round {self._round}: {place}, {self._left()}"
+        progress = f"problem {self._at} of {self._problems}" if self._at else f"{self._problems} problems"
+        return f"tuning, round {self._round}: {progress}, {self._left()}"
 
     def _count(self) -> str:
         return f"{self._built + len(self._times)} of {self._candidates}" if self._candidates else ""
@@ -241,10 +241,10 @@ def append_log(path: str, key: str, record: Record, seconds: float) -> None:
     """
     line = {**as_json(key, record), "seconds": round(seconds, 3)}
     try:
-        place = Path(path).expanduser()
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target = Path(path).expanduser()
+        target.parent.mkdir(parents=True, exist_ok=True)
         # one write at the end of the file: lines of several processes do not mix
-        descriptor = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(descriptor, (json.dumps(line) + "\n").encode())
         finally:

@@ -55,7 +55,7 @@ class WorkerProcess:
 
     Attributes:
         problem: what it was prepared for last.
-        devices: the types of device that it was told about.
+        devices: the types of device that it knows.
         strict: whether faults of their classes are raised there.
     """
 
@@ -71,7 +71,9 @@ class WorkerProcess:
             stdout=self._output,
             stderr=self._output,
             pass_fds=(other.fileno(),),
-            env=python_environment(*setup.backends.values(), *(place for _, place in setup.registered)),
+            env=python_environment(
+                *setup.backends.values(), *(import_path for _, import_path in setup.registered)
+            ),
             # a key that interrupts the parent is the parent's to answer
             start_new_session=True,
         )
@@ -200,7 +202,7 @@ class WorkerRunner(TrialRunner):
     """A benchmark worker. One that dies, or does not answer in time, is replaced at the next request.
 
     Args:
-        setup: what the worker is told at its start.
+        setup: the configuration that the worker gets at its start.
         seconds: how long a candidate may take to load, or to be timed once.
     """
 

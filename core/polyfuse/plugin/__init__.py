@@ -1,5 +1,5 @@
-"""The door between the core and its code generators: the whole public interface of a plugin, and the one
-package that it imports. Its tests use `polyfuse.testing` too.
+"""The public interface of plugins, and the only package of the core that they import.
+Tests of plugins use `polyfuse.testing` too.
 
 A plugin is a distribution with an entry point in the group `polyfuse.backends`. The entry point names a light
 module which holds a hook implementation `polyfuse_manifest`; the manifest names the class, derived from
@@ -248,7 +248,7 @@ _FROM = {
     "polyfuse.symbolic": "Atom Index IndexLike axis axis_name axis_size"
     " coefficient free_axes product python_text substitute",
 }
-_PLACES = {
+_IMPORT_PATHS = {
     **{name: f"{module}:{name}" for module, names in _FROM.items() for name in names.split()},
     "ScanStatement": "polyfuse.ir.statements:Scan",
     "kit": "polyfuse.kit",
@@ -256,4 +256,4 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    return attribute(__name__, {**_PLACES, **replacements(name)}, name)
+    return attribute(__name__, {**_IMPORT_PATHS, **replacements(name)}, name)

@@ -23,7 +23,7 @@ from polyfuse.torch_compat.groups import group_of
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.user_kernels import UserKernel
 
-__all__ = ["doubtful", "graph_facts", "option_in_the_way", "partition_fault"]
+__all__ = ["doubtful", "graph_facts", "partition_fault", "preventing_option"]
 
 UNSAFE: Final = frozenset(
     {
@@ -130,9 +130,9 @@ def _refusal(
 ) -> str:
     """Why the program cannot be recorded; empty if nothing is known to be in the way."""
     if len(devices) > 1:
-        places = " and ".join(f"{device} ({name})" for device, name in devices.items())
-        return f"it computes on {places}"
-    option = option_in_the_way(settings)
+        names = " and ".join(f"{device} ({name})" for device, name in devices.items())
+        return f"it computes on {names}"
+    option = preventing_option(settings)
     if option:
         return option
     for item in inputs:
@@ -142,7 +142,7 @@ def _refusal(
     return next(_faults(schedule), "")
 
 
-def option_in_the_way(settings: Settings) -> str:
+def preventing_option(settings: Settings) -> str:
     """The option under which nothing is recorded, and why; empty if there is none."""
     for option, does in _OPTIONS_IN_THE_WAY.items():
         if getattr(settings, option):
@@ -167,8 +167,8 @@ def _faults(schedule: Schedule) -> Iterator[str]:
             continue
         name, fault = _fault(step.node, schedule.graph)
         if fault:
-            place = next((o.source for o in step.node.origins if o.source), "")
-            yield f"{name} {fault}" + (f" ({place})" if place else "")
+            source = next((o.source for o in step.node.origins if o.source), "")
+            yield f"{name} {fault}" + (f" ({source})" if source else "")
 
 
 def _records_collectives(schedule: Schedule) -> bool:

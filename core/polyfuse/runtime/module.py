@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
-from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory, with_views
+from polyfuse.runtime.checks import Aligned, assert_layout, misaligned, realigned, with_memory, with_views
 from polyfuse.runtime.devices.series import attach_series
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
 from polyfuse.runtime.graphs.status import GraphStatus
@@ -23,7 +23,7 @@ from polyfuse.runtime.native import on_device
 from polyfuse.runtime.program_code import code_of
 from polyfuse.runtime.provisional import Provisional
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
-from polyfuse.torch_compat.bindings import has_no_memory, is_fake
+from polyfuse.torch_compat.bindings import has_no_memory, is_fake, plain
 
 if TYPE_CHECKING:
     from polyfuse.runtime.graphs.replay import GraphFacts
@@ -79,7 +79,7 @@ class CompiledModule:
         cache_record: what the graph cache stores of it, or why it stores nothing.
         native: the same program in its native form, if that was asked for.
         collectives: that it starts, in their order.
-        agreement: what other processes are asked before it runs for the first time; None: nothing.
+        agreement: the check with other processes before it runs for the first time; None: nothing.
         sized: the programs of its graph for other sizes; None: this one serves all.
     """
 
@@ -160,14 +160,15 @@ class CompiledModule:
 
     def _first_run(self, args: list[Any]) -> tuple[Any, ...]:
         self._check_inputs(args)
-        with self._told():
+        args[:] = map(plain, args)
+        with self._reporting_failure():
             self.wait()
         self._marking.follow()
         # a native program calls kernels by their addresses, past what checks their first launch
         checking = self.native is not None and any(k.pending for k in self._provisional.values())
         if not checking:
             self._open_native(args)
-        moved = misplaced(args, self.namespace["ALIGNED"])
+        moved = misaligned(args, self.namespace["ALIGNED"])
         run = self._recorded(partial(self._entry, moved=moved))
         # which inputs are such is guarded: a call with others is another program's
         bare = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and has_no_memory(a)]
@@ -182,12 +183,12 @@ class CompiledModule:
         found: tuple[Any, ...] = agreement.around(self.collectives, self.name, partial(run, args))
         return found
 
-    def _told(self) -> AbstractContextManager[None]:
-        """Other processes of a program with collectives are told where kernels cannot be had."""
+    def _reporting_failure(self) -> AbstractContextManager[None]:
+        """Report to other processes of a program with collectives that kernels cannot be had."""
         return compiling_for_others() if self.agreement and self.collectives else nullcontext()
 
     def _open_native(self, args: Sequence[Any]) -> None:
-        """Put the native program in the place of the Python program, if there is one."""
+        """Run the native program instead of the Python program, if there is one."""
         if self.native is None:
             return
         space = self.namespace
@@ -247,7 +248,7 @@ class CompiledModule:
     def _record_partition(
         self, name: str, facts: GraphFacts, tensors: int, generators: Sequence[torch.Generator]
     ) -> None:
-        """Put what records a function of the program in its place. Inputs behind `tensors` are numbers."""
+        """Replace a function of the program by what records it. Inputs behind `tensors` are numbers."""
         from polyfuse.runtime.graphs.replay import recorded_program
 
         assert self.graph_status is not None
@@ -311,7 +312,7 @@ def load(
         kernels: a launchable, or a future of one, for each name in the program's ``KERNELS``.
         objects: the graph's object table: constants and other host values by key.
         filename: of the text on disk, if it is there.
-        output_strides: kept on the result for the caller of the compiler.
+        output_strides: an attribute of the result for the caller of the compiler.
         code: the byte code of the text, as `stored_code` returned it; empty: the text is compiled.
 
     Raises:

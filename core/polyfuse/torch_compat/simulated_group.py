@@ -1,5 +1,6 @@
-"""Process groups of a world in which this process is alone: each collective is done with this rank's own
-numbers, as if all ranks held the same, and whoever plays the network is told of it.
+"""Process groups of a simulated world, of which this process is the only real rank: each
+collective is done with this rank's own numbers, as if all ranks held the same, and whoever simulates the
+network is called.
 """
 
 from __future__ import annotations
@@ -216,8 +217,8 @@ def _fill(result: torch.Tensor, own: torch.Tensor) -> None:
     if not count or not flat.numel():
         flat.zero_()
         return
-    places = torch.arange(flat.numel(), device=flat.device) % count
-    flat.copy_(own.reshape(-1)[places])
+    indices = torch.arange(flat.numel(), device=flat.device) % count
+    flat.copy_(own.reshape(-1)[indices])
 
 
 @contextmanager

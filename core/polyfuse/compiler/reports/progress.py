@@ -32,7 +32,7 @@ _LINES = 10.0
 """Seconds between lines where a line cannot be drawn anew."""
 _STAGES: Final = ("trace", "lower", "claim", "autotune", "fuse", "generate", "plan", "load")
 _DRAWS_ITSELF = "autotune"
-"""The stage whose own table is in the place of the line."""
+"""The stage whose own table is shown instead of the line."""
 
 Draw = Callable[[str], None]
 
@@ -79,7 +79,7 @@ class Progress:
         """A compile is over; its kernels may still be built."""
         with self._lock:
             self._active.pop(id(compile_), None)
-        self.settle()
+        self.clear_if_idle()
 
     def build(self, futures: Iterable[BuildFuture]) -> None:
         """Kernels are being built."""
@@ -100,9 +100,9 @@ class Progress:
         parts = []
         if active:
             stage = active[-1].stage
-            place = f"{_STAGES.index(stage) + 1} of {len(_STAGES)}" if stage in _STAGES else ""
+            position = f"{_STAGES.index(stage) + 1} of {len(_STAGES)}" if stage in _STAGES else ""
             others = f" and {len(active) - 1} more graphs" if len(active) > 1 else ""
-            parts.append(f"{stage}{others} (stage {place})" if place else f"{stage}{others}")
+            parts.append(f"{stage}{others} (stage {position})" if position else f"{stage}{others}")
         if total:
             parts.append(f"kernels built {done} of {total}{_left(done, total, now - first_build)}")
         return f"polyfuse: {', '.join(parts)}, {now - self._began:.0f} s so far"
@@ -113,7 +113,7 @@ class Progress:
         with self._lock:
             return any(item.stage == _DRAWS_ITSELF for item in self._active.values())
 
-    def settle(self) -> None:
+    def clear_if_idle(self) -> None:
         """Take the line away at once if nothing is going on: what the program prints next begins a line."""
         if self._is_drawn and not self.text(time.monotonic()):
             self._put("")
@@ -122,12 +122,12 @@ class Progress:
         with self._drawing:
             was_drawn = self._is_drawn
             if text:
-                self._is_drawn = True  # first: who settles from now on waits, who did before is seen below
+                self._is_drawn = True  # first: who clears from now on waits, who did before is seen below
                 if not self.text(time.monotonic()):
                     self._is_drawn = was_drawn
                     return  # it was over while the line was made
             if text or was_drawn:
-                # an empty text: it stays true until the line is gone, since who settles meanwhile waits
+                # an empty text: it stays true until the line is gone, since who clears meanwhile waits
                 try:
                     self.draw(text)
                 except Exception as error:  # looking on must not be what fails
@@ -150,7 +150,7 @@ class Progress:
                 break
             if now - self._began >= self.patience:
                 self._put("" if self.is_elsewhere else text)
-        self.settle()
+        self.clear_if_idle()
 
 
 def _draw_nothing(text: str) -> None:
@@ -208,7 +208,7 @@ def watch_builds(futures: Iterable[BuildFuture]) -> None:
 def note_built() -> None:
     """A kernel that was waited for is there."""
     if _progress is not None:
-        _progress.settle()
+        _progress.clear_if_idle()
 
 
 def _shown(settings: Settings) -> Progress | None:
@@ -268,7 +268,7 @@ class _Notebook:
         self._handle: Any = None
 
     def draw(self, text: str) -> None:
-        """Show it in the place of the one before."""
+        """Show it instead of the one before."""
         display: Any = import_module("IPython.display").display
         data = {"text/plain": text or "polyfuse: compiled"}
         if self._handle is None and text:

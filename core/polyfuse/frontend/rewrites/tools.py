@@ -37,7 +37,7 @@ class Rewriting:
     fuel: int | None = None
     """Rewrites left; None: no limit."""
     notes: list[Note] = field(default_factory=list)
-    """What is to be told of rewrites."""
+    """The messages of rewrites."""
     _escaping: frozenset[Node] | None = field(default=None, repr=False)
 
     @property
@@ -163,7 +163,7 @@ def traced_call(
 
     Args:
         mode: the fake mode of the graph's traced values.
-        origin: the node whose place in the model the call is said to come from.
+        origin: the node whose source location the call is said to have.
     """
     kwargs = kwargs or {}
     new = graph.call_function(target, args, kwargs)

@@ -66,14 +66,14 @@ def fresh_cache(parent: str | Path | None = None, *, keep: bool = False) -> Iter
         with _with_variable("POLYFUSE_CACHE_DIR", folder):
             yield fresh
     except BaseException:
-        warn_once("cache", f"the cache folder {folder} is kept, because an exception ended its scope")
+        warn_once("cache", f"the cache folder {folder} is not deleted, because an exception ended its scope")
         keep = True
         raise
     finally:
         torch.compiler.reset()
-        for place, _, names in os.walk(folder):
+        for directory, _, names in os.walk(folder):
             for name in names:
-                path = Path(place, name)
+                path = Path(directory, name)
                 if not name.endswith(".lock") and path.exists():
                     fresh.files[path.relative_to(folder).as_posix()] = path.stat().st_size
         if not keep:
@@ -83,7 +83,7 @@ def fresh_cache(parent: str | Path | None = None, *, keep: bool = False) -> Iter
 @contextmanager
 def debug_folder(*, keep: bool = False) -> Iterator[Path]:
     """Dump every stage of what is compiled meanwhile to a folder of this scope alone, beside the one of the
-    option `dump`; scopes may be nested. It is deleted at the end unless it is kept.
+    option `dump`; scopes may be nested. It is deleted at the end unless `keep` is set.
     """
     root = Settings.resolve().dump_folder() or Path(tempfile.gettempdir(), "polyfuse-dump")
     folder = root.with_name(f"{root.name}.{os.getpid()}.{next(_numbers)}")

@@ -19,9 +19,9 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat.captures.shared_inputs import shared_and_written
-from polyfuse.torch_compat.captures.written_inputs import places_of, with_written_apart
+from polyfuse.torch_compat.captures.written_inputs import input_memory, with_written_apart
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
-from polyfuse.torch_compat.tracing.written_strides import written_strides_kept
+from polyfuse.torch_compat.tracing.written_strides import preserved_strides
 
 if TYPE_CHECKING:
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
@@ -60,7 +60,7 @@ def compile_module(
     from torch._functorch.aot_autograd import aot_module_simplified
 
     shared = shared_and_written(gm)
-    places = places_of(gm, example_inputs, () if shared is None else shared.overlapping)
+    memory = input_memory(gm, example_inputs, () if shared is None else shared.overlapping)
     views = views_of_inputs(gm, of_numbers=shared is not None)
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
     scope: AbstractContextManager[None] = nullcontext()
@@ -68,9 +68,9 @@ def compile_module(
         from polyfuse.torch_compat.tracing.aot_cache import caching, serialisable
 
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
-        scope = caching(replace(entry, views=views, places=places))
+        scope = caching(replace(entry, views=views, memory=memory))
     tracing = nullcontext() if shared is None else shared.traced()
-    with scope, written_strides_kept(gm), _remainders_of_numbers(gm), tracing:
+    with scope, preserved_strides(gm), _remainders_of_numbers(gm), tracing:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(example_inputs),
@@ -83,7 +83,7 @@ def compile_module(
     if shared is not None:
         compiled = shared.checked(compiled)
     metadata = getattr(TracingContext.try_get(), "fw_metadata", None)
-    return with_written_apart(compiled, gm.forward, places, metadata)
+    return with_written_apart(compiled, gm.forward, memory, metadata)
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def partition_options(*, own_cse: bool) -> Iterator[None]:
     from torch._functorch import config
 
     # Tokens that order effects are made inside the graphs: as inputs and outputs they would shift the
-    # positions of everything else that AOTAutograd is told about outputs.
+    # positions of everything else that AOTAutograd knows about outputs.
     changes: dict[str, Any] = {"unlift_effect_tokens": True}
     if own_cse:
         changes["cse"] = False
