@@ -332,14 +332,14 @@ class SummedMatmul:
 
     def cut(self, state: Rewriting, chunks: int) -> None:
         """Put the chunks in place of all of it."""
-        start, matmul, operand = self.start, self.matmul, _MATMULS[self.matmul.target]
+        start, matmul, first = self.start, self.matmul, _MATMULS[self.matmul.target]
         width = int(_value(matmul).shape[1]) // chunks
         leaving = []
         for number in range(chunks):
             span = (number * width, (number + 1) * width)
-            bias = [state.call_before(start, aten.slice.Tensor, (b, 0, *span)) for b in matmul.args[:operand]]
-            columns = state.call_before(start, aten.slice.Tensor, (matmul.args[operand + 1], 1, *span))
-            args = (*bias, matmul.args[operand], columns)
+            bias = [state.call_before(start, aten.slice.Tensor, (b, 0, *span)) for b in matmul.args[:first]]
+            columns = state.call_before(start, aten.slice.Tensor, (matmul.args[first + 1], 1, *span))
+            args = (*bias, matmul.args[first], columns)
             made = {matmul: state.call_before(start, matmul.target, args, dict(matmul.kwargs))}
             for node in self.path:
                 made[node] = self._repeated(state, node, made, width)
