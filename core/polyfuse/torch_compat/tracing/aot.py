@@ -82,6 +82,8 @@ def compile_module(
     compiled = with_views(compiled, views)
     if shared is not None:
         compiled = shared.checked(compiled)
+    if not isinstance(gm, GraphModule):  # of nested inputs, which come in a list that the call empties
+        return compiled
     metadata = getattr(TracingContext.try_get(), "fw_metadata", None)
     return with_written_apart(compiled, gm.forward, memory, metadata)
 
