@@ -114,9 +114,9 @@ class Backend(ABC):
         return False
 
     def prepacks_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
-        """Say whether a convolution for which `preferred_gemm` is true is faster with its weight packed once,
-        although each call then checks whether the weight changed. `hints`: a likely value of each symbol in
-        sizes.
+        """Say whether a convolution for which `preferred_gemm` is true is faster with its weight packed once:
+        where windows are larger than 1x1, although each call then checks whether the weight changed; where
+        they are 1x1, with `freezing`, when no call checks. `hints`: a likely value of each symbol in sizes.
         """
         return True
 
