@@ -57,7 +57,8 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
         value = torch.scalar_tensor(value, dtype=x.dtype, layout=x.layout, device=x.device)
     dim = dim % x.dim()
     rows = value.to(x.dtype).expand([*x.shape[:dim], index.numel(), *x.shape[dim + 1 :]])
-    return like_layout(torch.index_put(x, [*(None for _ in range(dim)), index.view(-1)], rows), x)
+    indices = [*(None for _ in range(dim)), index.view(-1)]
+    return like_layout(torch.ops.aten.index_put.default(x, indices, rows), x)
 
 
 def index_reduce(
