@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyfuse.reporting.compare import compare
-from polyfuse.reporting.layout import place
+from polyfuse.reporting.layout import node_corners
 from polyfuse.reporting.page import write_page
 
 VIEWS = (
@@ -164,7 +164,7 @@ def test_five_thousand_kernels_are_drawn_without_an_element_each(
     step = next(s for s in graph["steps"] if s["type"] == "kernel")
     steps = [
         {**step, "name": f"kernel_{i}", "inputs": before, "x": x, "y": y}
-        for i, (before, (x, y)) in enumerate(zip(inputs, place(inputs), strict=True))
+        for i, (before, (x, y)) in enumerate(zip(inputs, node_corners(inputs), strict=True))
     ]
     path = tmp_path / "large.html"
     write_page(path, {**data, "graphs": [{**graph, "steps": steps}]})

@@ -15,8 +15,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from polyfuse.base.errors import InputLayoutError
 from polyfuse.torch_compat.captures.written_inputs import (
+    input_memory,
     overlapping_raises,
-    places_of,
     with_written_apart,
 )
 
@@ -169,7 +169,7 @@ def test_a_graph_that_was_read_from_a_cache_raises() -> None:
     """Of such a graph there is no captured form that could run instead."""
     inputs = other_memories()
     metadata = SimpleNamespace(input_info=[SimpleNamespace(mutates_data=i == 1) for i in range(2)])
-    call = with_written_apart(lambda *given: given, overlapping_raises, places_of(None, inputs), metadata)
+    call = with_written_apart(lambda *given: given, overlapping_raises, input_memory(None, inputs), metadata)
     assert call(*inputs) == tuple(inputs)
     with pytest.raises(InputLayoutError, match="overlaps another"):
         call(*views(0, 4, 32))

@@ -117,8 +117,8 @@ class Signature:
             for dim, size in enumerate(argument.size)
         ]
         found: dict[str, int] = {}
-        placed = self._strides(leaves) if self._by_strides else []
-        for measured in (rows, placed):
+        strides = self._strides(leaves) if self._by_strides else []
+        for measured in (rows, strides):
             for _, _, size, given in measured:
                 if isinstance(size, str) and size.isidentifier():
                     found.setdefault(size, int(given))
@@ -136,15 +136,15 @@ class Signature:
             value = found.get(name)
             low, high = symbol.lower or 0, math.inf if symbol.upper is None else symbol.upper
             if value is not None and not low <= value <= high:
-                measures = (("size", rows), ("stride", placed))
-                place = next(
+                measures = (("size", rows), ("stride", strides))
+                where = next(
                     f"{what} {dim} of {argument.name}"
                     for what, measured in measures
                     for argument, dim, size, _ in measured
                     if name in size_names(size)
                 )
                 raise self._wrong(
-                    f"{place} makes {name} {value}, which is not in its range {low}..{high}",
+                    f"{where} makes {name} {value}, which is not in its range {low}..{high}",
                     "call it with a size in the range, or make a package with a wider one",
                 )
         for text in self._entry.conditions:

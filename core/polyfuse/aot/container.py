@@ -156,7 +156,7 @@ class Archive:
         try:
             if not self._zip.members[name].stored:
                 raise self._damaged(name)
-            return self._zip.place(name)
+            return self._zip.offset(name)
         except (OSError, KeyError, DamagedArchiveError) as error:
             raise self._damaged(name) from error
 
@@ -173,14 +173,14 @@ class Archive:
         """Write all members into a folder, each if it is what was written, and return where they are."""
         written = []
         for name in self._members:
-            place = folder / name
-            if not place.parent.resolve().is_relative_to(folder.resolve()):  # a link in the folder
+            target = folder / name
+            if not target.parent.resolve().is_relative_to(folder.resolve()):  # a link in the folder
                 raise self._damaged(name)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(place) as temporary, open(temporary, "xb") as stream:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as temporary, open(temporary, "xb") as stream:
                 for chunk in self._chunks(name):
                     stream.write(chunk)
-            written.append(place)
+            written.append(target)
         return tuple(written)
 
     def _has(self, name: str) -> bool:

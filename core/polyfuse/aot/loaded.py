@@ -125,7 +125,7 @@ class LoadedEntry:
         self._program = revive(entry, weights)
 
     def renew(self) -> None:
-        """Make the program anew: its weights are elsewhere, and what it learned of their places is stale."""
+        """Make the program anew: its weights have moved, and addresses that it recorded are stale."""
         self._program = self._revive(self.entry, self._weights)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -60,9 +60,9 @@ def load(
         KernelLoadError: kernels in it cannot be loaded here.
         InvalidOptionError: `check` is unknown.
     """
-    place = Path(path)
+    file = Path(path)
     settings = Settings.resolve(None, {"check": check} if check else None)
-    with Archive(place) as archive:
+    with Archive(file) as archive:
         if trust is not None:
             from polyfuse.aot.signing import check_signature  # which needs another package
 
@@ -70,10 +70,10 @@ def load(
             for name in archive.members:
                 archive.verify(name)
         description = describe(archive)
-        _check_environment(place, description)
+        _check_environment(file, description)
         for name in description.modules:
-            _import(name, f"the package {place} was made with the module {name}", f"install {name}")
-        _check_operators(place, description)
+            _import(name, f"the package {file} was made with the module {name}", f"install {name}")
+        _check_operators(file, description)
         member = description.weight_member
         if verify and trust is None and member:
             archive.verify(member)
@@ -84,7 +84,7 @@ def load(
         entries = description.entries.values()
         texts = {e.program: _text(archive, e.program) for e in entries}
         made = {e.kernel_texts: archive.read(e.kernel_texts) for e in entries if settings.check != "off"}
-    launching = Launching(str(place), description, settings, made)
+    launching = Launching(str(file), description, settings, made)
 
     def revive(entry: Entry, weights: Weights) -> CompiledModule:
         kernels = launching.kernels(entry, units)
@@ -93,18 +93,18 @@ def load(
             return load_program(texts[entry.program], kernels, objects)
         except ImportError as error:
             raise PackageError(
-                f"the package {place} was made by Polyfuse {description.versions['polyfuse']}, and this is"
+                f"the package {file} was made by Polyfuse {description.versions['polyfuse']}, and this is"
                 f" {version()} ({error})",
                 "install that version, or make the package again",
             ) from error
         except Exception as error:
             raise PackageError(
-                f"the program {entry.program} of the package {place} cannot be loaded"
+                f"the program {entry.program} of the package {file} cannot be loaded"
                 f" ({type(error).__name__}: {shorten(str(error), 200)})",
                 "make the package again",
             ) from error
 
-    return Package(place, description, weights, revive)
+    return Package(file, description, weights, revive)
 
 
 def _text(archive: Archive, member: str) -> str:
@@ -156,10 +156,10 @@ def _check_environment(path: Path, description: Description) -> None:
 
 def _device_types(description: Description) -> tuple[str, ...]:
     """The types of device that a package says it needs, and those of its weights and arguments."""
-    places = [row.device for row in description.weights]
+    devices = [row.device for row in description.weights]
     for entry in description.entries.values():
-        places += [argument.device for argument in entry.arguments if argument.device]
-    return tuple(dict.fromkeys((*description.devices, *(place.partition(":")[0] for place in places))))
+        devices += [argument.device for argument in entry.arguments if argument.device]
+    return tuple(dict.fromkeys((*description.devices, *(device.partition(":")[0] for device in devices))))
 
 
 def _is_available(device: str, name: str) -> bool:

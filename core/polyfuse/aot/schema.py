@@ -1,5 +1,5 @@
 """Plain data of a file, as the dataclasses that describe it: every field is there, nothing else is, and each
-value has the type that the dataclass declares. What does not fit is named by its place.
+value has the type that the dataclass declares. What does not fit is named by the path of its field.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def _problems(found: Description, members: Mapping[str, Member]) -> Iterator[str
         yield "it has no entry"
     yield from (f"{text[:80]!r} is no device" for text in found.devices if not _DEVICE.fullmatch(text))
     yield from (f"{text[:80]!r} is no module" for text in found.modules if not _MODULE.fullmatch(text))
-    for name, place in found.device_classes.items():
-        if name not in found.devices or not _LOADER.fullmatch(place):
+    for name, import_path in found.device_classes.items():
+        if name not in found.devices or not _LOADER.fullmatch(import_path):
             yield f"the device {name[:80]!r} has no class"
     for name, note in found.backends.items():
         if note.loader and not _LOADER.fullmatch(note.loader):

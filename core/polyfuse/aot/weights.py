@@ -77,10 +77,10 @@ class Mapped:
         return found if found.data_ptr() % ALIGNMENT == 0 else aligned_copy(found)
 
 
-_Place = tuple[int, int, int, int, int]
+_MappingKey = tuple[int, int, int, int, int]
 
-_MAPPINGS: weakref.WeakValueDictionary[_Place, Mapped] = weakref.WeakValueDictionary()
-"""By device, inode, time and size of the file, and the place in it: the file's own words prove nothing."""
+_MAPPINGS: weakref.WeakValueDictionary[_MappingKey, Mapped] = weakref.WeakValueDictionary()
+"""By device, inode, time and size of the file, and the offset in it: the file's own words prove nothing."""
 
 
 def map_weights(archive: Archive, member: str) -> Mapped:
@@ -89,10 +89,10 @@ def map_weights(archive: Archive, member: str) -> Mapped:
     if row.size < MAPPED or start % ALIGNMENT:
         return Mapped(bytearray(archive.read(member)), 0)
     facts = os.fstat(archive.fileno())
-    place = facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size, start
-    found = _MAPPINGS.get(place)
+    key = facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size, start
+    found = _MAPPINGS.get(key)
     if found is None:
-        found = _MAPPINGS[place] = _mapped(archive, start, row.size)
+        found = _MAPPINGS[key] = _mapped(archive, start, row.size)
     return found
 
 

@@ -66,14 +66,14 @@ def replace_calls(graph: Graph, replacements: Mapping[str, Replacement]) -> Grap
     if not replacements:
         return graph
     # with its reader, a call is done where that stands: what else it reads may not be there before
-    places = {item.reader or name: item for name, item in replacements.items()}
+    by_node = {item.reader or name: item for name, item in replacements.items()}
     came = {node.name: node.origins for node in graph.nodes}
     origins = {item.reader or name: came.get(name, ()) for name, item in replacements.items()}
     gone = {name for item in replacements.values() for name in item.removed}
     nodes: list[Node] = []
     buffers, objects = dict(graph.buffers), dict(graph.objects)
     for node in graph.nodes:
-        item = places.get(node.name)
+        item = by_node.get(node.name)
         if item is not None:
             nodes.extend(n if n.origins else replace(n, origins=origins[node.name]) for n in item.nodes)
             buffers |= {buffer.name: buffer for buffer in item.buffers}

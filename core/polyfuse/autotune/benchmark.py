@@ -160,10 +160,10 @@ class Benchmark:
         return self._loaded[candidate.name]
 
     def _kernel(self, step: KernelStep) -> Callable[..., Any]:
-        place = step.backend, step.folder
-        if place not in self._folders:
-            self._folders[place] = self._backend(step.backend).load(Path(step.folder))
-        return self._folders[place][step.key]
+        unit = step.backend, step.folder
+        if unit not in self._folders:
+            self._folders[unit] = self._backend(step.backend).load(Path(step.folder))
+        return self._folders[unit][step.key]
 
     def _operands(self, step: KernelStep, held: Sequence[torch.Tensor]) -> list[object]:
         return [held[o.number] if isinstance(o, Slot) else _value(o, held) for o in step.operands]
@@ -217,7 +217,7 @@ def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
             held.copy_(torch.randint(0, 8, held.shape, generator=generator, device=generator.device))
         elif storage.fill.startswith("ends "):
             total, groups = int(storage.fill.removeprefix("ends ")), torch.arange(1, held.numel() + 1)
-            # not at round places, where a mistake at the edge of a group would not show
+            # not at round positions, where a mistake at the edge of a group would not show
             ends = (groups * total // held.numel() + groups % 3).clamp(max=total)
             ends[-1] = total
             held.copy_(ends)

@@ -262,8 +262,8 @@ class CandidateBuilder:
         self._round = []
         for program in programs:
             for step in program.steps:
-                if isinstance(step, KernelRequest) and _place(step) not in self._futures:
-                    self._waiting.setdefault(_place(step), step)
+                if isinstance(step, KernelRequest) and _build_key(step) not in self._futures:
+                    self._waiting.setdefault(_build_key(step), step)
         # all at once is best, but what is begun cannot be called back
         self._submit(len(self._waiting) if self._until == math.inf else _SLICE * self._pool.workers)
 
@@ -293,13 +293,15 @@ class CandidateBuilder:
 
     def is_built(self, program: CandidateProgram) -> bool:
         """Whether all that a candidate needs was asked for: what there was no time for is left out."""
-        return all(_place(step) in self._futures for step in program.steps if isinstance(step, KernelRequest))
+        return all(
+            _build_key(step) in self._futures for step in program.steps if isinstance(step, KernelRequest)
+        )
 
     def _submit(self, most: int) -> None:
         """Begin to build as many of those that wait."""
         wanted: dict[str, tuple[Backend, dict[str, Source]]] = {}
-        for place in [*self._waiting][:most]:
-            step = self._waiting.pop(place)
+        for key in [*self._waiting][:most]:
+            step = self._waiting.pop(key)
             wanted.setdefault(step.backend.name, (step.backend, {}))[1][step.source.key] = step.source
         for name, (backend, sources) in wanted.items():
             future = self._pool.submit(backend, list(sources.values()), self._store)
@@ -318,17 +320,17 @@ class CandidateBuilder:
         return BuiltProgram(program.name, tuple(steps))
 
     def _built(self, step: KernelRequest) -> KernelStep:
-        place = self._futures[_place(step)].locations()[step.source.key]
-        if isinstance(place, PolyfuseError):
-            raise Fault(f"it cannot be built: {place.cause}")
-        assert isinstance(place, Located)
-        claim = step.backend.review(place.folder, place.source_key)
+        location = self._futures[_build_key(step)].locations()[step.source.key]
+        if isinstance(location, PolyfuseError):
+            raise Fault(f"it cannot be built: {location.cause}")
+        assert isinstance(location, Located)
+        claim = step.backend.review(location.folder, location.source_key)
         if isinstance(claim, No):
             raise Fault(claim.reason)
-        return KernelStep(step.backend.name, str(place.folder), place.source_key, step.operands)
+        return KernelStep(step.backend.name, str(location.folder), location.source_key, step.operands)
 
 
-def _place(step: KernelRequest) -> tuple[str, str]:
+def _build_key(step: KernelRequest) -> tuple[str, str]:
     return step.backend.name, step.source.key
 
 

@@ -44,7 +44,7 @@ _PULLS: Final = (1.0, 3.0, 10.0, 30.0, 100.0)
 _Array: TypeAlias = NDArray[numpy.float64]
 _Values = Sequence[tuple[str, int]]
 _Feature = tuple[str, int | None, int | None]
-"""A value by its name; its number, or None for its magnitude; the place of a size that goes with it."""
+"""A value by its name; its number, or None for its magnitude; the position of a size that goes with it."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def _features(kernels: Sequence[KernelSamples]) -> tuple[_Feature, ...]:
         first = set(one.samples[0].config)
         varied = varied.union(*(first ^ set(s.config) for s in one.samples))
     found: list[_Feature] = [(name, number, None) for name, number in sorted(varied)]
-    for place in (None, *range(len(kernels[0].sizes))):
-        found += [(name, None, place) for name in sorted({name for name, _ in varied})]
+    for position in (None, *range(len(kernels[0].sizes))):
+        found += [(name, None, position) for name in sorted({name for name, _ in varied})]
     return tuple(found)
 
 
@@ -157,7 +157,7 @@ def _table(features: Sequence[_Feature], sizes: Sequence[int], configs: Sequence
     """A row for each configuration, centred: only what differs within a kernel counts."""
     scales = {None: 1.0} | {i: (math.log2(max(1, size)) - 8) / 4 for i, size in enumerate(sizes)}
     rows = [
-        [_number(values.get(name), number) * scales.get(place, 0.0) for name, number, place in features]
+        [_number(values.get(name), number) * scales.get(position, 0.0) for name, number, position in features]
         for values in map(dict, configs)
     ]
     return _centred(numpy.array(rows, dtype=numpy.float64).reshape(len(configs), len(features)))
@@ -199,7 +199,7 @@ def _behind(one: KernelSamples, scores: _Array) -> float:
 
 
 def _rank(one: KernelSamples, scores: _Array) -> float:
-    """Which place the fastest has by the scores."""
+    """The rank of the fastest by the scores, from 1 on."""
     return 1.0 + float(numpy.sum(scores < min(scores[i] for i in _fastest(one))))
 
 

@@ -184,7 +184,7 @@ def _timed(tuner: Tuner, selection: GemmSelection, schedule: Schedule) -> Schedu
     unfused: list[Unfused] = []
     timed: set[Unfused] = set()
     decisions: list[TuningDecision] = []
-    # the merges of a kernel, and of what takes the place of one that is divided, are finite, but many
+    # the merges of a kernel, and of those that replace one that is divided, are finite, but many
     for _ in range(2 * tuner.settings.max_fusion_size):
         pairs = [*_next_merges(schedule, timed)]
         if not pairs or tuner.exhausted:

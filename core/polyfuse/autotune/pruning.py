@@ -98,7 +98,7 @@ class CostModels:
 
     def add(self, search: Search) -> None:
         """Take the trials of a search into the training data."""
-        for place, ((name, kernel), programs) in enumerate(kernels_of(search).items()):
+        for position, ((name, kernel), programs) in enumerate(kernels_of(search).items()):
             backend = next(p.backend for p in programs if p.backend is not None)
             configs = [p.config for p in programs if p.config is not None]
             guessed = [_usable(guess) for guess in guesses(backend, kernel, configs)]
@@ -111,7 +111,7 @@ class CostModels:
             found = KernelSamples(f"{name}: {kind_of(kernel)} on {kernel.device}", sizes_of(kernel), samples)
             if sum(s.milliseconds != FAILED for s in samples) > 1:
                 group = self._group(kind_of(kernel), backend, kernel.device)
-                self._store.add(group, search.task.key, place, found)
+                self._store.add(group, search.task.key, position, found)
 
     def renew(self) -> None:
         """Take what was added into account from now on; not before, so that one search knows one model."""

@@ -129,8 +129,8 @@ class ProgressTable:
         return table
 
     def _title(self) -> str:
-        place = f"problem {self._at} of {self._problems}" if self._at else f"{self._problems} problems"
-        return f"tuning, round {self._round}: {place}, {self._left()}"
+        progress = f"problem {self._at} of {self._problems}" if self._at else f"{self._problems} problems"
+        return f"tuning, round {self._round}: {progress}, {self._left()}"
 
     def _count(self) -> str:
         return f"{self._built + len(self._times)} of {self._candidates}" if self._candidates else ""
@@ -241,10 +241,10 @@ def append_log(path: str, key: str, record: Record, seconds: float) -> None:
     """
     line = {**as_json(key, record), "seconds": round(seconds, 3)}
     try:
-        place = Path(path).expanduser()
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target = Path(path).expanduser()
+        target.parent.mkdir(parents=True, exist_ok=True)
         # one write at the end of the file: lines of several processes do not mix
-        descriptor = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(descriptor, (json.dumps(line) + "\n").encode())
         finally:

@@ -416,13 +416,13 @@ class Tuner:
 
     def _setup(self) -> WorkerSetup:
         usable = (State.AVAILABLE, State.LOADED)
-        places = {
+        import_paths = {
             state.name: state.manifest.load
             for state in self._plugins.states()
             if state.manifest is not None and state.manifest.load and state.state in usable
         }
         devices = {kind: (class_name(made), made.switches()) for kind, made in known_devices().items()}
-        return WorkerSetup(self.settings, places, threads(), devices, _shared(self._plugins))
+        return WorkerSetup(self.settings, import_paths, threads(), devices, _shared(self._plugins))
 
 
 def negligible(
@@ -456,8 +456,8 @@ def _shared(plugins: PluginManager) -> tuple[tuple[str, str], ...]:
     """The plugins of this program that the worker can import, too. Others that time launches or generate
     kernels are named once.
     """
-    places = {known.name: importable(known.plugin) for known in registered()}
-    for name in (name for name, place in places.items() if not place):
+    import_paths = {known.name: importable(known.plugin) for known in registered()}
+    for name in (name for name, import_path in import_paths.items() if not import_path):
         times = plugins.hooks.implements(name, "polyfuse_timer")
         if times or plugins.generates(name):
             warn_once(
@@ -466,7 +466,7 @@ def _shared(plugins: PluginManager) -> tuple[tuple[str, str], ...]:
                 "worker, so that its timer and kernels are not used there; register a module that can be "
                 "imported, or set the option `tune_in_process`",
             )
-    return tuple((name, place) for name, place in places.items() if place)
+    return tuple((name, import_path) for name, import_path in import_paths.items() if import_path)
 
 
 def _rules(search: Search, settings: Settings, until: float) -> TrialRules:

@@ -71,7 +71,9 @@ class WorkerProcess:
             stdout=self._output,
             stderr=self._output,
             pass_fds=(other.fileno(),),
-            env=python_environment(*setup.backends.values(), *(place for _, place in setup.registered)),
+            env=python_environment(
+                *setup.backends.values(), *(import_path for _, import_path in setup.registered)
+            ),
             # a key that interrupts the parent is the parent's to answer
             start_new_session=True,
         )

@@ -95,20 +95,20 @@ def _remembered(path: Path) -> str:
 def _contents_digest(package: str, stamp: str) -> str:
     """What a package of that stamp holds: read once, for whichever folders remember it."""
     spec = find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    locations = list(spec.submodule_search_locations or ()) if spec is not None else []
     origin = spec.origin if spec is not None else None
-    parts = [part for folder in places for part in _contents(folder)]
-    if not places and origin is not None:
+    parts = [part for folder in locations for part in _contents(folder)]
+    if not locations and origin is not None:
         parts = [Path(origin).name.encode(), Path(origin).read_bytes()]
     return digest(*parts)
 
 
 def _contents(folder: str) -> Iterator[bytes]:
     """Names and contents of all files, by name."""
-    for place, folders, names in os.walk(folder):
+    for directory, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
-            path = Path(place, name)
+            path = Path(directory, name)
             yield path.relative_to(folder).as_posix().encode()
             yield path.read_bytes()
 

@@ -32,20 +32,20 @@ def rare_collections() -> Iterator[None]:
             gc.set_threshold(*before)
 
 
-def attribute(package: str, places: Mapping[str, str], name: str) -> object:
+def attribute(package: str, import_paths: Mapping[str, str], name: str) -> object:
     """What a package's `__getattr__` returns.
 
     Args:
         package: its name.
-        places: `"module:attribute"` for each of its names, or `"module"` where it is one.
+        import_paths: `"module:attribute"` for each of its names, or `"module"` where it is one.
         name: the one that is asked for.
 
     Raises:
         AttributeError: the package has no such name.
     """
-    if name not in places:
+    if name not in import_paths:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    module, _, found = places[name].partition(":")
+    module, _, found = import_paths[name].partition(":")
     with rare_collections():  # it may import torch and Dynamo
         imported = import_module(module)
     return getattr(imported, found) if found else imported

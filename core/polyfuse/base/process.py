@@ -223,10 +223,10 @@ def python_environment(*needed: str) -> dict[str, str]:
 def _root_of(module: str) -> str:
     """The folder from which an imported module comes."""
     top = sys.modules.get(module.partition(":")[0].partition(".")[0])
-    place = getattr(top, "__file__", None)
-    if not place:
+    file = getattr(top, "__file__", None)
+    if not file:
         return ""
-    folder = os.path.dirname(os.path.abspath(place))
+    folder = os.path.dirname(os.path.abspath(file))
     return os.path.dirname(folder) if hasattr(top, "__path__") else folder
 
 

@@ -1,4 +1,4 @@
-"""Every option, in one place. The only module that reads the environment.
+"""Every option. The only module that reads the environment.
 
 An option is a field of `Settings`. It can be set, later ones winning, by
 

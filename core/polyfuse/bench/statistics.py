@@ -83,7 +83,7 @@ def spark(values: Sequence[float], width: int = 12) -> str:
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:
-    place = part * (len(ordered) - 1)
-    before = int(place)
+    position = part * (len(ordered) - 1)
+    before = int(position)
     after = min(before + 1, len(ordered) - 1)
-    return ordered[before] + (ordered[after] - ordered[before]) * (place - before)
+    return ordered[before] + (ordered[after] - ordered[before]) * (position - before)

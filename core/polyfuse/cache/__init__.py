@@ -1,6 +1,6 @@
 """Artifacts on disk: their addresses, and where they are stored.
 
-One root folder, from the option `cache_dir` or the platform's usual place, with a folder for each kind:
+One root folder, from the option `cache_dir` or the platform's cache folder, with a folder for each kind:
 
     kernels/ab/<unit>/         files of one build, complete by construction
     kernels/ab/<kernel>.json   which unit holds a kernel

@@ -36,7 +36,7 @@ PICKLED: Final = frozenset({"compiled"})
 
 CARRIED: Final = tuple(kind for kind in KINDS if kind != "captures")
 """Kinds of artifacts that archives hold. What Dynamo made of frames is read where it was written, and nowhere
-else: it names files, and runs in the place of the user's functions."""
+else: it names files, and runs instead of the user's functions."""
 
 # A whole cache folder may go into one archive.
 _LIMITS: Final = Limits(members=1 << 20, directory=1 << 28)
@@ -143,7 +143,7 @@ def _digest_of(archive: ZipReader, name: str) -> bytes:
 
 
 def _grouped(archive: ZipReader) -> Mapping[tuple[str, str], list[str]]:
-    """The members of each artifact, by its kind and place; members that are none are left out."""
+    """The members of each artifact, by its kind and path; members that belong to none are left out."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in archive.members:
         parts = name.split("/")

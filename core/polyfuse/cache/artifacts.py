@@ -41,7 +41,7 @@ KINDS: Final = {
     "checked": "*/*",
     "barred": "*",
 }
-"""Folders within a cache folder, each with the places of its artifacts."""
+"""Folders within a cache folder, each with the pattern of its artifacts' paths."""
 
 # A time of use is brought up to date if it is older than this, in seconds.
 _FRESH: Final = 60.0
@@ -109,4 +109,6 @@ def is_address(value: object) -> bool:
 def _size(path: Path) -> int:
     if not path.is_dir():
         return path.stat().st_size
-    return sum(Path(place, name).stat().st_size for place, _, names in os.walk(path) for name in names)
+    return sum(
+        Path(directory, name).stat().st_size for directory, _, names in os.walk(path) for name in names
+    )

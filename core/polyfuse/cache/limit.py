@@ -124,14 +124,14 @@ def sweep(root: Path, older_than: float = 24 * 3600.0) -> int:
     locks that nobody took for so long.
     """
     limit = time.time() - older_than
-    places = [
+    patterns = [
         ("kernels", "*/.*.tmp"),
         ("compiled", ".*.tmp"),
         ("compiled", "*/.*.tmp"),
         ("captures", "*/.*.tmp"),
         ("locks", "*.lock"),
     ]
-    leftovers = [path for kind, places_of in places for path in sorted((root / kind).glob(places_of))]
+    leftovers = [path for kind, pattern in patterns for path in sorted((root / kind).glob(pattern))]
     return sum(_remove_old(path, limit) for path in leftovers)
 
 

@@ -76,12 +76,12 @@ class SampleStore:
         parsed = (_parsed(read_record(path)) for path in paths)
         return tuple(one for one in parsed if one is not None)
 
-    def add(self, group: str, key: str, place: int, found: KernelSamples) -> None:
+    def add(self, group: str, key: str, position: int, found: KernelSamples) -> None:
         """Remember.
 
         Args:
             key: the task's, as its trials are stored.
-            place: of the kernel among those of the task.
+            position: of the kernel among those of the task, from 0 on.
         """
         rows = [
             [dict(s.config), s.estimate, None if s.milliseconds == FAILED else s.milliseconds]
@@ -89,7 +89,7 @@ class SampleStore:
         ]
         stored = {"about": found.about, "sizes": list(found.sizes), "rows": rows}
         with contextlib.suppress(OSError):
-            write_record(self._folder / group / f"{key}-{place}.json", stored)
+            write_record(self._folder / group / f"{key}-{position}.json", stored)
 
     def forget(self, key: str) -> None:
         """Drop the samples of one task."""

@@ -4,7 +4,7 @@ Under `kernels/<address>` lies the address of the unit that holds a kernel, unde
 `compiled/<address>` an archive of one artifact each (`archive.py`), under `timings/<address>` what was
 measured, as a record with its seal. What arrives becomes part of the cache
 folder like anything made here, and is found there; what does not arrive, or is damaged, is made here, and
-given to the store in its place.
+given to the store to replace it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a unit of kernels holds, and whether its files are those that were built.
 
 A record in the folder lists the files with their sizes and SHA-256, and the kernels. Before anything of a
-unit is loaded, its files are read once and compared; a process does so again only if the time, size or place
+unit is loaded, its files are read once and compared; again only if the time, size or location
 on disk of a file changed since.
 """
 
@@ -57,10 +57,10 @@ def seal_unit(folder: Path, kernels: Mapping[str, str]) -> None:
 def file_digests(folder: Path) -> dict[str, tuple[int, str]]:
     """Size and SHA-256 of each file in a folder, by its path there."""
     found: dict[str, tuple[int, str]] = {}
-    for place, folders, names in os.walk(folder):
+    for directory, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
-            path = Path(place, name)
+            path = Path(directory, name)
             data = path.read_bytes()
             found[path.relative_to(folder).as_posix()] = len(data), hashlib.sha256(data).hexdigest()
     return found

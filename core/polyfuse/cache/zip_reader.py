@@ -100,11 +100,11 @@ class ZipReader:
     def chunks(self, name: str) -> Iterator[bytes]:
         """The content of a member chunk by chunk; raises at the end if it is not what was written."""
         member = self._member(name)
-        place, left, crc, size = self.place(name), member.packed, 0, 0
+        offset, left, crc, size = self.offset(name), member.packed, 0, 0
         expand = None if member.stored else zlib.decompressobj(-15)
         while left or expand is not None:
-            raw = self._at(place, min(left, _CHUNK))
-            place, left = place + len(raw), left - len(raw)
+            raw = self._at(offset, min(left, _CHUNK))
+            offset, left = offset + len(raw), left - len(raw)
             for chunk in (raw,) if expand is None else self._expanded(expand, raw, member, size):
                 crc, size = zlib.crc32(chunk, crc), size + len(chunk)
                 yield chunk
@@ -114,7 +114,7 @@ class ZipReader:
         if not whole or size != member.size or crc != member.crc:
             raise DamagedArchiveError(f"{name} is damaged")
 
-    def place(self, name: str) -> int:
+    def offset(self, name: str) -> int:
         """Where the bytes of a member begin; its own header must say what the list does."""
         member = self._member(name)
         head = _LOCAL.unpack(self._at(member.start, _LOCAL.size))
@@ -138,17 +138,17 @@ class ZipReader:
             raise DamagedArchiveError(f"{name} is missing")
         return self.members[name]
 
-    def _at(self, place: int, length: int) -> bytes:
-        if place < 0 or place + length > self._size:
+    def _at(self, offset: int, length: int) -> bytes:
+        if offset < 0 or offset + length > self._size:
             raise DamagedArchiveError("it is cut short")
-        self._stream.seek(place)
+        self._stream.seek(offset)
         found = self._stream.read(length)
         if len(found) != length:
             raise DamagedArchiveError("it is cut short")
         return found
 
     def _directory(self, limits: Limits) -> tuple[int, int, int]:
-        """How many members are listed, and the bytes and the place of the list."""
+        """How many members are listed, and the bytes and the offset of the list."""
         end = _END.unpack(self._at(self._size - _END.size, _END.size))
         mark, disk, first, here, count, length, offset, comment = end
         if mark != b"PK\5\6" or disk or first or here != count or comment:

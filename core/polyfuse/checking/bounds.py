@@ -72,13 +72,13 @@ class Ledger:
         self.sums: dict[str, Tensor] = {}
         self.touched: set[str] = set()
 
-    def combined(self, name: str, storage: Tensor, place: Tensor, value: Tensor) -> None:
+    def combined(self, name: str, storage: Tensor, index: Tensor, value: Tensor) -> None:
         """Count what is combined with elements, and how large it is."""
         if name not in self.counts:
             self.counts[name] = torch.zeros(storage.numel(), dtype=torch.float64, device=storage.device)
             self.sums[name] = storage.double().abs().nan_to_num(0.0, 0.0)
-        self.counts[name].index_add_(0, place, torch.ones_like(place, dtype=torch.float64))
-        self.sums[name].index_add_(0, place, value.double().abs().nan_to_num(0.0, 0.0))
+        self.counts[name].index_add_(0, index, torch.ones_like(index, dtype=torch.float64))
+        self.sums[name].index_add_(0, index, value.double().abs().nan_to_num(0.0, 0.0))
 
     def close(self, storages: Mapping[str, Tensor]) -> None:
         """Add to the bounds what the order of atomic operations may change."""
@@ -234,19 +234,19 @@ class BoundedEvaluator(KernelEvaluator):
             self._error_storage(buffer, storage).fill_(torch.inf)
         if position.numel() == 0 and inside is not None:
             return
-        place = self.storage_index(buffer, position).expand(shape).reshape(-1)
+        index = self.storage_index(buffer, position).expand(shape).reshape(-1)
         flat = value.reshape(-1)
         if inside is not None:
-            place, flat = place[inside], semantics.gather(flat, inside)
+            index, flat = index[inside], semantics.gather(flat, inside)
             error = None if error is None else error[inside]
-        self._note(buffer, storage, place, flat, error, mode, bool(stmt.indirect))
-        semantics.scatter(storage, place, flat, mode)
+        self._note(buffer, storage, index, flat, error, mode, bool(stmt.indirect))
+        semantics.scatter(storage, index, flat, mode)
 
     def _note(
         self,
         name: str,
         storage: Tensor,
-        place: Tensor,
+        index: Tensor,
         value: Tensor,
         error: Tensor | None,
         mode: str,
@@ -256,19 +256,19 @@ class BoundedEvaluator(KernelEvaluator):
         if mode == "set":
             again = None
             if written is not None and indirect and not self._in_order:
-                again = _repeated(written, place)
+                again = _repeated(written, index)
             if error is not None or self._errors_of(name) is not None:
-                self._error_storage(name, storage)[place] = 0.0 if error is None else error.to(torch.float64)
+                self._error_storage(name, storage)[index] = 0.0 if error is None else error.to(torch.float64)
             if again is not None:
                 self._error_storage(name, storage)[again] = torch.inf
         else:
             if combining_op(mode) in ("add", "mul"):
-                self._ledger.combined(name, storage, place, value)
+                self._ledger.combined(name, storage, index, value)
             errors = self._error_storage(name, storage)
             if error is not None:
-                errors.index_add_(0, place, error.double())
+                errors.index_add_(0, index, error.double())
         if written is not None:
-            written[place] = True
+            written[index] = True
 
     def _error_storage(self, name: str, storage: Tensor) -> Tensor:
         if name in self._ledger.errors:
@@ -353,10 +353,10 @@ def _unknown(errors: list[Tensor | None]) -> Tensor | None:
     return torch.where(sum(known[1:], known[0]) > 0, torch.inf, 0.0)
 
 
-def _repeated(written: Tensor, place: Tensor) -> Tensor | None:
+def _repeated(written: Tensor, index: Tensor) -> Tensor | None:
     """Elements that several points store: which of them is the last one is not defined."""
-    again = [place[written[place]]]
-    found, counts = place.unique(return_counts=True)
+    again = [index[written[index]]]
+    found, counts = index.unique(return_counts=True)
     again.append(found[counts > 1])
     both = torch.cat(again)
     return both if both.numel() else None

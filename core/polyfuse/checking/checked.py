@@ -27,7 +27,7 @@ class CheckedKernel(Provisional):
     """A kernel whose launches run beside the interpreter: the first one of each kind, or all.
 
     The kernel is launched on copies of its operands. What it made is put into the operands only once it is
-    known to be right, so that a kernel that writes to wrong places harms nobody.
+    known to be right, so that a kernel that writes to wrong elements does no harm.
 
     Args:
         subject: what is launched.
@@ -36,7 +36,7 @@ class CheckedKernel(Provisional):
         every: whether all launches are checked.
         synchronize: waits for the device.
         differs: told of a kernel that is wrong, with the operands and what it made of them; returns what is
-            called in its place from now on.
+            called instead of it from now on.
         replace: told of a kernel that raised; returns the same.
     """
 

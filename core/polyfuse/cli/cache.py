@@ -207,9 +207,9 @@ def _list_graphs(root: Path) -> None:
     for key, when in notes.noted():
         _, fields = notes.find(key)
         operators = [line for line in fields.get("graph", "").splitlines() if line.startswith("%")]
-        place = next((line.rpartition("# ")[2] for line in operators if "# " in line), "")
+        source = next((line.rpartition("# ")[2] for line in operators if "# " in line), "")
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
-        print(f"{key[:_SHOWN]}  {at}  {len(operators)} operators  {place}")
+        print(f"{key[:_SHOWN]}  {at}  {len(operators)} operators  {source}")
 
 
 def _why(root: Path, first: str, second: str) -> int:

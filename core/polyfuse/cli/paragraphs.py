@@ -17,7 +17,7 @@ def paragraph(console: Console, text: str, indent: int, style: str = "", label: 
     Args:
         indent: columns before each line.
         style: of all of it, or of the label alone if there is one.
-        label: what the first line has in the place of its indentation, such as `error`.
+        label: what the first line has instead of its indentation, such as `error`.
     """
     margin = " " * indent
     filled = textwrap.fill(

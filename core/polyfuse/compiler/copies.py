@@ -19,9 +19,9 @@ def apart(kernel: Kernel, pairs: Iterable[Alias], launch: Launchable) -> Launcha
     """The launches of a kernel with the two arguments of each pair apart: the input is copied where it is
     given at the address of the output.
     """
-    place = {arg.name: k for k, arg in enumerate(kernel.args)}
-    places = sorted((place[pair.output], place[pair.input]) for pair in pairs)
-    return partial(_apart, launch, tuple(places))
+    index = {arg.name: k for k, arg in enumerate(kernel.args)}
+    indices = sorted((index[pair.output], index[pair.input]) for pair in pairs)
+    return partial(_apart, launch, tuple(indices))
 
 
 def _apart(launch: Launchable, pairs: tuple[tuple[int, int], ...], *operands: Any) -> None:

@@ -103,7 +103,7 @@ class Guard:
         )
 
     def differs(self, found: CheckResult, operands: Sequence[Any], layout: Layout) -> Callable[..., Any]:
-        """Bar a kernel, tell of it, and return what is called in its place."""
+        """Bar a kernel, tell of it, and return what is called instead of it."""
         from polyfuse.checking.tally import report_difference
 
         built, session = self.built, self.session
@@ -214,7 +214,7 @@ def called_alike(
 ) -> Callable[..., Any]:
     """A kernel that replaces the planned one, called as that is.
 
-    Memory may have been planned with two arguments of the kernel in one place, which this one refuses; and
+    Memory may have been planned with two arguments of the kernel at one address, which this one refuses; and
     with so much scratch, which is passed on only if it is as much as this one asks for, with any content.
     """
     refused = [pair for pair in kernel.aliases if pair in source.refused_aliases]

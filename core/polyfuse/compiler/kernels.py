@@ -256,9 +256,9 @@ class PendingKernel:
         key = self.emitted.source.key
         if isinstance(self.future.outcomes()[key], PolyfuseError):
             return None
-        place = self.future.locations()[key]
+        location = self.future.locations()[key]
         good = _is_good(self.emitted.backend, self.future, self.emitted.source)
-        return place.folder if good and isinstance(place, Located) else None
+        return location.folder if good and isinstance(location, Located) else None
 
     def _found(self) -> Callable[..., Any]:
         """The callable kernel.
@@ -328,10 +328,10 @@ class PendingKernel:
 
 def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
     """Whether what was built is as its backend wants it."""
-    place = future.locations()[source.key]
-    if not isinstance(place, Located):
+    location = future.locations()[source.key]
+    if not isinstance(location, Located):
         return False
-    claim = backend.review(place.folder, place.source_key)
+    claim = backend.review(location.folder, location.source_key)
     if not claim:
         _log.info("kernel %s is not as it should be: %s", source.name, claim)
     return bool(claim)

@@ -26,7 +26,7 @@ class NativeHost:
         status: what became of it.
         program: what was printed.
         opener: waits for what was built, and returns what opens it.
-        folder: where a kernel lies, by its name in the program; None where something else took its place.
+        folder: where a kernel lies, by its name in the program; None where something else replaced it.
         backend, source: by whom it was printed, and its text; None where it was built before.
     """
 
@@ -50,7 +50,7 @@ class NativeHost:
             launchables: the kernels, by their names in the program.
             objects: the graph's object table.
             aligned: which inputs kernels take to be aligned.
-            replaced: names of kernels in whose place something else is called.
+            replaced: names of kernels instead of which something else is called.
         """
         # what is needed to open one, a graph without one need not load
         from polyfuse.program.native_tables import host_tables

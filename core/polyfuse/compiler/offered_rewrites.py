@@ -155,7 +155,7 @@ def _misfit(node: Node, replacement: Any) -> str:
 
 
 def _keeps_layout(node: Node, replacement: Node) -> bool:
-    """Whether the strides are the same too, and where views are made the place in memory: what follows was
+    """Whether the strides are the same too, and the storage offset where views are made: what follows was
     traced with them."""
     pairs = [(n.meta["val"] if _many(n) else (n.meta["val"],)) for n in (node, replacement)]
     return all(

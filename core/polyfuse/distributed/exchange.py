@@ -113,7 +113,7 @@ def exchange_with_ranks(
             count = len(world.ranks)
             assumed = processes_of_host() != count
             machine = _machine(device_types)
-            claims = Claims(world.store, this_rank(), count, _place(store.root, secret), machine, assumed)
+            claims = Claims(world.store, this_rank(), count, _folder_id(store.root, secret), machine, assumed)
             remote = RankStore(world.store, machine, settings.rank_exchange << 20)
             sharing = Sharing(store.root, remote, secret.encode())
             before = RankExchange(world.handle, claims, sharing, secret.encode())
@@ -131,12 +131,12 @@ def _machine(device_types: tuple[str, ...]) -> str:
     return digest(*(device_of(kind).facts() for kind in kinds))[:16]
 
 
-def _place(root: Path, secret: str) -> str:
+def _folder_id(root: Path, secret: str) -> str:
     """The same for all ranks that see one folder, and no others: what the first of them wrote there. A folder
     that was copied to other machines has no mark of this program.
     """
-    folder = root / "places"
-    mark = folder / digest("place", secret)
+    folder = root / "folder_ids"
+    mark = folder / digest("folder", secret)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():

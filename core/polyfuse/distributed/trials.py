@@ -71,9 +71,9 @@ class TrialHelpers:
             return {}
         self._sharing.flush()  # the kernels must be there
         sent: dict[int, Callable[[], Outcomes | None]] = {}
-        for place, helper in enumerate(helpers, 1):
+        for first, helper in enumerate(helpers, 1):
             # the first share is this rank's own
-            numbers = range(place, len(batches), len(helpers) + 1)
+            numbers = range(first, len(batches), len(helpers) + 1)
             content = pickle.dumps([batches[number] for number in numbers])
             if not numbers or len(content) > _LARGEST:
                 continue

@@ -153,7 +153,7 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any], memory: _Memo
 
 class _Memory:
     """Which inputs share memory, in their order: AOTAutograd traces a graph that writes to one of them with a
-    single input in the place of those that overlap."""
+    single input instead of those that overlap."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -132,8 +132,8 @@ def periods_of(aten: AtenGraph) -> Iterator[Periods]:
 def _periods(aten: AtenGraph, sources: _Sources, start: int, length: int, period: int) -> Periods | None:
     """The periods of such a length in a run of equal tokens."""
     nodes = list(sources)
-    places = {node: place for place, node in enumerate(nodes)}
-    reads = _Reads(aten, sources, places, period)
+    positions = {node: position for position, node in enumerate(nodes)}
+    reads = _Reads(aten, sources, positions, period)
     same = [reads.alike(nodes[at], nodes[at + period]) for at in range(start, start + length - period)]
     first, alike = longest_run(_flags(same))
     start, count = start + first, (alike + period) // period
@@ -141,17 +141,17 @@ def _periods(aten: AtenGraph, sources: _Sources, start: int, length: int, period
         found = nodes[start : start + count * period]
         end = start + count * period
         # a period at an end that reads or is read from further away is left alone
-        if not all(_is_near(node, places, start, end, period) for node in found[:period]):
+        if not all(_is_near(node, positions, start, end, period) for node in found[:period]):
             start, count = start + period, count - 1
-        elif any(_escapes(node, places, start, end, period) for node in found[: (count - 1) * period]):
+        elif any(_escapes(node, positions, start, end, period) for node in found[: (count - 1) * period]):
             return None
         else:
             inputs = reads.inputs(found, period)
             if inputs is None:
                 return None
-            readers = {node: _first_reader(node, places, start, period) for row in inputs for node in row}
+            readers = {node: _first_reader(node, positions, start, period) for row in inputs for node in row}
             late = start + (count - _AFTER) * period
-            if any(n < BEFORE and _last_reader(node, places) >= late for node, n in readers.items()):
+            if any(n < BEFORE and _last_reader(node, positions) >= late for node, n in readers.items()):
                 return None
             return Periods(found, period, inputs, readers)
     return None
@@ -163,21 +163,21 @@ def _flags(same: Sequence[bool]) -> Any:
     return np.array(same, dtype=bool)
 
 
-def _is_near(node: Node, places: Mapping[Node, int], start: int, end: int, period: int) -> bool:
+def _is_near(node: Node, positions: Mapping[Node, int], start: int, end: int, period: int) -> bool:
     """Whether no node of the run further away than the next period reads a node of its first one."""
-    mine = (places[node] - start) // period
+    mine = (positions[node] - start) // period
     for user in node.users:
-        at = places.get(user)
+        at = positions.get(user)
         if at is not None and (at >= end or (at - start) // period > mine + 1):
             return False
     return True
 
 
-def _escapes(node: Node, places: Mapping[Node, int], start: int, end: int, period: int) -> bool:
+def _escapes(node: Node, positions: Mapping[Node, int], start: int, end: int, period: int) -> bool:
     """Whether a node is read by others than its own period, the next one, and the results of the graph."""
-    mine = (places[node] - start) // period
+    mine = (positions[node] - start) // period
     for user in node.users:
-        at = places.get(user)
+        at = positions.get(user)
         if at is None:
             if user.op != "output":
                 return True
@@ -186,14 +186,14 @@ def _escapes(node: Node, places: Mapping[Node, int], start: int, end: int, perio
     return False
 
 
-def _first_reader(node: Node, places: Mapping[Node, int], start: int, period: int) -> int:
+def _first_reader(node: Node, positions: Mapping[Node, int], start: int, period: int) -> int:
     return min(
-        (max((places[user] - start) // period, -1) for user in node.users if user in places), default=-1
+        (max((positions[user] - start) // period, -1) for user in node.users if user in positions), default=-1
     )
 
 
-def _last_reader(node: Node, places: Mapping[Node, int]) -> int:
-    return max(places.get(user, 0) for user in node.users)
+def _last_reader(node: Node, positions: Mapping[Node, int]) -> int:
+    return max(positions.get(user, 0) for user in node.users)
 
 
 class _Tokens:
@@ -274,23 +274,25 @@ def _sizes(sizes: Sequence[Any]) -> Hashable:
 class _Reads:
     """What nodes read, compared with what the nodes a period later read."""
 
-    def __init__(self, aten: AtenGraph, sources: _Sources, places: Mapping[Node, int], period: int) -> None:
-        self._sources, self._places, self._period = sources, places, period
+    def __init__(
+        self, aten: AtenGraph, sources: _Sources, positions: Mapping[Node, int], period: int
+    ) -> None:
+        self._sources, self._positions, self._period = sources, positions, period
         self._described = {item.name: item for item in aten.inputs}
         self._module = aten.module
         self._looks: dict[Node, Hashable] = {}
 
     def alike(self, node: Node, later: Node) -> bool:
         """Whether a node that looks like another one reads what is like what that reads."""
-        places, period = self._places, self._period
+        positions, period = self._positions, self._period
         for one, two in zip(self._sources[node], self._sources[later], strict=True):
             if one is two:
                 continue
-            if one in places and two in places:
-                near = places[node] - places[one] < 2 * period
-                if not near or places[two] - places[one] != period:
+            if one in positions and two in positions:
+                near = positions[node] - positions[one] < 2 * period
+                if not near or positions[two] - positions[one] != period:
                     return False
-            elif one in places or two in places or self._leaf(one) != self._leaf(two):
+            elif one in positions or two in positions or self._leaf(one) != self._leaf(two):
                 return False
         return True
 

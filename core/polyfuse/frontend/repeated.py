@@ -187,12 +187,12 @@ def _best_cuts(nodes: Sequence[Node], start: int, end: int, period: int) -> Sequ
     """The borders of the periods in `nodes[start:end]`: of all that are possible those over which the fewest
     bytes pass, and no tuple; of several such, the first.
     """
-    places = {node: place for place, node in enumerate(nodes)}
+    positions = {node: position for position, node in enumerate(nodes)}
     change: Any = np.zeros(len(nodes) + 2, dtype=np.int64)
-    for place in range(start, end):
-        last = max((places.get(user, len(nodes)) for user in nodes[place].users), default=place)
-        passing = _bytes(_example(nodes[place]))
-        change[place + 1] += passing
+    for position in range(start, end):
+        last = max((positions.get(user, len(nodes)) for user in nodes[position].users), default=position)
+        passing = _bytes(_example(nodes[position]))
+        change[position + 1] += passing
         change[last + 1] -= passing
     passes = np.cumsum(change)[: len(nodes) + 1] + _NEVER * _switched(nodes)
     middle = start + period * ((end - start) // period // 2)
@@ -210,10 +210,10 @@ def _switched(nodes: Sequence[Node]) -> Any:
     """Of each border of nodes, whether gradients are there switched otherwise than where the graph begins."""
     begun = now = torch.is_grad_enabled()
     borders: Any = np.zeros(len(nodes) + 1, dtype=np.int64)
-    for place, node in enumerate(nodes):
+    for position, node in enumerate(nodes):
         if node.target is global_state.SWITCH_GRADIENTS:
             (now,) = node.args
-        borders[place + 1] = now != begun
+        borders[position + 1] = now != begun
     return borders
 
 

@@ -18,7 +18,7 @@ __all__ = ["compute_saved_early"]
 def compute_saved_early(state: Rewriting) -> int:
     """Move the calls at the end of a forward that only its saved results need, behind what they read."""
     nodes = state.nodes() if state.stage == "forward" else []
-    places = {node: place for place, node in enumerate(nodes)}
+    positions = {node: position for position, node in enumerate(nodes)}
     moving: set[Node] = set()
     for node in reversed(nodes):
         needed = all(user.op == "output" or user in moving for user in node.users)
@@ -26,17 +26,19 @@ def compute_saved_early(state: Rewriting) -> int:
             break
         moving.add(node)
     # never in front of what writes to memory, or has to be done first
-    first = max((places[node] for node in nodes if not _is_passed(node)), default=-1)
+    first = max((positions[node] for node in nodes if not _is_passed(node)), default=-1)
     behind: dict[int, Node] = {}
     count = 0
     for node in nodes[len(nodes) - len(moving) :]:
-        place = max((places[source] for source in node.all_input_nodes if source in places), default=-1)
-        if place <= first:
+        position = max(
+            (positions[source] for source in node.all_input_nodes if source in positions), default=-1
+        )
+        if position <= first:
             continue
-        # those that are moved to one place stay in order: they may read each other
-        last = behind.get(place, nodes[place])
-        places[node] = place
-        behind[place] = node
+        # those that are moved to one position stay in order: they may read each other
+        last = behind.get(position, nodes[position])
+        positions[node] = position
+        behind[position] = node
         if last.next is not node:
             if not state.spend():
                 break

@@ -1,7 +1,7 @@
 """A traced graph as text that is the same in every process, to look up what became of an equal one.
 
 The captured graph says less than this: what is traced of a tensor that is spread over processes depends on
-the place of this one. Two traced graphs of equal text compute the same, wherever they come from.
+the rank of this one. Two traced graphs of equal text compute the same, wherever they come from.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def is_communication(node: object) -> bool:
 
 
 class Running:
-    """The collectives that run at one place of a list of nodes which is gone through in order."""
+    """The collectives that run at one point of a list of nodes, which is walked in order."""
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.collectives: list[Collective] = []
@@ -26,7 +26,7 @@ class Running:
             self.pass_by(node)
 
     def pass_by(self, node: Node) -> None:
-        """Go on to the place behind a node."""
+        """Go on to the point after a node."""
         if isinstance(node, Collective):
             self.collectives.append(node)
         elif isinstance(node, Wait):
@@ -47,7 +47,7 @@ class Running:
         return self.written() | {name for c in self.collectives for name in reads(c)}
 
     def fault(self, node: Node) -> str:
-        """What is wrong with a node at this place; empty if nothing is."""
+        """What is wrong with a node at this point; empty if nothing is."""
         if isinstance(node, Collective) and not node.group:
             return "it names no group of processes"
         if isinstance(node, Wait):

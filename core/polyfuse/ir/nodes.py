@@ -244,7 +244,7 @@ class ExternCall(Node):
         mutates: existing buffers whose content it changes.
         aliases: buffers its outputs may share storage with.
         ordered: whether it has an effect besides its outputs (random numbers, prints), so that it keeps its
-            place among ordered nodes and is never removed.
+            position among ordered nodes and is never removed.
         symbols: unbacked shape symbols that its results define, by name, and where to read each.
         fallback: whether this is an op the compiler has no lowering for (counted), rather than a chosen
             library call.

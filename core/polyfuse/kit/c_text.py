@@ -20,7 +20,7 @@ def c_index(
 
     Args:
         names: of axes and symbols, where they are not called as in the index. The value that a load reads
-            from memory is the axis ``@0``, ``@1`` and so on, by its place in `indirect`.
+            from memory is the axis ``@0``, ``@1`` and so on, by its position in `indirect`.
         number: the text of an integer constant, such as one with a suffix for its type.
 
     Raises:

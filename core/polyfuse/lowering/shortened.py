@@ -98,8 +98,8 @@ class Shortening:
     @property
     def left_out(self) -> Mapping[int, LeftOutResult]:
         """The results that are not there, by their positions."""
-        places = self._positions
-        return {at: LeftOutResult(places[like], copy) for at, (like, copy) in self._missing.items()}
+        positions = self._positions
+        return {at: LeftOutResult(positions[like], copy) for at, (like, copy) in self._missing.items()}
 
     def _compare(self) -> None:
         """See whether the period behind the gap made as much as the one before it."""

@@ -248,7 +248,7 @@ _FROM = {
     "polyfuse.symbolic": "Atom Index IndexLike axis axis_name axis_size"
     " coefficient free_axes product python_text substitute",
 }
-_PLACES = {
+_IMPORT_PATHS = {
     **{name: f"{module}:{name}" for module, names in _FROM.items() for name in names.split()},
     "ScanStatement": "polyfuse.ir.statements:Scan",
     "kit": "polyfuse.kit",
@@ -256,4 +256,4 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    return attribute(__name__, {**_PLACES, **replacements(name)}, name)
+    return attribute(__name__, {**_IMPORT_PATHS, **replacements(name)}, name)

@@ -23,7 +23,7 @@ class CallSite:
     Attributes:
         call: the operator with its arguments; views name buffers.
         buffers: of the graph.
-        reader: the loop that alone reads the result and writes one of its own at the same places, perhaps
+        reader: the loop that alone reads the result and writes one of its own at the same offsets, perhaps
             under other sizes, so that an implementation may do its work too; None where there is none.
         static: names of buffers that are parameters of the model, which stay where they are.
         inference: whether no gradients are wanted.

@@ -32,14 +32,14 @@ class Deprecation:
     Attributes:
         instead: what replaces it, as text: "the hook `polyfuse_timer`".
         since: the version of the interface that deprecated it, or, with `removed`, that has it no more.
-        place: where what replaces a name of `polyfuse.plugin` lies, as `"package.module:name"`; it takes the
+        import_path: of what replaces a name of `polyfuse.plugin`, as `"package.module:name"`; it takes the
             same arguments. Empty for others.
         removed: whether it does not work any more.
     """
 
     instead: str
     since: tuple[int, int]
-    place: str = ""
+    import_path: str = ""
     removed: bool = False
 
     def says(self, name: str) -> str:
@@ -87,10 +87,10 @@ def replacements(name: str) -> Mapping[str, str]:
     module that asks; empty for other names.
     """
     found = DEPRECATED.get(name)
-    if found is None or not found.place:
+    if found is None or not found.import_path:
         return {}
     frame = sys._getframe(2)  # of whoever called the `__getattr__` that calls this
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("importlib"):
         frame = frame.f_back
     warn_of_deprecated(name, f"module {frame.f_globals.get('__name__')}")
-    return {name: found.place}
+    return {name: found.import_path}

@@ -3,8 +3,8 @@ what such a function is given to work with.
 
 A lowering is a function ``function(ctx, node, *args, **kwargs)``. `ctx` is a `LoweringContext`; `node` is the
 traced call, whose ``node.meta["val"]`` holds the results' sizes, types and layouts as fake tensors; the other
-arguments are those of the operator, with a `TensorValue` in the place of each tensor and an index of
-`polyfuse.symbolic` in the place of each symbolic size. It returns a `TensorValue` for each result, and raises
+arguments are those of the operator, with a `TensorValue` for each tensor and an index of
+`polyfuse.symbolic` for each symbolic size. It returns a `TensorValue` for each result, and raises
 `UnsupportedError` for what it cannot do: the next lowering of the operator is then tried, and the eager
 operator in the end.
 """
@@ -39,7 +39,7 @@ class Lowering:
         view: its result is another look at its first argument, so its readers are that argument's readers.
         library: it becomes a call of an eager operator by choice: tensor arguments must be stored.
         passes: how often it reads each element of its arguments.
-        stores: positions of tensor arguments it reads at many or data-dependent places: stored before it.
+        stores: positions of tensor arguments it reads at many or data-dependent indices: stored before it.
     """
 
     function: Callable[..., Any]
@@ -50,7 +50,7 @@ class Lowering:
 
 
 class TensorValue(Protocol):
-    """A tensor of the traced graph: stored in a buffer, or still an expression of the place in it.
+    """A tensor of the traced graph: stored in a buffer, or still an expression of the coordinates in it.
 
     `dtype` is None for what kernels do not compute in, such as complex numbers; `size` is in elements, a
     number or an index for each dimension. Values are made by a `LoweringContext`.
@@ -122,8 +122,9 @@ class LoweringContext(Protocol):
         values: Callable[[Sequence[IndexLike]], tuple[Expr, ...]],
         results: Sequence[TensorValue | None],
     ) -> tuple[Expr, ...]:
-        """Reduce the dimensions `dims` of a space of `size`. `values` says what is reduced at a place; each
-        of `results` that is not None becomes stored. Returns each result's element at its own `axes`.
+        """Reduce the dimensions `dims` of a space of `size`. `values` returns what is reduced at given
+        coordinates; each of `results` that is not None becomes stored. Returns each result's element at its
+        own `axes`.
         """
 
     def realize(self, value: TensorValue, reason: str = "read by a call") -> View:

@@ -1,7 +1,7 @@
 """How a plugin rewrites the captured graph: what the hook `polyfuse_rewrites` returns, and what such a
 function is given to work with.
 
-A rewrite looks at one call at a time. It returns the node that takes the call's place, or None. The nodes
+A rewrite looks at one call at a time. It returns the node that replaces the call, or None. The nodes
 that it made and that nothing uses go away; the rest is checked. A replacement of other sizes or types is an
 error; one of other strides, or one that would make two tensors of the caller share memory, is left alone.
 """
@@ -32,7 +32,7 @@ class Rewrite:
         name: for people, such as `"exact-reciprocal"`.
         targets: names of the operators it looks at, such as `"aten.div.Tensor"`. Calls that write to an
             argument, draw random numbers or have effects are never shown to it.
-        function: ``function(ctx, node)``: the node that takes the call's place, or None. It changes nothing
+        function: ``function(ctx, node)``: the node that replaces the call, or None. It changes nothing
             but by `ctx`.
         stages: the graphs it is applied to, of `STAGES`.
     """

@@ -130,8 +130,8 @@ def _refusal(
 ) -> str:
     """Why the program cannot be recorded; empty if nothing is known to be in the way."""
     if len(devices) > 1:
-        places = " and ".join(f"{device} ({name})" for device, name in devices.items())
-        return f"it computes on {places}"
+        names = " and ".join(f"{device} ({name})" for device, name in devices.items())
+        return f"it computes on {names}"
     option = option_in_the_way(settings)
     if option:
         return option
@@ -167,8 +167,8 @@ def _faults(schedule: Schedule) -> Iterator[str]:
             continue
         name, fault = _fault(step.node, schedule.graph)
         if fault:
-            place = next((o.source for o in step.node.origins if o.source), "")
-            yield f"{name} {fault}" + (f" ({place})" if place else "")
+            source = next((o.source for o in step.node.origins if o.source), "")
+            yield f"{name} {fault}" + (f" ({source})" if source else "")
 
 
 def _records_collectives(schedule: Schedule) -> bool:

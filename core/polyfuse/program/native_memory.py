@@ -56,9 +56,9 @@ class PlainMemory:
     stack_bytes: int
 
 
-def lies_on(place: str, device: str) -> bool:
+def lies_on(name: str, device: str) -> bool:
     """Whether a tensor's device is what a native program computes on: one of a type; empty: the CPU."""
-    return place.partition(":")[0] == device if device else device_of(place).is_host
+    return name.partition(":")[0] == device if device else device_of(name).is_host
 
 
 def plan_plain_memory(program: Program, direct: frozenset[str], device: str = "") -> PlainMemory:

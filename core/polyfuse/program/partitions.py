@@ -3,8 +3,8 @@
 They are runs of steps between those that cannot be recorded.
 
 Each run becomes a function of its own in the program's text, with what it reads as arguments and what later
-steps read as results, so that it is recorded like a program. What one of them computes, the next one reads in
-place.
+steps read as results, so that it is recorded like a program. What one of them computes, the next one reads
+without a copy.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class PoolSlice:
 
 @dataclass(frozen=True)
 class _Group:
-    """Buffers at one place: each is written over the one before, by decision of the scheduler.
+    """Buffers at one offset: each is written over the one before, by decision of the scheduler.
 
     Attributes:
         units: its size, in units of `ALIGNMENT` bytes.
@@ -109,9 +109,9 @@ def plan_pools(
         groups = [group for group in every if group.size * ALIGNMENT >= least]
         if len(groups) > 1:
             known = [group for group in groups if isinstance(group.units, int)]
-            places = _offsets(known)
-            extent: IndexLike = max((at + g.size for g, at in zip(known, places, strict=True)), default=0)
-            found: list[tuple[_Group, IndexLike]] = list(zip(known, places, strict=True))
+            offsets = _offsets(known)
+            extent: IndexLike = max((at + g.size for g, at in zip(known, offsets, strict=True)), default=0)
+            found: list[tuple[_Group, IndexLike]] = list(zip(known, offsets, strict=True))
             for slot in _slots([group for group in groups if not isinstance(group.units, int)]):
                 found += [(group, extent) for group in slot]
                 extent = extent + maximum(*(group.units for group in slot))

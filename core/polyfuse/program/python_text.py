@@ -155,7 +155,7 @@ class _Printer:
             rows.append("SERIES = (")
             for series in self.program.series:
                 rows.append(
-                    f"    ({series.name!r}, {len(series.inputs)}, {series.symbols!r}, {series.places},"
+                    f"    ({series.name!r}, {len(series.inputs)}, {series.symbols!r}, {series.slots},"
                 )
                 rows += [
                     f"     {series.returns!r}, (",
@@ -529,9 +529,9 @@ def origin_text(origins: tuple[Origin, ...]) -> str:
         shown += f" and {len(ops) - _SHOWN_OPS} more"
     if not sources:
         return shown
-    places = "; ".join(sources[:_SHOWN_SOURCES])
+    locations = "; ".join(sources[:_SHOWN_SOURCES])
     more = len(sources) - _SHOWN_SOURCES
-    return f"{shown} at {places}" + (f" and {more} more lines" if more > 0 else "")
+    return f"{shown} at {locations}" + (f" and {more} more lines" if more > 0 else "")
 
 
 def _printed_as_they_are(program: Program) -> Iterator[str]:

@@ -44,14 +44,14 @@ def with_scratch(schedule: Schedule, wanted: Mapping[tuple[str, Kernel], Scratch
         scratch = wanted.get((step.backend, step.kernel)) if isinstance(step, Launch) else None
         if isinstance(step, Launch) and scratch is not None and scratch.nbytes:
             device = buffers[step.writes[0]].device
-            place = (device, scratch.nbytes)
-            name = shared.get(place, "") if scratch.zeroed == "program" else ""
+            key = (device, scratch.nbytes)
+            name = shared.get(key, "") if scratch.zeroed == "program" else ""
             if not name:
                 name = next(n for n in (f"scratch_{i}" for i in range(len(taken) + 1)) if n not in taken)
                 taken.add(name)
                 buffers[name] = Buffer(name, DType.u8, device, (scratch.nbytes,), (1,), "uint8", "temp")
                 if scratch.zeroed == "program":
-                    shared[place] = name
+                    shared[key] = name
                 if scratch.zeroed:
                     steps.append(_zero(buffers[name]))
                     last_use.append(())

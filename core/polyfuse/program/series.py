@@ -85,8 +85,8 @@ class _Table:
         self.steps = steps
         self.span = span
         self.plain = _plain(steps, span)
-        self.places = {name: place for place, name in enumerate(dict.fromkeys((*span.inputs, *span.dead)))}
-        self.inputs = tuple(self.places)
+        self.slots = {name: slot for slot, name in enumerate(dict.fromkeys((*span.inputs, *span.dead)))}
+        self.inputs = tuple(self.slots)
         # memory of parameters is nobody's to give back
         self.kept = {item.name for item in inputs if item.static}
         self.count = len(self.inputs)
@@ -97,7 +97,7 @@ class _Table:
         for step in self.steps:
             self._row(step)
         span = self.span
-        results = tuple(self.places[result] for result in span.results)
+        results = tuple(self.slots[result] for result in span.results)
         return Series(
             name,
             span.start,
@@ -114,30 +114,30 @@ class _Table:
 
     def _row(self, step: Step) -> None:
         if isinstance(step, LaunchKernel):
-            operands = tuple(self.places[o] if isinstance(o, str) else python_text(o) for o in step.operands)
+            operands = tuple(self.slots[o] if isinstance(o, str) else python_text(o) for o in step.operands)
             self.rows.append(("launch", step.kernel, operands))
         elif isinstance(step, Allocate):
             layout = (_numbers(step.size), _numbers(step.stride))
-            place = self._place(step.name)
+            slot = self._new_slot(step.name)
             if step.name in self.plain:
                 itemsize = getattr(torch, step.dtype).itemsize
                 size = storage_size(step.size, step.stride) * itemsize
-                self.rows.append(("memory", place, _number(size)))
+                self.rows.append(("memory", slot, _number(size)))
             else:
-                self.rows.append(("tensor", place, *layout, step.dtype))
+                self.rows.append(("tensor", slot, *layout, step.dtype))
         elif isinstance(step, Reuse):
             if step.same_layout or step.new in self.plain:
-                self.places[step.new] = self.places[step.old]
+                self.slots[step.new] = self.slots[step.old]
             else:
-                base, place = self.places[step.old], self._place(step.new)
-                self.rows.append(("view", place, base, _numbers(step.size), _numbers(step.stride)))
+                base, slot = self.slots[step.old], self._new_slot(step.new)
+                self.rows.append(("view", slot, base, _numbers(step.size), _numbers(step.stride)))
                 self.rows.append(("free", base))
         elif isinstance(step, Free):
-            names = (name for name in step.names if name in self.places and name not in self.kept)
-            self.rows += [("free", self.places[name]) for name in names]
+            names = (name for name in step.names if name in self.slots and name not in self.kept)
+            self.rows += [("free", self.slots[name]) for name in names]
 
-    def _place(self, name: str) -> int:
-        self.places[name] = self.count
+    def _new_slot(self, name: str) -> int:
+        self.slots[name] = self.count
         self.count += 1
         return self.count - 1
 

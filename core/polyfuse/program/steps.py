@@ -293,13 +293,13 @@ SeriesSize = int | str
 """A number, or its text over the symbols of a series."""
 
 SeriesRow = tuple[Any, ...]
-"""A step of a series, as literals. Variables are places, numbers from 0 on, the inputs first:
+"""A step of a series, as literals. Variables are slots, numbers from 0 on, the inputs first:
 
-* ``("memory", place, bytes)``: take memory that is no tensor;
-* ``("tensor", place, size, stride, dtype)``: make a tensor;
-* ``("view", place, of, size, stride)``: a tensor in the storage of another;
-* ``("free", place)``: forget what is there;
-* ``("launch", kernel, operands)``: a place, or the text of a number, for each argument.
+* ``("memory", slot, bytes)``: take memory that is no tensor;
+* ``("tensor", slot, size, stride, dtype)``: make a tensor;
+* ``("view", slot, of, size, stride)``: a tensor in the storage of another;
+* ``("free", slot)``: forget what is there;
+* ``("launch", kernel, operands)``: a slot, or the text of a number, for each argument.
 """
 
 
@@ -309,12 +309,12 @@ class Series(Part):
 
     Attributes:
         rows: the table.
-        places: how many places there are.
-        returns: places of the results.
+        slots: how many slots there are.
+        returns: slots of the results.
     """
 
     rows: tuple[SeriesRow, ...]
-    places: int
+    slots: int
     returns: tuple[int, ...]
 
 

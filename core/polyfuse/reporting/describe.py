@@ -114,7 +114,7 @@ def _breaks(collector: Collector, sources: SourceTable) -> list[dict[str, Any]]:
             key,
             {
                 "reason": _cut(item.reason),
-                "source": sources.place(item.file, item.line) if item.line else None,
+                "source": sources.number(item.file, item.line) if item.line else None,
                 "count": 0,
             },
         )
@@ -127,7 +127,7 @@ def _recompilations(collector: Collector, sources: SourceTable) -> list[dict[str
         {
             "function": frame.function,
             "compile": frame.compile_id,
-            "source": sources.place(frame.file, frame.line, frame.function),
+            "source": sources.number(frame.file, frame.line, frame.function),
             "reason": _cut(frame.recompiled),
             "seconds": frame.seconds,
         }
@@ -140,7 +140,7 @@ def _failed(collector: Collector, sources: SourceTable) -> list[dict[str, Any]]:
     return [
         {
             "function": frame.function,
-            "source": sources.place(frame.file, frame.line, frame.function),
+            "source": sources.number(frame.file, frame.line, frame.function),
             "reason": _cut(frame.failed),
         }
         for frame in collector.frames

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["COLUMN_GAP", "HEIGHT", "WIDTH", "place"]
+__all__ = ["COLUMN_GAP", "HEIGHT", "WIDTH", "node_corners"]
 
 WIDTH, HEIGHT = 220, 44
 """Of a node, in the units of the coordinates."""
@@ -20,7 +20,7 @@ _UNWRAPPED = 24
 """Layers that stay in one column."""
 
 
-def place(inputs: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def node_corners(inputs: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """The upper left corner of each node.
 
     Args:
@@ -56,11 +56,11 @@ def _spread(row: Sequence[int], x: list[float], wanted: Mapping[int, float], inn
     be: a result that nobody reads must not push the chain beside it away, layer by layer.
     """
     step = WIDTH + _GAP_X
-    place = {node: i * step for i, node in enumerate(row)}
+    position = {node: i * step for i, node in enumerate(row)}
     fixed = inner or row
-    shift = sum(wanted[n] - place[n] for n in fixed) / len(fixed)
+    shift = sum(wanted[n] - position[n] for n in fixed) / len(fixed)
     for node in row:
-        x[node] = place[node] + shift
+        x[node] = position[node] + shift
 
 
 def _wrapped(

@@ -28,8 +28,8 @@ class SourceTable:
             self._rows.append(self._row(source))
         return self._at[source]
 
-    def place(self, path: str, line: int, function: str = "") -> int:
-        """The number of a line that is known by its place."""
+    def number(self, path: str, line: int, function: str = "") -> int:
+        """The number of a line of a file."""
         code = linecache.getline(path, line).strip()
         return self.add(f'File "{path}", line {line}, in {function}: {code}')
 

@@ -12,7 +12,7 @@ from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.ir.graph import Graph
 from polyfuse.program.memory import storage_bytes
 from polyfuse.program.traffic import step_bytes
-from polyfuse.reporting.layout import place
+from polyfuse.reporting.layout import node_corners
 from polyfuse.reporting.links import code_links, kernel_text, source_links
 from polyfuse.reporting.sources import SourceTable
 from polyfuse.reporting.timing import ProgramTimer, event_names
@@ -80,7 +80,7 @@ def steps_of(
     schedule = built.schedule
     reports = iter(built.report.launches)
     before = inputs_of(schedule.steps)
-    corners = place(before)
+    corners = node_corners(before)
     times = _times(built, timer)
     rows: list[dict[str, Any]] = []
     for number, step in enumerate(schedule.steps):

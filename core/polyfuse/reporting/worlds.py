@@ -140,8 +140,8 @@ def _timeline(world: Mapping[str, Any]) -> Iterator[str]:
 
 def _box(kind: str, begun: float, done: float, row: int, scale: float, what: str) -> str:
     x, width = _LEFT + begun * scale, max(_THINNEST, (done - begun) * scale)
-    place = f'x="{x:.2f}" y="{row * (_HIGH + _GAP)}" width="{width:.2f}" height="{_HIGH}"'
-    return f'<rect class="{kind}" {place}><title>{html.escape(what)}</title></rect>'
+    geometry = f'x="{x:.2f}" y="{row * (_HIGH + _GAP)}" width="{width:.2f}" height="{_HIGH}"'
+    return f'<rect class="{kind}" {geometry}><title>{html.escape(what)}</title></rect>'
 
 
 def _text(x: float, y: float, words: str, anchor: str = "start") -> str:

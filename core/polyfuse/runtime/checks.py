@@ -18,7 +18,7 @@ __all__ = [
     "assert_finite",
     "assert_layout",
     "conform",
-    "misplaced",
+    "misaligned",
     "observe",
     "raise_failed",
     "raise_for",
@@ -127,7 +127,7 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(tensor.shape, tensor.stride())
 
 
-def misplaced(args: Sequence[Any], aligned: Aligned) -> bool:
+def misaligned(args: Sequence[Any], aligned: Aligned) -> bool:
     """Whether an input that stays where it is, such as a parameter, is not at such an address."""
     return any(static and args[at].data_ptr() % alignment for at, alignment, _, static in aligned)
 
@@ -164,11 +164,11 @@ def with_views(
     """
     inputs = [args[position] for _, position in views]
     results = list(call(args))
-    for (place, _), tensor in zip(views, inputs, strict=True):
-        part = results[place]
+    for (position, _), tensor in zip(views, inputs, strict=True):
+        part = results[position]
         # an input that lay where kernels could not read it was copied
         if part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-            results[place] = tensor.as_strided(part.size(), part.stride(), part.storage_offset())
+            results[position] = tensor.as_strided(part.size(), part.stride(), part.storage_offset())
     return tuple(results)
 
 

@@ -38,7 +38,7 @@ def line_map(text: str) -> dict[int, str]:
 
 def explain(error: BaseException, text: str, filename: str) -> BaseException:
     """The exception to raise for `error`: the same with a note, or a clearer one for a wrong input."""
-    frame, line = _place(error.__traceback__, filename)
+    frame, line = _innermost(error.__traceback__, filename)
     if frame is None:
         return error
     lines = text.splitlines()
@@ -58,7 +58,7 @@ def running_note(origin: str, filename: str, line: int, source: str) -> str:
     return f"{_RUNNING} {origin}\n  {filename}:{line}: {source.strip()}"
 
 
-def _place(traceback: TracebackType | None, filename: str) -> tuple[FrameType | None, int]:
+def _innermost(traceback: TracebackType | None, filename: str) -> tuple[FrameType | None, int]:
     """The innermost frame of a host program: its function for a series is called by another one."""
     found: tuple[FrameType | None, int] = (None, 0)
     while traceback is not None:

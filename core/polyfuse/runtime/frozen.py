@@ -98,7 +98,7 @@ def _stamp(given: Sequence[torch.Tensor]) -> _Stamp:
 
 @dataclass(frozen=True)
 class FrozenOperand:
-    """In the place of an argument: a parameter, a constant, or the result of an earlier step."""
+    """Instead of an argument: a parameter, a constant, or the result of an earlier step."""
 
     number: int
 

@@ -53,5 +53,5 @@ class Marking:
             if isinstance(kernel, _Marked):
                 if not wanted:
                     self._namespace[name] = kernel.kernel
-            elif wanted and callable(kernel):  # also one that took another's place since
+            elif wanted and callable(kernel):  # also one that has replaced another since
                 self._namespace[name] = _Marked(name, kernel)

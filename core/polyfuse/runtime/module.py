@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
-from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory, with_views
+from polyfuse.runtime.checks import Aligned, assert_layout, misaligned, realigned, with_memory, with_views
 from polyfuse.runtime.devices.series import attach_series
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
 from polyfuse.runtime.graphs.status import GraphStatus
@@ -167,7 +167,7 @@ class CompiledModule:
         checking = self.native is not None and any(k.pending for k in self._provisional.values())
         if not checking:
             self._open_native(args)
-        moved = misplaced(args, self.namespace["ALIGNED"])
+        moved = misaligned(args, self.namespace["ALIGNED"])
         run = self._recorded(partial(self._entry, moved=moved))
         # which inputs are such is guarded: a call with others is another program's
         bare = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and has_no_memory(a)]
@@ -187,7 +187,7 @@ class CompiledModule:
         return compiling_for_others() if self.agreement and self.collectives else nullcontext()
 
     def _open_native(self, args: Sequence[Any]) -> None:
-        """Put the native program in the place of the Python program, if there is one."""
+        """Run the native program instead of the Python program, if there is one."""
         if self.native is None:
             return
         space = self.namespace
@@ -247,7 +247,7 @@ class CompiledModule:
     def _record_partition(
         self, name: str, facts: GraphFacts, tensors: int, generators: Sequence[torch.Generator]
     ) -> None:
-        """Put what records a function of the program in its place. Inputs behind `tensors` are numbers."""
+        """Replace a function of the program by what records it. Inputs behind `tensors` are numbers."""
         from polyfuse.runtime.graphs.replay import recorded_program
 
         assert self.graph_status is not None

@@ -15,7 +15,7 @@ Launch = Callable[..., Any]
 
 
 class Provisional:
-    """A kernel that a program calls until something else is put in its place.
+    """A kernel that a program calls until something else replaces it.
 
     Attributes:
         launch: the kernel itself.
@@ -28,7 +28,7 @@ class Provisional:
         self._put: Callable[[Launch], None] | None = None
 
     def attach(self, put: Callable[[Launch], None]) -> None:
-        """Be given what puts another function in this one's place in the program."""
+        """Be given what puts another function instead of this one into the program."""
         self._put = put
 
     def settle(self, function: Launch) -> None:

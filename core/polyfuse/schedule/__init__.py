@@ -26,8 +26,8 @@ __all__ = [
 
 # Reports of stored graphs hold decisions: who reads them imports nothing that schedules.
 _CLAIMS = ("Claims", "UnclaimedError", "claim_nodes", "is_unasked", "note_interpreted")
-_PLACES = {name: f"polyfuse.schedule.claims:{name}" for name in _CLAIMS}
+_IMPORT_PATHS = {name: f"polyfuse.schedule.claims:{name}" for name in _CLAIMS}
 
 
 def __getattr__(name: str) -> object:
-    return attribute(__name__, _PLACES, name)
+    return attribute(__name__, _IMPORT_PATHS, name)

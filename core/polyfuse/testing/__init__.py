@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 # The kit imports much, and one of these pytest.
-_PLACES = {
+_IMPORT_PATHS = {
     "caught_by_kit": "polyfuse.testing.lying.trial:caught_by_kit",
     "check_device": "polyfuse.testing.device_checks:check_device",
     "conformance_tests": "polyfuse.testing.pytest_plugin:conformance_tests",
@@ -42,4 +42,4 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    return attribute(__name__, _PLACES, name)
+    return attribute(__name__, _IMPORT_PATHS, name)

@@ -97,7 +97,7 @@ class Matrix:
         return f"{self.backend}: {counts}, in {self.seconds:.0f} s"
 
     def groups(self) -> dict[str, dict[str, dict[str, Cell]]]:
-        """Cells by group, row and column; of several in one place the worst stays."""
+        """Cells by group, row and column; of several with the same keys the worst is retained."""
         found: dict[str, dict[str, dict[str, Cell]]] = {}
         for cell in self.cells:
             cells = found.setdefault(cell.group, {}).setdefault(cell.row, {})

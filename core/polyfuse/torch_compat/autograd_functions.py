@@ -59,8 +59,8 @@ class PlainFunction:
         self.fixed = tuple(not info.requires_grad for info in meta.output_info)
         self._results = len(self.fixed)
         self._tangents = tuple(
-            place
-            for place, info in enumerate(meta.output_info)
+            position
+            for position, info in enumerate(meta.output_info)
             # torch 2.11 does not tell apart views that have no edge in autograd's graph
             if getattr(info, "requires_grad_for_backward", info.requires_grad)
         )
@@ -98,8 +98,8 @@ class PlainFunction:
             return made
         given = [*context.saved_tensors]
         given.extend(
-            self._conform(gradients[place], look)[0]
-            for place, look in zip(self._tangents, self._looks, strict=True)
+            self._conform(gradients[position], look)[0]
+            for position, look in zip(self._tangents, self._looks, strict=True)
         )
         gradients.clear()
         context.saved_tensors = ()

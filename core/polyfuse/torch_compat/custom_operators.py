@@ -80,11 +80,11 @@ def described(op: OpOverload) -> CustomOperator:
         raise Untraceable(f"{name} has rules for tensor subclasses or modes")
     if entry.fake_impl.kernel is None:
         raise Untraceable(f"{name} has no function for fake tensors")
-    registered = [(key, place) for key, place in _registered(name) if not _KERNELS.fullmatch(key)]
+    registered = [(key, location) for key, location in _registered(name) if not _KERNELS.fullmatch(key)]
     if sum(key == "Meta" for key, _ in registered) > 1:  # torch makes one of the function for fake tensors
         raise Untraceable(f"{name} has a kernel for meta tensors that replaces its function for fake tensors")
-    for key, place in registered:
-        derived = key in ("Autograd", "ADInplaceOrView") and place == _WRAPPER and definition is not None
+    for key, location in registered:
+        derived = key in ("Autograd", "ADInplaceOrView") and location == _WRAPPER and definition is not None
         if key != "Meta" and not derived:
             raise Untraceable(f"{name} has a kernel for {key} that torch.library.custom_op did not make")
     functions: list[tuple[str, Any]] = []

@@ -216,8 +216,8 @@ def _fill(result: torch.Tensor, own: torch.Tensor) -> None:
     if not count or not flat.numel():
         flat.zero_()
         return
-    places = torch.arange(flat.numel(), device=flat.device) % count
-    flat.copy_(own.reshape(-1)[places])
+    indices = torch.arange(flat.numel(), device=flat.device) % count
+    flat.copy_(own.reshape(-1)[indices])
 
 
 @contextmanager

@@ -118,9 +118,9 @@ class BuildPool:
         """The key under which a store keeps what is built from a source."""
         return kernel_key(source.key, backend.name, backend.describe(), self._added(backend))
 
-    def load_stored(self, backend: Backend, place: Located) -> Launchable:
+    def load_stored(self, backend: Backend, location: Located) -> Launchable:
         """Load a kernel that a store holds, or raise what its backend raises."""
-        return self._load_unit(backend, place)
+        return self._load_unit(backend, location)
 
     def wait_until_idle(self) -> None:
         """Wait for all builds under way, whoever asked for them: they would disturb measurements."""
@@ -175,9 +175,9 @@ class BuildPool:
             if pending is not None:
                 units[key] = pending
                 continue
-            place = store.find(cache_keys[key])
-            if place is not None:
-                units[key] = _finished({key: place})
+            location = store.find(cache_keys[key])
+            if location is not None:
+                units[key] = _finished({key: location})
         return units
 
     def _forget_pending(self, keys: Sequence[str], _: _Unit) -> None:
@@ -277,11 +277,13 @@ class BuildPool:
                 return elsewhere
         return found
 
-    def _loaded_from(self, backend: Backend, source: Source, place: Location) -> Launchable | PolyfuseError:
-        if isinstance(place, PolyfuseError):
-            return place
+    def _loaded_from(
+        self, backend: Backend, source: Source, location: Location
+    ) -> Launchable | PolyfuseError:
+        if isinstance(location, PolyfuseError):
+            return location
         try:
-            return self._load_unit(backend, place)
+            return self._load_unit(backend, location)
         except PolyfuseError as error:
             return error
         except Exception as error:
@@ -291,23 +293,25 @@ class BuildPool:
                 "run `polyfuse doctor`",
             )
 
-    def _load_unit(self, backend: Backend, place: Located) -> Launchable:
+    def _load_unit(self, backend: Backend, location: Located) -> Launchable:
         with self._lock:
-            slot = (backend.name, place.folder)
+            slot = (backend.name, location.folder)
             if slot not in self._loaded:
-                self._loaded[slot] = backend.load(place.folder)
+                self._loaded[slot] = backend.load(location.folder)
                 if len(self._loaded) > _REMEMBERED:
                     # whoever uses its kernels holds them
                     del self._loaded[next(iter(self._loaded))]
             unit = self._loaded[slot]
-        if place.source_key not in unit:
-            raise KernelLoadError(f"{place.folder} lacks kernel {place.source_key}", "it is built again")
-        return unit[place.source_key]
+        if location.source_key not in unit:
+            raise KernelLoadError(
+                f"{location.folder} lacks kernel {location.source_key}", "it is built again"
+            )
+        return unit[location.source_key]
 
 
-def _finished(places: Mapping[str, Location]) -> _Unit:
+def _finished(locations: Mapping[str, Location]) -> _Unit:
     future: _Unit = Future()
-    future.set_result(places)
+    future.set_result(locations)
     return future
 
 

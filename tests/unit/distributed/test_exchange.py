@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from polyfuse.base.errors import RankError
 from polyfuse.cache.clients.ranks import RankStore
-from polyfuse.distributed.exchange import _place
+from polyfuse.distributed.exchange import _folder_id
 from polyfuse.runtime.ranks import claims
 from polyfuse.runtime.ranks.claims import Claims
 from polyfuse.torch_compat.groups import SharedStore
@@ -31,8 +31,8 @@ def store(request, tmp_path) -> SharedStore:
     return SharedStore(dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30)))
 
 
-def rank(store: SharedStore, number: int, place: str = "", machine: str = "x", ranks: int = 2) -> Claims:
-    return Claims(store, number, ranks, place or f"place {number}", machine, assumed=True)
+def rank(store: SharedStore, number: int, folder: str = "", machine: str = "x", ranks: int = 2) -> Claims:
+    return Claims(store, number, ranks, folder or f"folder {number}", machine, assumed=True)
 
 
 def test_contents_of_any_size_arrive(store):
@@ -109,7 +109,7 @@ def test_ranks_of_one_folder_do_not_wait_for_each_other(store):
 
 def test_a_rank_that_is_gone_is_not_waited_for(store, monkeypatch):
     monkeypatch.setattr(claims, "_SILENT", 0.2)
-    store.claim("claims/x/key", '{"rank": 0, "place": "place 0"}')
+    store.claim("claims/x/key", '{"rank": 0, "folder": "folder 0"}')
     with rank(store, 1).making("key", 30, lambda: None) as claim:
         assert claim is None
     monkeypatch.undo()
@@ -160,11 +160,13 @@ def test_whether_ranks_see_one_folder(store):
     assert first.needed() is True
 
 
-def test_a_copy_of_a_folder_is_another_place(tmp_path):
+def test_a_copy_of_a_folder_is_another_folder(tmp_path):
     import shutil
 
-    place = _place(tmp_path / "one", "secret")
-    assert _place(tmp_path / "one", "secret") == place
-    assert _place(tmp_path / "two", "secret") != place
+    folder_id = _folder_id(tmp_path / "one", "secret")
+    assert _folder_id(tmp_path / "one", "secret") == folder_id
+    assert _folder_id(tmp_path / "two", "secret") != folder_id
     shutil.copytree(tmp_path / "one", tmp_path / "image")
-    assert _place(tmp_path / "image", "another program's") != _place(tmp_path / "one", "another program's")
+    assert _folder_id(tmp_path / "image", "another program's") != _folder_id(
+        tmp_path / "one", "another program's"
+    )

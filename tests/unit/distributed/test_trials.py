@@ -60,13 +60,13 @@ def waiting(store: SharedStore, helpers: dict[str, Any]) -> Iterator[Claim]:
     """The claim of rank 0, for which others wait, by the names of their hosts."""
 
     def help(number: int, host: str, run: Any) -> None:
-        rank = Claims(store, number, 9, f"place {number}", "x", assumed=True)
+        rank = Claims(store, number, 9, f"folder {number}", "x", assumed=True)
         with rank.making("key", 30, lambda: None, (host, run)) as claim:
             assert claim is None
 
     with (
         ThreadPoolExecutor() as threads,
-        Claims(store, 0, 9, "place 0", "x", assumed=True).making("key", 30, lambda: None) as claim,
+        Claims(store, 0, 9, "folder 0", "x", assumed=True).making("key", 30, lambda: None) as claim,
     ):
         assert claim is not None
         for number, (where, run) in enumerate(helpers.items(), 1):

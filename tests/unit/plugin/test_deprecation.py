@@ -79,4 +79,4 @@ def test_what_is_not_deprecated_warns_of_nothing(monkeypatch, warnings_seen):
 def test_what_is_deprecated_says_so_in_the_terms_of_the_interface():
     for name, row in DEPRECATED.items():
         assert row.instead and row.since <= door.API_VERSION, name
-        assert row.removed or row.place or "." in name or name.startswith("polyfuse_"), name
+        assert row.removed or row.import_path or "." in name or name.startswith("polyfuse_"), name

@@ -82,7 +82,7 @@ def test_a_table() -> None:
         ("launch", "k0", (3, 3, 2, "s0")),
         ("free", 3),
     )
-    assert series.returns == (2,) and series.places == 4
+    assert series.returns == (2,) and series.slots == 4
 
 
 def test_its_text() -> None:

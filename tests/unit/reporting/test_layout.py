@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from polyfuse.reporting.layout import HEIGHT, WIDTH, place
+from polyfuse.reporting.layout import HEIGHT, WIDTH, node_corners
 
 
 def overlaps(corners: list[tuple[int, int]]) -> int:
@@ -15,7 +15,7 @@ def overlaps(corners: list[tuple[int, int]]) -> int:
 
 
 def test_nodes_stand_below_what_they_read() -> None:
-    corners = place([[], [0], [0], [1, 2]])
+    corners = node_corners([[], [0], [0], [1, 2]])
     heights = [y for _, y in corners]
     assert heights[0] + HEIGHT < heights[1] == heights[2] < heights[3]
     assert not overlaps(corners)
@@ -24,10 +24,10 @@ def test_nodes_stand_below_what_they_read() -> None:
 def test_long_graphs_become_columns_that_do_not_overlap() -> None:
     order = random.Random(0)
     inputs = [[i - 1, order.randrange(i)] if i else [] for i in range(1000)]
-    corners = place(inputs)
+    corners = node_corners(inputs)
     assert len(set(corners)) == 1000 and not overlaps(corners)
     assert max(x for x, _ in corners) < 4 * max(y for _, y in corners)
 
 
 def test_nothing_to_place() -> None:
-    assert place([]) == []
+    assert node_corners([]) == []

@@ -193,7 +193,7 @@ def test_parameters_are_read_where_they_are(device: FakeDevice) -> None:
 
 
 def moving(shape: tuple[int, int], calls: int) -> None:
-    """Run a layer whose weight is in another place at every call."""
+    """Run a layer whose weight is at another address at every call."""
     model = torch.nn.Linear(shape[1], shape[0])
     run = compiled(model)
     keep = []
@@ -211,7 +211,7 @@ def test_parameters_that_keep_moving_are_copied(device: FakeDevice, warnings_see
     moving((4, 8), 9)
     assert device.recorded == 3
     assert status().replays == 8
-    assert "is in another place" in status().again
+    assert "is at another address" in status().again
     assert not warnings_seen()
 
 
@@ -224,7 +224,7 @@ def test_large_parameters_that_move_are_followed_for_a_while(
     monkeypatch.setattr(graph_inputs, "MOVING_LIMIT", 100)
     moving((4, 8), 9)
     assert device.recorded == 4
-    assert sum("in another place" in w for w in warnings_seen()) == 1
+    assert sum("at another address" in w for w in warnings_seen()) == 1
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ __all__ = ["FilesystemStore", "is_filesystem"]
 
 
 def is_filesystem(address: str) -> bool:
-    """Whether an address is a scheme and a place, such as `s3://bucket`."""
+    """Whether an address is a scheme and a path, such as `s3://bucket`."""
     scheme, colon, _ = address.partition("://")
     return bool(colon) and scheme.replace("+", "").replace("-", "").isalnum()
 

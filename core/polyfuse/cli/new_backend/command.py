@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         "polyfuse": version().partition("+")[0],
     }
     files = {**_FILES, **(_DEVICE_FILES if facts["device"] else {})}
-    for place, template in files.items():
-        target = folder / place.format(module=facts["module"])
+    for path, template in files.items():
+        target = folder / path.format(module=facts["module"])
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_rendered(template, facts), encoding="utf-8")
         print(target)

@@ -1,6 +1,6 @@
 """Objects that guards compare by identity, as text that is the same in every process.
 
-What is described is what tells one object from another that could be in its place: a function's code with
+What is described is what tells one object from others that could be found instead: a function's code with
 what it closes over, the address of a class or a module. Whatever has no such text is refused.
 """
 

@@ -66,7 +66,7 @@ class HostRecord:
     """A native host program, and where it lies."""
 
     program: HostProgram
-    place: KernelRecord
+    kernel: KernelRecord
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ class GraphRecord:
         """Where its kernels and its host program, those of programs for other sizes and of functions that it
         calls, lie in a kernel store.
         """
-        host = () if self.host is None else (self.host.place.key,)
+        host = () if self.host is None else (self.host.kernel.key,)
         others = () if self.sized is None else self.sized.programs.values()
         graphs = (*others, *(item.graph for item in self.called.values()))
         further = (key for item in graphs if isinstance(item, GraphRecord) for key in item.addresses)
-        return (*(place.key for place in self.kernels.values()), *host, *further)
+        return (*(kernel.key for kernel in self.kernels.values()), *host, *further)
 
     def portable(self) -> PortableGraph:
         """The record with what its kernels were built to, once that is done.
@@ -141,12 +141,12 @@ class GraphRecord:
         session = session_for(self.settings)
         session.pool.wait_until_idle()
         record = self
-        if self.host is not None and session.store.find(self.host.place.key) is None:
+        if self.host is not None and session.store.find(self.host.kernel.key) is None:
             record = replace(self, host=None)  # its Python program does the same
-        places = [session.store.find(key) for key in record.addresses]
-        if None in places:
+        locations = [session.store.find(key) for key in record.addresses]
+        if None in locations:
             raise CacheError("a kernel of the graph was not built", "run the compiled function before")
-        folders = dict.fromkeys(place.folder for place in places if place is not None)
+        folders = dict.fromkeys(location.folder for location in locations if location is not None)
         stream = io.BytesIO()
         roots = {folder.parents[2]: None for folder in folders}
         if len(roots) > 1:
@@ -212,8 +212,8 @@ def revived(
         session.store.fetch(stored.addresses)
         made = Unpacked(stored.sources)
         kernels = {
-            name: reading.kernel_of(partial(made.get, name), place, stored.report, build=build)
-            for name, place in stored.kernels.items()
+            name: reading.kernel_of(partial(made.get, name), kernel, stored.report, build=build)
+            for name, kernel in stored.kernels.items()
         }
         objects: dict[str, object] = dict(stored.constants)
         for key, called in stored.called.items():
@@ -255,11 +255,11 @@ class _Reading:
         self.rebuilt = 0
 
     def kernel_of(
-        self, made: Callable[[], GeneratedFrom], place: KernelRecord, report: GraphReport, *, build: bool
+        self, made: Callable[[], GeneratedFrom], record: KernelRecord, report: GraphReport, *, build: bool
     ) -> KernelEntry:
         """A kernel that was built before, with what is done where it fails; or built again, if need be."""
         try:
-            return self.checked(made, place, self.kernel(place), report)
+            return self.checked(made, record, self.kernel(record), report)
         except Exception as error:
             if not build:
                 raise
@@ -279,7 +279,7 @@ class _Reading:
     def checked(
         self,
         made: Callable[[], GeneratedFrom],
-        place: KernelRecord,
+        record: KernelRecord,
         kernel: KernelEntry,
         report: GraphReport,
     ) -> KernelEntry:
@@ -287,13 +287,13 @@ class _Reading:
         session = self._session
         if not callable(kernel):
             return kernel
-        backend = session.plugins.backend(place.backend)
+        backend = session.plugins.backend(record.backend)
 
         def guard() -> Guard:  # imports what generates kernels, which most processes do without
             from polyfuse.compiler.guarding import BuiltKernel, Guard
 
             what = made()
-            built = BuiltKernel(what.kernel, what.name, backend, place.key, what.config, what.scratch)
+            built = BuiltKernel(what.kernel, what.name, backend, record.key, what.config, what.scratch)
             note = partial(report.note_provider, what.kernel.name)
             return Guard(built, session, partial(session.backends, what.kernel.device), note)
 
@@ -309,26 +309,26 @@ class _Reading:
         from polyfuse.compiler.native_host import NativeHost
         from polyfuse.runtime.native_program import HostStatus, Opener
 
-        opener = self.kernel(host.place)
+        opener = self.kernel(host.kernel)
 
         def folder(name: str) -> Path | None:
             found = self._session.store.find(kernels[name].key)
             return None if found is None else found.folder
 
-        return NativeHost(HostStatus(host.place.backend), host.program, lambda: cast(Opener, opener), folder)
+        return NativeHost(HostStatus(host.kernel.backend), host.program, lambda: cast(Opener, opener), folder)
 
-    def kernel(self, place: KernelRecord) -> KernelEntry:
+    def kernel(self, record: KernelRecord) -> KernelEntry:
         """A kernel that was built before."""
         session, facts = self._session, self._facts
-        backend = session.plugins.backend(place.backend)
+        backend = session.plugins.backend(record.backend)
         if backend.name not in facts:
             facts[backend.name] = facts_of(backend)
-        if facts[backend.name] != place.facts:
+        if facts[backend.name] != record.facts:
             raise LookupError(f"backend {backend.name!r} is not as it was")
-        found: Located | None = session.store.find(place.key)
+        found: Located | None = session.store.find(record.key)
         if found is None:
             raise LookupError(f"a kernel of backend {backend.name!r} is gone")
-        if session.is_barred(backend, place.key):
+        if session.is_barred(backend, record.key):
             raise LookupError(f"a kernel of backend {backend.name!r} is barred")
         answer = backend.review(found.folder, found.source_key)
         if not answer:

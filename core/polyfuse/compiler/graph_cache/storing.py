@@ -82,7 +82,7 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
     try:
         backends = {backend.name: backend for backend, _ in sources.values()}
         facts = {name: facts_of(backend) for name, backend in backends.items()}
-        places = {
+        records = {
             name: KernelRecord(
                 backend.name, facts[backend.name], session.pool.address(backend, source), source.key
             )
@@ -90,12 +90,12 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
         }
     except Exception as error:
         return f"a backend cannot describe itself ({type(error).__name__})"
-    place = places.pop(_HOST, None)
-    host = HostRecord(native.program, place) if native is not None and place is not None else None
+    host_record = records.pop(_HOST, None)
+    host = HostRecord(native.program, host_record) if native is not None and host_record is not None else None
     made = packed({name: kernel.built for name, kernel in kernels.items()})
     report = replace(report, recording=None, sizes=None)
     return GraphRecord(
-        *(module.text, places, constants, report, (), host, made, session.settings, module.collectives),
+        *(module.text, records, constants, report, (), host, made, session.settings, module.collectives),
         called=called,
         code=stored_code(module.text),
     )

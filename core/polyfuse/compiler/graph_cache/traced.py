@@ -1,7 +1,7 @@
 """Graphs that cannot be told apart before they are traced, found behind AOTAutograd by what was traced.
 
 Tensors that are spread over processes (DTensor) bypass the graph cache: what is traced of them may depend on
-the place of the process. Each process traces them, but those that traced the same share what follows.
+the rank of the process. Each process traces them, but those that traced the same share what follows.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Matching:
 
     Attributes:
         numbering: of the names: those of age 1 belong to the first of the two, those of age 2 to the other.
-        inputs: the names of what is given to single periods, in lists of what takes each other's place from
+        inputs: the names of what is given to single periods, in lists of what corresponds from
             one period to the next.
         readers: the first period that each of them is given to.
         distance: between the two; names of age 0 are a period away from those that they match.
@@ -72,23 +72,23 @@ class Matching:
         if isinstance(one, str) and isinstance(two, str):
             self._pair(one, two)
         elif type(one) is not type(two):
-            raise NotRepeated(f"{one} in the place of {two}")
+            raise NotRepeated(f"{one} differs from {two}")
         elif isinstance(one, Expr):
             self._match_expressions(one, two)
         elif isinstance(one, Access):
             self._pair(one.buffer, two.buffer)
             if one[1:] != two[1:]:
-                raise NotRepeated(f"{one} in the place of {two}")
+                raise NotRepeated(f"{one} differs from {two}")
         elif isinstance(one, (tuple, list)):
             if len(one) != len(two):
-                raise NotRepeated(f"{one} in the place of {two}")
+                raise NotRepeated(f"{one} differs from {two}")
             for first, second in zip(one, two, strict=True):
                 self.match(first, second)
         elif is_dataclass(one) and not isinstance(one, (type, Index)):
             for name in compared(type(one)):
                 self.match(getattr(one, name), getattr(two, name))
         elif one is not two and (one != two or repr(one) != repr(two)):
-            raise NotRepeated(f"{one} in the place of {two}")
+            raise NotRepeated(f"{one} differs from {two}")
 
     def _match_expressions(self, one: Expr, two: Expr) -> None:
         stack = [(one, two)]
@@ -102,7 +102,7 @@ class Matching:
                     self._pair(read.buffer, read.buffer)
                 continue
             if one.op != two.op or one.dtype is not two.dtype or len(one.args) != len(two.args):
-                raise NotRepeated(f"{one.op} in the place of {two.op}")
+                raise NotRepeated(f"{one.op} differs from {two.op}")
             self.match(one.payload, two.payload)
             stack.extend(zip(one.args, two.args, strict=True))
 
@@ -118,18 +118,18 @@ class Matching:
             NotRepeated: names do not go on evenly.
         """
         found: list[dict[str, str]] = [{} for _ in range(copies + 1)]
-        places = {name: (row, at) for row in self.inputs for at, name in enumerate(row)}
+        positions = {name: (row, at) for row in self.inputs for at, name in enumerate(row)}
         for one, two in self.pairs.items():
-            if one in places:
-                row, at = places[one]
+            if one in positions:
+                row, at = positions[one]
                 step = {0: 1, 1: self.distance}.get(self.readers[one])
                 if step is None or [two] != row[at + step : at + step + 1]:
-                    raise NotRepeated(f"{one} in the place of {two}")
+                    raise NotRepeated(f"{one} differs from {two}")
                 for copy in range(1, copies + 1):
                     found[copy - 1][one] = row[at + copy]
             elif one != two:
                 self._count(one, two, found)
-        for name, (row, at) in places.items():
+        for name, (row, at) in positions.items():
             if 0 <= self.readers[name] < 2 and at + copies < len(row):
                 found[-1][name] = row[at + copies]
         return found
@@ -138,11 +138,11 @@ class Matching:
         age = self.numbering.age(one)
         first, second = _NUMBER.search(one), _NUMBER.search(two)
         if first is None or second is None or age > 1 or self.numbering.age(two) != age + 1:
-            raise NotRepeated(f"{one} in the place of {two}")
+            raise NotRepeated(f"{one} differs from {two}")
         (start, end), number = first.span(), int(first.group())
         step, rest = divmod(int(second.group()) - number, self.distance if age else 1)
         if one[:start] != two[: second.start()] or one[end:] != two[second.end() :] or rest or step <= 0:
-            raise NotRepeated(f"{one} in the place of {two}")
+            raise NotRepeated(f"{one} differs from {two}")
         copies = len(found) - 1
         # what is named in the first of the two may be made by the steps of the other one
         for start_at in (number,) if age else (number, number + step):

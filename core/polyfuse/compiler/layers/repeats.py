@@ -206,15 +206,15 @@ class _Expansion:
 
     def _outputs(self) -> tuple[GraphOutput, ...]:
         short, given = self.short, self.old.graph.outputs
-        place, missing = {position: at for at, position in enumerate(short.kept)}, short.left_out
+        index, missing = {position: at for at, position in enumerate(short.kept)}, short.left_out
         found: list[GraphOutput] = []
         for position in range(len(given) + len(missing)):
             item = missing.get(position)
             if item is None:
-                output = given[place[position]]
+                output = given[index[position]]
                 found.append(self.late.value(output) if short.kept[position] else output)
                 continue
-            output = given[place[item.like]]
+            output = given[index[item.like]]
             renamed = self.renamings[item.copy - 1].value(output)
             if renamed == output:
                 raise NotRepeated("a result of each layer is the same")

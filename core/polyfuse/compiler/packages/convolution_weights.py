@@ -17,7 +17,7 @@ __all__ = ["lay_out_weights"]
 
 _CONVOLUTION: Final = torch.ops.aten.convolution.default
 
-_Place: TypeAlias = tuple[int, torch.dtype, torch.Size]
+_Region: TypeAlias = tuple[int, torch.dtype, torch.Size]
 """Where a tensor begins in memory, its type and shape."""
 
 
@@ -34,21 +34,21 @@ def lay_out_weights(
         last: the entries whose convolutions get channels last.
     """
     # parts of one memory are tensors of their own: each is stored by itself
-    read: dict[_Place, list[tuple[str, ExportedInput, Node]]] = defaultdict(list)
-    others: set[_Place] = set()
+    read: dict[_Region, list[tuple[str, ExportedInput, Node]]] = defaultdict(list)
+    others: set[_Region] = set()
     for name, graph in graphs.items():
         for item, node in _stored(graph):
             tensor = graph.tensors[item.name]
-            place = tensor.data_ptr(), tensor.dtype, tensor.shape
-            read[place].append((name, item, node))
+            region = tensor.data_ptr(), tensor.dtype, tensor.shape
+            read[region].append((name, item, node))
             if name not in last or item.mutated or not _convolves_only(node, wants):
-                others.add(place)
+                others.add(region)
     tensors = {name: dict(graph.tensors) for name, graph in graphs.items()}
-    for place in read.keys() - others:
-        (first, item, node), *_ = read[place]
+    for region in read.keys() - others:
+        (first, item, node), *_ = read[region]
         layout = CHANNELS_LAST[node.meta["val"].dim()]
         laid_out = tensors[first][item.name].detach().to(memory_format=layout)
-        for name, item, node in read[place]:
+        for name, item, node in read[region]:
             tensors[name][item.name] = laid_out
             node.meta["val"] = node.meta["val"].to(memory_format=layout)
     return {name: replace(graph, tensors=tensors[name]) for name, graph in graphs.items()}

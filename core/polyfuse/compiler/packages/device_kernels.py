@@ -19,7 +19,7 @@ _Loader = Callable[[Path], Mapping[str, DeviceKernel]]
 
 
 def device_kernels(
-    places: Mapping[str, PackagedKernel], session: CompileSession
+    kernels: Mapping[str, PackagedKernel], session: CompileSession
 ) -> Mapping[str, DeviceKernel]:
     """The kernels of an entry, by their names in its program.
 
@@ -27,10 +27,10 @@ def device_kernels(
         UnsupportedError: one can only be launched from Python.
     """
     loaded: dict[Path, Mapping[str, DeviceKernel]] = {}
-    for name, place in places.items():
-        if place.folder not in loaded:
-            loaded[place.folder] = _loader(name, place.backend, session)(place.folder)
-    return {name: loaded[place.folder][place.key] for name, place in places.items()}
+    for name, kernel in kernels.items():
+        if kernel.folder not in loaded:
+            loaded[kernel.folder] = _loader(name, kernel.backend, session)(kernel.folder)
+    return {name: loaded[kernel.folder][kernel.key] for name, kernel in kernels.items()}
 
 
 def device_call(kernel: DeviceKernel) -> HostCall:
@@ -50,12 +50,14 @@ def the_device(kernels: Sequence[DeviceKernel]) -> HostDevice:
 def _loader(name: str, backend: Backend, session: CompileSession) -> _Loader:
     """What a backend's manifest names for that."""
     manifest = session.plugins.state(backend.name).manifest
-    place = manifest.host_loader if manifest is not None else ""
-    if not place:
+    import_path = manifest.host_loader if manifest is not None else ""
+    if not import_path:
         raise UnsupportedError(f"the kernel {name} of the backend {backend.name!r} is launched by Python")
-    module, _, attribute = place.partition(":")
+    module, _, attribute = import_path.partition(":")
     try:
         found: _Loader = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise UnsupportedError(f"the backend {backend.name!r} has no {place} ({brief(error)})") from error
+        raise UnsupportedError(
+            f"the backend {backend.name!r} has no {import_path} ({brief(error)})"
+        ) from error
     return found

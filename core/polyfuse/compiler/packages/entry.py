@@ -90,7 +90,7 @@ def compile_entry(
     inputs, arguments = _inputs(name, exported, values, table)
     entry = Entry(
         f"programs/{name}.py",
-        {kernel: (place.unit, place.key) for kernel, place in kernels.items()},
+        {kernel: (packaged.unit, packaged.key) for kernel, packaged in kernels.items()},
         _objects(name, built, table),
         inputs,
         arguments,
@@ -142,10 +142,10 @@ def _compile(name: str, exported: ExportedGraph, session: CompileSession, last: 
 
 def _packaged(pending: Any) -> PackagedKernel:
     source, backend = pending.emitted.source, pending.emitted.backend
-    place = pending.future.locations()[source.key]
-    if isinstance(place, PolyfuseError):
-        raise place
-    return PackagedKernel(backend, place.folder, place.folder.name[:16], place.source_key)
+    location = pending.future.locations()[source.key]
+    if isinstance(location, PolyfuseError):
+        raise location
+    return PackagedKernel(backend, location.folder, location.folder.name[:16], location.source_key)
 
 
 def _operators(text: str) -> Iterator[str]:

@@ -166,12 +166,12 @@ def _printed(library: HostLibrary, session: CompileSession) -> tuple[Backend, So
 
 
 def _built(name: str, future: BuildFuture, source: Source) -> NativeLibrary:
-    place = future.locations()[source.key]
-    if isinstance(place, PolyfuseError):
-        raise place
+    location = future.locations()[source.key]
+    if isinstance(location, PolyfuseError):
+        raise location
     files: dict[str, Path] = {}
     member = ""
-    for path in sorted(place.folder.iterdir()):
+    for path in sorted(location.folder.iterdir()):
         if path.name == f"{source.key}.so":
             member = f"{NATIVE}/{name}.so"
             files[member] = path

@@ -32,7 +32,7 @@ _LINES = 10.0
 """Seconds between lines where a line cannot be drawn anew."""
 _STAGES: Final = ("trace", "lower", "claim", "autotune", "fuse", "generate", "plan", "load")
 _DRAWS_ITSELF = "autotune"
-"""The stage whose own table is in the place of the line."""
+"""The stage whose own table is shown instead of the line."""
 
 Draw = Callable[[str], None]
 
@@ -100,9 +100,9 @@ class Progress:
         parts = []
         if active:
             stage = active[-1].stage
-            place = f"{_STAGES.index(stage) + 1} of {len(_STAGES)}" if stage in _STAGES else ""
+            position = f"{_STAGES.index(stage) + 1} of {len(_STAGES)}" if stage in _STAGES else ""
             others = f" and {len(active) - 1} more graphs" if len(active) > 1 else ""
-            parts.append(f"{stage}{others} (stage {place})" if place else f"{stage}{others}")
+            parts.append(f"{stage}{others} (stage {position})" if position else f"{stage}{others}")
         if total:
             parts.append(f"kernels built {done} of {total}{_left(done, total, now - first_build)}")
         return f"polyfuse: {', '.join(parts)}, {now - self._began:.0f} s so far"
@@ -268,7 +268,7 @@ class _Notebook:
         self._handle: Any = None
 
     def draw(self, text: str) -> None:
-        """Show it in the place of the one before."""
+        """Show it instead of the one before."""
         display: Any = import_module("IPython.display").display
         data = {"text/plain": text or "polyfuse: compiled"}
         if self._handle is None and text:

@@ -1,6 +1,6 @@
 """Who looks on while graphs are compiled and run: `polyfuse report`.
 
-Usually nobody does, and a compile pays one comparison with None at each of the places below.
+Usually nobody does, and a compile pays one comparison with None in each of the functions below.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def fuse_attention(state: Rewriting) -> int:
 
 
 def _instead(state: Rewriting, node: Node) -> Callable[[], Node] | None:
-    """What makes the node that takes a matmul's place, or that of a copy with the tokens before the heads."""
+    """What makes the node that replaces a matmul, or that of a copy with the tokens before the heads."""
     if node.target is aten.bmm.default and _copy_of(node) is None:
         return _fused(state, node, node)
     if node.target is aten.clone.default:
@@ -69,7 +69,7 @@ def _copy_of(matmul: Node) -> Node | None:
 
 
 def _fused(state: Rewriting, node: Node, end: Node) -> Callable[[], Node] | None:
-    """What computes attention in the place of `end`, if a matmul is the second one of it."""
+    """What computes attention instead of `end`, if a matmul is the second one of it."""
     result = tensor_value(node)
     if result is None or result.dtype not in _HALF or not device_of(result.device.type).fused_attention:
         return None

@@ -206,8 +206,8 @@ class GatheredMatmuls:
             if _value(part).dim() == 2
             else state.call_before(matmul, aten.view.default, (part, [-1, depth]))
         )
-        place = _MATMULS[matmul.target]
-        args = (*matmul.args[:place], matrix, *matmul.args[place + 1 :])
+        operand = _MATMULS[matmul.target]
+        args = (*matmul.args[:operand], matrix, *matmul.args[operand + 1 :])
         return state.call_before(matmul, matmul.target, args, dict(matmul.kwargs))
 
     def _rejoined(self, state: Rewriting, matmul: Node, made: Sequence[Node]) -> Node:
@@ -282,12 +282,12 @@ def gathered_matmuls(start: Node) -> GatheredMatmuls | None:
 def _multiplies_rows(node: Node, rows: Node) -> bool:
     if not _is_call(node, *_MATMULS):
         return False
-    place = _MATMULS[node.target]
+    operand = _MATMULS[node.target]
     columns = _value(node).shape[1]
-    bias = [_value(item) for item in node.args[:place]]
+    bias = [_value(item) for item in node.args[:operand]]
     return (
-        node.args[place] is rows
-        and rows not in (*node.args[:place], *node.args[place + 1 :])
+        node.args[operand] is rows
+        and rows not in (*node.args[:operand], *node.args[operand + 1 :])
         and isinstance(columns, int)
         and all(value.dim() == 1 for value in bias)
     )
@@ -319,8 +319,8 @@ class SummedMatmul:
     def work(self) -> Work:
         made, result = _value(self.matmul), _value(self.start)
         number = numbers_of([made])
-        size, place = made.element_size(), _MATMULS[self.matmul.target]
-        depth = number(_value(self.matmul.args[place]).shape[1])
+        size, operand = made.element_size(), _MATMULS[self.matmul.target]
+        depth = number(_value(self.matmul.args[operand]).shape[1])
         return Work(
             ops.op_name(self.start.target),
             str(self.start.args[-1]),
@@ -332,14 +332,14 @@ class SummedMatmul:
 
     def cut(self, state: Rewriting, chunks: int) -> None:
         """Put the chunks in place of all of it."""
-        start, matmul, place = self.start, self.matmul, _MATMULS[self.matmul.target]
+        start, matmul, operand = self.start, self.matmul, _MATMULS[self.matmul.target]
         width = int(_value(matmul).shape[1]) // chunks
         leaving = []
         for number in range(chunks):
             span = (number * width, (number + 1) * width)
-            bias = [state.call_before(start, aten.slice.Tensor, (b, 0, *span)) for b in matmul.args[:place]]
-            columns = state.call_before(start, aten.slice.Tensor, (matmul.args[place + 1], 1, *span))
-            args = (*bias, matmul.args[place], columns)
+            bias = [state.call_before(start, aten.slice.Tensor, (b, 0, *span)) for b in matmul.args[:operand]]
+            columns = state.call_before(start, aten.slice.Tensor, (matmul.args[operand + 1], 1, *span))
+            args = (*bias, matmul.args[operand], columns)
             made = {matmul: state.call_before(start, matmul.target, args, dict(matmul.kwargs))}
             for node in self.path:
                 made[node] = self._repeated(state, node, made, width)
@@ -380,8 +380,8 @@ def summed_matmul(start: Node) -> SummedMatmul | None:
     inside = {start, *path}
     if any(user not in inside for node in (cursor, *path) for user in node.users):
         return None
-    place = _MATMULS[cursor.target]
-    if not _keeps_columns(cursor, columns) or any(_value(b).dim() != 1 for b in cursor.args[:place]):
+    operand = _MATMULS[cursor.target]
+    if not _keeps_columns(cursor, columns) or any(_value(b).dim() != 1 for b in cursor.args[:operand]):
         return None
     return SummedMatmul(start, wait, cursor, path[::-1])
 
@@ -415,9 +415,9 @@ def _bounds(state: Rewriting, before: Node, x: Any, dim: int, chunks: int) -> It
         return
     whole = state.call_before(before, aten.sym_size.int, (x, dim))
     each = state.call_before(before, operator.floordiv, (whole, chunks))
-    places: list[Any] = [0, each]
-    places += [state.call_before(before, operator.mul, (each, i)) for i in range(2, chunks)]
-    yield from zip(places, [*places[1:], whole], strict=True)
+    bounds: list[Any] = [0, each]
+    bounds += [state.call_before(before, operator.mul, (each, i)) for i in range(2, chunks)]
+    yield from zip(bounds, [*bounds[1:], whole], strict=True)
 
 
 def _between(node: Node, first: Node) -> list[Node]:

@@ -164,10 +164,10 @@ def _joined(state: Rewriting, bucket: _Bucket, kind: str) -> Node:
     else:
         _move_behind(order, last)
     ranks = 1 if kind == _SUM else int(members[0].args[-2])
-    place = first if kind == _GATHER else last
-    rows = [_as_rows(state, place, member.args[0], ranks if kind == _SCATTER else 1) for member in members]
-    packed = state.call_before(place, aten.cat.default, (rows, 1))
-    whole = state.call_before(place, first.target, (packed, *first.args[1:]))
+    anchor = first if kind == _GATHER else last
+    rows = [_as_rows(state, anchor, member.args[0], ranks if kind == _SCATTER else 1) for member in members]
+    packed = state.call_before(anchor, aten.cat.default, (rows, 1))
+    whole = state.call_before(anchor, first.target, (packed, *first.args[1:]))
     waits = {wait for member in members for wait in member.users}
     earliest = next(node for node in state.graph.nodes if node in waits)
     ready = state.call_before(earliest, earliest.target, (whole,))
@@ -187,21 +187,21 @@ def _joined(state: Rewriting, bucket: _Bucket, kind: str) -> Node:
     return whole
 
 
-def _as_rows(state: Rewriting, place: Node, given: Any, rows: int) -> Node:
+def _as_rows(state: Rewriting, anchor: Node, given: Any, rows: int) -> Node:
     """An operand as a matrix: a row for each rank that it is for."""
     value = tensor_value(given)
     assert value is not None and isinstance(given, Node)
     if not is_contiguous(value):
         form = {"memory_format": torch.contiguous_format}
-        given = state.call_before(place, aten.clone.default, (given,), form)
-    return state.call_before(place, aten.view.default, (given, [rows, value.numel() // rows]))
+        given = state.call_before(anchor, aten.clone.default, (given,), form)
+    return state.call_before(anchor, aten.view.default, (given, [rows, value.numel() // rows]))
 
 
-def _move_behind(nodes: Sequence[Node], place: Node) -> None:
-    """Move nodes behind a place, as late as the first of the others that read them."""
+def _move_behind(nodes: Sequence[Node], anchor: Node) -> None:
+    """Move nodes behind an anchor, as late as the first of the others that read them."""
     own = set(nodes)
     readers = {user for node in nodes for user in node.users} - own
-    cursor, item = place, place.next
+    cursor, item = anchor, anchor.next
     while item not in readers and item.op != "output":
         if item not in own:
             cursor = item

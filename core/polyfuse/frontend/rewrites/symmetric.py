@@ -73,16 +73,16 @@ def _gathered(state: Rewriting, found: GatheredMatmuls) -> bool:
         return False
     if found.dim and shard.shape[0] != 1:
         return False  # rows of a process do not follow each other in the whole
-    places = {node: number for number, node in enumerate(state.graph.nodes)}
+    positions = {node: number for number, node in enumerate(state.graph.nodes)}
     matmuls = [
         node
         for node in found.matmuls
-        if node.target is aten.mm.default and _can_come_first(node.args[1], found.wait, places)
+        if node.target is aten.mm.default and _can_come_first(node.args[1], found.wait, positions)
     ]
     if not matmuls or not state.spend():
         return False
     for matmul in matmuls:
-        _bring(matmul.args[1], found.wait, places)
+        _bring(matmul.args[1], found.wait, positions)
     depth = int(shard.shape[-1])
     rows = state.call_before(found.wait, aten.view.default, (found.start.args[0], [-1, depth]))
     others = len(matmuls) < len(found.matmuls) or bool(found.others)
@@ -102,25 +102,25 @@ def _gathered(state: Rewriting, found: GatheredMatmuls) -> bool:
     return True
 
 
-def _item(state: Rewriting, place: Node, call: Node, number: int) -> Node:
-    return state.call_before(place, operator.getitem, (call, number))
+def _item(state: Rewriting, anchor: Node, call: Node, number: int) -> Node:
+    return state.call_before(anchor, operator.getitem, (call, number))
 
 
-def _can_come_first(node: Any, place: Node, places: dict[Node, int]) -> bool:
-    """Whether a weight is there before a place, or is a view that can be taken there."""
+def _can_come_first(node: Any, anchor: Node, positions: dict[Node, int]) -> bool:
+    """Whether a weight is defined before an anchor, or is a view that can be moved before it."""
     if not isinstance(node, Node):
         return False
-    if places[node] < places[place]:
+    if positions[node] < positions[anchor]:
         return True
     turned = node.op == "call_function" and node.target in _TURNS
-    return turned and _can_come_first(node.args[0], place, places)
+    return turned and _can_come_first(node.args[0], anchor, positions)
 
 
-def _bring(node: Any, place: Node, places: dict[Node, int]) -> None:
-    if places[node] > places[place]:
-        _bring(node.args[0], place, places)
-        place.prepend(node)
-        places[node] = places[place] - 1
+def _bring(node: Any, anchor: Node, positions: dict[Node, int]) -> None:
+    if positions[node] > positions[anchor]:
+        _bring(node.args[0], anchor, positions)
+        anchor.prepend(node)
+        positions[node] = positions[anchor] - 1
 
 
 def _erase_from(state: Rewriting, last: Node, first: Node) -> None:

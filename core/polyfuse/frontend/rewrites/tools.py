@@ -163,7 +163,7 @@ def traced_call(
 
     Args:
         mode: the fake mode of the graph's traced values.
-        origin: the node whose place in the model the call is said to come from.
+        origin: the node whose source location the call is said to have.
     """
     kwargs = kwargs or {}
     new = graph.call_function(target, args, kwargs)

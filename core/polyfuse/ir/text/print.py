@@ -127,9 +127,9 @@ class Printer:
         return head + " ".join(words) + (f" ({', '.join(names)})" if names else "")
 
     def _element(self, stmt: Load | Store) -> str:
-        return self._place(stmt.buffer, stmt.index) + _indirect([name_text(a) for a in stmt.indirect])
+        return self._subscript(stmt.buffer, stmt.index) + _indirect([name_text(a) for a in stmt.indirect])
 
-    def _place(self, name: str, index: IndexLike) -> str:
+    def _subscript(self, name: str, index: IndexLike) -> str:
         return f"{name_text(name)}[{self.scope.index(index)}]"
 
     def _payload(self, value: Any) -> str:
@@ -173,9 +173,9 @@ class Printer:
 
     def _write(self, node: LoopNode) -> str:
         if isinstance(node, Pointwise):
-            return f"write {self._place(node.output, node.index)} = {self.reference(node.value)}"
+            return f"write {self._subscript(node.output, node.index)} = {self.reference(node.value)}"
         if isinstance(node, Scatter):
-            line = f"write {node.mode} {self._place(node.target, node.index)}"
+            line = f"write {node.mode} {self._subscript(node.target, node.index)}"
             line += _indirect([self.reference(e) for e in node.indirect]) + f" = {self.reference(node.value)}"
             return line + (f" if {self.reference(node.mask)}" if node.mask is not None else "")
         if isinstance(node, (Reduction, Scan)):
@@ -223,8 +223,8 @@ class Printer:
     def _buffer(self, buffer: Buffer) -> str:
         dtype = "none" if buffer.dtype is None else str(buffer.dtype)
         size, stride = self._indices(buffer.size), self._indices(buffer.stride)
-        place = f"{dtype}/{name_text(buffer.torch_dtype)} on {json.dumps(buffer.device)}"
-        return f"buffer {name_text(buffer.name)}: {buffer.kind} {place} size [{size}] stride [{stride}]"
+        layout = f"{dtype}/{name_text(buffer.torch_dtype)} on {json.dumps(buffer.device)}"
+        return f"buffer {name_text(buffer.name)}: {buffer.kind} {layout} size [{size}] stride [{stride}]"
 
     def _input(self, declared: GraphInput) -> str:
         line = f"input {name_text(declared.name)}: {declared.kind}"

@@ -47,7 +47,7 @@ def bases_cloned(
     sources: Any = node.kwargs["_all_bases"]
     shared = made.shared(_all_bases)
     bases, same, memory = made.own(_all_bases, sources, others, shared)
-    windows = {name: _window(bases[position], *place) for name, (position, *place) in shared.items()}
+    windows = {name: _window(bases[position], *part) for name, (position, *part) in shared.items()}
     arguments = {**others, **same, **windows}
     for name in made.written:
         if f"_{name}_length" not in kwargs:

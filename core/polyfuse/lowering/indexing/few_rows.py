@@ -51,10 +51,10 @@ def sums_of_few_rows(
 
     def operands(at: Sequence[IndexLike]) -> tuple[Expr, ...]:
         row, axes = at[0], at[1:]
-        place = wrapped(position_at(ctx, index, axes[: index.rank], base.device), base.size[0])
-        assert isinstance(place, Expr)
+        target = wrapped(position_at(ctx, index, axes[: index.rank], base.device), base.size[0])
+        assert isinstance(target, Expr)
         value = ctx.operand(values, axes, kind, base.device)
-        return (where(make("eq", place, index_value(row)), value, const(0, kind)),)
+        return (where(make("eq", target, index_value(row)), value, const(0, kind)),)
 
     total = ctx.temporary(kind, base.device, base.size)
     dims = range(1, 1 + index.rank)

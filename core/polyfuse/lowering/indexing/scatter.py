@@ -210,7 +210,7 @@ def index_put(
 
 
 def _never_broadcasts(size: Sequence[IndexLike], shape: Sequence[IndexLike]) -> bool:
-    """Whether a size that is known differs from that of the places, and is not 1."""
+    """Whether a size that is known differs from that of the indices, and is not 1."""
     pairs = zip(reversed(size), reversed(shape), strict=False)
     known = ((n, m) for n, m in pairs if isinstance(n, int) and isinstance(m, int))
     return len(size) > len(shape) or any(n not in (1, m) for n, m in known)

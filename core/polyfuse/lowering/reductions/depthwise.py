@@ -148,14 +148,14 @@ def _loops(
         inside: Expr | None = None
         for d, (tap, position) in enumerate(zip(taps, positions, strict=True)):
             shift = tap * gaps[d] - before[d]
-            place = position * steps[d] + shift
-            at = at + place * image.stride[2 + d]
+            coordinate = position * steps[d] + shift
+            at = at + coordinate * image.stride[2 + d]
             last = (output.size[2 + d] - 1) * steps[d] + shift
-            for test in _tests(place, shift, last, image.size[2 + d]):
+            for test in _tests(coordinate, shift, last, image.size[2 + d]):
                 inside = test if inside is None else apply("bitwise_and", inside, test)
         # beyond a border of the convolution's own, the weight counts as zero, too: it may be infinite
-        place_of_tap = channel + sum(t * s for t, s in zip((*taps, member), per[:-1], strict=True))
-        held = load(laid_out.name, place_of_tap, DType.f32, mask=inside if own else None)
+        index_of_tap = channel + sum(t * s for t, s in zip((*taps, member), per[:-1], strict=True))
+        held = load(laid_out.name, index_of_tap, DType.f32, mask=inside if own else None)
         term = apply("mul", load(image.buffer, at, DType.f32, mask=inside), held)
         total = term if total is None else apply("add", total, term)
     assert total is not None
@@ -169,10 +169,10 @@ def _loops(
     return DepthwiseLoops((first, node), laid_out)
 
 
-def _tests(place: IndexLike, first: int, last: IndexLike, extent: IndexLike) -> list[Expr]:
-    """Whether a place is within the image, as far as the first and the last one do not tell."""
+def _tests(coordinate: IndexLike, first: int, last: IndexLike, extent: IndexLike) -> list[Expr]:
+    """Whether a coordinate is within the image, where its bounds do not decide it."""
     tests = []
-    value = index_value(place)
+    value = index_value(coordinate)
     if first < 0:
         tests.append(apply("ge", value, const(0, DType.i64)))
     if not (isinstance(last, int) and isinstance(extent, int) and last < extent):

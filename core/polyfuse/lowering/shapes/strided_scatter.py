@@ -26,8 +26,8 @@ def as_strided_scatter(
     stride: Any,
     storage_offset: Any = None,
 ) -> TensorValue:
-    """The place of an element in memory says whether, and where, it is in the source: strides that do not
-    overlap are the digits of a place.
+    """The offset of an element in memory says whether, and where, it is in the source: strides that do not
+    overlap are the digits of an offset.
     """
     result = ctx.template(node.meta["val"])
     if result.dtype is None or 0 in source.size:
@@ -35,12 +35,12 @@ def as_strided_scatter(
     if not is_dense(result.size, result.stride, ctx.sizes) or result.offset != 0:
         raise UnsupportedError("no kernel writes through strides into a tensor with gaps")
     axes = axes_of(result.size)
-    place: IndexLike = 0
+    offset: IndexLike = 0
     if storage_offset is not None:  # which counts from the beginning of the memory in which `base` is a part
-        place = ctx.sizes.index(node.args[0].meta["val"].storage_offset()) - storage_offset
+        offset = ctx.sizes.index(node.args[0].meta["val"].storage_offset()) - storage_offset
     for p, step in zip(axes, result.stride, strict=True):
-        place = place + p * step
-    tests = [at_least(place, 0)]
+        offset = offset + p * step
+    tests = [at_least(offset, 0)]
     found: list[IndexLike] = [0] * source.rank
     wide = [d for d, n in enumerate(size) if n != 1]
     inner = sorted(wide, key=lambda d: -ctx.sizes.hint(stride[d]))
@@ -49,10 +49,10 @@ def as_strided_scatter(
         within = storage_size([size[k] for k in rest], [stride[k] for k in rest])
         if not is_nonnegative(stride[d] - within) or stride[d] == 0:
             raise UnsupportedError("no kernel writes through strides that overlap")
-        found[d], place = place // stride[d], place % stride[d]
+        found[d], offset = offset // stride[d], offset % stride[d]
         tests.append(less(found[d], size[d]))
-    if place != 0:
-        tests.append(make("eq", index_value(place), const(0, DType.i64)))
+    if offset != 0:
+        tests.append(make("eq", index_value(offset), const(0, DType.i64)))
     kind, here = result.kernel_type.compute, all_of(*tests)
     value = ctx.operand(source, found, kind, result.device)
     return ctx.lazy(result, masked(value, here, base.at(axes)))

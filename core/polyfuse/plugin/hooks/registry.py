@@ -111,10 +111,10 @@ def importable(plugin: object) -> str:
     return f"{spec.name}:{name}" if name else str(spec.name)
 
 
-def register_imported(places: Iterable[tuple[str, str]]) -> None:
-    """Register what another process registered, by name and `importable` place, unless importing it does."""
-    for name, place in places:
-        module, _, attribute = place.partition(":")
+def register_imported(import_paths: Iterable[tuple[str, str]]) -> None:
+    """Register what another process registered, by name and `importable` path, unless importing it does."""
+    for name, import_path in import_paths:
+        module, _, attribute = import_path.partition(":")
         home = import_module(module)
         if not any(known.name == name for known in registered()):
             register(getattr(home, attribute) if attribute else home, name)

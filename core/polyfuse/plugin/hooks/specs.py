@@ -185,8 +185,8 @@ def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:  # type: ignore[em
     Arguments: `device_type`, such as `cpu`: they see the calls that make tensors there.
     Called: once for each device type of a session, of the plugin whose backend is first in order there, and
     of plugins without a code generator.
-    Errors: the plugin's answer is left out. A rewrite that raises, or that returns what cannot take the
-    call's place, leaves the call as it is, with one warning.
+    Errors: the plugin's answer is left out. A rewrite that raises, or that returns what cannot replace the
+    call, leaves the call as it is, with one warning.
 
     Example::
 

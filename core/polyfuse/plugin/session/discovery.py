@@ -69,7 +69,7 @@ def find_candidates(entry_points: Iterable[metadata.EntryPoint] | None = None) -
 
 
 def registered_candidates(plugins: Sequence[Registered]) -> tuple[Candidate, ...]:
-    """Return the plugins that this program registered, in that order. One of them takes the place of an
+    """Return the plugins that this program registered, in that order. One of them replaces an
     installed one of its name.
     """
     return tuple(Candidate(p.name, "(registered by this program)", "", None, p.plugin) for p in plugins)

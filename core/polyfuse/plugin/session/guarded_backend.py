@@ -1,7 +1,7 @@
 """Backends whose every method is guarded: one that raises, ends the process, or answers nothing or nonsense
 is named once, with the method.
 
-Where something can be said in its place, that is answered: a node is refused, so that the next backend is
+Where a safe answer exists, it is given: a node is refused, so that the next backend is
 asked; a tiling is not estimated. Where nothing can (`emit`, `build`, `load`, `describe`), the caller gets an
 exception, and turns to the next backend itself.
 """

@@ -1,7 +1,7 @@
 """Devices whose every method is guarded, as the methods of backends are: one that raises, ends the process,
 or answers nothing or nonsense is named once, and something else is answered, which is slower but right.
 
-What torch's module for the type says comes first in its place, then what says nothing: no memory is counted,
+Instead, what torch's module for the type says comes first, then what says nothing: no memory is counted,
 nothing is recorded, no stored result is used. Where neither can answer, the caller gets an error that names
 plugin and method. What a device reports of its own work (no memory left, a kernel that failed) is no fault.
 """

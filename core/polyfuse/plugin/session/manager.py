@@ -256,10 +256,10 @@ class PluginManager:
         manifest = self._states[name].manifest
         generates = bool(manifest is not None and manifest.load)
         asked = self.settings.backends
-        place = -asked.index(name) if name in asked else -len(asked)
+        preference = -asked.index(name) if name in asked else -len(asked)
         priority = max(manifest.priority.values(), default=-1) if generates and manifest is not None else -1
         by_name = tuple(-ord(letter) for letter in name)
-        return (place + len(asked), priority, by_name)
+        return (preference + len(asked), priority, by_name)
 
     def _register(self, name: str, plugin: object) -> None:
         state = self._states[name]

@@ -71,9 +71,9 @@ def fresh_cache(parent: str | Path | None = None, *, keep: bool = False) -> Iter
         raise
     finally:
         torch.compiler.reset()
-        for place, _, names in os.walk(folder):
+        for directory, _, names in os.walk(folder):
             for name in names:
-                path = Path(place, name)
+                path = Path(directory, name)
                 if not name.endswith(".lock") and path.exists():
                     fresh.files[path.relative_to(folder).as_posix()] = path.stat().st_size
         if not keep:

@@ -32,10 +32,10 @@ class SeriesPlan:
 
     Attributes:
         name: of the function in the program.
-        inputs: how many tensors are given, first in the list; they are in the first places.
+        inputs: how many tensors are given, first in the list; they have the first slots.
         symbols: names of the numbers behind them.
-        places: how many places there are.
-        returns: places of the results.
+        slots: how many slots there are.
+        returns: slots of the results.
         rows: the steps, as `polyfuse.program.steps.SeriesRow` has them; of a tensor, the type is torch's.
         kernels: launchables by name.
         allocate: ``(size, stride, dtype) -> Tensor``.
@@ -49,7 +49,7 @@ class SeriesPlan:
     name: str
     inputs: int
     symbols: tuple[str, ...]
-    places: int
+    slots: int
     returns: tuple[int, ...]
     rows: tuple[tuple[Any, ...], ...]
     kernels: Mapping[str, Callable[..., Any]]
@@ -67,14 +67,14 @@ _JOINERS: dict[str, Joiner] = {}
 
 
 def offer_series(launcher: str, join: Joiner) -> None:
-    """Have series carried out by a launcher, known by a name; a later offer takes the place of one before."""
+    """Have series carried out by a launcher, known by a name; a later offer replaces one before."""
     _JOINERS[launcher] = join
 
 
 def attach_series(namespace: dict[str, Any], text: str) -> None:
-    """Put what finds launchers in the place of a program's functions for its series."""
-    for name, inputs, symbols, places, returns, rows in namespace.get("SERIES", ()):
-        namespace[name] = LaunchSeries(namespace, text, (name, inputs, symbols, places, returns, rows))
+    """Put what finds launchers instead of a program's functions for its series."""
+    for name, inputs, symbols, slots, returns, rows in namespace.get("SERIES", ()):
+        namespace[name] = LaunchSeries(namespace, text, (name, inputs, symbols, slots, returns, rows))
 
 
 class LaunchSeries:
@@ -111,12 +111,12 @@ class LaunchSeries:
         return found
 
     def _joined(self, kernels: Mapping[str, Callable[..., Any]]) -> Call | None:
-        name, inputs, symbols, places, returns, rows = self._table
+        name, inputs, symbols, slots, returns, rows = self._table
         plan = SeriesPlan(
             name,
             inputs,
             symbols,
-            places,
+            slots,
             returns,
             tuple((*row[:-1], getattr(torch, row[-1])) if row[0] == "tensor" else row for row in rows),
             kernels,
@@ -134,8 +134,8 @@ class LaunchSeries:
         lines = self._text.splitlines()
         start = lines.index(f"def {self._table[0]}(args):")
         launch = re.compile(rf"    (?:{'|'.join(map(re.escape, self._kernels() or ()))})\(")
-        places = [i for i, line in enumerate(lines[start:], start + 1) if launch.match(line)]
-        origin = line_map(self._text).get(places[number]) if number < len(places) else None
+        launches = [i for i, line in enumerate(lines[start:], start + 1) if launch.match(line)]
+        origin = line_map(self._text).get(launches[number]) if number < len(launches) else None
         if origin is not None:
-            line = lines[places[number] - 1]
-            error.add_note(running_note(origin, self._namespace["__file__"], places[number], line))
+            line = lines[launches[number] - 1]
+            error.add_note(running_note(origin, self._namespace["__file__"], launches[number], line))

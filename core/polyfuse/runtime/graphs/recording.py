@@ -62,7 +62,7 @@ class Recording(Recorded):
 
     Attributes:
         plan: of the inputs.
-        places: for every input, where it has to be; None if it may be anywhere.
+        addresses: for every input, the one that it must have; None if it may have any.
         buffers: one for each copied input; `targets` are the same with repeated elements taken once.
         repeated: whether some input has repeated elements.
         constants: the results; None where a slot or an input gives them.
@@ -72,7 +72,7 @@ class Recording(Recorded):
     """
 
     plan: InputPlan
-    places: list[int | None]
+    addresses: list[int | None]
     buffers: tuple[torch.Tensor, ...]
     targets: tuple[torch.Tensor, ...]
     repeated: bool
@@ -100,7 +100,7 @@ class Recording(Recorded):
     def fits(self, args: list[Any]) -> bool:
         """Whether every input that is read where it is, is there."""
         plan = self.plan
-        if not same_addresses(args, self.places, plan.fixed):
+        if not same_addresses(args, self.addresses, plan.fixed):
             return False
         for i, generator in plan.generators:
             if args[i] is not generator:
@@ -111,7 +111,7 @@ class Recording(Recorded):
         """Why it does not fit; empty if it does."""
         for i, address in zip(self.plan.fixed, self.plan.addresses, strict=True):
             if args[i].data_ptr() != address:
-                return f"{facts.name_of(i)} is in another place"
+                return f"{facts.name_of(i)} is at another address"
         for i, generator in self.plan.generators:
             if args[i] is not generator:
                 return f"{facts.name_of(i)} is another generator"
@@ -249,8 +249,8 @@ class _Layout:
 def _layout_of(tensor: torch.Tensor) -> _Layout:
     storage = tensor.untyped_storage()
     layout = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
-    place = storage.data_ptr(), storage.nbytes()
-    return _Layout(tensor.dtype, tensor.device, *layout, StorageWeakRef(storage), *place)
+    memory = storage.data_ptr(), storage.nbytes()
+    return _Layout(tensor.dtype, tensor.device, *layout, StorageWeakRef(storage), *memory)
 
 
 def _consume(facts: GraphFacts, args: list[Any], plan: InputPlan) -> tuple[int, ...]:

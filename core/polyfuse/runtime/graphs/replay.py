@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["GraphFacts", "recorded_program"]
 
 INSTANCES = 4
-"""Most recordings for the same sizes: for inputs in other places, or results still needed."""
+"""Most recordings for the same sizes: for inputs at other addresses, or results still needed."""
 
 WORTH = 16
 """Replays after which making a recording has paid."""

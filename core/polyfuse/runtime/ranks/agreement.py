@@ -134,7 +134,7 @@ class _Meeting:
             _log.info("ranks are not compared: %s", error)
 
     def leave(self) -> None:
-        """The graph has run: whoever comes to this place later meets nobody."""
+        """The graph has run: whoever comes to this collective later meets nobody."""
         self._quietly(lambda: self._store.put(self._key(self._rank), _DONE))
 
     def failure(self) -> RankError | None:
@@ -223,7 +223,7 @@ class _Meeting:
     def _disagreement(
         self, rank: int, graph: str, found: tuple[int, CollectiveRow | None, CollectiveRow | None]
     ) -> RankError:
-        place, own, other = found
+        position, own, other = found
         rows = {self._rank: (self._name, own), rank: (graph, other)}
         first, second = sorted(rows)
         told = [
@@ -231,13 +231,13 @@ class _Meeting:
             for r, (name, row) in ((r, rows[r]) for r in (first, second))
         ]
         return RankError(
-            f"ranks {first} and {second} do not agree on collective {place + 1} of a graph in the group of"
+            f"ranks {first} and {second} do not agree on collective {position + 1} of a graph in the group of"
             f" ranks {', '.join(map(str, self._group.ranks))}: {told[0]}, {told[1]}",
             f"make both run the same collectives in the same order, or {_OFF}",
         )
 
     def _failed(self, rank: int, at_least: bool = False) -> RankError | None:
-        """The error of a rank that failed at this place, or after it."""
+        """The error of a rank that failed at this collective, or after it."""
         world = group_of()
         if world is None or world.store is None:
             return None
@@ -245,8 +245,8 @@ class _Meeting:
         if text is None:
             return None
         told = json.loads(text)
-        place = told["positions"].get(self._group.name, -1)
-        if place != self._position and not (at_least and place > self._position):
+        position = told["positions"].get(self._group.name, -1)
+        if position != self._position and not (at_least and position > self._position):
             return None
         return RankError(
             f"rank {rank} failed where rank {self._rank} needs it for graph {self._name}: {told['error']}",

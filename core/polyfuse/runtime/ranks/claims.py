@@ -1,5 +1,5 @@
 """Which rank makes something that all need, where not all see one cache folder: the one that claims it first
-in the store of the process group. Those on other places wait until it says that it is done.
+in the store of the process group. Those with other cache folders wait until it says that it is done.
 
 No collective is used: ranks that need other things, or come later, or never, disturb nobody.
 """
@@ -87,32 +87,32 @@ class Claims:
         store: of the world.
         rank: of this process.
         ranks: how many there are.
-        place: the same for ranks that share a cache folder, and no others.
+        folder_id: the same for ranks that share a cache folder, and no others.
         machine: what only ranks have that can use each other's results.
-        assumed: whether ranks that have said nothing of their place are taken to be in another one.
+        assumed: whether ranks that have not named their folder are taken to have another one.
     """
 
     def __init__(
-        self, store: SharedStore, rank: int, ranks: int, place: str, machine: str, assumed: bool
+        self, store: SharedStore, rank: int, ranks: int, folder_id: str, machine: str, assumed: bool
     ) -> None:
         self._store, self._rank, self._ranks = store, rank, ranks
-        self._place, self._machine, self._assumed = place, machine, assumed
-        if store.claim("places/first", place) != place:
-            store.put("places/several", "1")
-        if store.add(f"places/of/{rank}", 1) == 1:
-            store.add("places/count", 1)
+        self._folder_id, self._machine, self._assumed = folder_id, machine, assumed
+        if store.claim("folders/first", folder_id) != folder_id:
+            store.put("folders/several", "1")
+        if store.add(f"folders/of/{rank}", 1) == 1:
+            store.add("folders/count", 1)
 
     def needed(self) -> bool | None:
-        """Whether ranks are in several places; None: they are not, and never will be."""
-        if self._store.find("places/several") is not None:
+        """Whether ranks have several cache folders; None: they are not, and never will be."""
+        if self._store.find("folders/several") is not None:
             return True
-        return None if self._store.add("places/count", 0) >= self._ranks else self._assumed
+        return None if self._store.add("folders/count", 0) >= self._ranks else self._assumed
 
     @contextmanager
     def making(
         self, key: str, seconds: float, finish: Callable[[], object], help: tuple[str, Help] | None = None
     ) -> Iterator[Claim | None]:
-        """Make what is under a key inside, after waiting for a rank in another place that does so. A store
+        """Make what is under a key inside, after waiting for a rank of another folder that does so. A store
         that does not answer stops nobody.
 
         Args:
@@ -155,11 +155,11 @@ class Claims:
             _log.info("other ranks do not know what became of %s: %s", name, trouble)
 
     def _claimed_elsewhere(self, name: str, seconds: float, help: tuple[str, Help] | None) -> bool:
-        """Claim something, or wait for a rank in another place that did before."""
-        mine = json.dumps({"rank": self._rank, "place": self._place})
+        """Claim something, or wait for a rank of another cache folder that did before."""
+        mine = json.dumps({"rank": self._rank, "folder": self._folder_id})
         owner = json.loads(self._store.claim(name, mine))
-        if owner["rank"] == self._rank or owner["place"] == self._place:
-            return False  # whoever is in this place has the lock of its folder: the owner is done with it
+        if owner["rank"] == self._rank or owner["folder"] == self._folder_id:
+            return False  # a rank of this folder has its lock: the owner is done with it
         with self._beating() if help is not None else nullcontext():
             self._wait(name, owner["rank"], seconds, help)
         return True

@@ -45,8 +45,8 @@ class CollectiveRow:
     def __str__(self) -> str:
         sent = self.dtype if self.numel is None else f"{self.numel} x {self.dtype}"
         source = self.source if len(self.source) <= _SHOWN else f"{self.source[:_SHOWN]}…"
-        place = f" at {source}" if source else ""
-        return f"{self.op}({', '.join(part for part in (self.detail, sent) if part)}){place}"
+        location = f" at {source}" if source else ""
+        return f"{self.op}({', '.join(part for part in (self.detail, sent) if part)}){location}"
 
     def plain(self) -> dict[str, Any]:
         """It, for JSON."""
@@ -78,10 +78,10 @@ def digest_of(rows: Sequence[CollectiveRow]) -> str:
 def difference(
     mine: Sequence[CollectiveRow], theirs: Sequence[CollectiveRow]
 ) -> tuple[int, CollectiveRow | None, CollectiveRow | None] | None:
-    """The first place at which two processes differ, with what each does there; None if there is none."""
-    for place in range(max(len(mine), len(theirs))):
-        own = mine[place] if place < len(mine) else None
-        other = theirs[place] if place < len(theirs) else None
+    """The first position at which two processes differ, with what each does there; None if there is none."""
+    for position in range(max(len(mine), len(theirs))):
+        own = mine[position] if position < len(mine) else None
+        other = theirs[position] if position < len(theirs) else None
         if own is None or other is None or not own.matches(other):
-            return place, own, other
+            return position, own, other
     return None

@@ -160,13 +160,13 @@ def _is_sound(rows: Sequence[tuple[int, float]]) -> bool:
 
 
 def _between(rows: Sequence[tuple[int, float]], nbytes: float) -> float:
-    place = bisect_left(rows, (nbytes, -1.0))
-    if place == 0:
+    position = bisect_left(rows, (nbytes, -1.0))
+    if position == 0:
         return rows[0][1]
-    if place == len(rows):
+    if position == len(rows):
         (n, s), least = rows[-1], rows[0][1]
         return s + max(0.0, s - least) * (nbytes - n) / n
-    (n0, s0), (n1, s1) = rows[place - 1], rows[place]
+    (n0, s0), (n1, s1) = rows[position - 1], rows[position]
     return s0 + (s1 - s0) * (nbytes - n0) / (n1 - n0)
 
 

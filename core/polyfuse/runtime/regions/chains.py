@@ -120,16 +120,16 @@ class _ChainFunction(torch.autograd.Function):
 
 def _fill(gradients: list[Any], blanks: Sequence[Blank], fixed: Sequence[bool]) -> None:
     """Put zeros where a result has no part in what is differentiated."""
-    for place, gradient in enumerate(gradients):
-        if gradient is None and not fixed[place]:
-            size, dtype, device = blanks[place]
-            gradients[place] = torch.zeros(size, dtype=dtype, device=device)
+    for position, gradient in enumerate(gradients):
+        if gradient is None and not fixed[position]:
+            size, dtype, device = blanks[position]
+            gradients[position] = torch.zeros(size, dtype=dtype, device=device)
 
 
 def joined(
     calls: Sequence[RegionCall], graphs: Sequence[PlainFunction | None], results: Sequence[int | None]
 ) -> Iterator[RegionCall]:
-    """The calls, with one in the place of several that follow each other and are known as graphs.
+    """The calls, with one instead of several that follow each other and are known as graphs.
 
     Args:
         graphs: of each call; None: it is called as it is.
@@ -152,7 +152,7 @@ def _as_one(pairs: Sequence[tuple[RegionCall, Any]], needed: set[int]) -> Region
     written = [number for call, _ in pairs for number in call.writes]
     reads = tuple(dict.fromkeys(n for call, _ in pairs for n in call.reads if n not in set(written)))
     writes = tuple(number for number in written if number in needed)
-    local = {number: place for place, number in enumerate((*reads, *written))}
+    local = {number: slot for slot, number in enumerate((*reads, *written))}
 
     def renumbered(numbers: Sequence[int]) -> tuple[int, ...]:
         return tuple(local[number] for number in numbers)

@@ -31,7 +31,7 @@ class Step:
     Attributes:
         touches: the counted storages that it reads or writes.
         scratch: bytes that it takes for itself while it runs.
-        writes_over: whether a result may take the place of an operand that dies.
+        writes_over: whether a result may be written over an operand that dies.
     """
 
     touches: tuple[str, ...]

@@ -9,7 +9,7 @@ from polyfuse.schedule.peak.live import Live
 __all__ = ["lower_peak"]
 
 _NEAR = 8
-"""Steps before and behind the one with most bytes in use among which some change places."""
+"""Steps before and behind the one with most bytes in use among which some are reordered."""
 
 _ROUNDS = 64
 """How often that is done."""

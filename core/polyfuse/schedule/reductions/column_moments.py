@@ -149,8 +149,8 @@ def _near(value: Expr, inner: tuple[Index, ...]) -> Expr:
     extent = axis_size(inner[0])
     assert isinstance(extent, int)
     zero = {axis_name(a): 0 for a in inner}
-    places = dict.fromkeys(extent * k // _SAMPLES for k in range(_SAMPLES))
-    sample = [reindex(value, {**zero, axis_name(inner[0]): place}) for place in places]
+    samples = dict.fromkeys(extent * k // _SAMPLES for k in range(_SAMPLES))
+    sample = [reindex(value, {**zero, axis_name(inner[0]): at}) for at in samples]
     total = sample[0]
     for element in sample[1:]:
         total = apply("add", total, element)

@@ -53,12 +53,12 @@ def repeat_rows(
         target_info: that of a backend, by its name, on a device.
         decisions: gets an entry for each row.
     """
-    places = {
+    targets = {
         (claimed[n.name].name, graph.buffers[n.writes()[0]].device)
         for n in graph.nodes
         if isinstance(n, Reduction)
     }
-    if not any(target_info(*place).repeated_row for place in places):
+    if not any(target_info(*target).repeated_row for target in targets):
         return graph, claimed
     made = _Rows(graph, claimed, target_info)
     for name in made.rows():
@@ -173,8 +173,8 @@ class _Rows:
             return False
         if any(count * length * item.dtype.itemsize > _MOST_BYTES for item in matrices):
             return False
-        places = (node.raxes[0],) if self.graph.buffers[row].numel == length else (0,)
-        return all(item.index in places and not item.args for item in found if item.buffer == row)
+        indices = (node.raxes[0],) if self.graph.buffers[row].numel == length else (0,)
+        return all(item.index in indices and not item.args for item in found if item.buffer == row)
 
     def writer(self, name: str) -> Pointwise | Reduction | None:
         """The loop that makes a buffer, where it may run again later."""

@@ -45,7 +45,7 @@ class _Problem:
         transposed: operands whose neighbours in memory are rows, or columns, instead of depths.
         shared: whether all of a batch have one right operand.
         finish: what is done with a sum in the type in which it was added up: from the sum, and what is read
-            at a column, and at a place of the result.
+            at a column, and at an element of the result.
         rounded: the results' type; by default that of the sums.
         kind: `dot`, or another one of `polyfuse.ir.ops.CONTRACTIONS`.
     """

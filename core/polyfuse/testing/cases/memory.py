@@ -261,7 +261,7 @@ def _stores(quick: bool) -> Iterator[Case]:
 
 
 def _checked(wrong: int | None) -> Case:
-    """A read at computed places, beside a check of them that fails nowhere or at one point."""
+    """A read at computed indices, beside a check of them that fails nowhere or at one point."""
     i = axis("i0", 50)
     args = (
         reads("in0", F32, 9),
@@ -306,7 +306,7 @@ def _store_tolerance(mode: str, dtype: DType, collide: bool) -> Tolerance:
 
 
 def _colliding(mode: str, dtype: DType) -> Case:
-    """Many points of few places."""
+    """Many points that write few elements."""
     i, j = axis("i0", 40), axis("i1", 6)
     args = (reads("in0", dtype, 240), reads("in1", I64, 40), writes("io0", dtype, 30, "inout"))
     builder = Builder(f"colliding_{mode}", (i, j), (), args)
@@ -320,7 +320,7 @@ def _colliding(mode: str, dtype: DType) -> Case:
 
 
 def _permuted(mode: str, dtype: DType) -> Case:
-    """Every place once, in another order."""
+    """Every element once, in another order."""
     i = axis("i0", 67)
     args = (reads("in0", dtype, 67), reads("in1", I64, 67), writes("io0", dtype, 67, "inout"))
     builder = Builder(f"permuted_{mode}", (i,), (), args)

@@ -104,7 +104,7 @@ def _index(index: IndexLike) -> Index:
 
 
 def _position(raxes: tuple[Index, ...], sizes: tuple[IndexLike, ...]) -> Expr:
-    """The place of a point among all that are reduced."""
+    """The linear index of a point among all that are reduced."""
     element: IndexLike = 0
     for r, size in zip(raxes, sizes, strict=True):
         element = element * size + r

@@ -36,7 +36,7 @@ _BY_NUMPY: dict[str, Callable[..., Any]] = {
 """Where torch's vectorised arithmetic is not exact on every processor: the exact answer will do as well."""
 
 _WITH_ROOTS = ("lgamma", "digamma")
-"""Near a root the last place means little."""
+"""Near a root the last bits mean little."""
 
 _BIT_PATTERNS = ("nextafter",)
 """What depends on the precision itself."""

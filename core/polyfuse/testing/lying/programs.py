@@ -201,7 +201,7 @@ def _largest(x: Tensor) -> Tensor:
     return x.amax(-1)
 
 
-def _place_of_largest(x: Tensor) -> Tensor:
+def _index_of_largest(x: Tensor) -> Tensor:
     return x.argmax(-1)
 
 
@@ -209,8 +209,8 @@ def _running(x: Tensor) -> Tensor:
     return x.cumsum(-1)
 
 
-def _histogram(x: Tensor, place: Tensor) -> Tensor:
-    return torch.zeros(5).index_add(0, place, x)
+def _histogram(x: Tensor, index: Tensor) -> Tensor:
+    return torch.zeros(5).index_add(0, index, x)
 
 
 def _residual_norm(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,7 +263,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program("narrow-accumulator", _sum, (uniform((7, 1000)),)),
     Program("integer-sum-overflow", _sum, (integers(0, 1 << 30, (7, 37)),)),
     Program("reduction-drops-nan", _largest, (with_values(_ROWS, float("nan")),)),
-    Program("last-of-equals", _place_of_largest, (integers(0, 5, (7, 37)),)),
+    Program("last-of-equals", _index_of_largest, (integers(0, 5, (7, 37)),)),
     Program("exclusive-scan", _running, (_ROWS,)),
     Program("mean-count", _mean, (_ROWS,)),
     Program("maximum-not-subtracted", _softmax, (lambda: (_ROWS()[0] * 100,),)),

@@ -40,7 +40,7 @@ class TracedFrame:
 
     Attributes:
         guards: under which it holds, as `guards.recorded` gives them.
-        program: the marshalled code that runs in the place of the frame's.
+        program: the marshalled code that runs instead of the frame's.
         graph: the global variable in which that code finds the compiled graph; empty: there is none.
         stitched: what calls the buckets of that graph; None: it was not cut into any.
         resumes: functions for what follows graph breaks, by the global variables in which that code finds
@@ -136,8 +136,8 @@ class Frame:
         """
         from torch._dynamo.output_graph import get_builtins_dict
 
-        for name, place in traced.imports.items():
-            value = _imported(*place)
+        for name, reference in traced.imports.items():
+            value = _imported(*reference)
             if self.f_globals.setdefault(name, value) is not value:
                 raise GuardsDiffer(f"{name} is taken")
         if traced.builtins:
@@ -341,7 +341,7 @@ def _traced(manager: Any, graph: Any) -> TracedFrame:
         raise Unstorable("it has several graphs")
     imports = {name: (module, "") for name, module in graph.import_sources.items()}
     own = {*graphs, *resumes}
-    imports |= {name: _place_of(name, value) for name, value in made.items() if name not in own}
+    imports |= {name: _reference_to(name, value) for name, value in made.items() if name not in own}
     codes = list(graph.tracing_context.traced_code)
     return TracedFrame(
         guards=recorded(manager, graph),
@@ -368,21 +368,21 @@ def _resume_code(value: Any, scope: dict[str, Any]) -> tuple[str, bytes]:
     return module, _dumped(code, globals_of)
 
 
-def _place_of(name: str, value: Any) -> tuple[str, str]:
+def _reference_to(name: str, value: Any) -> tuple[str, str]:
     """Where the value of a global variable that Dynamo made is found in another process."""
     if isinstance(value, ModuleType):
-        place = value.__name__, ""
+        reference = value.__name__, ""
     else:
-        place = str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", ""))
-        if not all(place):
+        reference = str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", ""))
+        if not all(reference):
             raise Unstorable(f"Dynamo makes a global variable {name} of type {type(value).__name__}")
     try:
-        found = _imported(*place)
+        found = _imported(*reference)
     except (ImportError, AttributeError):
         found = None
     if found is not value:
-        raise Unstorable(f"Dynamo makes a global variable {name}, whose value is not {'.'.join(place)}")
-    return place
+        raise Unstorable(f"Dynamo makes a global variable {name}, whose value is not {'.'.join(reference)}")
+    return reference
 
 
 def _imported(module: str, name: str) -> Any:

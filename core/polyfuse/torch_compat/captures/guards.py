@@ -204,7 +204,7 @@ def rebuilt(
     """
     from torch._dynamo.output_graph import OutputGraphCommon
 
-    with tracing(TracingContext(None)):  # places of values have their own guards noted when they are made
+    with tracing(TracingContext(None)):  # sources of values note their own guards when they are made
         state, shapes = pickle.loads(record)
     # torch's own check counts in the trace around it, which there is not
     state = replace(state, local_scope=f_locals, global_scope=f_globals, skip_guards_check=True)
@@ -228,7 +228,7 @@ def _unannounced() -> Iterator[None]:
 
 
 def text_of(manager: Any, compared: Compared, describe: Describe) -> str:
-    """What guards say, with descriptions in the place of identities and of values that have parts; and which
+    """What guards say, with descriptions instead of identities and of values that have parts; and which
     hooks modules have, of which Dynamo leaves guards out."""
     objects, said = compared.by_identity, dict[int, str]()
 

@@ -1,6 +1,6 @@
 """Inputs that share memory, where a graph writes to one.
 
-AOTAutograd traces such a graph with one tensor in the place of the inputs that overlap, and takes them for
+AOTAutograd traces such a graph with one tensor instead of the inputs that overlap, and takes them for
 the views of it that they are while it traces. Nothing guards where they begin in that memory, nor how much of
 it there is. Here Dynamo guards the first, so that it traces again, and each call compares the rest: the graph
 runs as it was captured where its inputs share their memory otherwise. Inputs that lie apart, in one memory or
@@ -33,7 +33,7 @@ class SharedInputs:
     Args:
         gm: the graph that Dynamo captured.
         overlapping: positions of inputs; those of one group lie in the same memory, and some of them
-            overlap, so that AOTAutograd traces one tensor in their place.
+            overlap, so that AOTAutograd traces one tensor instead of them.
         examples: what the graph was captured with, by position.
 
     Attributes:

@@ -59,7 +59,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _unnamed(filename: str, lineno: int) -> None:
-    """In the place of the name of the function around a line."""
+    """Instead of the name of the function around a line."""
 
 
 def _microseconds_of_guards(root: Any, f_locals: Any, rounds: int) -> float:

@@ -22,10 +22,10 @@ from polyfuse.base.errors import InputLayoutError
 from polyfuse.torch_compat.tracing import shapes
 
 __all__ = [
-    "InputPlaces",
+    "InputMemory",
     "overlapping_raises",
     "part_of_memory",
-    "places_of",
+    "input_memory",
     "really_overlap",
     "with_written_apart",
 ]
@@ -42,7 +42,7 @@ Groups: TypeAlias = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class InputPlaces:
+class InputMemory:
     """What is known of the inputs of a graph before a call, as data that is stored beside the graph.
 
     Attributes:
@@ -61,7 +61,7 @@ class InputPlaces:
 
     def written(self, metadata: Any) -> frozenset[int]:
         """Positions of inputs whose elements the graph writes, by what AOTAutograd found out about it. Where
-        it traced one tensor in the place of several, all count."""
+        it traced one tensor instead of several, all count."""
         if metadata is None or not any(info.mutates_data for info in metadata.input_info):
             return frozenset()
         if self.together or len(metadata.input_info) != self.count:
@@ -70,7 +70,7 @@ class InputPlaces:
         return frozenset(self.tensors).intersection(written)
 
 
-def places_of(gm: Any, examples: Sequence[Any], together: Groups = ()) -> InputPlaces:
+def input_memory(gm: Any, examples: Sequence[Any], together: Groups = ()) -> InputMemory:
     """What is known of the inputs of a captured graph, from examples of them, which may be fake."""
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -88,11 +88,11 @@ def places_of(gm: Any, examples: Sequence[Any], together: Groups = ()) -> InputP
     numbers = tuple(i for i, x in enumerate(examples) if isinstance(x, int | torch.SymInt))
     passed = {shapes.expr_of(examples[i]) for i in numbers}
     spans = None if symbols else tuple(_span(examples[i]) for i in tensors)
-    return InputPlaces(len(examples), tensors, spans, numbers if symbols <= passed else None, together)
+    return InputMemory(len(examples), tensors, spans, numbers if symbols <= passed else None, together)
 
 
 def with_written_apart(
-    compiled: Callable[..., Any], otherwise: Callable[..., Any], places: InputPlaces, metadata: Any
+    compiled: Callable[..., Any], otherwise: Callable[..., Any], memory: InputMemory, metadata: Any
 ) -> Callable[..., Any]:
     """A compiled graph, called with its inputs one by one, where no written input overlaps another.
 
@@ -100,25 +100,25 @@ def with_written_apart(
         otherwise: called with the same inputs where one does.
         metadata: what AOTAutograd found out about the graph.
     """
-    written = places.written(metadata)
-    group = {i: number for number, one in enumerate(places.together) for i in one}
+    written = memory.written(metadata)
+    group = {i: number for number, one in enumerate(memory.together) for i in one}
 
     def compared(first: int, second: int) -> bool:
         own = group.get(first)
         return (first in written or second in written) and (own is None or own != group.get(second))
 
-    pairs = list(islice((pair for pair in combinations(places.tensors, 2) if compared(*pair)), _FEW + 1))
+    pairs = list(islice((pair for pair in combinations(memory.tensors, 2) if compared(*pair)), _FEW + 1))
     if not pairs:
         return compiled
     seen: set[tuple[int, ...]] = set()
-    overlap = partial(_overlap, places, compared, seen)
-    if places.spans is not None and len(pairs) <= _FEW:
+    overlap = partial(_overlap, memory, compared, seen)
+    if memory.spans is not None and len(pairs) <= _FEW:
         scope = {"address": _address, "compiled": compiled, "otherwise": otherwise, "overlap": overlap}
-        exec(_text(places, pairs), scope)
+        exec(_text(memory, pairs), scope)
         return wraps(compiled)(scope["call"])
-    tensors = itemgetter(*places.tensors)
+    tensors = itemgetter(*memory.tensors)
     # the first twice: of one alone it would make no tuple
-    numbers = itemgetter(places.numbers[0], *places.numbers) if places.numbers else None
+    numbers = itemgetter(memory.numbers[0], *memory.numbers) if memory.numbers else None
 
     @wraps(compiled)
     def call(*args: Any) -> Any:
@@ -136,7 +136,7 @@ def with_written_apart(
 
 
 def overlapping_raises(*_: Any) -> Any:
-    """Called in the place of a graph that was read from a cache, of which there is no captured form.
+    """Called instead of a graph that was read from a cache, of which there is no captured form.
 
     Raises:
         InputLayoutError: always.
@@ -167,10 +167,10 @@ def _span(tensor: torch.Tensor) -> int:
     return int(last + 1) * tensor.element_size()
 
 
-def _text(places: InputPlaces, pairs: Sequence[tuple[int, int]]) -> str:
+def _text(memory: InputMemory, pairs: Sequence[tuple[int, int]]) -> str:
     """A function that compares a few pairs, and makes no list of its inputs."""
-    given = ", ".join(f"x{i}" for i in range(places.count))
-    spans = dict(zip(places.tensors, places.spans or (), strict=True))
+    given = ", ".join(f"x{i}" for i in range(memory.count))
+    spans = dict(zip(memory.tensors, memory.spans or (), strict=True))
     taken = "; ".join(f"p{i} = address(x{i})" for i in sorted({i for pair in pairs for i in pair}))
     meet = " or ".join(f"{-spans[j]} < p{j} - p{i} < {spans[i]}" for i, j in pairs)
     return f"""
@@ -186,17 +186,17 @@ def call({given}):
 
 
 def _overlap(
-    places: InputPlaces,
+    memory: InputMemory,
     compared: Callable[[int, int], bool],
     seen: set[tuple[int, ...]],
     args: Sequence[Any],
     key: tuple[int, ...] | None = None,
 ) -> bool:
     """Whether two inputs overlap that are to be compared; if none do, `key` is remembered."""
-    if key is None or places.spans is None:
-        parts = sorted((*part_of_memory(args[i]), i) for i in places.tensors)
+    if key is None or memory.spans is None:
+        parts = sorted((*part_of_memory(args[i]), i) for i in memory.tensors)
     else:
-        parts = sorted((p, p + span, i) for p, span, i in zip(key, places.spans, places.tensors, strict=True))
+        parts = sorted((p, p + span, i) for p, span, i in zip(key, memory.spans, memory.tensors, strict=True))
     if any(end > start for (_, end, _), (start, _, _) in pairwise(parts)):
         for number, (_, end, first) in enumerate(parts):
             for start, _, second in parts[number + 1 :]:
@@ -204,7 +204,7 @@ def _overlap(
                     break
                 if compared(first, second) and _meet(args[first], args[second]):
                     return True
-    if key is not None and places.numbers is not None:
+    if key is not None and memory.numbers is not None:
         if len(seen) >= _MOST:
             seen.clear()
         seen.add(key)

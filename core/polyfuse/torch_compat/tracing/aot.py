@@ -19,7 +19,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat.captures.shared_inputs import shared_and_written
-from polyfuse.torch_compat.captures.written_inputs import places_of, with_written_apart
+from polyfuse.torch_compat.captures.written_inputs import input_memory, with_written_apart
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
 from polyfuse.torch_compat.tracing.written_strides import written_strides_kept
 
@@ -60,7 +60,7 @@ def compile_module(
     from torch._functorch.aot_autograd import aot_module_simplified
 
     shared = shared_and_written(gm)
-    places = places_of(gm, example_inputs, () if shared is None else shared.overlapping)
+    memory = input_memory(gm, example_inputs, () if shared is None else shared.overlapping)
     views = views_of_inputs(gm, of_numbers=shared is not None)
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
     scope: AbstractContextManager[None] = nullcontext()
@@ -68,7 +68,7 @@ def compile_module(
         from polyfuse.torch_compat.tracing.aot_cache import caching, serialisable
 
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
-        scope = caching(replace(entry, views=views, places=places))
+        scope = caching(replace(entry, views=views, memory=memory))
     tracing = nullcontext() if shared is None else shared.traced()
     with scope, written_strides_kept(gm), _remainders_of_numbers(gm), tracing:
         compiled: Callable[..., Any] = aot_module_simplified(
@@ -83,7 +83,7 @@ def compile_module(
     if shared is not None:
         compiled = shared.checked(compiled)
     metadata = getattr(TracingContext.try_get(), "fw_metadata", None)
-    return with_written_apart(compiled, gm.forward, places, metadata)
+    return with_written_apart(compiled, gm.forward, memory, metadata)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from polyfuse.torch_compat.captures.bucket_layouts import (
     note_metadata,
 )
 from polyfuse.torch_compat.captures.written_inputs import (
-    InputPlaces,
+    InputMemory,
     overlapping_raises,
     with_written_apart,
 )
@@ -71,7 +71,7 @@ class GraphCacheEntry:
             stored when its backward has been compiled.
         listed: whether the graph can be found under its key, by other processes too.
         views: results whose geometry is compared at each call.
-        places: what inputs are, of which some may be written.
+        memory: what inputs are, of which some may be written.
         seen: told the name of the file of its entry when that is read or about to be written.
     """
 
@@ -81,7 +81,7 @@ class GraphCacheEntry:
     stored: Callable[[], None]
     listed: bool = True
     views: tuple[OutputView, ...] = ()
-    places: InputPlaces | None = None
+    memory: InputMemory | None = None
     seen: Callable[[str], None] | None = None
 
 
@@ -108,7 +108,7 @@ class _Entry(autograd_cache.BundledAOTAutogradResult):
     inputs lie of which some are written."""
 
     views: tuple[OutputView, ...] = ()
-    places: InputPlaces | None = None
+    memory: InputMemory | None = None
 
     def wrap_post_compile(self, args: Any, aot_config: Any, fx_config: Any) -> Callable[..., Any]:
         """The graph, called with a list of its inputs. Where the compiler runs, it compares these
@@ -123,9 +123,9 @@ class _Entry(autograd_cache.BundledAOTAutogradResult):
     def compared(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """The graph, called with its inputs one by one, where nothing was captured."""
         run = with_views(run, self.views)
-        if self.places is None:
+        if self.memory is None:
             return run
-        return with_written_apart(run, overlapping_raises, self.places, self.runtime_metadata)
+        return with_written_apart(run, overlapping_raises, self.memory, self.runtime_metadata)
 
 
 class CachedCode(autograd_cache.OutputCode):
@@ -371,7 +371,7 @@ def _install() -> None:
             entry = its_entry(*args, **named)
         if forward.entry is not None:
             entry.__class__ = _Entry
-            entry.views, entry.places = forward.entry.views, forward.entry.places
+            entry.views, entry.memory = forward.entry.views, forward.entry.memory
         # a backward that was read looks after itself where what it overwrites is needed again
         entry.runtime_metadata = copy(entry.runtime_metadata)
         entry.runtime_metadata.bw_donated_idxs = []

@@ -68,10 +68,10 @@ def differentiates_forward() -> bool:
 
 
 def guard_offsets(gm: Any) -> None:
-    """Let Dynamo guard where its inputs begin in their memory, if the graph places something by a number from
+    """Let Dynamo guard where its inputs begin in their memory, if the graph views something by an offset from
     the beginning of that memory on: `as_strided` with an offset. Dynamo guards sizes and strides alone."""
     context = TracingContext.try_get()
-    if context is None or not isinstance(gm, torch.fx.GraphModule) or not _places_by_number(gm):
+    if context is None or not isinstance(gm, torch.fx.GraphModule) or not _views_by_offset(gm):
         return
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import TensorProperty, TensorPropertySource
@@ -84,7 +84,7 @@ def guard_offsets(gm: Any) -> None:
             context.guards_context.dynamo_guards.add(offset.make_guard(GuardBuilder.EQUALS_MATCH))
 
 
-def _places_by_number(gm: torch.fx.GraphModule) -> bool:
+def _views_by_offset(gm: torch.fx.GraphModule) -> bool:
     modules = [module for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
     nodes = (node for module in modules for node in module.graph.nodes)
     return any("as_strided" in str(node.target) for node in nodes if node.op.startswith("call_"))

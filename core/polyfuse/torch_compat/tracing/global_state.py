@@ -15,7 +15,7 @@ SWITCH_GRADIENTS = torch._C._set_grad_enabled
 """What `no_grad` and `enable_grad` become in a captured graph: called with a constant."""
 
 SILENT_FUNCTIONS = (SWITCH_GRADIENTS, torch._C._log_api_usage_once)
-"""Functions in captured graphs that have no result, and need nothing but their place in the order."""
+"""Functions in captured graphs that have no result, and need nothing but their position in the order."""
 
 
 @contextmanager

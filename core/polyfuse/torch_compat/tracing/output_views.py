@@ -77,12 +77,12 @@ def with_views(compiled: Callable[..., Any], views: Sequence[OutputView]) -> Cal
     """
     if not views:
         return compiled
-    places = [(view, _computed(view)) for view in views]
+    geometries = [(view, _computed(view)) for view in views]
 
     @wraps(compiled)
     def run(*args: Any) -> Any:
         results = compiled(*args)
-        for view, geometry in places:
+        for view, geometry in geometries:
             size, stride, offset = geometry(args)
             result = results[view.output]
             if result.stride() == stride and result.storage_offset() == offset:
@@ -117,8 +117,8 @@ def _geometry(value: torch.Tensor, base: torch.Tensor) -> str:
 def _computed(view: OutputView) -> Callable[[Sequence[Any]], Geometry]:
     """Computes the geometry of a view from all inputs."""
     names = ", ".join(("start", *(name for name, _ in view.symbols)))
-    places = (f"args[{position}]" for _, position in view.symbols)
-    given = ", ".join((f"args[{view.base}].storage_offset()", *places))
+    symbols = (f"args[{position}]" for _, position in view.symbols)
+    given = ", ".join((f"args[{view.base}].storage_offset()", *symbols))
     text = f"lambda args: (lambda {names}: ({view.geometry}))({given})"
     computed: Callable[[Sequence[Any]], Geometry] = eval(text, {"math": math})
     return computed

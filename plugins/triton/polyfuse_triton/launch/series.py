@@ -74,7 +74,7 @@ def join_series(
                 len(words.code),
                 plan.inputs,
                 len(plan.symbols),
-                plan.places,
+                plan.slots,
                 len(plan.returns),
                 words.launches,
                 len(kernels),

@@ -1,4 +1,4 @@
-"""Arithmetic on real and imaginary parts: calls on two real tensors in the place of one on a complex one."""
+"""Arithmetic on real and imaginary parts: calls on two real tensors instead of one on a complex tensor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Parts:
         self.node, self.like = node, value
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """A call on parts in the place of the current node."""
+        """A call on parts at the current node."""
         last = self.node.prev
         try:
             new = self.state.call_before(self.node, target, args, kwargs)
