@@ -9,7 +9,7 @@ from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
 from polyfuse_cuda.flex.call import Written
-from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, place_axes
+from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, score_axes
 from polyfuse_cutlass.attention.backward import Totals, backward_source
 from polyfuse_cutlass.attention.forward import forward_source
 from polyfuse_cutlass.attention.tiles import backward_tiles_of
@@ -28,7 +28,7 @@ def problem_of(
     queries=4096, keys=4096, depth=128, values=0, key_heads=16, masked=False, score="", backward=False, **more
 ):
     """A call, or with `backward` one with gradients; `more` are fields of the problem."""
-    _, h, m, n = place_axes((2, 16, queries, keys))
+    _, h, m, n = score_axes((2, 16, queries, keys))
     mask = apply("ge", *(cast(index_value(i), DType.i32) for i in (m, n))) if masked else None
     slope = load("slopes", h, DType.f32)
     away = cast(index_value(n - m), DType.f32)

@@ -56,8 +56,8 @@ class _Kernel:
         sizes = SimpleNamespace(batch=q.shape[0], heads=q.shape[1], queries=q.shape[2])
         layout = Totals(sizes, BackwardTiles(128 if depth == LANES else 64, depth))  # type: ignore[arg-type]
         assert tuple(totals.shape) == layout.size
-        places = [[layout.place(m, d) for d in range(q.shape[-1])] for m in range(q.shape[2])]
-        totals[:, :, torch.tensor(places)] += ds @ keys
+        offsets = [[layout.offset(m, d) for d in range(q.shape[-1])] for m in range(q.shape[2])]
+        totals[:, :, torch.tensor(offsets)] += ds @ keys
 
 
 def emulated_faults(name: str) -> list[str]:

@@ -176,7 +176,7 @@ def test_subclasses_of_tensors(make, backends):
     torch.compiler.reset()
 
     def function(x: Tensor) -> Tensor:
-        return (x * 2 + 1).softmax(-1) @ x.t()
+        return (x @ x * 2 + 1).softmax(-1) @ x.t()
 
     options = {"backends": backends} if backends else {}
     x = make(torch.arange(16.0).view(4, 4).sin())

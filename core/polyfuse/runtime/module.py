@@ -23,7 +23,7 @@ from polyfuse.runtime.native import on_device
 from polyfuse.runtime.program_code import code_of
 from polyfuse.runtime.provisional import Provisional
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
-from polyfuse.torch_compat.bindings import has_no_memory, is_fake
+from polyfuse.torch_compat.bindings import has_no_memory, is_fake, plain
 
 if TYPE_CHECKING:
     from polyfuse.runtime.graphs.replay import GraphFacts
@@ -160,6 +160,7 @@ class CompiledModule:
 
     def _first_run(self, args: list[Any]) -> tuple[Any, ...]:
         self._check_inputs(args)
+        args[:] = map(plain, args)
         with self._told():
             self.wait()
         self._marking.follow()

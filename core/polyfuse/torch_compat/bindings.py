@@ -84,6 +84,22 @@ def has_no_memory(tensor: torch.Tensor) -> bool:
     return tensor._is_zerotensor()
 
 
+def plain(value: Any) -> Any:
+    """A tensor of a class that only carries a name or attributes, as a tensor; anything else as it is.
+
+    torch looks at the first call of a graph for custom operators that return their operands, and what looks
+    refuses each class that it does not know.
+    """
+    own = getattr(type(value), "__torch_dispatch__", None)
+    if own is not _no_dispatch or type(value) in (torch.Tensor, torch.nn.Parameter):
+        return value
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        return value.as_subclass(torch.Tensor)
+
+
+_no_dispatch = torch.Tensor.__torch_dispatch__
+
+
 def is_fake(tensor: object) -> bool:
     """Whether this is a tensor of sizes and types alone; what defines such tensors is not imported here."""
     module = sys.modules.get("torch._subclasses.fake_tensor")

@@ -84,8 +84,8 @@ _FEW_TAPS = 9
 """Taps of a window over an image of one channel, whose tiles take longer to pack than to multiply."""
 _MOST_PARTIAL = 5
 """Vectors of channels from which on a library is as fast where they fill no whole ones."""
-_FEW_PRODUCTS = 3 << 20
-"""Products up to which groups that fill a part of a vector are faster than a call of the library."""
+_FEW_MULTIPLICATIONS = 3 << 20
+"""Multiplications up to which groups that fill a part of a vector are faster than a call of the library."""
 _PLANE, _SPACE_AND_TIME = 2, 3
 """Axes of a window over an image, and over space and time."""
 
@@ -98,8 +98,8 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     taps = matmul.raxes[1:]
     depth = prod(axis_size(a) for a in matmul.raxes)
     if grouped and is_part(matmul, isa):
-        products = prod(axis_size(a) for a in matmul.axes[1:3]) * depth * pixels
-        return pixels > 1 and isinstance(products, int) and products <= _FEW_PRODUCTS
+        multiplications = prod(axis_size(a) for a in matmul.axes[1:3]) * depth * pixels
+        return pixels > 1 and isinstance(multiplications, int) and multiplications <= _FEW_MULTIPLICATIONS
     if not grouped and all(axis_size(a) == 1 for a in taps):
         # one number is no matrix
         return pixels > 1 or (pixels == 1 and axis_size(matmul.axes[1]) != 1)

@@ -51,7 +51,7 @@ def polyfuse_manifest() -> Manifest:
 
 @hookimpl
 def polyfuse_choices(device_type: str) -> Sequence[Choice]:
-    """Offer the library's products with what follows them."""
+    """Offer the library's matmuls with what follows them."""
     if device_type != "cpu":
         return ()
     from polyfuse_cpp.onednn import library_choices

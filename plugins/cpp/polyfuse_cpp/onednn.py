@@ -235,7 +235,7 @@ def _slope(value: Expr, x: Expr) -> float | None:
 
 
 def _addend(site: CallSite) -> str | None:
-    """The buffer that is added to the result, place by place, and nothing else done."""
+    """The buffer that is added to the result element by element, with nothing else done."""
     result = _result_read(site)
     reader = site.reader
     if reader is None or result is None or reader.value.op != "add" or result not in reader.value.args:

@@ -46,11 +46,11 @@ def packing(instead: Callable[[CallSite], ReplacementCalls]) -> Callable[[CallSi
     def made(site: CallSite) -> ReplacementCalls:
         found = instead(site)
         (call,) = found.nodes
-        place = _WEIGHTS[call.op]
-        weight = call.args[place]
+        position = _WEIGHTS[call.op]
+        weight = call.args[position]
         laid_out = _laid_out(site, call, weight)
         once = site.once(f"{call.name}_weight", *_layout(site, call), laid_out)
-        packed = replace(call, args=(*call.args[:place], laid_out.view(), *call.args[place + 1 :]))
+        packed = replace(call, args=(*call.args[:position], laid_out.view(), *call.args[position + 1 :]))
         return ReplacementCalls((once, packed), (laid_out,), found.takes_reader)
 
     return made

@@ -124,7 +124,7 @@ def choose_plan(
 
 
 def lane_choices(facts: Facts) -> tuple[int, ...]:
-    """Places of the axes that lanes could run along."""
+    """Positions of the axes that lanes could run along, counted from 1."""
     scans = any(s.op == "scan" for s in facts.statements)
     names = (*facts.axes, *(() if scans else facts.raxes))
     return tuple(position for position, name in enumerate(names, 1) if facts.hints[name] >= 2 * _FEW)

@@ -94,7 +94,7 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
 
 @hookimpl
 def polyfuse_timer(device_type: str, backend: str) -> Timer | None:
-    """Time products by the GPU's clock, with cold caches, however long the host takes to launch them."""
+    """Time GEMMs by the GPU's clock, with cold caches, however long the host takes to launch them."""
     if device_type != "cuda" or backend != "cutlass":
         return None
     from polyfuse.runtime.devices.registry import device_of

@@ -1,4 +1,4 @@
-"""A contraction as the hardware sees it: two matrices in memory, and what is done with their product."""
+"""A contraction as the hardware sees it: two matrices in memory, and what is done with the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_BATCHES = 3
 
 @dataclass(frozen=True)
 class Matrix:
-    """One operand where it lies; or the result, whose columns take the place of the depth.
+    """One operand as it lies in memory; or the result, whose columns are described as the depth.
 
     Attributes:
         arg: the kernel's argument.

@@ -1,4 +1,4 @@
-"""How products are timed: grouped ones and those of stream-K need care that other kernels do not."""
+"""How GEMMs are timed: grouped ones and those of stream-K need care that other kernels do not."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Driver:
 
 
 def free_cached_memory() -> None:
-    """Give the device what torch's allocator keeps for later, unless what is launched is being recorded."""
+    """Give the device the memory that torch's allocator caches, unless what is launched is being recorded."""
     import torch
 
     if not torch.cuda.is_current_stream_capturing():

@@ -57,7 +57,7 @@ struct cu_driver {
   int (*words)(int, const char**);
 };
 cu_driver cu;
-const struct { const char* name; void* place; } cu_functions[] = {
+const struct { const char* name; void* pointer; } cu_functions[] = {
     {"cuInit", &cu.init}, {"cuDriverGetVersion", &cu.version}, {"cuCtxGetCurrent", &cu.current},
     {"cuCtxPushCurrent_v2", &cu.push}, {"cuCtxPopCurrent_v2", &cu.pop}, {"cuCtxGetDevice", &cu.device},
     {"cuDeviceGet", &cu.get}, {"cuDeviceGetAttribute", &cu.attribute}, {"cuDevicePrimaryCtxRetain", &cu.retain},
@@ -96,7 +96,7 @@ int cu_open() {
   for (const auto& row : cu_functions) {
     void* found = dlsym(library, row.name);
     if (!found) return fail("the driver of the GPU has no function %s; install a newer one", row.name);
-    memcpy(row.place, &found, sizeof found);
+    memcpy(row.pointer, &found, sizeof found);
   }
   return cu_check(cu.init(0), "starting the driver of the GPU");
 }

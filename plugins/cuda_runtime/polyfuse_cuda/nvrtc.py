@@ -43,8 +43,8 @@ def _library() -> Any:
 
 def _in_wheels() -> list[str]:
     spec = find_spec("nvidia")
-    places = list(spec.submodule_search_locations or []) if spec is not None else []
-    return [str(p) for place in places for p in sorted(Path(place).glob("*/lib/libnvrtc.so.*[0-9]"))]
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    return [str(p) for folder in folders for p in sorted(Path(folder).glob("*/lib/libnvrtc.so.*[0-9]"))]
 
 
 def compiled(text: str, flags: Sequence[str], name: str) -> tuple[bytes, str]:

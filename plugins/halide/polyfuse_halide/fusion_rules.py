@@ -22,7 +22,7 @@ def columns_apart(pair: FusionPair) -> Claim:
 
     A schedule has one order of loops for all that a kernel computes. For a reduction along an outer axis of
     memory that is a group of columns from the first row to the last; what is stored for each element in that
-    order, or computed once and kept for it, runs through memory in steps of a row.
+    order, or computed once and stored for it, runs through memory in steps of a row.
     """
     if pair.touched_bytes < _IN_CACHE:
         return Yes()

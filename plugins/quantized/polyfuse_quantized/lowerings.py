@@ -18,8 +18,8 @@ from polyfuse.symbolic import IndexLike
 
 __all__ = ["LOWERINGS"]
 
-Place = Callable[[TensorValue, Sequence[IndexLike]], Expr]
-"""From a tensor of parameters, and an element's place, to the element's parameter."""
+ParameterAt = Callable[[TensorValue, Sequence[IndexLike]], Expr]
+"""From a tensor of parameters and the indices of an element to the scale or zero point of the element."""
 
 
 def quantize_per_tensor(
@@ -77,13 +77,15 @@ def quantize_per_channel(
 ) -> TensorValue:
     """``clamp(round(value * (1 / scales)) + zero_points)``, with parameters along `axis`."""
     kind = _kind(torch.float32, scales, zero_points)
-    place = _along(axis % value.rank)
+    parameter_at = _along(axis % value.rank)
 
     def body(element: Expr, axes: Sequence[IndexLike]) -> Expr:
-        steps = apply("round", apply("mul", element, _inverse(scales, place, axes, kind)))
-        return _clamped(apply("add", steps, cast(place(zero_points, axes), kind)), quant_min, quant_max)
+        steps = apply("round", apply("mul", element, _inverse(scales, parameter_at, axes, kind)))
+        return _clamped(
+            apply("add", steps, cast(parameter_at(zero_points, axes), kind)), quant_min, quant_max
+        )
 
-    return _at_places(ctx, node, value, kind, body)
+    return _converted(ctx, node, value, kind, body)
 
 
 def quantize_per_token(
@@ -104,7 +106,7 @@ def quantize_per_token(
         moved = apply("add", product, cast(_broadcast(zero_points, axes), kind))
         return _clamped(apply("round", moved), quant_min, quant_max)
 
-    return _at_places(ctx, node, value, kind, body)
+    return _converted(ctx, node, value, kind, body)
 
 
 def dequantize_per_channel(
@@ -144,7 +146,7 @@ def _dequantize(
     value: TensorValue,
     scales: TensorValue,
     zero_points: TensorValue | None,
-    place: Place,
+    parameter_at: ParameterAt,
 ) -> TensorValue:
     # the difference is in the type that eager mode promotes to, and integers wrap in it
     difference = value.torch_dtype
@@ -158,10 +160,10 @@ def _dequantize(
 
     def body(element: Expr, axes: Sequence[IndexLike]) -> Expr:
         if zero_points is not None:
-            element = apply("sub", element, cast(place(zero_points, axes), narrow))
-        return apply("mul", cast(element, kind), cast(place(scales, axes), kind))
+            element = apply("sub", element, cast(parameter_at(zero_points, axes), narrow))
+        return apply("mul", cast(element, kind), cast(parameter_at(scales, axes), kind))
 
-    return _at_places(ctx, node, value, narrow, body)
+    return _converted(ctx, node, value, narrow, body)
 
 
 def _parameter(value: Any, dtype: DType) -> Expr:
@@ -184,21 +186,21 @@ def _kind(value: torch.dtype, scales: TensorValue, zero_points: TensorValue | No
     return kind
 
 
-def _along(axis: int) -> Place:
+def _along(axis: int) -> ParameterAt:
     """Parameters of one dimension, which is dimension `axis` of the values."""
 
-    def place(parameters: TensorValue, axes: Sequence[IndexLike]) -> Expr:
+    def parameter_at(parameters: TensorValue, axes: Sequence[IndexLike]) -> Expr:
         return parameters.at([0 if parameters.size[0] == 1 else axes[axis]])
 
-    return place
+    return parameter_at
 
 
 def _broadcast(parameters: TensorValue, axes: Sequence[IndexLike]) -> Expr:
     return parameters.expand_to(axes)
 
 
-def _inverse(scales: TensorValue, place: Place, axes: Sequence[IndexLike], kind: DType) -> Expr:
-    scale = place(scales, axes)
+def _inverse(scales: TensorValue, parameter_at: ParameterAt, axes: Sequence[IndexLike], kind: DType) -> Expr:
+    scale = parameter_at(scales, axes)
     return cast(apply("div", const(1.0, scale.dtype), scale), kind)
 
 
@@ -213,10 +215,10 @@ def _integers(
     ctx: LoweringContext, node: Any, value: TensorValue, body: Callable[[Expr], Expr]
 ) -> TensorValue:
     """The result of `body` in single precision, converted to the integers of the result."""
-    return _at_places(ctx, node, value, DType.f32, lambda element, axes: body(element))
+    return _converted(ctx, node, value, DType.f32, lambda element, axes: body(element))
 
 
-def _at_places(
+def _converted(
     ctx: LoweringContext,
     node: Any,
     value: TensorValue,

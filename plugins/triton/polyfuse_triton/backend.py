@@ -22,7 +22,7 @@ __all__ = ["TritonBackend"]
 _VERSION = "2"
 # A few values kept in memory cost nothing that can be measured.
 _SPILLS_TAKEN = 32
-# What is done with a product's sums needs registers once, beside a loop that needs all of them.
+# What is done with a matmul's sums needs registers once, beside a loop that needs all of them.
 _SPILLS_BESIDE_SUMS = 512
 
 
@@ -95,7 +95,7 @@ class TritonBackend(Backend):
         return estimate(kernel, config, self.target)
 
     def may_group(self, kernel: Kernel) -> Claim:
-        """Loops of known sizes without reductions, and products of a matrix and a row."""
+        """Loops of known sizes without reductions, and matmuls of a matrix and a row."""
         from polyfuse_triton.codegen import may_group
 
         return may_group(kernel, self.target)

@@ -60,7 +60,7 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> Sequence[Confi
 
 
 def may_group(kernel: Kernel, target: Target) -> Claim:
-    """Loops that compute each element by itself and products of a matrix and a row, of known sizes: how many
+    """Loops that compute each element by itself and matmuls of a matrix and a row, of known sizes: how many
     programs each part has is text.
     """
     if kernel.row_buffers or any(arg.kind == "size" for arg in kernel.args):
@@ -71,7 +71,7 @@ def may_group(kernel: Kernel, target: Target) -> Claim:
         plan = choose_plan(kernel, target, None)
         if plan.persistent and plan.groups is None and not plan.is_shared:
             return Yes()
-    return No("of kernels with reductions, only products of a matrix and a row become parts of a kernel")
+    return No("of kernels with reductions, only matmuls of a matrix and a row become parts of a kernel")
 
 
 def _grouped(kernel: Kernel, target: Target) -> Source:

@@ -86,8 +86,8 @@ def test_gradients_of_queries_are_where_threads_put_them(rows, depth):
                         m = thread // 32 * 16 + thread % 32 // 4 + 8 * (k // 2)
                         d = 8 * n + thread % 4 * 2 + k % 2
                         at = (m, 64 * group + d) if wide else (64 * group + m, d)
-                        place = (tile * 8 + n) * 1024 + (group * 128 + thread) * 4 + k
-                        assert totals.place(tile * rows + at[0], at[1]) == place
+                        offset = (tile * 8 + n) * 1024 + (group * 128 + thread) * 4 + k
+                        assert totals.offset(tile * rows + at[0], at[1]) == offset
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def norm_of_stored_rows(m: int, n: int) -> Kernel:
 def test_rows_that_are_stored_and_read_again(shape, tmp_path):
     backend = HalideBackend(Settings.resolve())
     source = backend.emit(norm_of_stored_rows(*shape))
-    assert "kept0 = p.row" in source.text and 'p.input("out0"' not in source.text
+    assert "fwd0 = p.row" in source.text and 'p.input("out0"' not in source.text
     backend.build([source], tmp_path)
     x, y = torch.randn(shape), torch.randn(shape)
     total_of, centred = torch.zeros(shape), torch.zeros(shape)

@@ -64,6 +64,16 @@ def test_gradient_of_copied_columns() -> None:
     assert x.grad is not None and torch.equal(x.grad, expected)
 
 
+def test_rows_that_lie_apart_are_filled_in_a_dense_copy() -> None:
+    def fill(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.index_fill(0, i, 2.0), x.t().put(i, x[0])
+
+    x, index = torch.randn(6, 6)[::2, ::2], torch.tensor([0, 2, 1])
+    results = torch.compile(fill, backend="polyfuse", options={"backends": ("interpreter",)})(x, index)
+    for found, wanted in zip(results, fill(x, index), strict=True):
+        torch.testing.assert_close(found, wanted, check_stride=True)
+
+
 def test_mutation_reads_old_value_first() -> None:
     def step(p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
         old = p * 3

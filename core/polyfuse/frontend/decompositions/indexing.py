@@ -49,8 +49,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any 
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """One number in the rows that `index` names; the result has the strides of `x`. That of torch 2.11 ends
-    with a copy in place, which AOTAutograd refuses."""
+    """One number in the rows that `index` names; the result lies as a copy of `x` would. That of torch 2.11
+    ends with a copy in place, which AOTAutograd refuses."""
     if x.dim() == 0:
         return index_fill(x.view(1), 0, index, value).view(()).clone()
     if not isinstance(value, Tensor):
@@ -58,7 +58,8 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     dim = dim % x.dim()
     rows = value.to(x.dtype).expand([*x.shape[:dim], index.numel(), *x.shape[dim + 1 :]])
     indices = [*(None for _ in range(dim)), index.view(-1)]
-    return like_layout(torch.ops.aten.index_put.default(x, indices, rows), x)
+    filled = torch.ops.aten.index_put.default(x, indices, rows)
+    return like_layout(filled, torch.empty_like(x))
 
 
 def index_reduce(
@@ -106,9 +107,9 @@ def unsafe_masked_index(x: Tensor, mask: Tensor, indices: Sequence[Tensor | None
 
 
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Any:
-    """Elements written at positions counted through the whole tensor."""
+    """Elements written at positions counted through the whole tensor. The result lies as a copy would."""
     flat = torch.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
-    return like_layout(flat.view(x.shape), x)
+    return like_layout(flat.view(x.shape), torch.empty_like(x))
 
 
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:

@@ -25,7 +25,7 @@ enum {
   PF_OK = 0,
   PF_FAILED = 1,    /* a request failed: the runtime knows why */
   PF_NO_MEMORY = 2, /* memory for intermediate values could not be had */
-  PF_MISPLACED = 3, /* an input is not at the address that kernels need: nothing was done, the caller still
+  PF_MISALIGNED = 3, /* an input is not at the address that kernels need: nothing was done, the caller still
                        owns all inputs; call again with copies that are (HostInput.alignment) */
 };
 
@@ -48,7 +48,7 @@ typedef struct pf_runtime {
 } pf_runtime;
 
 /* `inputs`: a word for each of HostProgram.inputs; the program takes over the references, whatever it returns but
-   PF_MISPLACED. `results`: room for a word for each of HostProgram.results, filled in where it returns PF_OK. May be called
+   PF_MISALIGNED. `results`: room for a word for each of HostProgram.results, filled in where it returns PF_OK. May be called
    by several threads at once. */
 typedef int (*pf_program)(const pf_runtime* runtime, const pf_word* inputs, pf_word* results);
 

@@ -276,7 +276,7 @@ PyObject* call(PyObject* capsule, PyObject* args) {
   pf_word inputs[self->input_count + 1], results[self->result_count + 1];
   if (!take(self, args, inputs)) return nullptr;
   const int status = POLYFUSE_KERNEL(&self->runtime, inputs, results);
-  if (status == PF_MISPLACED) return call_elsewhere(self, capsule, inputs);
+  if (status == PF_MISALIGNED) return call_elsewhere(self, capsule, inputs);
   if (status == PF_NO_MEMORY)
     return PyErr_Format(PyExc_RuntimeError, "%s: can't allocate memory for intermediate values; use smaller inputs",
                         self->name);

@@ -2,9 +2,9 @@
 #include <stdlib.h>
 typedef int64_t i64;
 namespace {
-// Blocks that nothing uses, kept from call to call: fresh memory costs a fault for each page of 4096 bytes. Calls of
+// Blocks that nothing uses, cached from call to call: fresh memory costs a fault for each page of 4096 bytes. Calls of
 // several threads find blocks of their own.
-struct kept_blocks {
+struct cached_blocks {
   enum : i64 { least = i64(128) << 10, in_all = i64(1) << 30 };
   enum { most = 64 };
   bool taken;
@@ -12,7 +12,7 @@ struct kept_blocks {
   i64 bytes;
   struct { void* at; i64 bytes; } blocks[most];
 
-  ~kept_blocks() { forget(); }
+  ~cached_blocks() { clear(); }
   void lock() { while (__atomic_test_and_set(&taken, __ATOMIC_ACQUIRE)) {} }
   void unlock() { __atomic_clear(&taken, __ATOMIC_RELEASE); }
   // The smallest block with room for so many bytes, whose size it tells, unless that is more than twice as large.
@@ -33,8 +33,8 @@ struct kept_blocks {
     unlock();
     return found;
   }
-  // Whether a block is kept.
-  bool keep(void* at, i64 size) {
+  // Whether a block is cached from now on.
+  bool put(void* at, i64 size) {
     lock();
     const bool room = count < most && bytes + size <= in_all;
     if (room) {
@@ -44,14 +44,14 @@ struct kept_blocks {
     unlock();
     return room;
   }
-  void forget() {
+  void clear() {
     lock();
     while (count > 0) free(blocks[--count].at);
     bytes = 0;
     unlock();
   }
 };
-kept_blocks kept;
+cached_blocks block_cache;
 
 // Memory that only kernels see.
 struct memory {
@@ -65,13 +65,13 @@ struct memory {
     discard();
     // room for a vector where nothing was asked for, so that there is an address
     size = bytes < 64 ? 64 : bytes;
-    at = size < kept_blocks::least ? nullptr : kept.find(size);
+    at = size < cached_blocks::least ? nullptr : block_cache.find(size);
     if (at || posix_memalign(&at, 64, size) == 0) return true;
     at = nullptr;
     return false;
   }
   void discard() {
-    if (!at || size < kept_blocks::least || !kept.keep(at, size)) free(at);
+    if (!at || size < cached_blocks::least || !block_cache.put(at, size)) free(at);
     at = nullptr;
   }
 };

@@ -145,7 +145,7 @@ class _Looped:
         for reducer in self.reducers.values():
             reducer.finish(self.frame)
 
-    # Places.
+    # Statements by loop level.
 
     def _level(self, stmt: Statement) -> int:
         """How many loops a statement has around it."""

@@ -94,7 +94,7 @@ class Scanner:
         frame.bind_results(self.stmt.targets, results, self.vector)
 
     def _extremes(self, frame: Frame, copy: int) -> list[str]:
-        """The extremes so far of the lanes of one vector, and their places."""
+        """The extremes so far of the lanes of one vector, and their positions."""
         frame.features.add("extremes")
         run, position = self._name("run", copy), self._name("pos", copy)
         value, at = (frame.text(a, True, copy) for a in self.stmt.args)

@@ -155,7 +155,7 @@ class Scope:
                 self.env[target] = Value(self.facts.dtypes[target], vector, tuple(names))
 
     def read_tables(self, tables: Mapping[str, str]) -> None:
-        """Name values that are kept in arrays, an element for each position of the lane axis."""
+        """Name values that are stored in arrays, an element for each position of the lane axis."""
         for name, table in tables.items():
             texts = []
             for copy in range(self.copies):

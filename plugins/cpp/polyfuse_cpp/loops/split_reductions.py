@@ -113,11 +113,11 @@ class _Cutter:
                 dtype = self._type(stmt, result)
                 buffer = f"part{number}_{position}_{result}"
                 self.scratch.append(Scratch(buffer, dtype, self.chunks * self.points))
-                place_of = self.chunk * self.points + self.point
+                offset = self.chunk * self.points + self.point
                 name = target or f"unused{number}_{position}_{result}"
                 parts.append(name)
-                stores.append(Store(buffer, place_of, name, dtype))
-                loads.append(Load(f"part_{name}", buffer, place_of, dtype))
+                stores.append(Store(buffer, offset, name, dtype))
+                loads.append(Load(f"part_{name}", buffer, offset, dtype))
             kind, merged = _MERGE.get(stmt.kind, stmt.kind), tuple(f"part_{n}" for n in parts)
             merges.append(Reduce(tuple(parts), kind, merged, stmt.dtype))
             body = tuple(replace(stmt, targets=tuple(parts)) if s is stmt else s for s in body)

@@ -101,7 +101,7 @@ class GroupedText(MatmulText):
 
     # Loops.
 
-    def _place(self) -> None:
+    def _declare_item(self) -> None:
         out = self.out
         out.line("const i64 down_at = item / over % down, over_at = item % over;")
         out.line("const i64 tile_from = tile_count * down_at / down;")
@@ -111,7 +111,7 @@ class GroupedText(MatmulText):
 
     def _item(self) -> None:
         out, plan, kind = self.out, self.plan, self.matmul.dtype
-        self._place()
+        self._declare_item()
         with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
             out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
             out.line(f"const {kind}* rows_at[{_TILES * self._tile_words}];")
@@ -141,15 +141,15 @@ class GroupedText(MatmulText):
             for name in self.shared_axes:
                 out.line(f"const i64 {name} = 0;")
             with out.block(f"for (i64 tap = 0; tap < {self.taps}; ++tap)"):
-                place = f"rows_at[(tile - tile_a) * {self._tile_words} + tap * {self.plan.rows} + row]"
+                entry = f"rows_at[(tile - tile_a) * {self._tile_words} + tap * {self.plan.rows} + row]"
                 first = {window.run: "0", self.group: "0"}
                 address = f"{window.load.buffer} + {index_text(window.load.index, first)}"
                 if window.mask:
                     out.line(f"const bool there = {self.border.there()};")
                     out.line("borders[tile - tile_a] |= !there;")
-                    out.line(f"{place} = there ? {address} : zeros;")
+                    out.line(f"{entry} = there ? {address} : zeros;")
                 else:
-                    out.line(f"{place} = {address};")
+                    out.line(f"{entry} = {address};")
                 advance(window.taps, sizes, out)
 
     def _blocks(self) -> None:

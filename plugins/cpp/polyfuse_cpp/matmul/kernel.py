@@ -188,7 +188,7 @@ class MatmulText:
 
     def _item(self) -> None:
         out, plan = self.out, self.plan
-        self._place()
+        self._declare_item()
         self.a.before_item()
         with out.block(f"for (i64 block_a = block_from; block_a < block_to; block_a += {plan.blocks})"):
             out.line(f"const i64 block_e = index_min(block_to, block_a + {plan.blocks});")
@@ -205,7 +205,7 @@ class MatmulText:
         """Parameters that say what one thread does."""
         return "i64 first_item, i64 end_item, i64 down, i64 over"
 
-    def _place(self) -> None:
+    def _declare_item(self) -> None:
         """Declare the position of an item: some tiles of rows and blocks of columns, over the whole depth."""
         out = self.out
         start_at(self.matmul.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
@@ -250,8 +250,8 @@ class MatmulText:
         axes = (*self.matmul.a.axes, *self.matmul.b.axes, *self.block_axes)
         for touched in self.touched:
             first = f"{touched.buffer} + {index_text(touched.index, dict.fromkeys(axes, '0'))}"
-            place = f"{first} + row_from * {touched.pitch} + {column}"
-            self.out.line(f"matmul_fetch<{self.plan.rows}, {touched.pitch}, {count}>({place});")
+            address = f"{first} + row_from * {touched.pitch} + {column}"
+            self.out.line(f"matmul_fetch<{self.plan.rows}, {touched.pitch}, {count}>({address});")
 
     def _tile(self) -> None:
         out, plan = self.out, self.plan

@@ -22,7 +22,7 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     op: getattr(operator, op) for op in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 _HALVES = {0: 0x0F, 4: 0xF0}
-"""Bits of a byte by the place of their lowest one."""
+"""Bits of a byte by the position of the lowest one."""
 
 _BYTES = (DType.u8, DType.i8)
 
@@ -52,13 +52,13 @@ def nibbles_of(matmul: Matmul, name: str, inner: Sequence[str]) -> Nibbles | Non
     body, value = matmul.b.operand.body, matmul.b.operand.value
     if not all(point.follow(body) for point in points):
         return None
-    places = [next((s for s, bits in _HALVES.items() if not p.bits[value] & ~bits), -1) for p in points]
+    shifts = [next((s for s, bits in _HALVES.items() if not p.bits[value] & ~bits), -1) for p in points]
     first, second = points
-    if first.byte is None or second.byte is None or sorted(places) != [0, 4]:
+    if first.byte is None or second.byte is None or sorted(shifts) != [0, 4]:
         return None
     if (first.byte.buffer, first.byte.index) != (second.byte.buffer, second.byte.index):
         return None
-    return Nibbles(first.byte, (places[0], places[1]), (first.instead, second.instead))
+    return Nibbles(first.byte, (shifts[0], shifts[1]), (first.instead, second.instead))
 
 
 @dataclass

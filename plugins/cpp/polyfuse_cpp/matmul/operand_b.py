@@ -194,7 +194,7 @@ class OperandBText(OperandText):
             self._converted_columns("j", f"j + {self.plan.columns}", "(j - first)")
 
     def _converted_columns(self, first: str, end: str, room: str) -> None:
-        """Some columns of a block, to places that are counted by `room`."""
+        """Some columns of a block, each to the buffer of column number `room`."""
         out, lane, kind = self.out, self.operand.axes[-1], self.element
         depth = self.matmul.moving_depth
         position = axis_of_bytes(self.matmul)
@@ -230,8 +230,8 @@ class OperandBText(OperandText):
             # in the registers of bf16: as f32 they would be twice as many, and rounded again
             count = _COPIES * lanes
             with out.block(f"for (; {name} + {count} <= {end}; {name} += {count})"):
-                place = f"{plain.buffer} + {index_text(plain.index)}"
-                out.line(f"matmul_store_eights<{count // 32}>(to + {name}, {place});")
+                address = f"{plain.buffer} + {index_text(plain.index)}"
+                out.line(f"matmul_store_eights<{count // 32}>(to + {name}, {address});")
         whole_vectors = [(max(1, _COPIES // points), None), (1, None)]
         if self._looked_up(name, inner, end, outside, done):
             whole_vectors = []
@@ -273,9 +273,9 @@ class OperandBText(OperandText):
                     else:
                         frame.emit(stmt)
                 out.line(f"number_{point} = {self._converted_value(frame, 0)};")
-        place = f"{nibbles.byte.buffer} + {index_text(nibbles.byte.index)}"
+        address = f"{nibbles.byte.buffer} + {index_text(nibbles.byte.index)}"
         shifts = ", ".join(map(str, nibbles.shifts))
-        numbers = f"number_0, number_1, {place}, {end}"
+        numbers = f"number_0, number_1, {address}, {end}"
         out.line(f"{name} = matmul_nibbles<{shifts}>(to, {numbers});")
         return True
 
@@ -320,12 +320,12 @@ class OperandBText(OperandText):
                         frame.emit(stmt)
                 for copy in range(copies):
                     out.line(f"part_{point}_{copy} = {self._converted_value(frame, copy)};")
-        place = f"to + {name} * {points}" if points > 1 else f"to + {name}"
+        address = f"to + {name} * {points}" if points > 1 else f"to + {name}"
         if points > 1:
             self.features.add("interleave")
             for copy in range(copies):
                 parts = ", ".join(f"part_{point}_{copy}" for point in range(points))
-                at = f"{place} + {copy * self.lanes * points}"
+                at = f"{address} + {copy * self.lanes * points}"
                 if tail:
                     out.line(f"store_interleaved_n({at}, {points} * n, {parts});")
                 elif narrow and points == 2:
@@ -334,7 +334,7 @@ class OperandBText(OperandText):
                     out.line(f"store_interleaved({at}, {parts});")
             return
         for copy in range(0, copies, 2 if narrow and copies > 1 else 1):
-            at = f"{place} + {copy * self.lanes}"
+            at = f"{address} + {copy * self.lanes}"
             if narrow and copies > 1:
                 out.line(f"matmul_store_pair({at}, part_0_{copy}, part_0_{copy + 1});")
             else:

@@ -34,7 +34,7 @@ class SplitKText(MatmulText):
     def _shares(self) -> str:
         return f"{self.matmul.dtype}* parts, i64 first_item, i64 end_item"
 
-    def _place(self) -> None:
+    def _declare_item(self) -> None:
         out, slices = self.out, self.plan.slices
         out.line("const i64 unit_count = batch_count * tile_count * block_count;")
         out.line(f"const i64 slice = item % {slices}, unit = item / {slices};")

@@ -28,7 +28,7 @@ void device_leave(device_state*);
 void device_stream(device_state*, void* stream);
 // The code of a kernel that runs here.
 const device_code& device_code_of(device_state*, int kernel);
-// Without a message: more may be free after memory that is kept is given back. Addresses are multiples of 256.
+// Without a message: more may be free after cached memory is released. Addresses are multiples of 256.
 int device_allocate(device_state*, int64_t bytes, void** at);
 void device_free(device_state*, void* at);
 bool device_holds(device_state*, const void* at);

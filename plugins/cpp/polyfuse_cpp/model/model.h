@@ -6,14 +6,14 @@ struct pf_model {
   pf_ref weights[weight_count + 1];
   pf_ref constants[constant_count + 1];
   pthread_mutex_t turn;  // taken where the model writes to its own buffers
-  model_place place;
+  model_device device;
 };
 
 namespace {
 // Weights.
 
-// Where in a package the weights begin, which are its first member; -1: it is no package, or another one.
-int64_t place_in_package(int file) {
+// The offset of the weights in a package, whose first member they are; -1: it is no package, or another one.
+int64_t offset_in_package(int file) {
   unsigned char head[30];
   const size_t expected = strlen(weight_member);
   char name[sizeof weight_member];
@@ -62,7 +62,7 @@ pf_memory* open_weights(const char* path, char** first) {
     fail("%s cannot be read", whole);
     return nullptr;
   }
-  const int64_t start = folder ? 0 : place_in_package(file);
+  const int64_t start = folder ? 0 : offset_in_package(file);
   pf_memory* memory = map_file(whole, file, start);
   close(file);
   if (memory) *first = (char*)memory->base + start % sysconf(_SC_PAGESIZE);
@@ -73,7 +73,7 @@ void destroy_model(pf_model* model) {
   if (!model) return;
   for (pf_ref weight : model->weights) release_value(nullptr, weight);
   pthread_mutex_destroy(&model->turn);
-  model->place.close();
+  model->device.close();
   free(model);
 }
 
@@ -96,7 +96,7 @@ int fill_weights(pf_model* model, pf_memory* memory, char* first) {
 }
 
 int prepare_weights(const char* path, pf_model* model) {
-  visit time(model->place);
+  visit time(model->device);
   if (time.begin()) return 1;
   char* first = nullptr;
   pf_memory* memory = weight_bytes ? open_weights(path, &first) : nullptr;
@@ -110,7 +110,7 @@ int prepare_weights(const char* path, pf_model* model) {
 int build_model(const char* path, pf_model** made) {
   pf_model* model = (pf_model*)calloc(1, sizeof(pf_model));
   if (!model) return fail("memory for the model could not be had");
-  if (model->place.open()) {
+  if (model->device.open()) {
     free(model);
     return 1;
   }
@@ -198,7 +198,7 @@ pf_ref reached(const pf_tensor& in, visit& time) {
 }
 
 // An argument as the program reads it: where it is, or a copy with the layout and at an address as compiled.
-pf_ref placed(const pf_tensor& in, const int64_t* strides, int64_t alignment, const char* name, visit& time) {
+pf_ref as_compiled(const pf_tensor& in, const int64_t* strides, int64_t alignment, const char* name, visit& time) {
   pf_ref seen = reached(in, time);
   if (!seen) return nullptr;
   const bool there = alignment < 2 || (uintptr_t)seen->data % alignment == 0;
@@ -230,11 +230,11 @@ struct call {
     for (pf_ref value : values) release_value(nullptr, value);
   }
 
-  int place() {
+  int take_inputs() {
     for (int k = 0; k < input_count; ++k) {
       const input_row& row = input_rows[k];
       if (row.origin != 't') continue;
-      values[row.position] = placed(in[row.position], strides[row.position], row.alignment,
+      values[row.position] = as_compiled(in[row.position], strides[row.position], row.alignment,
                                     input_descriptions[row.position].name, time);
       if (!values[row.position]) return 1;
     }
@@ -338,13 +338,13 @@ int deliver_all(pf_model* model, call& one, pf_word* words, pf_tensor* out, bool
 }
 
 int run_model(pf_model* model, const pf_tensor* in, pf_tensor* out) {
-  visit time(model->place);
+  visit time(model->device);
   if (time.begin()) return 1;
   call one(in, time);
   if (check_arguments(in, time) || find_sizes(in, one.symbols) || check_apart(in)) return 1;
   find_strides(one.symbols, one.strides);
   message[0] = 0;
-  if (one.place() || time.broke()) return 1;
+  if (one.take_inputs() || time.broke()) return 1;
   pf_word words[input_count + 1], results[word_count + 1];
   if (takes_turns) pthread_mutex_lock(&model->turn);
   one.inputs(model, words);
@@ -365,12 +365,12 @@ int run_model(pf_model* model, const pf_tensor* in, pf_tensor* out) {
   return failed;
 }
 
-int use_stream(pf_model* model, void* stream) { return model->place.use_stream(stream); }
+int use_stream(pf_model* model, void* stream) { return model->device.use_stream(stream); }
 
 const char* last_error(void) { return message; }
 
 const pf_model_api api = {PF_MODEL_ABI, model_name,   argument_count, result_count,  input_descriptions, output_descriptions,
-                          create_model, run_model, release_output, destroy_model, last_error, place_name, use_stream};
+                          create_model, run_model, release_output, destroy_model, last_error, device_type, use_stream};
 }  // namespace
 
 extern "C" const pf_model_api* polyfuse_model(void) { return &api; }

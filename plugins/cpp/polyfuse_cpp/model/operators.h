@@ -22,7 +22,7 @@ int64_t order_of(const char* at, int32_t dtype) {
   return size > infinity ? INT64_MAX : bits < 0 ? -size : size;
 }
 
-struct ordered { int64_t order, place; };
+struct ordered { int64_t order, index; };
 
 // Where the first element of each row along a dimension is, in elements.
 struct rows {
@@ -73,7 +73,7 @@ int sorted(pf_ref tensor, int64_t dim, bool descending, int64_t count, pf_word* 
   const rows all(tensor->rank, (int32_t)dim, tensor->sizes);
   const int64_t item = item_bytes[tensor->dtype], out_step = tensor->rank ? strides[dim] : 0;
   const auto before = [](const ordered& a, const ordered& b) {
-    return a.order != b.order ? a.order < b.order : a.place < b.place;
+    return a.order != b.order ? a.order < b.order : a.index < b.index;
   };
 #pragma omp parallel for if (all.count > 1 && all.count * length > 32768)
   for (int64_t row = 0; row < all.count; ++row) {
@@ -87,8 +87,8 @@ int sorted(pf_ref tensor, int64_t dim, bool descending, int64_t count, pf_word* 
     if (count == length) std::sort(line.begin(), line.end(), before);
     else std::partial_sort(line.begin(), line.begin() + count, line.end(), before);
     for (int64_t i = 0; i < count; ++i) {
-      memcpy(found->data + (to + i * out_step) * item, from + line[i].place * step * item, item);
-      ((int64_t*)where->data)[to + i * out_step] = line[i].place;
+      memcpy(found->data + (to + i * out_step) * item, from + line[i].index * step * item, item);
+      ((int64_t*)where->data)[to + i * out_step] = line[i].index;
     }
   }
   if (values) values->ref = found;

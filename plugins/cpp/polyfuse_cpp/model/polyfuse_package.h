@@ -21,7 +21,7 @@
 #include "polyfuse_model.h"
 
 typedef struct pf_member { /* of an archive: where its bytes are, and how many */
-  int64_t place, size;
+  int64_t offset, size;
   int stored; /* as they are, not compressed */
   uint32_t crc;
 } pf_member;
@@ -75,7 +75,7 @@ static inline int pf_find_member(int file, const char* name, pf_member* found) {
     if (size == 0xffffffff) size = pf_large_size(rest + length, extra);
     at += 30 + length + extra;
     if (size > end || at > end - size) return 1;
-    found->place = (int64_t)at;
+    found->offset = (int64_t)at;
     found->size = (int64_t)size;
     found->stored = pf_number(head + 8, 2) == 0;
     found->crc = (uint32_t)pf_number(head + 14, 4);
@@ -93,7 +93,7 @@ static inline int pf_member_in_memory(int file, const pf_member* member) {
   uint32_t crc = 0;
   while (copy >= 0 && done < member->size) {
     const int64_t left = member->size - done;
-    const ssize_t got = pread(file, block, left < (int64_t)sizeof block ? (size_t)left : sizeof block, member->place + done);
+    const ssize_t got = pread(file, block, left < (int64_t)sizeof block ? (size_t)left : sizeof block, member->offset + done);
     if (got <= 0 || write(copy, block, (size_t)got) != got) {
       close(copy);
       return -1;

@@ -1,5 +1,5 @@
 // The tensors of a model that runs without Python: what references of its host program stand for. Above polyfuse_model.h and
-// host_place.h or device_place.h, which say where memory lies, like all files here that the plugin puts into one unit.
+// on_cpu.h or on_device.h, which allocate memory, like all files here that the plugin puts into one unit.
 struct pf_value {
   int64_t shares;
   pf_memory* memory;  // null: the caller's
@@ -136,8 +136,8 @@ int conform(pf_ref tensor, int32_t rank, const int64_t* sizes, const int64_t* st
   bool fits = tensor->rank == rank && (!dtype || dtype == tensor->dtype);
   for (int32_t d = 0; fits && d < rank; ++d) fits = tensor->sizes[d] == sizes[d];
   if (!fits) return fail("an operator returned another type or size than it announced when the model was compiled");
-  const bool placed = alignment < 2 || (uintptr_t)tensor->data % alignment == 0;
-  if (placed && same_layout(tensor, rank, sizes, strides)) return give(shared(tensor), results);
+  const bool aligned = alignment < 2 || (uintptr_t)tensor->data % alignment == 0;
+  if (aligned && same_layout(tensor, rank, sizes, strides)) return give(shared(tensor), results);
   return give(copied(tensor, rank, sizes, strides), results);
 }
 
@@ -149,12 +149,12 @@ int check_layout(pf_ref tensor, int32_t rank, const int64_t* sizes, const int64_
 // Parts one after another in memory that is there already; a part of one dimension without elements joins with anything.
 int join(int count, const pf_ref* parts, int64_t dim, pf_ref whole) {
   if (dim < 0) dim += whole->rank;
-  pf_value place = *whole;
+  pf_value slice = *whole;
   for (int i = 0; i < count; ++i) {
     if (parts[i]->rank != whole->rank) continue;
-    place.sizes[dim] = parts[i]->sizes[dim];
-    copy_tensor(&place, parts[i]);
-    place.data += place.sizes[dim] * place.strides[dim] * item_bytes[whole->dtype];
+    slice.sizes[dim] = parts[i]->sizes[dim];
+    copy_tensor(&slice, parts[i]);
+    slice.data += slice.sizes[dim] * slice.strides[dim] * item_bytes[whole->dtype];
   }
   return 0;
 }

@@ -15,7 +15,7 @@ _LINE = 64
 
 
 def launch_symbol(position: int) -> str:
-    """The function that launches a kernel, by its place in the library."""
+    """The function that launches a kernel, by its position in the library."""
     return f"launch_{position}"
 
 
@@ -59,22 +59,24 @@ def _literal(code: bytes) -> str:
 def _launch(position: int, kernel: DeviceKernel) -> str:
     numbers = [name for name, kind in kernel.arguments if kind != "ptr"]
     sizes = SizePrinter(numbers)
-    places = {name: f"a{i}" for i, (name, _) in enumerate(kernel.arguments)}
-    kinds = [f"{'void*' if kind == 'ptr' else 'int64_t'} {places[name]}" for name, kind in kernel.arguments]
-    given = ", ".join((*(places[name] for name in numbers), "0"))
+    variables = {name: f"a{i}" for i, (name, _) in enumerate(kernel.arguments)}
+    kinds = [
+        f"{'void*' if kind == 'ptr' else 'int64_t'} {variables[name]}" for name, kind in kernel.arguments
+    ]
+    given = ", ".join((*(variables[name] for name in numbers), "0"))
     lines = [f"const int64_t s[] = {{{given}}};", "(void)s;"]
     for name, kind in kernel.arguments:
         if kind == "i32":
-            lines.append(f"int32_t {places[name]}_short = (int32_t){places[name]};")
+            lines.append(f"int32_t {variables[name]}_short = (int32_t){variables[name]};")
             reason = quoted(f"{name} fits in 32 bits")
             lines.append(
-                f"if ({places[name]}_short != {places[name]} && !refused({position}, {reason})) return;"
+                f"if ({variables[name]}_short != {variables[name]} && !refused({position}, {reason})) return;"
             )
     if kernel.guard:
         test = sizes.text(kernel.guard)
         lines.append(f"if (!{test} && !refused({position}, {quoted(kernel.guard)})) return;")
     lines.append("void *zeroed = nullptr, *scratch = nullptr, *nothing = nullptr;")
-    addresses = ", ".join(f"&{value}" for value in _values(kernel, places))
+    addresses = ", ".join(f"&{value}" for value in _values(kernel, variables))
     lines.append(f"void* parameters[] = {{{addresses}}};")
     grid = ", ".join(sizes.text(extent) for extent in kernel.grid)
     lines.append(f"const int64_t grid[] = {{{grid}}};")
@@ -85,11 +87,11 @@ def _launch(position: int, kernel: DeviceKernel) -> str:
     return f"void {launch_symbol(position)}({', '.join(kinds)}) {{\n{body}}}\n"
 
 
-def _values(kernel: DeviceKernel, places: dict[str, str]) -> Iterable[str]:
+def _values(kernel: DeviceKernel, variables: dict[str, str]) -> Iterable[str]:
     """The variables that hold the parameters of the code."""
     kinds = dict(kernel.arguments)
     for name in kernel.parameters:
-        if name in places:
-            yield f"{places[name]}_short" if kinds[name] == "i32" else places[name]
+        if name in variables:
+            yield f"{variables[name]}_short" if kinds[name] == "i32" else variables[name]
         else:
             yield name or "nothing"

@@ -146,13 +146,13 @@ class _Case:
     def _greatest(self, tensor: Any, k: Any, dim: Any = -1, largest: Any = True, sorted: Any = True) -> str:
         return self._ordered(tensor, dim, largest, k)
 
-    def _ordered(self, tensor: Any, dim: Any, descending: Any, kept: Any) -> str:
+    def _ordered(self, tensor: Any, dim: Any, descending: Any, count: Any) -> str:
         """Results that nobody wants have no words."""
         wanted = self._request.results
         words = ["b" if wanted[0] != "-" else "nullptr", "nullptr"]
         if wanted[1] != "-":
             words[1] = "b + 1" if wanted[0] != "-" else "b"
-        numbers = ", ".join(map(self._number, (dim, descending, kept)))
+        numbers = ", ".join(map(self._number, (dim, descending, count)))
         return f"return sorted({self._tensor(tensor)}, {numbers}, {', '.join(words)});"
 
     # Arguments.

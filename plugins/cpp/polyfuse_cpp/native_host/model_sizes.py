@@ -51,7 +51,7 @@ class SizePrinter:
     """Prints texts over symbols, each of which is an element of the array `s`."""
 
     def __init__(self, symbols: Sequence[str]) -> None:
-        self._places = {name: f"s[{position}]" for position, name in enumerate(symbols)}
+        self._elements = {name: f"s[{position}]" for position, name in enumerate(symbols)}
 
     def text(self, size: SizeText) -> str:
         """A size or a condition.
@@ -68,11 +68,11 @@ class SizePrinter:
         if isinstance(size, int):
             return ()
         found = (node.id for node in ast.walk(_parsed(size)) if isinstance(node, ast.Name))
-        return tuple(dict.fromkeys(name for name in found if name in self._places))
+        return tuple(dict.fromkeys(name for name in found if name in self._elements))
 
     def element(self, name: str) -> str:
         """Where a symbol's value is."""
-        return self._places[name]
+        return self._elements[name]
 
     def _node(self, node: ast.AST, whole: str) -> str:
         def parts(*nodes: ast.AST) -> list[str]:
@@ -80,8 +80,8 @@ class SizePrinter:
 
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return _number(int(node.value))
-        if isinstance(node, ast.Name) and node.id in self._places:
-            return self._places[node.id]
+        if isinstance(node, ast.Name) and node.id in self._elements:
+            return self._elements[node.id]
         if isinstance(node, ast.Name) and node.id in ("true", "false"):
             return node.id
         if isinstance(node, (ast.BinOp, ast.UnaryOp)) and type(node.op) in _OPERATORS:

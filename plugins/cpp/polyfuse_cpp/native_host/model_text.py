@@ -73,7 +73,7 @@ def library_text(library: HostLibrary, head: str, kernels: str, isa: Isa, dots: 
             host_header("memory"),
             host_header("program"),
             _header("message.h"),
-            _header("host_place.h"),
+            _header("on_cpu.h"),
             _header("tensors.h"),
             _header("operators.h") if any(r.kind == "operator" for r in library.program.requests) else "",
             # what these declare of the C library, compilers want to know from its own headers before
@@ -108,8 +108,8 @@ def device_library_text(library: HostLibrary, device: HostDevice, isa: Isa) -> s
             device.runtime,
             "#pragma GCC visibility push(hidden)",
             kernel_tables(library.launches),
-            f"namespace {{ const char place_name[] = {quoted(device.type)}; }}",
-            _header("device_place.h"),
+            f"namespace {{ const char device_type[] = {quoted(device.type)}; }}",
+            _header("on_device.h"),
             _header("tensors.h"),
             launch_functions(library.launches),
             _model_text(library, _Tables(library).text(isa, ())),
@@ -142,7 +142,7 @@ class _Tables:
     def __init__(self, library: HostLibrary) -> None:
         self._library = library
         self._given = tuple(a for a in library.arguments if a.kind != "fixed")
-        self._places = {id(argument): i for i, argument in enumerate(self._given)}
+        self._positions = {id(argument): i for i, argument in enumerate(self._given)}
         self._symbols = {symbol.name: symbol for symbol in library.symbols}
         self._sizes = SizePrinter(tuple(self._symbols))
         self._found: dict[str, None] = {}
@@ -206,7 +206,7 @@ class _Tables:
             if origin == "argument":
                 argument = self._library.arguments[position]
                 letter = {"tensor": "t", "number": "i"}.get(argument.kind, "f")
-                position = self._places.get(id(argument), 0)
+                position = self._positions.get(id(argument), 0)
             rows.append(f"{{'{letter}', {position}, {item.alignment}}}")
         yield _rows("const input_row", "input_rows", rows)
 

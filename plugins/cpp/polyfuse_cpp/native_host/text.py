@@ -95,7 +95,7 @@ class _Printer:
         addresses = " | ".join(f"(uintptr_t){self._address(name)}" for name in checked)
         most = max(item.alignment for item in self.program.inputs)
         back = " ".join(f"{self._owner(i.name)}.give();" for i in self.program.inputs if i.kind != "i")
-        self.lines.append(f"if (({addresses}) & {most - 1}) {{ {back} return PF_MISPLACED; }}")
+        self.lines.append(f"if (({addresses}) & {most - 1}) {{ {back} return PF_MISALIGNED; }}")
 
     # Names: what is a reference, an address, memory or a number has names of its own.
 

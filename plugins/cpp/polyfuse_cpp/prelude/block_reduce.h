@@ -47,33 +47,33 @@ template <class F, class V, class I> PF_INLINE void reduce_pairs(F f, V& v, I& a
     if constexpr (tr<typename tr<V>::elem>::is_float) return bitwise_and(bitwise_not(BETTER##e(x, a)), eq(a, a)); \
     else return BETTER##t(a, x);                                                                               \
   }                                                                                                            \
-  template <class V, class I> PF_INLINE void first_##NAME(V& a, I& at, V x, I place) {                         \
+  template <class V, class I> PF_INLINE void first_##NAME(V& a, I& at, V x, I index) {                         \
     auto m = better_##NAME<V, I>(a, x);                                                                        \
     a = where(m, x, a);                                                                                        \
-    at = where(m, place, at);                                                                                  \
+    at = where(m, index, at);                                                                                  \
   }                                                                                                            \
-  template <class V, class I, class M> PF_INLINE void first_##NAME(V& a, I& at, V x, I place, M valid) {       \
+  template <class V, class I, class M> PF_INLINE void first_##NAME(V& a, I& at, V x, I index, M valid) {       \
     auto m = bitwise_and(better_##NAME<V, I>(a, x), valid);                                                    \
     a = where(m, x, a);                                                                                        \
-    at = where(m, place, at);                                                                                  \
+    at = where(m, index, at);                                                                                  \
   }                                                                                                            \
-  template <class V, class I> PF_INLINE auto beats_any_##NAME(V a, I at, V x, I place) {                       \
+  template <class V, class I> PF_INLINE auto beats_any_##NAME(V a, I at, V x, I index) {                       \
     auto tie = eq(a, x), better = bitwise_not(BETTER##e(x, a));                                                \
     if constexpr (tr<typename tr<V>::elem>::is_float) {                                                        \
       better = bitwise_and(better, eq(a, a));                                                                  \
       tie = bitwise_or(tie, bitwise_and(ne(a, a), ne(x, x)));                                                  \
     }                                                                                                          \
-    return bitwise_or(better, bitwise_and(tie, lt(place, at)));                                                \
+    return bitwise_or(better, bitwise_and(tie, lt(index, at)));                                                \
   }                                                                                                            \
-  template <class V, class I> PF_INLINE void tied_##NAME(V& a, I& at, V x, I place) {                          \
-    auto m = beats_any_##NAME<V, I>(a, at, x, place);                                                          \
+  template <class V, class I> PF_INLINE void tied_##NAME(V& a, I& at, V x, I index) {                          \
+    auto m = beats_any_##NAME<V, I>(a, at, x, index);                                                          \
     a = where(m, x, a);                                                                                        \
-    at = where(m, place, at);                                                                                  \
+    at = where(m, index, at);                                                                                  \
   }                                                                                                            \
-  template <class V, class I, class M> PF_INLINE void tied_##NAME(V& a, I& at, V x, I place, M valid) {        \
-    auto m = bitwise_and(beats_any_##NAME<V, I>(a, at, x, place), valid);                                      \
+  template <class V, class I, class M> PF_INLINE void tied_##NAME(V& a, I& at, V x, I index, M valid) {        \
+    auto m = bitwise_and(beats_any_##NAME<V, I>(a, at, x, index), valid);                                      \
     a = where(m, x, a);                                                                                        \
-    at = where(m, place, at);                                                                                  \
+    at = where(m, index, at);                                                                                  \
   }                                                                                                            \
   template <class V, class I> PF_INLINE found<typename tr<V>::elem> reduce_arg##NAME(V v, I at) {                   \
     if constexpr (in_a_register<V>() && in_a_register<I>()) {                                                  \
@@ -81,15 +81,15 @@ template <class F, class V, class I> PF_INLINE void reduce_pairs(F f, V& v, I& a
       return {v[0], i64(at[0])};                                                                               \
     }                                                                                                          \
     typename tr<V>::elem best = lane(v, 0);                                                                    \
-    typename tr<I>::elem place = lane(at, 0);                                                                  \
-    for (int i = 1; i < int(tr<V>::lanes); ++i) tied_##NAME(best, place, lane(v, i), lane(at, i));             \
-    return {best, i64(place)};                                                                                 \
+    typename tr<I>::elem index = lane(at, 0);                                                                  \
+    for (int i = 1; i < int(tr<V>::lanes); ++i) tied_##NAME(best, index, lane(v, i), lane(at, i));             \
+    return {best, i64(index)};                                                                                 \
   }                                                                                                            \
-  template <class V, class I> PF_INLINE void later_##NAME(V& a, I& at, V x, I place) {                         \
+  template <class V, class I> PF_INLINE void later_##NAME(V& a, I& at, V x, I index) {                         \
     auto m = BETTER##e(a, x);                                                                                  \
     if constexpr (tr<typename tr<V>::elem>::is_float) m = bitwise_or(bitwise_and(m, eq(a, a)), ne(x, x));      \
     a = where(m, x, a);                                                                                        \
-    at = where(m, place, at);                                                                                  \
+    at = where(m, index, at);                                                                                  \
   }
 // a better than or equal to b, and strictly less good, in the order of each kind: `le(x, a)` keeps a maximum
 template <class T> struct found { T value; i64 index; };

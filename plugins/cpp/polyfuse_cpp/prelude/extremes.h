@@ -11,11 +11,11 @@ template <class H> PF_INLINE wide<H> lanes_before(wide<H> v, wide<H> start) {
 }
 #endif
 #define PF_RUNNING(NAME, KEEPS, BETTER)                                                                         \
-  template <class V, class I> PF_INLINE void running_##NAME(V& run, I& pos, V x, I at, V& value, I& place) {    \
+  template <class V, class I> PF_INLINE void running_##NAME(V& run, I& pos, V x, I at, V& value, I& index) {    \
     typedef typename tr<V>::elem E;                                                                             \
     auto later = bitwise_not(KEEPS(run, x));                                                                    \
     value = run;                                                                                                \
-    place = pos;                                                                                                \
+    index = pos;                                                                                                \
     if constexpr (tr<E>::is_float) later = bitwise_and(later, bitwise_or(eq(run, run), ne(x, x)));              \
     if (__builtin_expect(!any(later), 1)) return;                                                               \
     const i64 first = lane(at, 0), step = lane(at, 1) - first;                                                  \
@@ -24,20 +24,20 @@ template <class H> PF_INLINE wide<H> lanes_before(wide<H> v, wide<H> start) {
     if (one_by_one) {                                                                                           \
       const int n = int(tr<V>::lanes);                                                                          \
       alignas(64) E best[n];                                                                                    \
-      alignas(64) i64 places[n];                                                                                \
+      alignas(64) i64 indices[n];                                                                               \
       E extreme = lane(run, 0);                                                                                 \
       i64 found_at = lane(pos, 0);                                                                              \
       store(best, x);                                                                                           \
       for (int i = 0; i < n; ++i) {                                                                             \
         later_##NAME(extreme, found_at, best[i], first + i * step);                                             \
         best[i] = extreme;                                                                                      \
-        places[i] = found_at;                                                                                   \
+        indices[i] = found_at;                                                                                  \
       }                                                                                                         \
       value = load<Vec>(best);                                                                                  \
-      place = load<Vec>(places);                                                                                \
+      index = load<Vec>(indices);                                                                               \
     } else if (all(bitwise_not(KEEPS(lanes_before(x, run), x)))) {                                              \
       value = x;                                                                                                \
-      place = at;                                                                                               \
+      index = at;                                                                                               \
     } else {                                                                                                    \
       value = running([](auto a, auto b) __attribute__((always_inline)) { return b BETTER a ? b : a; },         \
                       where(KEEPS(run, x), run, x), run);                                                       \
@@ -46,10 +46,10 @@ template <class H> PF_INLINE wide<H> lanes_before(wide<H> v, wide<H> start) {
       const vi32 last = running([](auto a, auto b) __attribute__((always_inline)) { return b > a ? b : a; },    \
                                 where(eq(x, value), count, none_yet), none_yet);                                \
       const I found_at = add(fill<I>(first - step), mul(cast<i64>(last), fill<I>(step)));                       \
-      place = where(ne(last, none_yet), found_at, pos);                                                         \
+      index = where(ne(last, none_yet), found_at, pos);                                                         \
     }                                                                                                           \
     run = last_lane(value);                                                                                     \
-    pos = last_lane(place);                                                                                     \
+    pos = last_lane(index);                                                                                     \
   }
 PF_RUNNING(max, gt, >)
 PF_RUNNING(min, lt, <)

@@ -90,7 +90,7 @@ template <class T, class I> PF_INLINE with<I, T> gather(const T* p, I index) {
 template <class T, class I, class M> PF_INLINE with<I, T> gather(const T* p, I index, M mask) {
 #if PF_AVX512 && PF_W == 16 && PF_X86_BUILTINS
   if constexpr (tr<I>::is_vec && sizeof(T) >= 4) {
-    // conditions that come from places are often false for all lanes, and a gather takes its time all the same
+    // conditions on indices are often false for all lanes, and a gather takes its time all the same
     const unsigned k = (unsigned short)__builtin_ia32_cvtd2mask512(mask.v);
     return k == 0 ? with<I, T>{} : gather_bits(p, index, k);
   } else

@@ -58,7 +58,7 @@ template <class V> PF_INLINE unsigned short lanes_from(V x, f32 limit) {
   return __builtin_ia32_cmpps512_mask(x, fill<V>(limit), 0x15, (unsigned short)-1, 4);
 }
 #endif
-// x up to `high`, and zero in the place of what lies below a limit.
+// x up to `high`, and zero instead of what lies below a limit.
 template <class V> PF_INLINE V limited_f32(V x, f32 limit, f32 high) {
 #if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
   if constexpr (sizeof(V) == 64)

@@ -133,7 +133,7 @@ template <class T> PF_INLINE vf32 widen_vector(vu8 h, const T* p) {
   if constexpr (same<T, f8e5m2>::value)
     return widen_vector(vu16(native_convert<vu16>(h) << 8), (const f16*)p);
   if constexpr (same<T, f8e4m3>::value) {
-    // one more in the last place carries into the upper bit of the exponent where all bits are set: that is NaN alone
+    // one more in the last bit carries into the upper bit of the exponent where all bits are set: that is NaN alone
     const vu16 bits = vu16((vu16)(native_convert<vi16>((vi8)h) << 7) & fill<vu16>(0xbfffu));
     const vu16 half = vu16(bits | ((bits + fill<vu16>(0x80u)) & fill<vu16>(0x4000u)));
     return widen_vector(half, (const f16*)p) * fill<vf32>(256.0f);

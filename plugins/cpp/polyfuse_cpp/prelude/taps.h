@@ -1,4 +1,4 @@
-// Products of neighbouring points with one weight, added to a sum for each of them.
+// Neighbouring points times one weight, added to a sum for each of them.
 //   add_taps<STEP>(p, weight, a, b, ...)  a += p[0] * weight, b += p[STEP] * weight, ..., a vector at each
 //   add_zeros(weight, a, b, ...)          the same for zeros: NaN where the weight is infinite or NaN
 namespace pf {

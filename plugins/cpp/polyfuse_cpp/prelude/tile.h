@@ -1,7 +1,7 @@
 // Access across the grain: square tiles transposed in registers.
 namespace pf {
 #if PF_W > 1
-// One step of a transposition: blocks of S lanes change places between rows that are S apart.
+// One step of a transposition: blocks of S lanes are exchanged between rows that are S apart.
 template <int S, class V> PF_INLINE void turn(V* r) {
   typedef typename tr<V>::ivec I;
   const int n = int(tr<V>::lanes);

@@ -1,4 +1,4 @@
-"""The backward kernel of flexible attention as CUDA C++: five products for each tile of scores in one kernel.
+"""The backward kernel of flexible attention as CUDA C++: five matmuls for each tile of scores.
 
 Gradients of keys and values stay in registers. Those of queries come from many blocks, which add them up in
 f32, each thread what it holds: `Totals` says where an element is.
@@ -46,8 +46,8 @@ class Totals:
         """Queries of whole tiles."""
         return floordiv(self.problem.queries + self.tiles.rows - 1, self.tiles.rows) * self.tiles.rows
 
-    def place(self, m: IndexLike, d: IndexLike) -> IndexLike:
-        """Where the number `d` of query `m` is."""
+    def offset(self, m: IndexLike, d: IndexLike) -> IndexLike:
+        """The offset of number `d` of query `m`, in elements from the first of its head."""
         row = mod(m, _SHARES)
         if self.tiles.rows == _SHARES:
             group, columns = floordiv(d, _SHARES), floordiv(mod(d, _SHARES), _COLUMNS)
@@ -95,9 +95,9 @@ def backward_source(
             {"KEY_LENGTH": problem.depth, "VALUE_LENGTH": problem.values},
             {"SCORES_LAST": reads_score(problem)},
         ),
-        device_text("attention_place.cuh"),
+        device_text("attention_coord.cuh"),
         *text.args(),
-        *_places(text, operands, totals),
+        *_coordinates(text, operands, totals),
         *text.steps(problem.key_block, problem.query_block, tiles.rows, "ROWS", "query_count"),
         function_text(problem, "changed", problem.score, text.names, text.sizes),
         function_text(problem, "changed_back", problem.gradient, text.names, text.sizes, gradient=True),
@@ -112,8 +112,8 @@ def backward_source(
     return text.written("flex_attention_backward", parts, _meta(text, tiles, operands))
 
 
-def _places(text: AttentionText, operands: Sequence[Array], totals: Array) -> list[str]:
-    """Functions that say where a block is, and whose queries share its keys."""
+def _coordinates(text: AttentionText, operands: Sequence[Array], totals: Array) -> list[str]:
+    """Functions that give the coordinates of a block, and those of the queries that share its keys."""
     p = text.problem
     q, k, v, g = operands[:4]
     heads, batches = (
@@ -122,26 +122,26 @@ def _places(text: AttentionText, operands: Sequence[Array], totals: Array) -> li
     )
     return [
         "// The longest lists are usually those of the first keys.",
-        "PF_INLINE Place block_place(const Args& args) {",
+        "PF_INLINE Coord block_coord(const Args& args) {",
         f"  const int heads = {text.number(p.key_heads)}, batches = {text.number(p.key_batch)};",
         "  const Turn turn(block_here(), (key_count(args) + KEYS - 1) / KEYS, batches * heads);",
         "  return {turn.head / heads, turn.head % heads, turn.tile * KEYS};",
         "}",
         f"PF_INLINE int sharers(const Args& args) {{ return {heads} * {batches}; }}",
-        "PF_INLINE Place sharer(const Args& args, const Place& own, int i) {",
+        "PF_INLINE Coord sharer(const Args& args, const Coord& own, int i) {",
         f"  const int heads = {heads};",
         f"  return {{own.batch * {batches} + i / heads, own.head * heads + i % heads, own.row}};",
         "}",
-        "// Heads and batches, as the copy engine counts them.",
-        "PF_INLINE void key_places(const Args& args, const Place& own, int (&k)[2], int (&v)[2]) {",
+        "// Heads and batches, as coordinates of tensor maps.",
+        "PF_INLINE void key_coords(const Args& args, const Coord& own, int (&k)[2], int (&v)[2]) {",
         *text.counted("k", k, "own.batch", "own.head"),
         *text.counted("v", v, "own.batch", "own.head"),
         "}",
-        "PF_INLINE void query_places(const Args& args, const Place& at, int (&q)[2], int (&g)[2]) {",
+        "PF_INLINE void query_coords(const Args& args, const Coord& at, int (&q)[2], int (&g)[2]) {",
         *text.counted("q", q, "at.batch", "at.head"),
         *text.counted("g", g, "at.batch", "at.head"),
         "}",
-        "PF_INLINE f32* totals(const Args& args, const Place& at) {",
+        "PF_INLINE f32* totals(const Args& args, const Coord& at) {",
         f"  return &args.{text.element(totals, 'at.batch', 'at.head', '0')};",
         "}",
     ]
@@ -152,12 +152,12 @@ def _elements(text: AttentionText, sums: Array, common: Array, results: Sequence
     to_keys, to_values = results
     return [
         *(
-            f"PF_INLINE f32 {name}(const Args& args, const Place& at, int m) "
+            f"PF_INLINE f32 {name}(const Args& args, const Coord& at, int m) "
             f"{{ return args.{text.element(array, *row)}; }}"
             for name, array in (("row_sum", sums), ("row_common", common))
         ),
         *(
-            f"PF_INLINE void {name}(const Args& args, const Place& own, int n, int c, u32 pair) "
+            f"PF_INLINE void {name}(const Args& args, const Coord& own, int n, int c, u32 pair) "
             f"{{ *(u32*)&args.{text.element(array, *key)} = pair; }}"
             for name, array in (("store_key", to_keys), ("store_value", to_values))
         ),

@@ -37,9 +37,9 @@ def forward_source(
     text = AttentionText(problem, (*operands, *results), results, lists)
     parts = [
         *text.constants(tiles, {"VALUES": tiles.values, "TAKEN": problem.values}, {}),
-        device_text("attention_place.cuh"),
+        device_text("attention_coord.cuh"),
         *text.args(),
-        *_places(text, operands),
+        *_coordinates(text, operands),
         *text.steps(problem.query_block, problem.key_block, tiles.keys, "KEYS", "key_count"),
         function_text(problem, "changed", problem.score, text.names, text.sizes),
         mask_text(problem, text.names, text.sizes),
@@ -52,22 +52,22 @@ def forward_source(
     return text.written("flex_attention", parts, _meta(text, tiles, operands))
 
 
-def _places(text: AttentionText, operands: Sequence[Array]) -> list[str]:
-    """Functions that say where a block, its keys and its values are."""
+def _coordinates(text: AttentionText, operands: Sequence[Array]) -> list[str]:
+    """Functions that give the coordinates of a block, of its keys and of its values."""
     p = text.problem
     q, k, v = operands
     batch = text.shared(p.batch, p.key_batch, "at.batch")
     head = text.shared(p.heads, p.key_heads, "at.head")
     return [
         "// The longest lists are usually those of the last queries.",
-        "PF_INLINE Place block_place(const Args& args) {",
+        "PF_INLINE Coord block_coord(const Args& args) {",
         f"  const int heads = {text.number(p.heads)}, batches = {text.number(p.batch)};",
         "  const int tiles = (query_count(args) + ROWS - 1) / ROWS;",
         "  const Turn turn(blockIdx.x, tiles, batches * heads);",
         "  return {turn.head / heads, turn.head % heads, (tiles - 1 - turn.tile) * ROWS};",
         "}",
-        "// Heads and batches, as the copy engine counts them.",
-        "PF_INLINE void operand_places(const Args& args, const Place& at, int (&q)[2], int (&k)[2], "
+        "// Heads and batches, as coordinates of tensor maps.",
+        "PF_INLINE void operand_coords(const Args& args, const Coord& at, int (&q)[2], int (&k)[2], "
         "int (&v)[2]) {",
         f"  const int batch = {batch}, head = {head};",
         *text.counted("q", q, "at.batch", "at.head"),
@@ -79,14 +79,14 @@ def _places(text: AttentionText, operands: Sequence[Array]) -> list[str]:
 
 def _stores(text: AttentionText, results: Sequence[Array]) -> list[str]:
     out, sums, *greatest = results
-    place = ("at.batch", "at.head", "m")
+    indices = ("at.batch", "at.head", "m")
     return [
-        "PF_INLINE void store_pair(const Args& args, const Place& at, int m, int c, u32 pair) {",
-        f"  *(u32*)&args.{text.element(out, *place, 'c')} = pair;",
+        "PF_INLINE void store_pair(const Args& args, const Coord& at, int m, int c, u32 pair) {",
+        f"  *(u32*)&args.{text.element(out, *indices, 'c')} = pair;",
         "}",
-        "PF_INLINE void finish_row(const Args& args, const Place& at, int m, f32 top, f32 total) {",
-        f"  args.{text.element(sums, *place)} = top + total;",
-        *(f"  args.{text.element(array, *place)} = top;" for array in greatest),
+        "PF_INLINE void finish_row(const Args& args, const Coord& at, int m, f32 top, f32 total) {",
+        f"  args.{text.element(sums, *indices)} = top + total;",
+        *(f"  args.{text.element(array, *indices)} = top;" for array in greatest),
         "}",
     ]
 

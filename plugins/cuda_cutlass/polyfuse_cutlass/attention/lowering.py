@@ -65,7 +65,7 @@ class HopperKernels(FlexKernels):
         # the copy engine reads the first four
         call.emit(_kernel(written, self._backend, 4), written, (to_key, to_value), added=[totals])
         b, h, m, d = ctx.axes(ctx.template(to_query))
-        total = apply("mul", totals.at((b, h, layout.place(m, d))), const(problem.scale, DType.f32))
+        total = apply("mul", totals.at((b, h, layout.offset(m, d))), const(problem.scale, DType.f32))
         return ctx.lazy(to_query, total), to_key, to_value
 
 

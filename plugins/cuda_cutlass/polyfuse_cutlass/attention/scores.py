@@ -1,4 +1,4 @@
-"""The user's functions of a score and its place, as CUDA functions."""
+"""score_mod and mask_mod of flexible attention as CUDA functions."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _SMALL = 1 << 22
 
 
 def reads_memory(problem: Problem) -> bool:
-    """Whether the functions read anything but the score and its place."""
+    """Whether the functions read anything but the score and its indices."""
     return any(read.buffer not in (SCORE, GRADIENT) for read in loads(*problem.expressions))
 
 
 def reads_score(problem: Problem) -> bool:
-    """Whether the gradient follows from the score, which then has to be kept for it."""
+    """Whether the gradient follows from the score, which then has to be saved for it."""
     return problem.gradient is not None and any(read.buffer == SCORE for read in loads(problem.gradient))
 
 
 def factors(problem: Problem) -> str:
-    """Constants: what products are multiplied by, and what makes changed scores those of base two."""
+    """Constants: the scale of the scores, and what makes changed scores those of base two."""
     factor = math.log2(math.e) * (problem.scale if problem.is_plain else 1)
     return f"constexpr f32 SCALE = {problem.scale!r}f, FACTOR = {factor!r}f;"
 
 
 def mask_text(problem: Problem, arrays: Mapping[str, str], sizes: Mapping[str, str]) -> str:
-    """The function that says whether a place counts."""
+    """mask_mod: whether the score at some indices counts."""
     if problem.mask is None:
         return "PF_INLINE bool counts(const Args&, int, int, int, int) { return true; }"
     return function_text(problem, "counts", problem.mask, arrays, sizes)
@@ -57,7 +57,7 @@ def function_text(
     sizes: Mapping[str, str],
     gradient: bool = False,
 ) -> str:
-    """A function of a score, or of its place alone, that gives `root`.
+    """A function of a score and its indices, or of its indices alone, that gives `root`.
 
     Args:
         arrays, sizes: what the fields of the kernel's arguments are called.
@@ -72,7 +72,7 @@ def function_text(
         GRADIENT: GRADIENT,
         **{target: f"v_{target}" for stmt in found for target in stmt.targets},
     }
-    # places are counted from zero, which the compiler cannot know
+    # indices are not negative, which the compiler cannot know
     lines = [f"  __builtin_assume({axis} >= 0);" for axis in AXES]
     ranges: dict[str, tuple[int, int] | None] = {}
     for stmt in found:
@@ -96,7 +96,7 @@ def function_text(
 
 
 def _range(stmt: Statement, known: Mapping[str, tuple[int, int] | None]) -> tuple[int, int] | None:
-    """Between which small numbers a value lies that follows from a score's place; None: nobody knows."""
+    """The bounds of a small integer that follows from a score's indices; None where they are unknown."""
     found: tuple[int | None, int | None] = (None, None)
     args = [known.get(name) for name in stmt.args]
     match stmt:
@@ -124,7 +124,7 @@ def _text(
 ) -> str:
     values = [given[name] for name in stmt.args]
 
-    def place(index: IndexLike, indirect: tuple[str, ...] = ()) -> str:
+    def offset(index: IndexLike, indirect: tuple[str, ...] = ()) -> str:
         more = {f"@{i}": f"(i64){given[name]}" for i, name in enumerate(indirect)}
         return index_text(index, {**{axis: axis for axis in AXES}, **sizes, **more})
 
@@ -132,14 +132,14 @@ def _text(
         case Constant():
             return literal(stmt.value, stmt.dtype)
         case IndexValue():
-            return place(stmt.index)
+            return offset(stmt.index)
         case Cast(bitwise=True):
             return f"same_bits<{stmt.dtype.value}>({values[0]})"
         case Cast():
             return cast_text(values[0], types[stmt.arg], stmt.dtype)
         case Load():
             # not as `volatile` as elsewhere: neighbours share what they read
-            read = f"args.{arrays[stmt.buffer]}[{place(stmt.index, stmt.indirect)}]"
+            read = f"args.{arrays[stmt.buffer]}[{offset(stmt.index, stmt.indirect)}]"
             return read if stmt.mask is None else f"{values[-2]} ? {read} : {values[-1]}"
     if stmt.op not in SCALAR_OPS:
         raise UnsupportedError(f"{stmt.op} is not computed beside scores")

@@ -1,5 +1,5 @@
-"""What the texts of attention's kernels have in common: arguments, places, the walk through lists of blocks,
-and tensor maps.
+"""What the texts of attention's kernels have in common: arguments, coordinates, the walk through lists of
+blocks, and tensor maps.
 """
 
 from __future__ import annotations
@@ -124,20 +124,20 @@ class AttentionText:
         """A size as an integer of 32 bits."""
         return f"(int)({index_text(size, self.sizes)})"
 
-    def element(self, array: Array, *places: str) -> str:
+    def element(self, array: Array, *indices: str) -> str:
         """An element of an argument."""
         terms = [
-            f"(i64){place}" if step == 1 else f"(i64){place} * ({index_text(step, self.sizes)})"
-            for place, step in zip(places, array.stride, strict=True)
-            if place != "0" and step != 0
+            f"(i64){index}" if step == 1 else f"(i64){index} * ({index_text(step, self.sizes)})"
+            for index, step in zip(indices, array.stride, strict=True)
+            if index != "0" and step != 0
         ]
         return f"{self.names[array.name]}[{' + '.join(terms) or '0'}]"
 
-    # --- places --------------------------------------------------------------------------------------------
+    # --- coordinates ----------------------------------------------------------------------------------------
 
-    def shared(self, total: IndexLike, few: IndexLike, place: str) -> str:
-        """Which of `few` keys a place among `total` queries reads."""
-        return place if is_equal(total, few) else f"{place} / ({self.number(total)} / {self.number(few)})"
+    def shared(self, total: IndexLike, few: IndexLike, index: str) -> str:
+        """The index among `few` heads (batches) of keys for the `index` among `total` of queries."""
+        return index if is_equal(total, few) else f"{index} / ({self.number(total)} / {self.number(few)})"
 
     def counted(self, name: str, array: Array, batch: str, head: str) -> list[str]:
         """Statements that set head and batch as the copy engine counts them: what is shared by all is one."""
@@ -164,26 +164,26 @@ class AttentionText:
             if block >= ENDLESS:
                 # one block is longer than all there is, so the tiles are simply all of it
                 counts.append(f"min({found}, 1) * (({count}(args) + {side} - 1) / {side})")
-                place = f"Tile(j * {side}, {masked})"
+                tile_text = f"Tile(j * {side}, {masked})"
             else:
                 many = block // tile
                 counts.append(f"{found} * {many}")
                 index = f"args.{self.element(item.index, batch, head, 'row', f'(j / {many})')}"
-                place = f"Tile({index} * {block} + j % {many} * {side}, {masked})"
+                tile_text = f"Tile({index} * {block} + j % {many} * {side}, {masked})"
             if number + 1 < len(self.lists):
                 tiles += [
-                    f"  if (j < steps.count[{number}]) return {place};",
+                    f"  if (j < steps.count[{number}]) return {tile_text};",
                     f"  j -= steps.count[{number}];",
                 ]
             else:
-                tiles.append(f"  return {place};")
+                tiles.append(f"  return {tile_text};")
         row = f"  const i64 row = at.row / {own};"
         return [
-            "PF_INLINE Steps steps_of(const Args& args, const Place& at) {",
+            "PF_INLINE Steps steps_of(const Args& args, const Coord& at) {",
             row,
             f"  return {{{{{', '.join(counts)}}}}};",
             "}",
-            "PF_INLINE Tile tile_of(const Args& args, const Place& at, const Steps& steps, int j) {",
+            "PF_INLINE Tile tile_of(const Args& args, const Coord& at, const Steps& steps, int j) {",
             row,
             *tiles,
             "}",

@@ -54,8 +54,8 @@ def _found(home: str) -> Headers:
 
 def _of_wheel() -> list[Path]:
     spec = find_spec("cutlass_library")
-    places = spec.submodule_search_locations if spec is not None else None
-    return [Path(place) / "source" / "include" for place in places or ()]
+    folders = spec.submodule_search_locations if spec is not None else None
+    return [Path(folder) / "source" / "include" for folder in folders or ()]
 
 
 def _version(folder: Path) -> tuple[int, ...]:

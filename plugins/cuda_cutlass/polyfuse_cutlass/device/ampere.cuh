@@ -17,12 +17,12 @@ struct Finish {
   CUTLASS_HOST_DEVICE Finish() {}
   CUTLASS_HOST_DEVICE Finish(const Params& params, const SharedStorage&) : args(&params) {}
 
-  template <class Places, class Shape> struct Callbacks : cutlass::epilogue::threadblock::detail::EmptyCallbacks {
-    Places coordinates;
+  template <class Coordinates, class Shape> struct Callbacks : cutlass::epilogue::threadblock::detail::EmptyCallbacks {
+    Coordinates coordinates;
     Shape shape;
     const Params* args;
-    CUTLASS_DEVICE Callbacks(Places places_, Shape shape_, const Params* args_)
-        : coordinates(places_), shape(shape_), args(args_) {}
+    CUTLASS_DEVICE Callbacks(Coordinates coordinates_, Shape shape_, const Params* args_)
+        : coordinates(coordinates_), shape(shape_), args(args_) {}
     template <class Element, int N>
     CUTLASS_DEVICE auto visit(int step, int row, int column, int, const cutlass::Array<Element, N>& sums) {
       const auto coordinate = coordinates(cute::_0{}, column, row, step);

@@ -20,9 +20,9 @@ PF_INLINE void warps_arrive(int bar, int threads) {
 
 // Values follow the keys of the tile behind them: these are needed first.
 PF_INLINE void produce(const Args& args, const TensorMap* queries, const TensorMap* keys, const TensorMap* values,
-                       u32 query_bar, u32 query, Ring key, Ring value, int* tiles, const Place& at) {
+                       u32 query_bar, u32 query, Ring key, Ring value, int* tiles, const Coord& at) {
   int of_queries[2], of_keys[2], of_values[2];
-  operand_places(args, at, of_queries, of_keys, of_values);
+  operand_coords(args, at, of_queries, of_keys, of_values);
   barrier_expect(query_bar, QUERY_BYTES);
   copy_rows<ROWS, DEPTH>(query, queries, query_bar, at.row, of_queries);
   const Steps steps = steps_of(args, at);
@@ -70,7 +70,7 @@ struct Softmax {
 };
 
 // Changes a tile's scores as the user's functions say. Those that do not count become minus infinity.
-PF_INLINE void change(const Args& args, Scores& s, const Place& at, int row, Tile tile, int column) {
+PF_INLINE void change(const Args& args, Scores& s, const Coord& at, int row, Tile tile, int column) {
   const int last_row = query_count(args) - 1, last = key_count(args) - 1;
   const int m[2] = {inside<ROWS_FIT>(row, last_row), inside<ROWS_FIT>(row + 8, last_row)}, n0 = tile.first() + column;
   if constexpr (CHANGES) {
@@ -82,9 +82,9 @@ PF_INLINE void change(const Args& args, Scores& s, const Place& at, int row, Til
 #pragma unroll
     for (int i = 0; i < KEYS / 2; ++i) {
       const int n = n0 + i / 4 * 8 + i % 2;
-      bool kept = KEYS_FIT || n <= last;
-      if (MASKS && tile.masked()) kept &= counts(args, at.batch, at.head, m[i / 2 % 2], inside<KEYS_FIT>(n, last));
-      if (!kept) s[i] = minus_infinity();
+      bool unmasked = KEYS_FIT || n <= last;
+      if (MASKS && tile.masked()) unmasked &= counts(args, at.batch, at.head, m[i / 2 % 2], inside<KEYS_FIT>(n, last));
+      if (!unmasked) s[i] = minus_infinity();
     }
   }
 }
@@ -99,7 +99,7 @@ PF_INLINE void give_turn(int group) {
 }
 
 PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Ring value, const int* tiles,
-                       const Place& at) {
+                       const Coord& at) {
   const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
   const int row = at.row + 64 * group + threadIdx.x / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
   const int all = steps_of(args, at).all();
@@ -210,7 +210,7 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap queries, const __grid_constant
   __syncthreads();
   wait_for_dependencies();
   const Ring key_ring(barriers, key, KEY_BYTES), value_ring(barriers + 16 * STAGES, value, VALUE_BYTES);
-  const Place at = block_place(args);
+  const Coord at = block_coord(args);
   if (threadIdx.x < 128) {
     fewer_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == 0) produce(args, &queries, &keys, &values, query_bar, query, key_ring, value_ring, tiles, at);

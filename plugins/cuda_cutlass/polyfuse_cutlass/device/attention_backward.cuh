@@ -40,16 +40,16 @@ PF_INLINE void produce(const Args& args, const TensorMap* queries, const TensorM
                        const TensorMap* grads, u32 base) {
   int of[2], of_grads[2];
   {
-    const Place own = block_place(args);
-    key_places(args, own, of, of_grads);
+    const Coord own = block_coord(args);
+    key_coords(args, own, of, of_grads);
     barrier_expect(base + KEY_BARRIER_AT, 2 * KEY_BYTES);
     copy_rows<KEYS, DEPTH>(base, keys, base + KEY_BARRIER_AT, own.row, of);
     copy_rows<KEYS, DEPTH>(base + VALUES_AT, values, base + KEY_BARRIER_AT, own.row, of_grads);
   }
   Ring ring(base + BARRIERS_AT, base + QUERIES_AT, ROW_TILE_BYTES);
   for (int i = 0; i < sharers(args); ++i) {
-    const Place at = sharer(args, block_place(args), i);
-    query_places(args, at, of, of_grads);
+    const Coord at = sharer(args, block_coord(args), i);
+    query_coords(args, at, of, of_grads);
     const Steps steps = steps_of(args, at);
     for (int j = 0; j < steps.all(); ++j) {
       const Tile tile = tile_of(args, at, steps, j);
@@ -71,7 +71,7 @@ PF_INLINE void produce_rows(const Args& args, u32 base) {
   Ring rows(base + BARRIERS_AT + 2 * BARRIERS, base + ROWS_AT, 8 * ROWS);
   const int lane = threadIdx.x % 32, last = query_count(args) - 1;
   for (int i = 0; i < sharers(args); ++i) {
-    const Place at = sharer(args, block_place(args), i);
+    const Coord at = sharer(args, block_coord(args), i);
     const Steps steps = steps_of(args, at);
     for (int j = 0; j < steps.all(); ++j) {
       const int first = tile_of(args, at, steps, j).first();
@@ -95,7 +95,7 @@ PF_INLINE void produce_rows(const Args& args, u32 base) {
   }
 }
 
-// A group's share of the gradients of queries: products of scores' gradients and keys.
+// A group's share of the gradients of queries: the matmul of scores' gradients and keys.
 PF_INLINE void start_shares(Shares& share, int group, u32 scores, u32 key) {
   const u64 a = tile_descriptor<true, KEYS>(scores + (BY_COLUMNS ? 0 : group * KEYS * ROW_BYTES));
   const u64 b = tile_descriptor<true, KEYS>(key + (BY_COLUMNS ? group * KEYS * ROW_BYTES : 0));
@@ -111,22 +111,22 @@ struct Corner {
 };
 
 // Whether scores of a tile are looked at one by one.
-PF_INLINE bool is_partial(const Args& args, const Place& at, Tile tile) {
+PF_INLINE bool is_partial(const Args& args, const Coord& at, Tile tile) {
   return (MASKS && tile.masked()) || (!KEYS_FIT && at.row + KEYS > key_count(args)) ||
          (!ROWS_FIT && tile.first() + ROWS > query_count(args));
 }
-PF_INLINE bool is_kept(const Args& args, const Place& at, Tile tile, int m, int n) {
+PF_INLINE bool is_unmasked(const Args& args, const Coord& at, Tile tile, int m, int n) {
   const int last_row = query_count(args) - 1, last = key_count(args) - 1;
-  bool kept = (KEYS_FIT || n <= last) && (ROWS_FIT || m <= last_row);
+  bool unmasked = (KEYS_FIT || n <= last) && (ROWS_FIT || m <= last_row);
   if (MASKS && tile.masked())
-    kept &= counts(args, at.batch, at.head, inside<ROWS_FIT>(m, last_row), inside<KEYS_FIT>(n, last));
-  return kept;
+    unmasked &= counts(args, at.batch, at.head, inside<ROWS_FIT>(m, last_row), inside<KEYS_FIT>(n, last));
+  return unmasked;
 }
 
-// Products become weights, and those of gradients the gradients of products. Unless `BOTH`, in two steps: gradients are
-// not there in the first.
+// Scores become weights, and the gradients of weights those of scores. Unless `BOTH`, in two steps: gradients are not
+// there in the first.
 template <bool WEIGHTS, bool GRADIENTS>
-PF_INLINE void weigh(const Args& args, Scores& s, Scores& g, u32 rows, const Place& at, Tile tile,
+PF_INLINE void weigh(const Args& args, Scores& s, Scores& g, u32 rows, const Coord& at, Tile tile,
                      const Corner& corner) {
   const bool partial = is_partial(args, at, tile);
   const int last_row = query_count(args) - 1, last = key_count(args) - 1;
@@ -158,7 +158,7 @@ PF_INLINE void weigh(const Args& args, Scores& s, Scores& g, u32 rows, const Pla
 #pragma unroll
     for (int i = 0; i < ROWS / 2; ++i) {
       const int m = tile.first() + corner.query + i / 4 * 8 + i % 2, n = corner.key + i / 2 % 2 * 8;
-      if (!is_kept(args, at, tile, m, n)) {
+      if (!is_unmasked(args, at, tile, m, n)) {
         if (WEIGHTS) s[i] = 0;
         if (GRADIENTS && CHANGES) g[i] = 0;
       }
@@ -168,7 +168,7 @@ PF_INLINE void weigh(const Args& args, Scores& s, Scores& g, u32 rows, const Pla
 
 PF_INLINE void consume(const Args& args, u32 base) {
   const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const Corner corner{block_place(args).row + 64 * group + warp * 16 + lane / 4, lane % 4 * 2};
+  const Corner corner{block_coord(args).row + 64 * group + warp * 16 + lane / 4, lane % 4 * 2};
   const u32 my_keys = base + group * (64 * ROW_BYTES), my_values = my_keys + VALUES_AT;
   // where a matrix of eight keys and eight queries begins for this thread
   const int line = lane % 8;
@@ -180,7 +180,7 @@ PF_INLINE void consume(const Args& args, u32 base) {
   // stages of gradients, of what is known of each query, and of what both groups read are those of queries
   Ring ring(base + BARRIERS_AT, base + QUERIES_AT, ROW_TILE_BYTES);
   for (int i = 0; i < sharers(args); ++i) {
-    const Place at = sharer(args, block_place(args), i);
+    const Coord at = sharer(args, block_coord(args), i);
     f32* const total = totals(args, at) + (group * 128 + threadIdx.x % 128) * 4;
     for (int left = steps_of(args, at).all(); left > 0; --left) {
       Scores s, g;
@@ -251,7 +251,7 @@ PF_INLINE void consume(const Args& args, u32 base) {
     }
   }
   // all this is read anew, so that it takes no registers before
-  const Place own = block_place(args);
+  const Coord own = block_coord(args);
   const u32 thread = thread_here();
   const int column = thread % 4 * 2, first = own.row + (thread / 128 - 1) * 64 + thread / 32 % 4 * 16 + thread % 32 / 4;
 #pragma unroll

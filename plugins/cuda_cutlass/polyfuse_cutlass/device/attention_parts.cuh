@@ -38,14 +38,14 @@ PF_INLINE void feed(Ring& ring, const TensorMap* map, int first, const int (&of)
   ring.next();
 }
 // Where functions read memory, what is outside stands for the last one inside, so that nothing is read there.
-template <bool FITS> PF_INLINE int inside(int place, int last) { return READS && !FITS ? min(place, last) : place; }
+template <bool FITS> PF_INLINE int inside(int index, int last) { return READS && !FITS ? min(index, last) : index; }
 
 PF_INLINE f32 minus_infinity() { return __int_as_float(0xff800000); }
 PF_INLINE void release(const Ring& ring) {
   if (threadIdx.x % 128 == 0) barrier_arrive(ring.empty_bar());
 }
 
-// Starts the products of a group's 64 rows, of a tile of `LEFT`, and a tile of `RIGHT` rows: of queries and keys.
+// Starts the matmuls of a group's 64 rows, of a tile of `LEFT`, and a tile of `RIGHT` rows: of queries and keys.
 template <int LEFT, int RIGHT, int N> PF_INLINE void start_scores(f32 (&s)[N], u32 left, u32 right) {
   const u64 a = tile_descriptor<false, 0>(left), b = tile_descriptor<false, 0>(right);
 #pragma unroll

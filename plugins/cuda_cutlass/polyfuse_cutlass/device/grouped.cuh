@@ -3,7 +3,7 @@
 constexpr int THREADS = 128 * (CONSUMERS + 1), ROWS = 64 * CONSUMERS, DEPTH = 64, STEPS = 4;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128;
 // Each warp transposes its results, 32 columns of 16 rows at a time, so that each thread stores neighbours. Chunks of
-// 16 bytes change places in each row: neither rows of pairs nor fragments of rows meet in a bank.
+// 16 bytes are swizzled in each row: neither rows of pairs nor fragments of rows meet in a bank.
 constexpr int CHUNK = 32, FRAGMENT = 16 * CHUNK, VEC = 8;
 PF_INLINE u32 transposed(u32 fragment, int row, int column) {
   return fragment + (row * CHUNK + (column / 4 ^ ((row & 3) << 1 | (row & 1))) * 4 + column % 4) * 4;

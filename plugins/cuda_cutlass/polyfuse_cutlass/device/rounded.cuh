@@ -94,7 +94,7 @@ PF_INLINE void finish_tile(const Args& args, Staging& staging, Prefetched& prefe
         }
       PF_REDUCE(reduce_all(args, batch, ReducedFragment{reduced, x + at.first, y, end});)
       const u32 fragment = staging.room();
-      // each thread names one row of eight results; neighbours of 16 bytes change places as the copy engine has it
+      // each thread names one row of eight results; neighbours of 16 bytes are swizzled as the copy engine does
       const int row = at.lane % 16, half = at.lane / 16;
 #pragma unroll
       for (int j = 0; j < 8; j += 2)

@@ -13,7 +13,7 @@ struct Prefetched {
   PF_INLINE void load(const Args&, int, int, int, int) {}
 };
 
-// Where a result is while a warp transposes its results. Chunks of 16 bytes change places in each row, and in its
+// Where a result is while a warp transposes its results. Chunks of 16 bytes are swizzled in each row, and in its
 // second half, so that neither rows of pairs nor fragments of rows meet in a bank.
 PF_INLINE u32 transposed(u32 staging, int row, int column) {
   const int fragment = column / 4 ^ (SWIZZLED ? ((row & 3) << 1 | (row & 1)) ^ (column / 32 & 1) : 0);

@@ -223,10 +223,10 @@ def encoded(
 ) -> tuple[int, Any]:
     """A tensor map as the driver writes it: its address, and the memory that holds it."""
     memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
-    place = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+    aligned = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
     rank = len(extents)
     status = driver().library.cuTensorMapEncodeTiled(
-        ctypes.c_void_p(place),
+        ctypes.c_void_p(aligned),
         one.type,
         rank,
         ctypes.c_void_p(address),
@@ -240,7 +240,7 @@ def encoded(
         0,
     )
     check(status, f"describing an operand of kernel {name}")
-    return place, memory
+    return aligned, memory
 
 
 def resolved(meta: KernelMeta, sizes: tuple[int, ...]) -> Sizes:

@@ -59,7 +59,7 @@ class Collective:
         down: blocks of a cluster along the columns; they share the left operand.
         schedule: `cooperative`: two groups of warps share a tile; `ping-pong`: they take tiles in turn;
             `stream-K`: they share a tile, and blocks share the depth of the last tiles.
-        swap: whether rows and columns change places.
+        swap: whether rows and columns are exchanged: the transposed result is computed.
     """
 
     rows: int = 128

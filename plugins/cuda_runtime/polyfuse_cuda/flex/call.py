@@ -24,7 +24,7 @@ from polyfuse_cuda.flex.problem import AXES, GRADIENT, SCORE, Added, Array, Bloc
 __all__ = ["KEY_LISTS", "QUERY_LISTS", "FlexCall", "Written", "is_read"]
 
 KEY_LISTS, QUERY_LISTS = (2, 6), (6, 10)
-"""Coordinates of lists of keys, and of lists of queries, in a block mask."""
+"""Positions of the lists of key blocks, and of query blocks, in the tuple of a block mask."""
 _TYPES = (DType.bf16, DType.f16, DType.f32)
 _SHORTEST_BLOCK = 16
 _LONGEST_DEPTH = 256
@@ -70,16 +70,16 @@ def is_read(node: Any, k: int) -> bool:
 
 
 def _added(array: Array, index: Sequence[Expr], size: Sequence[IndexLike], value: Expr) -> Added:
-    """An addition whose places may be counted from the end, and may not exist."""
+    """An addition at an index that may be negative (counted from the end) or out of range (then skipped)."""
     zero = const(0, DType.i64)
-    places, inside = [], const(True, DType.bool)
-    for place, extent in zip(index, size, strict=True):
+    wrapped, inside = [], const(True, DType.bool)
+    for i, extent in zip(index, size, strict=True):
         end = index_value(extent)
-        place = apply("where", apply("lt", place, zero), apply("add", place, end), place)
-        exists = apply("bitwise_and", apply("ge", place, zero), apply("lt", place, end))
+        i = apply("where", apply("lt", i, zero), apply("add", i, end), i)
+        exists = apply("bitwise_and", apply("ge", i, zero), apply("lt", i, end))
         inside = apply("bitwise_and", inside, exists)
-        places.append(place)
-    return Added(array, tuple(places), inside, value)
+        wrapped.append(i)
+    return Added(array, tuple(wrapped), inside, value)
 
 
 class FlexCall:
@@ -129,15 +129,15 @@ class FlexCall:
         self._stored[name] = view
         return Array(name, dtype, view.stride)
 
-    def lists(self, places: tuple[int, int]) -> tuple[Blocks, ...]:
+    def lists(self, positions: tuple[int, int]) -> tuple[Blocks, ...]:
         """The lists of blocks that the mask holds: of those that are partly masked, and of whole ones."""
         found = []
-        for place in range(*places, 2):
-            count, index = self._blocks[place : place + 2]
+        for position in range(*positions, 2):
+            count, index = self._blocks[position : position + 2]
             if count is not None:
                 if index is None or count.rank != 3 or index.rank != 4:
                     raise UnsupportedError("the lists of the block mask have another form than usual")
-                found.append(Blocks(self.array(count), self.array(index), place > places[0]))
+                found.append(Blocks(self.array(count), self.array(index), position > positions[0]))
         if not found:
             raise UnsupportedError("the block mask lacks its lists of queries")
         return tuple(found)
@@ -149,8 +149,8 @@ class FlexCall:
         ctx = self._ctx
         result = ctx.temporary(DType.f32, sums.device, sums.size)
 
-        def values(place: Sequence[IndexLike]) -> tuple[Expr, ...]:
-            both = (cast(value.at(place), DType.f32) for value in (output, grad))
+        def values(index: Sequence[IndexLike]) -> tuple[Expr, ...]:
+            both = (cast(value.at(index), DType.f32) for value in (output, grad))
             return (apply("mul", *both),)
 
         total = ctx.temporary(DType.f32, sums.device, sums.size)
@@ -166,8 +166,8 @@ class FlexCall:
         self, score_mod: Any, score_captured: Sequence[Any], mask_captured: Sequence[Any]
     ) -> tuple[Expr, Expr | None]:
         """The changed score, and whether it counts (None: always)."""
-        score = self._inlined(score_mod, [self._score(SCORE), *self._place(), *score_captured])
-        mask = self._inlined(self._blocks[-1], [*self._place(), *mask_captured])
+        score = self._inlined(score_mod, [self._score(SCORE), *self._indices(), *score_captured])
+        mask = self._inlined(self._blocks[-1], [*self._indices(), *mask_captured])
         counts = mask.at(())
         if counts.op == "const":
             return cast(score.at(()), DType.f32), None if counts.value else counts
@@ -177,15 +177,15 @@ class FlexCall:
         self, joint: Any, captured: Sequence[Any], wanted: Mapping[int, torch.Tensor]
     ) -> tuple[Expr, tuple[Added, ...]]:
         """The gradient of the score before it was changed, and what is added to those of captured tensors."""
-        given = [self._score(SCORE), *self._place(), self._score(GRADIENT), *captured]
-        module, places = with_scatters(joint, sorted(wanted))
+        given = [self._score(SCORE), *self._indices(), self._score(GRADIENT), *captured]
+        module, scatters = with_scatters(joint, sorted(wanted))
         found = list(self._ctx.inline(module, given))
         added = []
-        for place, (k, count) in enumerate(places):
+        for number, (k, count) in enumerate(scatters):
             fake = wanted[k]
             if count != fake.dim():
                 raise UnsupportedError("the score's function reads whole rows of a tensor with a gradient")
-            start = 1 + sum(c + 1 for _, c in places[:place])
+            start = 1 + sum(c + 1 for _, c in scatters[:number])
             index = [cast(value.at(()), DType.i64) for value in found[start : start + count]]
             value = cast(found[start + count].at(()), DType.f32)
             if k not in self._learned:
@@ -209,7 +209,7 @@ class FlexCall:
         ctx = self._ctx
         return ctx.lazy(ctx.temporary(DType.f32, self._query.device, ()), load(name, 0, DType.f32))
 
-    def _place(self) -> list[TensorValue]:
+    def _indices(self) -> list[TensorValue]:
         ctx, found = self._ctx, []
         for name, size in zip(AXES, (*self._query.size[:3], self._key.size[2]), strict=True):
             body = cast(index_value(axis(name, size)), DType.i32)

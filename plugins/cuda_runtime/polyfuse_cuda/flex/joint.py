@@ -13,14 +13,14 @@ from polyfuse.base.errors import UnsupportedError
 __all__ = ["with_scatters"]
 
 _FIRST = 5
-"""Results before those for captured tensors: the score's, and those of its place, which have none."""
+"""Results before those for captured tensors: the score's, and those of its four indices, which have none."""
 
 
 def with_scatters(joint: Any, wanted: Sequence[int]) -> tuple[GraphModule, list[tuple[int, int]]]:
     """The function with other results: the score's gradient, and for each addition to the gradient of a
-    `wanted` captured tensor the element's places, then the value.
+    `wanted` captured tensor the element's indices, then the value.
 
-    Returns it with the captured tensor and the number of places of each addition.
+    Returns it with the captured tensor and the number of indices of each addition.
     """
     if not isinstance(joint, GraphModule):
         raise UnsupportedError(f"a {type(joint).__name__} is no traced function")
@@ -33,19 +33,19 @@ def with_scatters(joint: Any, wanted: Sequence[int]) -> tuple[GraphModule, list[
         else:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
     found: list[Any] = [copies[results[0]]]
-    places: list[tuple[int, int]] = []
+    counts: list[tuple[int, int]] = []
     for k in wanted:
         for scatter in _scatters(results[_FIRST + k]):
             index = [copies[i] if isinstance(i, Node) else None for i in scatter.args[1]]
             if any(i is None or i.meta["val"].dim() for i in index):
                 raise UnsupportedError("the score's function reads whole rows of a tensor with a gradient")
             found += [*index, copies[scatter.args[2]]]
-            places.append((k, len(index)))
+            counts.append((k, len(index)))
     graph.output(found)
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not node.users:
             graph.erase_node(node)
-    return GraphModule(joint, graph), places
+    return GraphModule(joint, graph), counts
 
 
 def _scatters(node: Any) -> Iterator[Node]:

@@ -20,7 +20,7 @@ __all__ = [
     "Blocks",
     "Problem",
     "arguments_of",
-    "place_axes",
+    "score_axes",
     "statements",
     "symbols_of",
 ]
@@ -48,7 +48,7 @@ class Blocks:
 
     Attributes:
         count: by batch, head and row; int32.
-        index: by batch, head, row and place in the list; int32.
+        index: by batch, head, row and position in the list; int32.
         whole: whether nothing in them is masked.
     """
 
@@ -85,7 +85,7 @@ class Problem:
         mask_batch, mask_heads: sizes of the lists of blocks, 1 where they are shared.
         query_block, key_block: rows and columns of a block.
         dtype: of queries, keys, values and the result.
-        scale: factor of the products.
+        scale: factor of the scores.
         exact: whether f32 may not be rounded for matrix instructions.
         is_fast: whether functions may be as exact as their results are stored, and no more.
         score: the changed score; mask: whether it counts, None for always; both over axes `b h m n` and
@@ -148,8 +148,8 @@ def statements(roots: Iterable[Expr]) -> tuple[tuple[Statement, ...], dict[Expr,
     return tuple(found), names
 
 
-def place_axes(sizes: Iterable[IndexLike]) -> tuple[Index, ...]:
-    """The four variables of a score's place."""
+def score_axes(sizes: Iterable[IndexLike]) -> tuple[Index, ...]:
+    """The four axes of the scores: batch, head, query, key."""
     found = (axis(name, size) for name, size in zip(AXES, sizes, strict=True))
     return tuple(a for a in found if isinstance(a, Index))
 

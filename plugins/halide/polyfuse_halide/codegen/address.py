@@ -9,13 +9,13 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.kit import Affine, affine
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, axis_size
 
-__all__ = ["index_text", "indirect_axes", "placement"]
+__all__ = ["index_text", "indirect_axes", "injective_affine"]
 
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def index_text(index: IndexLike, wide: bool = False, names: Mapping[str, str] = _NO_NAMES) -> str:
-    """An index as a expression over Halide's variables; `wide`: in 64 bits; `names`: texts of variables
+    """An index as an expression over Halide's variables; `wide`: in 64 bits; `names`: texts of variables
     that have other names than in the kernel.
     """
     if isinstance(index, int):
@@ -48,7 +48,7 @@ def _atom_text(atom: Atom, wide: bool, names: Mapping[str, str]) -> str:
     return text
 
 
-def placement(index: IndexLike, axes: tuple[Index, ...]) -> Affine | None:
+def injective_affine(index: IndexLike, axes: tuple[Index, ...]) -> Affine | None:
     """An index as an affine function of axes that reaches an element of its own from each point; None where
     it is none.
     """

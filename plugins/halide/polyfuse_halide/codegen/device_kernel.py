@@ -70,13 +70,13 @@ class _DeviceEmitter(Emitter):
         """One launch: values known before the loops are stored in them besides, each time at one element."""
         looped = any(one.store.looped for one in group)
         raxes = self.kernel.raxes if looped else ()
-        places = [*self.axes, *(self.raxes if looped else ())]
+        variables = [*self.axes, *(self.raxes if looped else ())]
         calls: list[str] = []
         ordered = sorted(group, key=lambda one: one.store.section)
         for number, part in groupby(ordered, key=lambda one: one.store.section):
             values = [one.value for one in part]
             roots = list(dict.fromkeys(values))
-            name, point = f"out_of{number}", places
+            name, point = f"out_of{number}", variables
             self._function(name, number, roots, tuple_text(roots))
             if looped and not self.kernel.sections[number].looped:
                 point = list(self.axes)
@@ -85,7 +85,7 @@ class _DeviceEmitter(Emitter):
             calls += [f"{name}({', '.join(point)})[{roots.index(value)}]" for value in values]
         still = (0,) * len(raxes)
         strides = [(*one.at.strides, *(() if one.store.looped else still)) for one in ordered]
-        self._store_stage("out", ", ".join(places), calls, looped, strides)
+        self._store_stage("out", ", ".join(variables), calls, looped, strides)
         extents = [axis_size(a) for a in (*self.kernel.axes, *raxes)]
         for one, steps in zip(ordered, strides, strict=True):
             self._output(one.store.buffer, one.at.offset, list(zip(extents, steps, strict=True)))

@@ -17,7 +17,8 @@ _SAFE_NAMES = re.compile(r"(?!log2$|log10$|exp2$|atan2$|(red|once|tile)[0-9]+$)[
 _DERIVED = ("_n", "_of")
 """What generated programs append to names: for positions in 32 bits, and for what fills a row buffer."""
 
-_Place = tuple[str, IndexLike]
+_Element = tuple[str, IndexLike]
+"""A buffer and an index in it."""
 
 
 def forwarded(kernel: Kernel) -> Kernel:
@@ -40,7 +41,7 @@ def with_plain_names(kernel: Kernel) -> Kernel:
 
 
 def _with_values(kernel: Kernel, local: set[str]) -> Kernel:
-    held: dict[_Place, str] = {}
+    held: dict[_Element, str] = {}
     renamed: dict[str, str] = {}
     sections: list[Section] = []
     for section in kernel.sections:
@@ -54,9 +55,9 @@ def _with_values(kernel: Kernel, local: set[str]) -> Kernel:
             body.append(stmt)
             if not isinstance(stmt, Store) or stmt.buffer in local:
                 continue
-            for place in [p for p in inside if p[0] == stmt.buffer]:
-                inside.pop(place)
-                held.pop(place, None)
+            for element in [e for e in inside if e[0] == stmt.buffer]:
+                inside.pop(element)
+                held.pop(element, None)
             if _is_plain(stmt):
                 inside[stmt.buffer, stmt.index] = stmt.value
                 if not section.looped:
@@ -67,8 +68,8 @@ def _with_values(kernel: Kernel, local: set[str]) -> Kernel:
 
 def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
     """Loads in a loop of what an earlier loop stored at the same index, from scratch instead."""
-    place = row_major(kernel.raxes)
-    kept: dict[_Place, tuple[int, Store]] = {}
+    offset = row_major(kernel.raxes)
+    available: dict[_Element, tuple[int, Store]] = {}
     rows: dict[int, tuple[RowBuffer, int, Store]] = {}
     sections: list[Section] = []
     for number, section in enumerate(kernel.sections):
@@ -78,17 +79,17 @@ def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
                 body.append(stmt)
                 continue
             key = stmt.buffer, stmt.index
-            if isinstance(stmt, Load) and section.looped and not stmt.args and key in kept:
-                home, stored = kept[key]
+            if isinstance(stmt, Load) and section.looped and not stmt.args and key in available:
+                home, stored = available[key]
                 size = product(axis_size(a) for a in kernel.raxes)
-                fresh = RowBuffer(f"kept{len(rows)}", stmt.dtype, size)
+                fresh = RowBuffer(f"fwd{len(rows)}", stmt.dtype, size)
                 row = rows.setdefault(id(stored), (fresh, home, stored))[0]
-                stmt = replace(stmt, buffer=row.name, index=place)
+                stmt = replace(stmt, buffer=row.name, index=offset)
             elif isinstance(stmt, Store) and stmt.buffer not in local:
-                for other in [k for k in kept if k[0] == stmt.buffer]:
-                    kept.pop(other)
+                for other in [k for k in available if k[0] == stmt.buffer]:
+                    available.pop(other)
                 if _is_plain(stmt) and section.looped and _differs(stmt.index, kernel.raxes):
-                    kept[key] = (number, stmt)
+                    available[key] = (number, stmt)
             body.append(stmt)
         sections.append(Section(section.looped, tuple(body)))
     if not rows:
@@ -98,7 +99,7 @@ def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
         for stmt in sections[number].body:
             body.append(stmt)
             if stmt is stored:
-                body.append(Store(row.name, place, stored.value, stored.dtype))
+                body.append(Store(row.name, offset, stored.value, stored.dtype))
         sections[number] = Section(True, tuple(body))
     row_buffers = (*kernel.row_buffers, *(row for row, _, _ in rows.values()))
     return replace(kernel, sections=tuple(sections), row_buffers=row_buffers)
@@ -116,7 +117,7 @@ def _differs(index: IndexLike, raxes: tuple[Index, ...]) -> bool:
 
 
 def _without_dead_stores(kernel: Kernel) -> Kernel:
-    """Going backwards: a plain store is dead where a later one of the same kind of section has its place."""
+    """Without plain stores to an element that a later store in a section of the same kind overwrites."""
     later: set[tuple[bool, str, IndexLike]] = set()
     sections: list[Section] = []
     for section in reversed(kernel.sections):

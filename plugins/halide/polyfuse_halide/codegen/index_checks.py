@@ -65,7 +65,7 @@ class Faults:
         code = Code().i64("49ba", self._address)  # r10 = cells
         if name.endswith("_to_string"):
             if name in _PARTS:
-                code.i32("498992", 8 * (_NOTED + _PARTS.index(name)))  # [r10 + place] = rdx
+                code.i32("498992", 8 * (_NOTED + _PARTS.index(name)))  # [r10 + offset] = rdx
             return code.raw("4889f8 c3").finished()
         self._names.append(name)
         code.i64("49bb", len(self._names))  # r11 = number

@@ -23,7 +23,7 @@ from polyfuse.symbolic import (
     product,
     python_text,
 )
-from polyfuse_halide.codegen.address import index_text, placement
+from polyfuse_halide.codegen.address import index_text, injective_affine
 from polyfuse_halide.codegen.contracting import contracts
 from polyfuse_halide.codegen.forward import forwarded, with_plain_names
 from polyfuse_halide.codegen.values import LIMIT, ValueEmitter, tuple_text
@@ -183,7 +183,7 @@ class Emitter(ValueEmitter):
         scatters: list[Access] = []
         for store in stores:
             plain = store.mode == "set" and len(store.stmt.args) == 1
-            found = placement(store.index, self._space(store)) if plain else None
+            found = injective_affine(store.index, self._space(store)) if plain else None
             if found is None:
                 scatters.append(store)
             else:
@@ -205,15 +205,15 @@ class Emitter(ValueEmitter):
 
     def _plain_stage(self, name: str, group: Sequence[IndexedStore]) -> None:
         store = group[0].store
-        places = ", ".join([*self.axes, *(self.raxes if store.looped else ())])
+        variables = ", ".join([*self.axes, *(self.raxes if store.looped else ())])
         calls: list[str] = []
         ordered = sorted(group, key=lambda one: one.store.section)
         for number, part in groupby(ordered, key=lambda one: one.store.section):
             values = [one.value for one in part]
             roots = list(dict.fromkeys(values))
             self._function(f"{name}_of{number}", number, roots, tuple_text(roots))
-            calls += [f"{name}_of{number}({places})[{roots.index(value)}]" for value in values]
-        self._store_stage(name, places, calls, store.looped, [one.at.strides for one in ordered])
+            calls += [f"{name}_of{number}({variables})[{roots.index(value)}]" for value in values]
+        self._store_stage(name, variables, calls, store.looped, [one.at.strides for one in ordered])
         extents = [axis_size(a) for a in self._space(store)]
         for one in ordered:
             self._output(one.store.buffer, one.at.offset, list(zip(extents, one.at.strides)))
@@ -221,14 +221,14 @@ class Emitter(ValueEmitter):
     def _store_stage(
         self,
         name: str,
-        places: str,
+        variables: str,
         calls: Sequence[str],
         looped: bool,
         strides: Sequence[Sequence[IndexLike]],
     ) -> None:
         """The lines of a stage that stores results of calls."""
         steps = ", ".join(f"[{', '.join(map(index_text, of_one))}]" for of_one in strides)
-        self.lines.append(f"def {name}_all({places}):")
+        self.lines.append(f"def {name}_all({variables}):")
         self.lines.append(f"    return ({''.join(call + ', ' for call in calls)})")
         self.lines += self._tile_lines()
         self.lines.append(f'p.store("{name}", {looped}, [{steps}], {name}_all)')
@@ -243,13 +243,15 @@ class Emitter(ValueEmitter):
         mode = "set" if stmt.mode == CHECK_MODE else stmt.mode  # any one of what collides
         args = list(stmt.args)
         mask = "None" if stmt.mask is None else args[-1]
-        place = self._index_text(store.buffer, stmt.index, args[1 : 1 + len(stmt.indirect)], mask)
-        self._function(f"{name}_of", store.section, stmt.args, f"({place}, {args[0]}, {mask})")
+        offset = self._index_text(store.buffer, stmt.index, args[1 : 1 + len(stmt.indirect)], mask)
+        self._function(f"{name}_of", store.section, stmt.args, f"({offset}, {args[0]}, {mask})")
         lane = self._scatter_lane(store)
         arg = self.args[store.buffer]
         extent = _extent(arg)
         disjoint = mode == "set" and (
-            bool(stmt.indirect) or stmt.mask is None or placement(stmt.index, self._space(store)) is not None
+            bool(stmt.indirect)
+            or stmt.mask is None
+            or injective_affine(stmt.index, self._space(store)) is not None
         )
         self.lines.append(
             f'p.scatter("{name}", "{arg.dtype}", {store.looped}, "{mode}", {extent}, {name}_of, '

@@ -14,7 +14,7 @@ _MOST = 512 << 10
 
 
 def reused_value(facts: KernelFacts, section: Section, columns: int) -> str:
-    """The value of a loop that is worth keeping until it is needed again, or an empty text; `columns`: how
+    """The value of a loop that is worth storing until it is needed again, or an empty text; `columns`: how
     many points are computed side by side.
     """
     stores = [access.stmt for access in facts.accesses if access.is_store]

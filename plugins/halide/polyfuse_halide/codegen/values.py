@@ -21,7 +21,7 @@ from polyfuse.ir.statements import (
 from polyfuse.ir.types import DType, e4m3_saturates
 from polyfuse.kit import KernelFacts, fits_i32_throughout
 from polyfuse.symbolic import Index, IndexLike, axis_name, coefficient, free_axes, python_text
-from polyfuse_halide.codegen.address import index_text, indirect_axes, placement
+from polyfuse_halide.codegen.address import index_text, indirect_axes, injective_affine
 from polyfuse_halide.codegen.ops import call_text, constant_text
 from polyfuse_halide.codegen.reuse import reused_value
 from polyfuse_halide.codegen.softmax import softmaxes_of
@@ -37,7 +37,7 @@ _OF_INDICES = (
     *(*_REPEATED, *_COMPARISONS, "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
     *("cast", "add", "sub", "mul", "floor_div", "remainder", "where"),
 )
-"""Operations whose results the place alone decides, if it decides their operands."""
+"""Operations whose results depend on the index alone, if their operands do."""
 
 
 class ValueEmitter:
@@ -62,7 +62,7 @@ class ValueEmitter:
         self.narrow: set[str] = set()
         self.short: set[str] = set()
         self.indices: set[str] = set()
-        self.kept: dict[str, str] = {}
+        self.row_of: dict[str, str] = {}
         self.softmaxes = softmaxes_of(self.facts)
         self.side_by_side = 0
         self.transpose = transpose
@@ -71,7 +71,7 @@ class ValueEmitter:
 
     def _study(self) -> None:
         for number, section in enumerate(self.kernel.sections):
-            place = reduces = 0
+            position = reduces = 0
             for stmt in section.body:
                 for k, target in enumerate(stmt.targets):
                     if stmt.op == "reduce":
@@ -79,9 +79,9 @@ class ValueEmitter:
                         if k == 1 and len(stmt.args) > 1 and stmt.args[1] in self.narrow:
                             self.short.add(target)
                     elif stmt.op == "scan":
-                        self.scanned[target] = (f"scan{number}_{place}", k)
+                        self.scanned[target] = (f"scan{number}_{position}", k)
                 if stmt.op in ("reduce", "scan"):
-                    place += 1
+                    position += 1
                     reduces += stmt.op == "reduce"
                 if stmt.op in _OF_INDICES and self.indices.issuperset(stmt.args):
                     self.indices.update(stmt.targets)
@@ -102,24 +102,24 @@ class ValueEmitter:
                 names = ", ".join(wanted)
                 self._function(f"section{number}", number, wanted, f"({names},)", memo=True)
             return
-        place = 0
+        position = 0
         reduces: list[Reduce] = []
         for stmt in section.body:
             if isinstance(stmt, Reduce):
                 reduces.append(stmt)
-                place += 1
+                position += 1
             elif isinstance(stmt, Scan):
-                name = f"scan{number}_{place}"
+                name = f"scan{number}_{position}"
                 self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
                 self.lines.append(f'{name} = p.scan("{name}", "{stmt.kind}", {name}_of)')
-                place += 1
+                position += 1
             elif isinstance(stmt, Store) and stmt.buffer in self.row_buffers:
                 self._local(number, stmt)
         reused = reused_value(self.facts, section, self.side_by_side) if reduces and self.side_by_side else ""
         if reused:
             self._function(f"reused{number}_of", number, [reused], tuple_text([reused]))
             self.lines.append(f'reused{number} = p.row("reused{number}", reused{number}_of)')
-            self.kept.setdefault(reused, f"reused{number}")
+            self.row_of.setdefault(reused, f"reused{number}")
         if reduces:
             operands = [a for s in reduces for a in s.args]
             texts = [self._operand(number, s, k) for s in reduces for k in range(len(s.args))]
@@ -129,25 +129,25 @@ class ValueEmitter:
             )
             self.lines.append(f'red{number} = p.reduce("red{number}", [{kinds}], values{number})')
 
-    def _operand(self, number: int, stmt: Reduce, place: int) -> str:
-        """The text of an operand of a reduction: positions are kept in 32 bits where they fit.
+    def _operand(self, number: int, stmt: Reduce, position: int) -> str:
+        """The text of an operand of a reduction: positions are computed in 32 bits where they fit.
 
         Halide repeats an update only for the loops that occur in it, so one that is the same all along the
         loop has to mention it.
         """
-        name = stmt.args[place]
-        text = f"{name}_n" if place == 1 and name in self.narrow else name
-        if place or any(self._moves(number, a) for a in stmt.args):
+        name = stmt.args[position]
+        text = f"{name}_n" if position == 1 and name in self.narrow else name
+        if position or any(self._moves(number, a) for a in stmt.args):
             return text
         return f"at_each({text}, {self.raxes[-1]})"
 
     def _moves(self, number: int, name: str) -> bool:
         """Whether a value of a section may differ from one point of its loop to the next."""
-        if name in self.kept:
+        if name in self.row_of:
             return True
         loops = {axis_name(a) for a in self.kernel.raxes}
         for stmt in self._slice(number, [name]):
-            repeats = stmt.op == "scan" or any(a in self.kept for a in stmt.args)
+            repeats = stmt.op == "scan" or any(a in self.row_of for a in stmt.args)
             if repeats or any(loops & set(free_axes(index)) for index in indices(stmt)):
                 return True
         return False
@@ -158,7 +158,12 @@ class ValueEmitter:
     def _local(self, number: int, stmt: Store) -> None:
         buffer, index = stmt.buffer, stmt.index
         several = len(self.facts.writes(buffer)) > 1
-        if several or len(stmt.args) > 1 or stmt.mode != "set" or not placement(index, self.kernel.raxes):
+        if (
+            several
+            or len(stmt.args) > 1
+            or stmt.mode != "set"
+            or not injective_affine(index, self.kernel.raxes)
+        ):
             raise UnsupportedError(
                 f"scratch {buffer} is not filled by one plain store", "use another backend for this kernel"
             )
@@ -168,7 +173,7 @@ class ValueEmitter:
         same = self.dtypes[value] is self.row_buffers[buffer].dtype
         if same and self.facts.definitions[value].section == number:
             # what needs the value from now on reads it there instead of computing it again
-            self.kept.setdefault(value, buffer)
+            self.row_of.setdefault(value, buffer)
         if any(read.index != index for read in self.facts.reads(buffer)):
             raise UnsupportedError(
                 f"scratch {buffer} is read in another order than it is written",
@@ -187,7 +192,7 @@ class ValueEmitter:
         needed = set(roots)
         found: list[Statement] = []
         for stmt in reversed(self.kernel.sections[number].body):
-            if not needed & set(stmt.targets) or stmt.op == "reduce" or stmt.targets[0] in self.kept:
+            if not needed & set(stmt.targets) or stmt.op == "reduce" or stmt.targets[0] in self.row_of:
                 continue
             found.append(stmt)
             if stmt.op != "scan":
@@ -199,7 +204,7 @@ class ValueEmitter:
     ) -> None:
         """A function of a point that computes values of a section and returns `result`."""
         looped = self.kernel.sections[number].looped
-        places = [*self.axes, *(self.raxes if looped else ())]
+        variables = [*self.axes, *(self.raxes if looped else ())]
         roots = list(roots)
         body = self._slice(number, roots)
         inside = {t for s in body for t in s.targets}
@@ -211,7 +216,7 @@ class ValueEmitter:
         out = self.lines
         if memo:
             out.append("@shared")
-        out.append(f"def {name}({', '.join(places)}):")
+        out.append(f"def {name}({', '.join(variables)}):")
         out.extend(f"    {line}" for line in [*lines, f"return {result}"])
 
     def _imports(self, names: Sequence[str]) -> list[str]:
@@ -219,13 +224,13 @@ class ValueEmitter:
         lines: list[str] = []
         point = ", ".join(self.axes)
         for name in names:
-            if name in self.kept:
-                places = ", ".join([*self.axes, *self.raxes])
-                lines.append(f"{name} = {self.kept[name]}({places})")
+            if name in self.row_of:
+                variables = ", ".join([*self.axes, *self.raxes])
+                lines.append(f"{name} = {self.row_of[name]}({variables})")
                 continue
             if name in self.reduced:
-                section, place, result = self.reduced[name]
-                found = f"red{section}({point})[{place}][{result}]"
+                section, position, result = self.reduced[name]
+                found = f"red{section}({point})[{position}][{result}]"
                 if name in self.short:
                     found = f"as_i64({found})"
                 lines.append(f"{name} = {found}")
@@ -241,8 +246,10 @@ class ValueEmitter:
     def _statement(self, stmt: Statement) -> list[str]:
         args = list(stmt.args)
         if stmt.op == "scan":
-            places = ", ".join([*self.axes, *self.raxes])
-            return [f"{t} = {self.scanned[t][0]}({places})[{self.scanned[t][1]}]" for t in stmt.targets if t]
+            variables = ", ".join([*self.axes, *self.raxes])
+            return [
+                f"{t} = {self.scanned[t][0]}({variables})[{self.scanned[t][1]}]" for t in stmt.targets if t
+            ]
         target = stmt.targets[0]
         match stmt:
             case IndexValue():
@@ -275,7 +282,7 @@ class ValueEmitter:
             # the same divisor all along the row
             return [f"{target} = mul({args[0]}, reciprocal({args[1]}))"]
         if stmt.op == "where" and stmt.args[0] in self.indices and self.kernel.device == "cpu":
-            return [f"{target} = where_placed({', '.join(args)})"]
+            return [f"{target} = where_of_index({', '.join(args)})"]
         return [f"{target} = {call_text(stmt.op, args, [self.numbers.get(a) for a in stmt.args])}"]
 
     def _load(self, stmt: Load, args: Sequence[str]) -> str:
@@ -291,8 +298,8 @@ class ValueEmitter:
             return f"{buffer}({parts[0]})"
         parts += args[count : count + 2]
         extent = self.args[buffer].numel
-        placed = count and not _subtracts(index)  # what a value alone places is promised to be inside
-        near = "" if placed or extent is None else f".within({index_text(extent)})"
+        promised = count and not _subtracts(index)  # an index that is a value alone is promised to be inside
+        near = "" if promised or extent is None else f".within({index_text(extent)})"
         return f"{buffer}{near}({', '.join(parts)})"
 
     def _index_text(self, buffer: str, index: IndexLike, indirect: Sequence[str], mask: str) -> str:

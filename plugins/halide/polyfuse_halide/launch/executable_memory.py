@@ -69,7 +69,7 @@ class Code:
         return self.i64("48b8", address).raw("ffe0")
 
     def label(self, name: str) -> Code:
-        """Name this place."""
+        """Give the current position a name."""
         self._labels[name] = len(self.bytes)
         return self
 
@@ -82,8 +82,8 @@ class Code:
 
     def finished(self) -> bytes:
         """All instructions, jumps resolved."""
-        for place, name in self._jumps:
-            struct.pack_into("<i", self.bytes, place, self._labels[name] - place - 4)
+        for position, name in self._jumps:
+            struct.pack_into("<i", self.bytes, position, self._labels[name] - position - 4)
         return bytes(self.bytes)
 
 

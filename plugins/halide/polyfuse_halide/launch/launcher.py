@@ -23,7 +23,7 @@ from polyfuse_halide.launch.executable_memory import Code, address_of, executabl
 __all__ = ["DeviceCall", "make_launcher", "nothing"]
 
 _BUFFER, _DEVICE, _HOST, _TYPE, _RANK, _DIMENSIONS, _DIM = 56, 0, 16, 32, 36, 40, 16
-"""Bytes of a `halide_buffer_t`, the places of five of its fields, and bytes of one dimension."""
+"""Bytes of a `halide_buffer_t`, the offsets of five of its fields, and bytes of one dimension."""
 _LIMIT = 1 << 31
 
 # lea and mov of [r12 + number] into the registers of the first six arguments, then rax
@@ -113,8 +113,8 @@ class _Frame:
         self.steps = struct.Struct(f"<{len(self.outputs)}q")
         self.address, self.memory = writable(start + self.dims.size + 64)
         for k in range(len(self.operands)):
-            place = start + _DIM * sum(ranks[:k])
-            struct.pack_into("<Q", self.memory, _BUFFER * k + _DIMENSIONS, self.address + place)
+            offset = start + _DIM * sum(ranks[:k])
+            struct.pack_into("<Q", self.memory, _BUFFER * k + _DIMENSIONS, self.address + offset)
             struct.pack_into("<i", self.memory, _BUFFER * k + _RANK, ranks[k])
             if checks:
                 struct.pack_into("<BBH", self.memory, _BUFFER * k + _TYPE, *type_of(checks["types"][k]))
@@ -146,13 +146,13 @@ class _Frame:
 
 def _sized(call: Callable[..., None], frame: _Frame) -> Callable[..., None]:
     """A launcher that writes strides and extents whenever sizes are others than at the last call."""
-    places = tuple(place for place, _ in frame.sizes)
+    positions = tuple(position for position, _ in frame.sizes)
     lock = threading.Lock()
     last: tuple[int, ...] | None = None
 
     def launch(*operands: Any) -> None:
         nonlocal last
-        sizes = tuple([operands[place] for place in places])
+        sizes = tuple([operands[position] for position in positions])
         # another thread may want other sizes between this and the call
         with lock:
             if sizes != last:
@@ -192,13 +192,13 @@ def _native(
     code.i32("4881ec", stack)
     code.i32("4881fa", frame.count).jump("0f85", "wrong")  # cmp rdx, count; jne
     code.i64("49bc", frame.address)  # r12 = buffers
-    for k, place in enumerate(frame.operands):
-        code.i32("488bbb", 8 * place).jump("e8", "address")  # rdi = argument; call
+    for k, position in enumerate(frame.operands):
+        code.i32("488bbb", 8 * position).jump("e8", "address")  # rdi = argument; call
         if k >= first:
             code.i32("49038424", frame.offsets + 8 * (k - first))  # rax += offset
         code.i32("49898424", _BUFFER * k + field)
-    for k, (place, _) in enumerate(frame.sizes):
-        code.i32("488bbb", 8 * place).call(address_of(python.PyLong_AsLongLong))
+    for k, (position, _) in enumerate(frame.sizes):
+        code.i32("488bbb", 8 * position).call(address_of(python.PyLong_AsLongLong))
         code.i32("49898424", frame.numbers + 8 * k)
     if device is not None and device.stream_function:
         code.i32("bf", device.index).i64("48be", device.stream).call(device.stream_function)
@@ -225,7 +225,7 @@ def _native(
         code.i64("48b8", _exported("PyExc_RuntimeError")).raw("488b38")  # rdi = PyExc_RuntimeError
         code.i64("48be", ctypes.cast(message, ctypes.c_void_p).value or 0)
         code.call(address_of(python.PyErr_SetString)).raw("31c0").jump("e9", "leave")
-    # rax = the address that rdi stands for: a tensor's data, or a integer
+    # rax = the address that rdi stands for: a tensor's data, or an integer
     code.label("address").raw("4883ec08 488b4708")
     code.i64("48b9", id(int)).raw("4839c8").jump("0f84", "number")
     code.call(data_ptr).jump("e9", "found")

@@ -1,4 +1,4 @@
-"""Object files brought into this process: sections placed, symbols resolved, relocations applied.
+"""Object files brought into this process: sections laid out, symbols resolved, relocations applied.
 
 Halide writes relocatable ELF objects. Linking them here needs no linker on the machine, and starts no
 process where kernels come from the cache.
@@ -31,7 +31,7 @@ class _Section:
     align: int
     content: bytes
     size: int
-    place: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class _Object:
             if kind == 2:
                 text = heads[link_to]
                 strings = data[text[4] : text[4] + text[5]]
-                for place in range(start, start + length, 24):
-                    name, _, _, section, value, _ = struct.unpack_from("<IBBHQQ", data, place)
+                for entry in range(start, start + length, 24):
+                    name, _, _, section, value, _ = struct.unpack_from("<IBBHQQ", data, entry)
                     self.symbols.append(
                         _Symbol(strings[name : strings.index(b"\0", name)].decode(), section, value)
                     )
             elif kind == _RELOCATIONS and info in self.sections:
-                for place in range(start, start + length, 24):
-                    where, what, addend = struct.unpack_from("<QQq", data, place)
+                for entry in range(start, start + length, 24):
+                    where, what, addend = struct.unpack_from("<QQq", data, entry)
                     self.relocations.append((info, where, what >> 32, what & 0xFFFFFFFF, addend))
 
 
@@ -83,22 +83,22 @@ def link(
     """
     parsed = [_Object(data) for data in objects]
     everything = [s for o in parsed for s in o.sections.values()]
-    size = _index_text([s for s in everything if s.flags & _EXECUTABLE], 0)
+    size = _assign_offsets([s for s in everything if s.flags & _EXECUTABLE], 0)
     outside = list(dict.fromkeys(s.name for o in parsed for s in o.symbols if s.section == 0 and s.name))
     # a jump to each function outside, and its address, which relative instructions can reach
     stubs = -(-size // 16) * 16
     code_end = -(-(stubs + 16 * len(outside)) // _PAGE) * _PAGE
-    table = _index_text([s for s in everything if not s.flags & _EXECUTABLE], code_end)
+    table = _assign_offsets([s for s in everything if not s.flags & _EXECUTABLE], code_end)
     table = -(-table // 16) * 16
     defined: dict[str, int] = {}
     total = table + 8 * (len(outside) + sum(len(o.symbols) for o in parsed)) + 8
     base, memory = writable(total)
     for section in everything:
-        memory[section.place : section.place + len(section.content)] = section.content
+        memory[section.offset : section.offset + len(section.content)] = section.content
     for item in parsed:
         for symbol in item.symbols:
             if symbol.name and symbol.section in item.sections:
-                defined[symbol.name] = base + item.sections[symbol.section].place + symbol.value
+                defined[symbol.name] = base + item.sections[symbol.section].offset + symbol.value
     more = given or {}
     addresses = {name: defined.get(name) or more.get(name) or resolve(name) for name in outside}
     jumps = {name: base + stubs + 16 * k for k, name in enumerate(outside)}
@@ -123,10 +123,10 @@ def link(
     return {name: defined[name] for name in wanted}
 
 
-def _index_text(sections: Sequence[_Section], start: int) -> int:
+def _assign_offsets(sections: Sequence[_Section], start: int) -> int:
     for section in sections:
         start = -(-start // section.align) * section.align
-        section.place = start
+        section.offset = start
         start += section.size
     return start
 
@@ -141,21 +141,21 @@ def _relocate(
 ) -> None:
     for section, where, number, kind, addend in item.relocations:
         symbol = item.symbols[number]
-        place = item.sections[section].place + where
-        here = base + place
+        offset = item.sections[section].offset + where
+        here = base + offset
         if symbol.section in item.sections:
-            target = base + item.sections[symbol.section].place + symbol.value
+            target = base + item.sections[symbol.section].offset + symbol.value
             near = target
         else:
             target, near = outside[symbol.name], jumps[symbol.name]
         if kind == _R_64:
-            struct.pack_into("<q", memory, place, target + addend)
+            struct.pack_into("<q", memory, offset, target + addend)
         elif kind in (_R_PC32, _R_PLT32):
-            struct.pack_into("<i", memory, place, near + addend - here)
+            struct.pack_into("<i", memory, offset, near + addend - here)
         elif kind in (_R_GOTPCREL, _R_GOTPCRELX, _R_REX_GOTPCRELX):
-            struct.pack_into("<i", memory, place, slot(target) + addend - here)
+            struct.pack_into("<i", memory, offset, slot(target) + addend - here)
         elif kind == _R_PC64:
-            struct.pack_into("<q", memory, place, target + addend - here)
+            struct.pack_into("<q", memory, offset, target + addend - here)
         else:
             raise KernelLoadError(
                 f"a built kernel has a relocation of kind {kind}, which is unknown",

@@ -49,9 +49,9 @@ def multiply_add(a: Value, b: Value, c: Value) -> Value:
 
 @cache
 def _fused() -> Any:
-    func, places = hl.Func("multiply_add"), [hl.Var(name) for name in "abc"]
-    a, b, c = (from_bits(hl.Float(32), hl.Expr(place)) for place in places)
-    func[tuple(places)] = a * b + c
+    func, variables = hl.Func("multiply_add"), [hl.Var(name) for name in "abc"]
+    a, b, c = (from_bits(hl.Float(32), hl.Expr(variable)) for variable in variables)
+    func[tuple(variables)] = a * b + c
     return func
 
 
@@ -62,8 +62,8 @@ def elementary(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
 
     @cache
     def stage() -> Any:
-        func, place = hl.Func(function.__name__), hl.Var("x")
-        func[place] = strict(function(from_bits(hl.Float(32), hl.Expr(place))))
+        func, variable = hl.Func(function.__name__), hl.Var("x")
+        func[variable] = strict(function(from_bits(hl.Float(32), hl.Expr(variable))))
         return func
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""What reductions have in common, whoever runs them: stages at a place, loops, passes and their results."""
+"""What reductions on the CPU and on devices share: stages, loops, passes and their results."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ State = tuple[list[Value], Value]
 """The values of all accumulators and moments of a pass, and how many values of the loop they have taken."""
 
 
-def define(func: Any, place: Sequence[Any], values: Sequence[Value]) -> None:
-    """Say what a stage is at a place, outermost first: one value or several."""
+def define(func: Any, indices: Sequence[Any], values: Sequence[Value]) -> None:
+    """Define a stage at some indices, outermost first, as one value or several."""
     found = tuple(map(strict, values))
-    func[tuple(reversed(place))] = found[0] if len(found) == 1 else hl.Tuple(found)
+    func[tuple(reversed(indices))] = found[0] if len(found) == 1 else hl.Tuple(found)
 
 
-def reads(func: Any, place: Sequence[Any], count: int) -> list[Value]:
-    """The values of a stage at a place, outermost first."""
-    found = func[tuple(reversed(place))]
+def reads(func: Any, indices: Sequence[Any], count: int) -> list[Value]:
+    """The values of a stage at some indices, outermost first."""
+    found = func[tuple(reversed(indices))]
     return [expr(found)] if count == 1 else [expr(found[k]) for k in range(count)]
 
 
@@ -41,11 +41,11 @@ def total(sizes: Sequence[Any]) -> Any:
     return found
 
 
-def flat_of(places: Sequence[Any], sizes: Sequence[Any]) -> Any:
-    """The number of a point of some loops, outermost first."""
+def flat_of(indices: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """The row-major index of a point of some loops, outermost first."""
     found: Any = 0
-    for place, size in zip(places, sizes):
-        found = place if isinstance(found, int) and found == 0 else found * size + place
+    for index, size in zip(indices, sizes):
+        found = index if isinstance(found, int) and found == 0 else found * size + index
     return found
 
 
@@ -60,13 +60,13 @@ class Pass:
     body: Body
     lanes: int
     func: Any = field(default=None, init=False)
-    places: list[tuple[int, int]] = field(default_factory=list, init=False)
+    slices: list[tuple[int, int]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         at = 0
         for part in self.parts:
             width = part.width if isinstance(part, Accumulator) else 2
-            self.places.append((at, at + width))
+            self.slices.append((at, at + width))
             at += width
         self.count = at
 
@@ -76,7 +76,7 @@ class Pass:
     def _take(self, state: Sequence[Value], operands: Sequence[Value], before: Value) -> list[Value]:
         found: list[Value] = []
         at = 0
-        for part, (low, high) in zip(self.parts, self.places):
+        for part, (low, high) in zip(self.parts, self.slices):
             if isinstance(part, Moments):
                 found += part.take(state[low:high], operands[at], before)
                 at += 1
@@ -87,7 +87,7 @@ class Pass:
 
     def _merge(self, left: Sequence[Value], count: Value, right: Sequence[Value], other: Value) -> State:
         found: list[Value] = []
-        for part, (low, high) in zip(self.parts, self.places):
+        for part, (low, high) in zip(self.parts, self.slices):
             if isinstance(part, Moments):
                 a, b = convert(count, "i32", part.dtype), convert(other, "i32", part.dtype)
                 found += part.merge(left[low:high], a, right[low:high], b)[0]
@@ -147,10 +147,10 @@ class Reductions(ABC, Generic[P]):
         if not softmax:
             return
 
-        def shifted(*places: Any) -> list[Value]:
-            operands = self.body(*places)
-            largest = reads(main.func, places[: len(self.axes)], main.count)
-            return [self.softmax_exp(operands[starts[k]] - largest[main.places[k][0]]) for k in softmax]
+        def shifted(*indices: Any) -> list[Value]:
+            operands = self.body(*indices)
+            largest = reads(main.func, indices[: len(self.axes)], main.count)
+            return [self.softmax_exp(operands[starts[k]] - largest[main.slices[k][0]]) for k in softmax]
 
         sums: list[Accumulator | Moments] = [Accumulator("sum", self.kinds[k][1]) for k in softmax]
         self.passes.append(self.make_pass(f"{self.name}_sum", sums, shifted))
@@ -161,7 +161,7 @@ class Reductions(ABC, Generic[P]):
         state = reads(main.func, axes, main.count)
         found: list[list[Value]] = []
         at = 0
-        for (kind, dtype, _), (low, high) in zip(self.kinds, main.places):
+        for (kind, dtype, _), (low, high) in zip(self.kinds, main.slices):
             results = state[low:high]
             if kind == "welford":
                 results = [*results, convert(hl.i32(1) * total(self.sizes), "i32", dtype)]

@@ -63,14 +63,14 @@ class _Pass(Pass):
         """Every lane is a reduction of its own; at the end they are merged."""
         wide, last, outer = self.lanes * self.unroll, self.sizes[-1], list(self.sizes[:-1])
         lane = hl.Var(f"{self.name}_lane")
-        place = [*self.axes, lane]
+        indices = [*self.axes, lane]
         part = hl.Func(f"{self.name}_part")
-        define(part, place, self._start())
+        define(part, indices, self._start())
         rounds, rest = last // wide, last % wide
         _, loops = _domain([*outer, rounds], f"{self.name}_r")
         before = expr(flat_of(loops, [*outer, rounds]))
         operands = self.body(*self.axes, *loops[:-1], loops[-1] * wide + lane)
-        define(part, place, self._take(reads(part, place, self.count), operands, before))
+        define(part, indices, self._take(reads(part, indices, self.count), operands, before))
         outer_count = total(outer)
         has_rest = not isinstance(rest, int) or rest > 0
         tail: list[Any] = []
@@ -90,7 +90,7 @@ class _Pass(Pass):
             (reads(part, [*self.axes, lane + self.lanes * u], self.count), count(lane + self.lanes * u))
             for u in range(self.unroll)
         ]
-        define(joined, place, self._tree(copies))
+        define(joined, indices, self._tree(copies))
 
         def joint(at: int) -> Value:
             taken = count(hl.i32(at))

@@ -21,11 +21,11 @@ __all__ = ["RowScan"]
 
 @dataclass
 class RowScan:
-    """A scan along the last of `places`, of so many steps, by vectors of so many lanes."""
+    """A scan along the last of `variables`, of `extent` steps, in vectors of `lanes` lanes."""
 
     name: str
     kind: str
-    places: Sequence[Any]
+    variables: Sequence[Any]
     extent: Any
     lanes: int
     scan: Any = field(init=False)
@@ -33,11 +33,11 @@ class RowScan:
 
     def define(self, body: Body) -> Callable[..., list[Value]]:
         """Define the stages: vectors scanned one by one, and the scan, which begins before the row."""
-        axes, width = list(self.places[:-1]), self.lanes
-        values = list(body(*self.places))
+        axes, width = list(self.variables[:-1]), self.lanes
+        values = list(body(*self.variables))
         self.count = len(values)
         self.scan = hl.Func(self.name)
-        define(self.scan, self.places, [hl.undef(v.type()) for v in values])
+        define(self.scan, self.variables, [hl.undef(v.type()) for v in values])
         # a whole vector before the row, so that all of the row's begin where lines do
         self.start = hl.RDom([(-width, width)], f"{self.name}_s")[0]
         define(self.scan, [*axes, self.start], scan_start(self.kind, values))
@@ -55,8 +55,8 @@ class RowScan:
         self._follow(axes, self.outside * width + self.inside, self.outside * width - 1, here)
         self.has_rest = not isinstance(rest, int) or rest > 0
         if self.has_rest:
-            place = hl.RDom([(0, rest)], f"{self.name}_t")[0] + whole * width
-            self._follow(axes, place, place - 1, list(body(*axes, place)))
+            step = hl.RDom([(0, rest)], f"{self.name}_t")[0] + whole * width
+            self._follow(axes, step, step - 1, list(body(*axes, step)))
         return lambda *where: reads(self.scan, where, self.count)
 
     def _stage(self, name: str, spot: Sequence[Any], values: Sequence[Value]) -> None:
@@ -72,10 +72,10 @@ class RowScan:
         joined = merge_scan(self.kind, before, here)
         return [hl.select(expr(lane) >= away, j, h) for j, h in zip(joined, here, strict=True)]
 
-    def _follow(self, axes: Sequence[Any], place: Any, before: Any, values: Sequence[Value]) -> None:
-        """What came before joins values of a place."""
+    def _follow(self, axes: Sequence[Any], step: Any, before: Any, values: Sequence[Value]) -> None:
+        """Combine the values of a step with the scan of the steps before it."""
         had = reads(self.scan, [*axes, before], self.count)
-        define(self.scan, [*axes, place], merge_scan(self.kind, had, values))
+        define(self.scan, [*axes, step], merge_scan(self.kind, had, values))
 
     def schedule(self, func: Any = None, level: Any = None) -> None:
         """Compute the scan at a loop of another stage, or before all of it."""

@@ -52,16 +52,16 @@ def _apply(program: Program) -> None:
 
 
 def _root_rows(program: Program) -> None:
-    for func, places in program.rows:
+    for func, variables in program.rows:
         func.compute_root()
-        _row_lanes(program, func, places)
+        _row_lanes(program, func, variables)
     for scan in program.scans:
         scan.schedule()
 
 
-def _row_lanes(program: Program, func: Any, places: list[Any]) -> None:
+def _row_lanes(program: Program, func: Any, variables: list[Any]) -> None:
     """Lanes along the loop of a row that is computed in one go."""
-    loops = places[len(program.axes) :]
+    loops = variables[len(program.axes) :]
     if program.schedule.kind != "rows" or func.num_update_definitions():
         return
     lanes = _lanes_within(program.loops[loops[-1].name()], program.schedule.lanes)
@@ -206,9 +206,9 @@ def _at_level(program: Program, func: Any, level: Any) -> None:
     for reduction in program.reductions:
         for single in reduction.passes:
             single.func.compute_at(func, level)
-    for row, places in program.rows:
+    for row, variables in program.rows:
         row.compute_at(func, level)
-        _row_lanes(program, row, places)
+        _row_lanes(program, row, variables)
     for scan in program.scans:
         scan.schedule(func, level)
     for output in program.outputs:
@@ -269,9 +269,9 @@ def _columns(program: Program) -> None:
             if output.loops:
                 output.before.reorder_storage(head.axes[-1], *reversed(output.loops))
             output.before.vectorize(head.axes[-1], lanes, Tail)
-    for row, places in program.rows:
+    for row, variables in program.rows:
         if lanes >= 4:
-            inward = [place for place in reversed(places) if place.name() != head.axes[-1].name()]
+            inward = [variable for variable in reversed(variables) if variable.name() != head.axes[-1].name()]
             row.reorder_storage(head.axes[-1], *inward).reorder(head.axes[-1], *inward)
             row.vectorize(head.axes[-1], lanes, Tail)
             for k in range(row.num_update_definitions()):
@@ -279,7 +279,7 @@ def _columns(program: Program) -> None:
 
 
 def _reordered(stage: Any, order: list[Any]) -> bool:
-    """Whether loops may change places, and then they do: Halide knows of no order in which values may be
+    """Whether loops may be interchanged, and then they are: Halide knows of no order in which values may be
     stored, nor of most ways to combine them.
     """
     try:

@@ -35,7 +35,7 @@ def largest(a: Any, b: Any) -> Any:
 
 
 def as_i64(value: Any) -> Value:
-    """An index as a integer of 64 bits."""
+    """An index as an integer of 64 bits."""
     return hl.cast(hl.Int(64), expr(value))
 
 
@@ -52,18 +52,18 @@ def checked_at(value: Value, extent: Any, words: str, mask: Value | None = None)
     inside = (wide >= hl.cast(hl.Int(64), 0)) & (wide < hl.cast(hl.Int(64), expr(extent)))
     if mask is not None:
         inside = inside | (mask == hl.cast(mask.type(), 0))
-    place = hl.require(inside, wide, hl.Expr(words))
-    return hl.unsafe_promise_clamped(hl.cast(hl.Int(32), place), 0, extent - 1)
+    checked = hl.require(inside, wide, hl.Expr(words))
+    return hl.unsafe_promise_clamped(hl.cast(hl.Int(32), checked), 0, extent - 1)
 
 
 def shared(function: Callable[..., Any]) -> Callable[..., Any]:
     """Evaluate a section once for each index: later sections ask for the same values again and again."""
     known: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
 
-    def call(*places: Any) -> Any:
-        key = tuple(id(p) for p in places)
+    def call(*indices: Any) -> Any:
+        key = tuple(id(index) for index in indices)
         if key not in known:
-            known[key] = (places, function(*places))
+            known[key] = (indices, function(*indices))
         return known[key][1]
 
     return call
@@ -104,19 +104,19 @@ class Input:
     param: Any
     extent: Any = None
 
-    def __call__(self, place: Any, mask: Value | None = None, other: Value | None = None) -> Value:
-        place = expr(place)
+    def __call__(self, offset: Any, mask: Value | None = None, other: Value | None = None) -> Value:
+        offset = expr(offset)
         if mask is None:
-            return self.param[place]
+            return self.param[offset]
         # nothing is read outside: where the mask is false, some other element stands in
         if self.extent is None:
-            return hl.select(mask, self.param[hl.select(mask, place, hl.i32(0))], other)
+            return hl.select(mask, self.param[hl.select(mask, offset, hl.i32(0))], other)
         # a loop is divided where the limits do not matter, and there neighbours stay neighbours
-        inside = hl.clamp(hl.likely_if_innermost(place), 0, expr(self.extent) - 1)
+        inside = hl.clamp(hl.likely_if_innermost(offset), 0, expr(self.extent) - 1)
         return hl.select(mask, self.param[inside], other)
 
     def within(self, extent: Any) -> Input:
-        """The same for places that are sums of axes: limited to the buffer where a mask says to read
+        """The same for offsets that are sums of axes: limited to the buffer where a mask says to read
         nothing.
         """
         return Input(self.dtype, self.param, extent)
@@ -182,16 +182,16 @@ class Program:
         self.inputs.append(param)
         return Input(dtype, param)
 
-    def transposed(self, name: str, source: Input, place: Any, *places: Any) -> Value:
+    def transposed(self, name: str, source: Input, offset: Any, *variables: Any) -> Value:
         """An element of a buffer whose neighbours lie along another axis than the lanes: a stage of its own,
         which can read small tiles along the one axis and give them along the other.
         """
-        if not all(isinstance(p, hl.Var) for p in places):
-            return source(place)
+        if not all(isinstance(p, hl.Var) for p in variables):
+            return source(offset)
         func = hl.Func(f"{name}_transposed")
-        define(func, places, [source(place)])
-        self.transposes.append((func, list(places)))
-        return reads(func, places, 1)[0]
+        define(func, variables, [source(offset)])
+        self.transposes.append((func, list(variables)))
+        return reads(func, variables, 1)[0]
 
     def axis(self, name: str, extent: Any) -> Any:
         """A parallel axis."""
@@ -217,46 +217,48 @@ class Program:
         return found
 
     def row(self, name: str, body: Body) -> Callable[..., Value]:
-        """Values kept for each parallel point, at every step of its loops."""
+        """A row buffer: a value stored for each parallel point and each step of its loops."""
         func = hl.Func(name)
-        places = self._vars([*self.axes, *self.loops])
-        define(func, places, list(body(*places))[:1])
-        self.rows.append((func, places))
+        variables = self._vars([*self.axes, *self.loops])
+        define(func, variables, list(body(*variables))[:1])
+        self.rows.append((func, variables))
         return lambda *where: reads(func, where, 1)[0]
 
     def scan(self, name: str, kind: str, body: Body) -> Callable[..., list[Value]]:
         """An inclusive scan along the loop."""
-        places = self._vars([*self.axes, *self.loops])
+        variables = self._vars([*self.axes, *self.loops])
         if self.schedule.kind == "rows":
-            found = RowScan(name, kind, places, self.loops[places[-1].name()], max(self.schedule.lanes, 2))
+            found = RowScan(
+                name, kind, variables, self.loops[variables[-1].name()], max(self.schedule.lanes, 2)
+            )
             self.scans.append(found)
             return found.define(body)
         func = hl.Func(name)
-        values = list(body(*places))
-        define(func, places, values)
+        values = list(body(*variables))
+        define(func, variables, values)
         extent = list(self.loops.values())[-1]
         steps = extent - 1 if isinstance(extent, int) else hl.max(extent - 1, 0)
         step = hl.RDom([(1, steps)], f"{name}_r")[0]
-        now, before = [*places[:-1], step], [*places[:-1], step - 1]
+        now, before = [*variables[:-1], step], [*variables[:-1], step - 1]
         define(func, now, merge_scan(kind, reads(func, before, len(values)), reads(func, now, len(values))))
-        self.rows.append((func, places))
+        self.rows.append((func, variables))
         return lambda *where: reads(func, where, len(values))
 
     def store(
         self, name: str, looped: bool, strides: Sequence[Sequence[Any]], body: Body
     ) -> Callable[..., list[Value]]:
         """Store values at indices that are sums of axes times strides."""
-        places = self._vars([*self.axes, *(self.loops if looped else ())])
-        values = list(body(*places))
-        func, before = self._stored(name, places, looped, strides, values)
+        variables = self._vars([*self.axes, *(self.loops if looped else ())])
+        values = list(body(*variables))
+        func, before = self._stored(name, variables, looped, strides, values)
         count = len(self.axes)
-        self.outputs.append(Output(func, places[:count], places[count:], before))
+        self.outputs.append(Output(func, variables[:count], variables[count:], before))
         return lambda *where: reads(func, where, len(values))
 
     def _stored(
         self,
         name: str,
-        places: list[Any],
+        variables: list[Any],
         looped: bool,
         strides: Sequence[Sequence[Any]],
         values: list[Value],
@@ -265,9 +267,9 @@ class Program:
         func, before = hl.Func(name), None
         if self.careful:
             before = hl.Func(f"{name}_before")
-            define(before, places, values)
-            values = reads(before, places, len(values))
-        define(func, places, values)
+            define(before, variables, values)
+            values = reads(before, variables, len(values))
+        define(func, variables, values)
         extents = [*self.axes.values(), *(self.loops.values() if looped else ())]
         for number, (buffer, steps) in enumerate(zip(func.output_buffers(), strides)):
             for dim, (extent, step) in enumerate(zip(reversed(extents), reversed(steps))):
@@ -290,8 +292,9 @@ class Program:
     ) -> None:
         """Store at computed indices, or combine with what is there.
 
-        `body` gives place, value and mask. Along the axis `lane`, if any, no two points share an element;
-        `disjoint` says that no two points do at all, or that any of the stored values will do.
+        `body` gives the offset in the buffer, the value and the mask. Along the axis `lane`, if any, no two
+        points share an element; `disjoint` says that no two points do at all, or that any of the stored
+        values will do.
         """
         names = [*self.axes, *(self.loops if looped else ())]
         extents = [*self.axes.values(), *(self.loops.values() if looped else ())]
@@ -299,17 +302,17 @@ class Program:
         func[hl.Var(f"{name}_at")] = hl.undef(memory_type(dtype))
         domain = hl.RDom([(0, e) for e in reversed(extents)] or [(0, 1)], f"{name}_r")
         loops = [domain[k] for k in range(len(extents))][::-1]
-        place, value, mask = body(*loops)
+        offset, value, mask = body(*loops)
         if mask is not None:
             domain.where(strict(mask))
         if not extents:
-            place = (
-                expr(place) + domain[0]
+            offset = (
+                expr(offset) + domain[0]
             )  # of a domain that nothing refers to, the condition is not looked at
-        place = strict(hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1))
+        offset = strict(hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(offset)), 0, extent - 1))
         if loops:  # one value may go to one element, again and again
             value = at_each(value, loops[-1])
-        func[place] = strict(_combined(mode, dtype, expr(func[place]), value))
+        func[offset] = strict(_combined(mode, dtype, expr(func[offset]), value))
         func.output_buffer().dim(0).set_bounds(0, extent)
         func.output_buffer().dim(0).set_stride(1)
         by_name = dict(zip(names, loops))

@@ -13,12 +13,12 @@ _AT_ONCE = 8
 
 
 def transpose_in_registers(
-    tile: Any, func: Any, level: Any, read: Any, kept: Any, sizes: tuple[int, int]
+    tile: Any, func: Any, level: Any, read: Any, stored: Any, sizes: tuple[int, int]
 ) -> None:
-    """A tile is made in vectors along the axis `read` and kept in vectors along the axis `kept`: as all of
-    them are there at once, Halide exchanges their elements in registers. `sizes` are those of the tile.
+    """A tile is computed in vectors along the axis `read` and stored in vectors along the axis `stored`: as
+    all of them are there at once, Halide transposes them in registers. `sizes` are those of the tile.
     """
-    tile.compute_at(func, level).bound_extent(read, sizes[0]).bound_extent(kept, sizes[1])
-    tile.reorder_storage(kept, read)
-    tile.reorder(kept, read).vectorize(read, _AT_ONCE).unroll(read)
-    tile.reorder(kept, read).unroll(kept)
+    tile.compute_at(func, level).bound_extent(read, sizes[0]).bound_extent(stored, sizes[1])
+    tile.reorder_storage(stored, read)
+    tile.reorder(stored, read).vectorize(read, _AT_ONCE).unroll(read)
+    tile.reorder(stored, read).unroll(stored)

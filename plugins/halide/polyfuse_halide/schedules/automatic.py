@@ -16,7 +16,7 @@ from polyfuse.ir.statements import Load, Store
 from polyfuse.kit import without_aliases
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_size
-from polyfuse_halide.codegen.address import placement
+from polyfuse_halide.codegen.address import injective_affine
 
 if TYPE_CHECKING:
     from polyfuse_halide.codegen.kernel import KernelText
@@ -63,7 +63,7 @@ def automatic_fault(kernel: Kernel) -> str:
     stores = [(section, s) for section, s in stmts if isinstance(s, Store) and s.buffer not in local]
     for section, stmt in stores:
         space = (*kernel.axes, *(kernel.raxes if section.looped else ()))
-        if stmt.indirect or stmt.mask or stmt.mode != "set" or placement(stmt.index, space) is None:
+        if stmt.indirect or stmt.mask or stmt.mode != "set" or injective_affine(stmt.index, space) is None:
             return "it stores at computed indices, or adds to what is there"
         if stmt.buffer in loaded:
             return "it reads what it overwrites"

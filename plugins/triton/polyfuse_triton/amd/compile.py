@@ -87,7 +87,7 @@ def _compiled(function: Any, meta: KernelMeta, chip: Chip) -> AmdCode:
 
 
 def _modules() -> Mapping[str, ModuleType]:
-    """AMD's functions in the place of those for NVIDIA, by the names of the modules."""
+    """AMD's functions instead of those for NVIDIA, by the names of the modules."""
     from polyfuse_triton.device import amd
 
     names = (

@@ -46,11 +46,11 @@ class Compiled:
 
 def function_of(text: str, symbol: str) -> Any:
     """The Triton function `symbol` that a text defines."""
-    place = f"<polyfuse kernel {symbol}>"
+    filename = f"<polyfuse kernel {symbol}>"
     # Triton reads the text of a function again, through this.
-    linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     names = dict(_header_names())
-    exec(compile(text, place, "exec"), names)
+    exec(compile(text, filename, "exec"), names)
     return names[symbol]
 
 
@@ -150,20 +150,20 @@ def _specialised(
 ) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Types, compile-time values and known divisibility of the parameters, as Triton takes them."""
     types = {arg.name: arg.type for arg in meta.args}
-    round_places = [arg.name for arg in meta.args if arg.divisible16]
+    divisible = [arg.name for arg in meta.args if arg.divisible16]
     if meta.zeroed:
         types[WORKSPACE] = "*i64"
-        round_places.append(WORKSPACE)
+        divisible.append(WORKSPACE)
     constants = dict(meta.constexprs)
     # A parameter that is in neither is a mistake that Triton reports by its position only.
     absent = [name for name in function.arg_names if name not in types and name not in constants]
     if absent:
         raise ValueError(f"the kernel's meta lacks its parameters {', '.join(absent)}")
-    places = {name: (position,) for position, name in enumerate(function.arg_names)}
+    paths = {name: (position,) for position, name in enumerate(function.arg_names)}
     return (
         {name: types.get(name, "constexpr") for name in function.arg_names},
-        {places[name]: value for name, value in constants.items()},
-        {places[name]: [["tt.divisibility", 16]] for name in round_places},
+        {paths[name]: value for name, value in constants.items()},
+        {paths[name]: [["tt.divisibility", 16]] for name in divisible},
     )
 
 

@@ -1,4 +1,4 @@
-"""Device functions for AMD's GPUs, in the place of CUDA's libdevice and of what is written in NVIDIA's
+"""Device functions for AMD's GPUs, instead of CUDA's libdevice and of what is written in NVIDIA's
 assembly: those that Triton has for them, and the few that it lacks.
 """
 

@@ -71,9 +71,9 @@ def _update_byte(
     base: tl.tensor, offset: tl.tensor, value: tl.tensor, mask: tl.tensor, MODE: tl.constexpr
 ) -> None:
     """Update elements of one byte inside the aligned word of four that holds them."""
-    place = (base + tl.where(mask, offset, 0)).to(tl.int64, bitcast=True)
-    word = (place & -4).to(tl.pointer_type(tl.int32), bitcast=True)
-    shift = ((place & 3) * 8).to(tl.int32)
+    address = (base + tl.where(mask, offset, 0)).to(tl.int64, bitcast=True)
+    word = (address & -4).to(tl.pointer_type(tl.int32), bitcast=True)
+    shift = ((address & 3) * 8).to(tl.int32)
     old = tl.load(word)
     pending = mask
     while _any(pending):

@@ -19,38 +19,38 @@ def _bits(word: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _put(place: tl.tensor, half: tl.tensor) -> None:
-    tl.atomic_xchg(place, _bits(half) | (1 << 32), sem="relaxed")
+def _put(pointer: tl.tensor, half: tl.tensor) -> None:
+    tl.atomic_xchg(pointer, _bits(half) | (1 << 32), sem="relaxed")
 
 
 @triton.jit
-def publish(place: tl.tensor, apart: tl.tensor, value: tl.tensor) -> None:
-    """Put a number at a place, its upper half, where it has one, so many words behind."""
+def publish(pointer: tl.tensor, apart: tl.tensor, value: tl.tensor) -> None:
+    """Store a number as a word at `pointer`, and the upper half of 64 bits `apart` words behind it."""
     if value.dtype.primitive_bitwidth == 64:
         bits = value.to(tl.int64, bitcast=True)
-        _put(place, bits)
-        _put(place + apart, bits >> 32)
+        _put(pointer, bits)
+        _put(pointer + apart, bits >> 32)
     else:
-        _put(place, value.to(tl.int32, bitcast=True).to(tl.int64))
+        _put(pointer, value.to(tl.int32, bitcast=True).to(tl.int64))
 
 
 @triton.jit
-def _awaited(places: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Words at several places, when all are there."""
-    words = tl.load(places, mask=mask, other=1 << 32, volatile=True)
+def _awaited(pointers: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """The words at several addresses, once all of them are published."""
+    words = tl.load(pointers, mask=mask, other=1 << 32, volatile=True)
     while tl.min(words, 0) == 0:
-        words = tl.load(places, mask=mask, other=1 << 32, volatile=True)
+        words = tl.load(pointers, mask=mask, other=1 << 32, volatile=True)
     return words
 
 
 @triton.jit
-def wait_for(places: tl.tensor, mask: tl.tensor, apart: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """The numbers at several places, of the type of another number, when all have been put there; where
+def wait_for(pointers: tl.tensor, mask: tl.tensor, apart: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """The numbers at several addresses, of the type of `like`, once all of them are published; where
     `mask` is false, any.
     """
-    words = _awaited(places, mask)
+    words = _awaited(pointers, mask)
     if like.dtype.primitive_bitwidth == 64:
-        upper = _awaited(places + apart, mask)
+        upper = _awaited(pointers + apart, mask)
         return ((upper << 32) | _bits(words)).to(like.dtype, bitcast=True)
     else:
         return words.to(tl.int32).to(like.dtype, bitcast=True)

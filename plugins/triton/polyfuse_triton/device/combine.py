@@ -113,7 +113,7 @@ def combine_logsumexp(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def first_finite(first: tl.tensor, count: tl.tensor, value: tl.tensor) -> tl.tensor:
-    """The first value, from which distances of the others are taken: zero in place of an infinity or NaN."""
+    """The first value, from which distances of the others are taken: zero instead of an infinity or NaN."""
     return tl.where(count == 0.0, tl.where(tl.abs(value) < float("inf"), value, 0.0), first)
 
 

@@ -58,10 +58,10 @@ __all__ += combine.__all__
 
 
 @triton.jit
-def beginning(place: tl.tensor) -> tl.tensor:
-    """The place where a tile begins, of which the compiler then knows that it is not negative."""
-    tl.assume(place >= 0)
-    return place
+def beginning(index: tl.tensor) -> tl.tensor:
+    """The index where a tile begins, of which the compiler then knows that it is not negative."""
+    tl.assume(index >= 0)
+    return index
 
 
 @triton.jit

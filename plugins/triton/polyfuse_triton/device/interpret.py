@@ -121,11 +121,11 @@ def _scan(self: Any, operands: Sequence[Any]) -> list[Any]:
     length, step = data[0].shape[self.axis], 1
     shape = [1] * data[0].ndim
     shape[self.axis] = length
-    place = numpy.arange(length).reshape(shape)
+    position = numpy.arange(length).reshape(shape)
     while step < length:
         before = [numpy.roll(d, step, self.axis) for d in data]
         joined = _combined(self.combine_fn, kinds, before, data)
-        data = [numpy.where(place >= step, new, old) for new, old in zip(joined, data, strict=True)]
+        data = [numpy.where(position >= step, new, old) for new, old in zip(joined, data, strict=True)]
         step *= 2
     return [self.to_tensor(d, kind) for d, kind in zip(data, kinds, strict=True)]
 
@@ -136,11 +136,11 @@ def _adding_bf16(plain: Callable[..., Any]) -> Callable[..., Any]:
     def update(self: Any, kind: Any, pointer: Any, value: Any, mask: Any, *order: Any) -> Any:
         if pointer.get_element_ty() != tl.bfloat16:
             return plain(self, kind, pointer, value, mask, *order)
-        places = pointer.data.reshape(-1)
+        addresses = pointer.data.reshape(-1)
         added = torch.from_numpy(numpy.array(value.data)).view(torch.bfloat16).reshape(-1)
-        found = numpy.zeros(places.shape, numpy.uint16)
+        found = numpy.zeros(addresses.shape, numpy.uint16)
         for k in numpy.flatnonzero(numpy.broadcast_to(mask.data, pointer.data.shape)):
-            word = ctypes.c_uint16.from_address(int(places[k]))
+            word = ctypes.c_uint16.from_address(int(addresses[k]))
             found[k] = word.value
             old = torch.tensor([word.value], dtype=torch.uint16).view(torch.bfloat16)
             word.value = int((old + added[k : k + 1]).view(torch.uint16).item())

@@ -33,7 +33,7 @@ class _Kernel:
     """What the three kernels share.
 
     Scores lie with the axes `order` down the rows and along the columns: with keys down the rows where their
-    weights are the left operand of products, which is read from registers then.
+    weights are operand A of matmuls, which is read from registers then.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class _Kernel:
 
     # --- parts of the text --------------------------------------------------------------------------------
 
-    def at(self, array: Array, *places: str) -> str:
+    def at(self, array: Array, *indices: str) -> str:
         """The address of an element, or of several; scalars should have 64 bits."""
         terms = []
-        for place, step in zip(places, array.stride, strict=True):
-            if place != "0" and step != 0:
-                terms.append(place if step == 1 else f"{place} * {_text(step)}")
+        for index, step in zip(indices, array.stride, strict=True):
+            if index != "0" and step != 0:
+                terms.append(index if step == 1 else f"{index} * {_text(step)}")
         return " + ".join([self.names[array.name], *terms])
 
     def tile(self, array: Array, start: str, rows: str, columns: str, mask: Iterable[str]) -> str:
@@ -106,8 +106,8 @@ class _Kernel:
     def load(self, array: Array, first: str, rows: str, columns: str, mask: Iterable[str]) -> str:
         """The load of a tile that begins at an address."""
         steps = [
-            place if step == 1 else f"{place} * {_text(step)}"
-            for place, step in zip((rows, columns), array.stride[2:], strict=True)
+            index if step == 1 else f"{index} * {_text(step)}"
+            for index, step in zip((rows, columns), array.stride[2:], strict=True)
         ]
         masks = " & ".join(m for m in mask if m)
         extra = f", mask={masks}, other=0.0" if masks else ""
@@ -122,7 +122,7 @@ class _Kernel:
         p, tiles = self.problem, self.tiles
         return (p.queries, tiles.queries, p.query_block) if name == "m" else (p.keys, tiles.keys, p.key_block)
 
-    def place(self, name: str) -> None:
+    def define_indices(self, name: str) -> None:
         """Names of the queries (`m`) of a tile that begins at `m0`, or of its keys (`n`)."""
         self.line(f"{name} = {name}0 + {name}l")
         if self.masks(name):
@@ -169,9 +169,9 @@ class _Kernel:
             limit = f"tl.cast({self.counts(f'{name.upper()}BLOCK', size)}, tl.int32)"
             self.line(f"limit = tl.minimum(tl.minimum(count, {limit}) * {many}, {limit})")
         else:
-            self.line(f"places = {self.at(item.index, batch, head, row, '0')}")
+            self.line(f"entries = {self.at(item.index, batch, head, row, '0')}")
             self.line("limit = count" if many == 1 else f"limit = count * {many}")
-            self.line(f"{name}0 = tl.load(places) * {block}")
+            self.line(f"{name}0 = tl.load(entries) * {block}")
         return "for i in range(0, limit):"
 
     def this_tile(self, name: str) -> None:
@@ -187,16 +187,16 @@ class _Kernel:
             return
         many, stride = block // step, _text(item.index.stride[3])
         self.line("after = i + 1")
-        place = "after" if many == 1 else f"after // {many}"
+        position = "after" if many == 1 else f"after // {many}"
         inside = "" if many == 1 else f" + after % {many} * {step}"
-        given = f"tl.load(places + {place} * {stride}, mask=after < limit, other=0)"
+        given = f"tl.load(entries + {position} * {stride}, mask=after < limit, other=0)"
         self.line(f"{name}0 = {given} * {block}{inside}")
 
-    def products(self) -> str:
-        """The scores before they are changed; where nobody reads them as they are, without their factor."""
+    def score_matmul(self) -> str:
+        """The matmul of queries and keys: scores before `score_mod`, without their scale if it is trivial."""
         operands = "qt, kt" if self.order == "mn" else "kn, tl.trans(qt)"
-        product = f"tl.dot({operands}{self.precision})"
-        return product if self.problem.is_plain else f"{product} * {self.problem.scale!r}"
+        matmul = f"tl.dot({operands}{self.precision})"
+        return matmul if self.problem.is_plain else f"{matmul} * {self.problem.scale!r}"
 
     @property
     def factor(self) -> str:
@@ -206,7 +206,7 @@ class _Kernel:
         return repr(_LOG2E * self.problem.scale if self.problem.is_plain else _LOG2E)
 
     def changed(self, scores: Scores, whole: bool, keep_queries: bool) -> None:
-        """From products in `s` to changed scores in `x`, minus infinity where they do not count, without
+        """From the matmul in `s` to changed scores in `x`, minus infinity where they do not count, without
         their `factor`; `keep` names what counts.
         """
         p = self.problem
@@ -245,7 +245,7 @@ def forward_source(
     def write() -> None:
         _begin_queries(kernel)
         masks = kernel.begin_lanes()
-        kernel.place("m")
+        kernel.define_indices("m")
         line(f"qt = {kernel.tile(q, 'm64', 'ml', 'dc', (kernel.masks('m'), masks['dc']))}")
         line(f"acc = tl.zeros([MBLOCK, {kernel.values}], tl.float32)")
         line('top = tl.full([MBLOCK, 1], float("-inf"), tl.float32)')
@@ -256,10 +256,10 @@ def forward_source(
             line(kernel.begin_list(item, "row", "n"))
             with kernel.out.indented():
                 kernel.this_tile("n")
-                kernel.place("n")
+                kernel.define_indices("n")
                 key = _shared(kernel, k, "n64")
                 line(f"kt = {kernel.load(_transposed(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
-                line(f"s = {kernel.products()}")
+                line(f"s = {kernel.score_matmul()}")
                 kernel.changed(scores, item.whole, False)
                 line(f"most = tl.maximum(top, tl.max(x, 1, keep_dims=True) * {kernel.factor})")
                 line('base = tl.where(most == float("-inf"), 0.0, most)')
@@ -301,7 +301,7 @@ def query_gradient_source(
     def write() -> None:
         _begin_queries(kernel)
         masks = kernel.begin_lanes()
-        kernel.place("m")
+        kernel.define_indices("m")
         _load_rows(kernel, masks, q, g, sums, common)
         line(f"acc = tl.zeros([MBLOCK, {kernel.depth}], tl.float32)")
         for number, item in enumerate(lists):
@@ -310,7 +310,7 @@ def query_gradient_source(
             line(kernel.begin_list(item, "row", "n"))
             with kernel.out.indented():
                 kernel.this_tile("n")
-                kernel.place("n")
+                kernel.define_indices("n")
                 key, value = _shared(kernel, k, "n64"), _shared(kernel, v, "n64")
                 transposed = kernel.masks("n", True)
                 line(f"kn = {kernel.load(k, key, 'nt', 'dc', (transposed, masks['dc']))}")
@@ -349,7 +349,7 @@ def key_gradient_source(
         line(f"kh64 = tl.cast(z % {_text(p.key_heads)}, tl.int64)")
         line(f"kb64 = tl.cast(z // {_text(p.key_heads)}, tl.int64)")
         masks = kernel.begin_lanes()
-        kernel.place("n")
+        kernel.define_indices("n")
         line(f"row = tl.cast(n0 // {p.key_block}, tl.int64)")
         key, value = kernel.at(k, "kb64", "kh64", "n64", "0"), kernel.at(v, "kb64", "kh64", "n64", "0")
         transposed = kernel.masks("n", True)
@@ -370,7 +370,7 @@ def key_gradient_source(
                 line(kernel.begin_list(item, "row", "m"))
                 with kernel.out.indented():
                     kernel.this_tile("m")
-                    kernel.place("m")
+                    kernel.define_indices("m")
                     _load_rows(kernel, masks, q, g, sums, common)
                     _gradients(kernel, scores, item.whole, True)
                     for added in p.added:
@@ -380,10 +380,10 @@ def key_gradient_source(
                     kernel.next_tile(item, "m")
         for result, name, columns in ((to_keys, f"dk * {p.scale!r}", "dc"), (to_values, "dv", "vc")):
             first = kernel.at(result, "kb64", "kh64", "n64", "0")
-            place = f"nt * {_text(result.stride[2])} + {columns} * {_text(result.stride[3])}"
+            offset = f"nt * {_text(result.stride[2])} + {columns} * {_text(result.stride[3])}"
             mask = " & ".join(m for m in (transposed, masks[columns]) if m)
             given = f", mask={mask}" if mask else ""
-            line(f"tl.store({first} + ({place}), ({name}).to({triton_type(result.dtype)}){given})")
+            line(f"tl.store({first} + ({offset}), ({name}).to({triton_type(result.dtype)}){given})")
 
     grid = _grid(kernel, p.keys, tiles.keys, True)
     return kernel.written("flex_attention_keys", write, grid, aligned)
@@ -409,7 +409,7 @@ def _gradients(kernel: _Kernel, scores: Scores, whole: bool, by_keys: bool) -> N
     """Weights in `p`, and gradients of the scores before they were changed in `ds`."""
     problem, line = kernel.problem, kernel.line
     assert problem.gradient is not None
-    line(f"s = {kernel.products()}")
+    line(f"s = {kernel.score_matmul()}")
     kernel.changed(scores, whole, by_keys)
     line(f"p = tl.exp2(x * {kernel.factor} - base)")
     operands = "gt, vt" if kernel.order == "mn" else "vn, tl.trans(gt)"
@@ -448,8 +448,8 @@ def _transposed(array: Array) -> Array:
 def _store(kernel: _Kernel, array: Array, text: str, start: str, rows: str, columns: str, mask: str) -> None:
     masks = " & ".join(m for m in (kernel.masks("m"), mask) if m)
     given = f", mask={masks}" if masks else ""
-    place = f"{rows} * {_text(array.stride[2])} + {columns} * {_text(array.stride[3])}"
-    kernel.line(f"tl.store({kernel.at(array, 'b64', 'h64', start, '0')} + ({place}), {text}{given})")
+    offset = f"{rows} * {_text(array.stride[2])} + {columns} * {_text(array.stride[3])}"
+    kernel.line(f"tl.store({kernel.at(array, 'b64', 'h64', start, '0')} + ({offset}), {text}{given})")
 
 
 def _store_row(kernel: _Kernel, array: Array, text: str) -> None:

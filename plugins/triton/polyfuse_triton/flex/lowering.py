@@ -1,4 +1,4 @@
-"""Flexible attention: the operator with functions of a score and its place, as kernels of our own."""
+"""Flexible attention (`flex_attention`, with score_mod and mask_mod) as Triton kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's functions of a score and its place, as Triton text inside the kernels of flexible attention."""
+"""score_mod and mask_mod of flexible attention as Triton text inside its kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyfuse.ir.statements import Load, Statement, indices
 from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, Writer
 from polyfuse.symbolic import IndexLike, free_axes, is_less, python_text
-from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Added, Problem, place_axes, statements
+from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Added, Problem, score_axes, statements
 from polyfuse_triton.loops.indexing import Variable
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
@@ -70,7 +70,7 @@ class Scores:
         kernel = Kernel(
             name="flex",
             device="cuda",
-            axes=place_axes((problem.batch, problem.heads, problem.queries, problem.keys)),
+            axes=score_axes((problem.batch, problem.heads, problem.queries, problem.keys)),
             raxes=(),
             args=(
                 *(KernelArg(a.name, "in", a.dtype) for a in problem.captured),
@@ -91,7 +91,7 @@ class Scores:
         self._scope = MemoryScope(
             kernel, KernelFacts.of(kernel), plan, self.coordinates, out, arguments, prefix
         )
-        # weights are rounded to 16 bits for the next product
+        # weights are rounded to 16 bits for the next matmul
         self._scope.halves = problem.is_fast and problem.dtype.itemsize == 2
 
     def before(self, *varying: str) -> None:
@@ -113,7 +113,7 @@ class Scores:
         return self._scope.spread(self._scope.typed(found), found.dims, frozenset("mn"))
 
     def add(self, item: Added, keep: str) -> None:
-        """Add to the gradient of a captured tensor: what goes to one place is summed up first.
+        """Add to the gradient of a captured tensor: what goes to one element is summed up first.
 
         Args:
             keep: what of the tile counts; empty for all.
@@ -131,11 +131,11 @@ class Scores:
             f"{scope.typed(i)} * {python_text(step)}"
             for i, step in zip(index, item.array.stride, strict=True)
         ]
-        place = " + ".join(terms) if terms else "0"
+        offset = " + ".join(terms) if terms else "0"
         sides = ", ".join(f"{n.upper()}BLOCK" if n in dims else "1" for n in self._order)
         shape = f"tl.zeros([{sides}], tl.int64)"
         masks = [scope.typed(inside), *self.coordinates.mask(dims)]
-        target = f"{self._arguments[item.array.name]} + ({shape} + {place})"
+        target = f"{self._arguments[item.array.name]} + ({shape} + {offset})"
         out.line(f'tl.atomic_add({target}, {text}, mask={" & ".join(masks)}, sem="relaxed")')
 
 

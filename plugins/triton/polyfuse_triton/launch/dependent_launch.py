@@ -24,12 +24,12 @@ def waiting(ptx: str) -> str:
     entry = _ENTRY.search(ptx)
     if entry is None:
         return ptx
-    place = entry.end()
-    for line in ptx[place:].splitlines(keepends=True):
+    position = entry.end()
+    for line in ptx[position:].splitlines(keepends=True):
         if not _BEFORE_CODE.match(line):
             break
-        place += len(line)
-    return ptx[:place] + _WAIT + ptx[place:]
+        position += len(line)
+    return ptx[:position] + _WAIT + ptx[position:]
 
 
 def is_waiting(ptx: str) -> bool:

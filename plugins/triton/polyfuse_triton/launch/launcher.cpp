@@ -33,7 +33,7 @@ struct {
   int (*cuGetErrorString)(int, const char**);
 } cu;
 
-struct Entry { const char* name; void** place; bool needed; };
+struct Entry { const char* name; void** pointer; bool needed; };
 const Entry ENTRIES[] = {
 #define NEEDED(name) {#name, (void**)&cu.name, true}
     NEEDED(cuInit), NEEDED(cuCtxGetCurrent), NEEDED(cuCtxSetCurrent), NEEDED(cuCtxPushCurrent_v2),
@@ -91,7 +91,7 @@ void raise_driver(PyObject* type, const Kernel* k, const char* doing, int status
   else raise(type, cause, fix);
 }
 
-// Whether the device was given memory that this process kept for later, so that it may be asked once more.
+// Whether the device was given memory that this process had cached, so that it may be asked once more.
 bool gave_memory() {
   PyObject* done = PyObject_CallFunction(services.free_memory, nullptr);
   if (!done) return PyErr_Clear(), false;
@@ -536,8 +536,8 @@ VISIBLE const char* pf_setup(const pf_services* offered) {
     return problem;
   }
   for (const Entry& entry : ENTRIES) {
-    *entry.place = dlsym(library, entry.name);
-    if (!*entry.place && entry.needed) {
+    *entry.pointer = dlsym(library, entry.name);
+    if (!*entry.pointer && entry.needed) {
       snprintf(problem, sizeof problem, "%s has no %s", services.driver, entry.name);
       return problem;
     }

@@ -70,11 +70,11 @@ enum Op { CONST, ARG, ADD, SUB, MUL, DIV, MOD, MIN, MAX, LT, LE, GT, GE, EQ, NE,
 
 // Steps of a series; native.py writes them. A number is the length of a program over the symbols, and the program.
 enum Step {
-  TAKE_MEMORY,  // place, number of bytes
-  MAKE_TENSOR,  // place, arguments
-  MAKE_VIEW,    // place, place of the tensor, arguments
-  FORGET,       // place
-  LAUNCH,       // kernel, whether all numbers are known, and for each argument: a place, or -1 and a number
+  TAKE_MEMORY,  // buffer, number of bytes
+  MAKE_TENSOR,  // buffer, arguments
+  MAKE_VIEW,    // buffer, buffer of the tensor, arguments
+  FORGET,       // buffer
+  LAUNCH,       // kernel, whether all numbers are known, and for each argument: a buffer, or -1 and a number
 };
 // Arguments: a constant that is a tuple of all; or -1, the rank, sizes, strides, and a constant for the last (-1: none).
 
@@ -90,7 +90,7 @@ struct pf_services {
   PyObject* load_error;                    // classes of errors, called with cause and fix
   PyObject* launch_error;
   PyObject* memory_error;                  // class of errors, called with a text
-  PyObject* free_memory;                   // gives the device what is kept for later
+  PyObject* free_memory;                   // releases the memory that the allocator caches
   PyObject* profiler;                      // dictionary
   PyObject* profiler_key;                  // whose value there says whether torch's profiler records
   PyObject* annotate;                      // name -> context manager
@@ -109,10 +109,10 @@ struct pf_series {
   const char* name;
   const char* wanted;                      // a letter for each input: `p`, kernels need its address; `-`, none does
   const int64_t* code;                     // steps
-  const int* returns;                      // places of the results
+  const int* returns;                      // buffers of the results
   PyObject* const* kernels;                // functions that pf_kernel made
   PyObject* const* constants;              // arguments of calls
-  int length, inputs, symbols, places, results, launches, kernel_count, constant_count;
+  int length, inputs, symbols, buffers, results, launches, kernel_count, constant_count;
   PyObject* allocate;
   PyObject* view;
   PyObject* each;                          // inputs in a list -> results: the same kernel by kernel

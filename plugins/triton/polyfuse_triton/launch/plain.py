@@ -204,12 +204,12 @@ class _Kernel:
             attributes,
         )
 
-    def _convert(self, place: int, given: Any) -> Any:
-        letter = self._letters[place]
+    def _convert(self, position: int, given: Any) -> Any:
+        letter = self._letters[position]
         if letter in "fd":
             return ctypes.c_float(given) if letter == "f" else ctypes.c_double(given)
         error = self._launcher.services.launch_error
-        what = f"argument {self._artifact.meta.args[place].name} of kernel {self._artifact.name}"
+        what = f"argument {self._artifact.meta.args[position].name} of kernel {self._artifact.name}"
         fix = "call it with arguments like those it was compiled for"
         if letter in "pP":
             try:

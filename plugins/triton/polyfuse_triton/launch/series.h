@@ -1,7 +1,7 @@
 // Series of launches: the steps between two calls of Python, carried out in one. Part of launcher.cpp.
 
-// What a place holds: a tensor, or memory that is none.
-struct Place {
+// A tensor, or memory that belongs to none.
+struct Buffer {
   PyObject* object;
   Memory memory;
   int64_t at;
@@ -13,14 +13,14 @@ struct Series {
   PyObject** kernels;    // capsules
   Kernel** kernel;
   PyObject** constants;
-  int length, inputs, symbols, places, results, launches, kernel_count, constant_count;
+  int length, inputs, symbols, buffers, results, launches, kernel_count, constant_count;
   PyObject *allocate, *view, *each, *explain;
   Shape* shapes;         // of launches whose numbers are known
   pf_method method;
 };
 // One call. Freed by `finish`.
 struct Running {
-  Place* places;
+  Buffer* buffers;
   Value* symbols;
   Shape* shapes;         // of launches whose numbers are not known
   Slot** slots;          // of kernels
@@ -85,11 +85,11 @@ bool shapes_fit(const Series* s, Running& now) {
   return good;
 }
 
-bool hold(Place* place, PyObject* tensor) {
+bool hold(Buffer* buffer, PyObject* tensor) {
   if (!tensor) return false;
-  place->object = tensor;
+  buffer->object = tensor;
   try {
-    place->at = (int64_t)services.tensor_data(tensor);
+    buffer->at = (int64_t)services.tensor_data(tensor);
   } catch (...) {
     PyErr_Clear();
     raise(services.launch_error, "an input of a compiled program is no tensor with memory", "call it with tensors");
@@ -98,10 +98,10 @@ bool hold(Place* place, PyObject* tensor) {
   return !PyErr_Occurred();
 }
 
-void forget(Place* place, Lock& lock) {
-  if (place->object) lock.enter(), Py_DecRef(place->object);
-  place->memory.give(lock);
-  place->object = nullptr;
+void forget(Buffer* buffer, Lock& lock) {
+  if (buffer->object) lock.enter(), Py_DecRef(buffer->object);
+  buffer->memory.give(lock);
+  buffer->object = nullptr;
 }
 
 PyObject* numbers(const int64_t*& word, int64_t count, const Value* symbols, bool* good) {
@@ -150,10 +150,10 @@ bool start_one(const Series* s, Running& now, const int64_t*& word, int launch, 
   void* parameters[k->count + 3];
   bool good = true;
   for (int i = 0; i < k->count; ++i) {
-    const int64_t place = *word++;
-    values[i].i = place >= 0 ? now.places[place].at : number(word, now.symbols, &good);
+    const int64_t buffer = *word++;
+    values[i].i = buffer >= 0 ? now.buffers[buffer].at : number(word, now.symbols, &good);
     parameters[i] = &values[i];
-    if (const char* why = place >= 0 ? unfit(k->codes[i], values[i].i) : nullptr) {
+    if (const char* why = buffer >= 0 ? unfit(k->codes[i], values[i].i) : nullptr) {
       lock.enter();
       raise_argument(k, i, why);
       return false;
@@ -168,28 +168,28 @@ bool carry_out(const Series* s, Running& now, Lock& lock) {
   for (const int64_t* word = s->code; word < s->code + s->length;) {
     switch (*word++) {
       case TAKE_MEMORY: {
-        Place* place = &now.places[*word++];
+        Buffer* buffer = &now.buffers[*word++];
         bool good = true;
         const int64_t bytes = number(word, now.symbols, &good);
-        place->at = 0;
-        if (bytes > 0 && !place->memory.take(bytes, lock)) return false;
-        place->at = (int64_t)place->memory.at;
+        buffer->at = 0;
+        if (bytes > 0 && !buffer->memory.take(bytes, lock)) return false;
+        buffer->at = (int64_t)buffer->memory.at;
         break;
       }
       case MAKE_TENSOR: {
-        Place* place = &now.places[*word++];
+        Buffer* buffer = &now.buffers[*word++];
         lock.enter();
-        if (!hold(place, made(s, s->allocate, nullptr, word, now.symbols))) return false;
+        if (!hold(buffer, made(s, s->allocate, nullptr, word, now.symbols))) return false;
         break;
       }
       case MAKE_VIEW: {
-        Place* place = &now.places[*word++];
-        PyObject* base = now.places[*word++].object;
+        Buffer* buffer = &now.buffers[*word++];
+        PyObject* base = now.buffers[*word++].object;
         lock.enter();
-        if (!hold(place, made(s, s->view, base, word, now.symbols))) return false;
+        if (!hold(buffer, made(s, s->view, base, word, now.symbols))) return false;
         break;
       }
-      case FORGET: forget(&now.places[*word++], lock); break;
+      case FORGET: forget(&now.buffers[*word++], lock); break;
       case LAUNCH:
         if (!start_one(s, now, word, launch, lock)) {
           explain_launch(s, launch);
@@ -226,8 +226,8 @@ bool take_inputs(const Series* s, Running& now, PyObject* args) {
   for (int i = 0; i < s->inputs; ++i) {
     PyObject* item = PyList_GetItem(args, i);
     Py_IncRef(item);
-    if (s->wanted[i] != 'p') now.places[i].object = item;
-    else if (!hold(&now.places[i], item)) return false;
+    if (s->wanted[i] != 'p') now.buffers[i].object = item;
+    else if (!hold(&now.buffers[i], item)) return false;
   }
   return !PyList_SetSlice(args, 0, s->inputs + s->symbols, nullptr);
 }
@@ -235,7 +235,7 @@ bool take_inputs(const Series* s, Running& now, PyObject* args) {
 PyObject* returned(const Series* s, Running& now) {
   PyObject* results = PyTuple_New(s->results);
   for (int i = 0; results && i < s->results; ++i) {
-    PyObject* one = now.places[s->returns[i]].object;
+    PyObject* one = now.buffers[s->returns[i]].object;
     Py_IncRef(one);
     PyTuple_SetItem(results, i, one);
   }
@@ -245,12 +245,12 @@ PyObject* returned(const Series* s, Running& now) {
 PyObject* call_series(PyObject* self, PyObject* args) {
   const Series* s = (Series*)PyCapsule_GetPointer(self, SERIES);
   if (!s) return nullptr;
-  const size_t sizes[] = {s->places * sizeof(Place), s->symbols * sizeof(Value), s->launches * sizeof(Shape),
+  const size_t sizes[] = {s->buffers * sizeof(Buffer), s->symbols * sizeof(Value), s->launches * sizeof(Shape),
                           s->kernel_count * sizeof(Slot*)};
   char* room = (char*)calloc(1, sizes[0] + sizes[1] + sizes[2] + sizes[3]);
   if (!room) return one_by_one(s, args);
   Running now;
-  now.places = (Place*)room, now.symbols = (Value*)(room + sizes[0]);
+  now.buffers = (Buffer*)room, now.symbols = (Value*)(room + sizes[0]);
   now.shapes = (Shape*)(room + sizes[0] + sizes[1]), now.slots = (Slot**)(room + sizes[0] + sizes[1] + sizes[2]);
   PyObject* results = nullptr;
   if (!prepare(s, now, args)) {
@@ -265,7 +265,7 @@ PyObject* call_series(PyObject* self, PyObject* args) {
     // nothing is called with an error at hand
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    for (int i = 0; i < s->places; ++i) forget(&now.places[i], lock);
+    for (int i = 0; i < s->buffers; ++i) forget(&now.buffers[i], lock);
     PyErr_Restore(type, value, trace);
   }
   free(room);
@@ -293,7 +293,7 @@ PyObject* series_function(const pf_series* given) {
   Series* s = (Series*)calloc(1, sizeof(Series));
   s->name = strdup(given->name), s->wanted = strdup(given->wanted);
   s->code = copied(given->code, given->length), s->returns = copied(given->returns, given->results);
-  s->length = given->length, s->inputs = given->inputs, s->symbols = given->symbols, s->places = given->places;
+  s->length = given->length, s->inputs = given->inputs, s->symbols = given->symbols, s->buffers = given->buffers;
   s->results = given->results, s->launches = given->launches;
   s->kernel_count = given->kernel_count, s->constant_count = given->constant_count;
   s->kernels = copied(given->kernels, given->kernel_count), s->constants = copied(given->constants, given->constant_count);

@@ -36,7 +36,7 @@ class SeriesTable(ctypes.Structure):
         ("length", ctypes.c_int),
         ("inputs", ctypes.c_int),
         ("symbols", ctypes.c_int),
-        ("places", ctypes.c_int),
+        ("buffers", ctypes.c_int),
         ("results", ctypes.c_int),
         ("launches", ctypes.c_int),
         ("kernel_count", ctypes.c_int),
@@ -66,7 +66,7 @@ def join_series(
         ctypes.byref(
             SeriesTable(
                 plan.name.encode(),
-                "".join("p" if place in words.addressed else "-" for place in range(plan.inputs)).encode(),
+                "".join("p" if number in words.addressed else "-" for number in range(plan.inputs)).encode(),
                 (ctypes.c_int64 * len(words.code))(*words.code),
                 (ctypes.c_int * len(plan.returns))(*plan.returns),
                 (ctypes.py_object * len(kernels))(*kernels),

@@ -27,7 +27,7 @@ class Services:
         allocate: bytes of memory on the current device, as a tensor.
         profiler: a dictionary and the key whose value there says whether a profiler records; or None.
         annotate: makes a context that shows under a name in the profiler.
-        free_memory: gives the device what this process keeps for later; called where the driver has none,
+        free_memory: releases the memory that this process caches; called where the driver has none,
             which is then asked once more.
         load_error, launch_error: classes of errors, called with a cause and a fix.
         memory_error: the class of errors of a device without memory, called with a text.

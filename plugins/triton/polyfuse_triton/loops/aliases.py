@@ -98,7 +98,7 @@ def _reads(facts: KernelFacts, roots: Iterable[Statement], buffer: str) -> list[
 
 def _behind(facts: KernelFacts, roots: Iterable[Statement]) -> Iterator[Statement]:
     """Statements, and all that they and the rows that they read are computed from; but for results of
-    reductions and what was computed outside of loops, which is kept.
+    reductions and what was computed outside of loops, which stays in registers.
     """
     pending = list(roots)
     seen: set[int] = set()

@@ -44,7 +44,7 @@ def renamed(kernel: Kernel, plan: Plan, facts: KernelFacts) -> Kernel:
 
     def moved(stmt: Statement) -> Statement:
         if isinstance(stmt, (Load, Store)) and stmt.buffer in local_names:
-            # the place in a row is only compared, and is the same wherever rows are laid out alike
+            # the index in a row buffer is only compared, and is the same wherever rows are laid out alike
             return stmt
         return with_index(stmt, lambda index: substitute(index, mapping))
 
@@ -62,7 +62,7 @@ class _Step:
 
 
 class Position(Protocol):
-    """What statements ask of the place where they stand."""
+    """What statements ask of the coordinates of their tile."""
 
     def variable(self, name: str) -> Variable:
         """What an axis is in the text."""
@@ -104,9 +104,9 @@ class Coordinates:
         self._definitions: dict[str, str] = {}
         self._inside: dict[str, str] = {}
         self._masked = True
-        self._place_programs()
+        self._define_programs()
         for position, dim in enumerate(plan.dims):
-            self._place_dim(position, dim)
+            self._define_dim(position, dim)
         for number, name in enumerate(plan.serial):
             wide = not isinstance(facts.sizes[name], int)
             self._variables[f"q{number}"] = Variable(f"q{number}", wide=wide)
@@ -211,7 +211,7 @@ class Coordinates:
             steps.append(_Step(name, size))
         return steps
 
-    def _place_programs(self) -> None:
+    def _define_programs(self) -> None:
         steps = [s for s in self._steps() if not (isinstance(s.count, int) and s.count <= 1)]
         rest = "tl.program_id(0)"
         if self.plan.is_shared:
@@ -243,11 +243,11 @@ class Coordinates:
         self._definitions[name] = f"tl.cast({self.extent(step.count)}, tl.int32)"
         return name
 
-    def _place_dim(self, position: int, dim: Dim) -> None:
+    def _define_dim(self, position: int, dim: Dim) -> None:
         n, constant = dim.name, dim.constant
         rank = len(self.plan.dims)
-        places = ", ".join(":" if k == position else "None" for k in range(rank))
-        along = "" if rank == 1 else f"[{places}]"
+        subscript = ", ".join(":" if k == position else "None" for k in range(rank))
+        along = "" if rank == 1 else f"[{subscript}]"
         arange = f"tl.arange(0, {constant})"
         if dim.together:
             arange = f"tl.max_contiguous({arange}, {dim.together})"

@@ -127,11 +127,11 @@ class Indexer:
         return frozenset[str]().union(*(self._find(name).dims for name in names))
 
     def _lane(self, monomial: Monomial) -> int | None:
-        """The place of the one vector variable that a term is linear in; None where there is no such."""
-        places = [k for k, atom in enumerate(monomial) if self._atom_dims(atom)]
-        if len(places) != 1 or monomial[places[0]].kind != "axis":
+        """The position of the one vector variable that a term is linear in; None where there is no such."""
+        positions = [k for k, atom in enumerate(monomial) if self._atom_dims(atom)]
+        if len(positions) != 1 or monomial[positions[0]].kind != "axis":
             return None
-        return places[0] if self._find(monomial[places[0]].name).lane else None
+        return positions[0] if self._find(monomial[positions[0]].name).lane else None
 
     def _steps_fit(self, index: Index, bent: Mapping[Monomial, int]) -> bool:
         """Whether the steps inside a tile, added up, fit in 32 bits."""
@@ -141,18 +141,18 @@ class Indexer:
         span = known_range(inside)
         reach = max(map(abs, span)) if span is not None else 0
         for monomial, factor in index.terms:
-            place = self._lane(monomial)
-            if place is not None and len(monomial) == 1:
+            position = self._lane(monomial)
+            if position is not None and len(monomial) == 1:
                 # a step of an unknown size has 64 bits by itself
-                reach += abs(factor) * self._find(monomial[place].name).block
+                reach += abs(factor) * self._find(monomial[position].name).block
         return reach < 1 << 31
 
     def _split(self, monomial: Monomial, wide: bool, wide_inside: bool) -> tuple[str, str]:
         """The scalar and the vector of a term that is linear in one vector variable."""
-        place = self._lane(monomial)
-        assert place is not None
-        variable = self._find(monomial[place].name)
-        others = [self._atom(atom, wide) for k, atom in enumerate(monomial) if k != place]
+        position = self._lane(monomial)
+        assert position is not None
+        variable = self._find(monomial[position].name)
+        others = [self._atom(atom, wide) for k, atom in enumerate(monomial) if k != position]
         lane = f"tl.cast({variable.lane}, tl.int64)" if wide_inside and not others else variable.lane
         base = ""
         if variable.base:

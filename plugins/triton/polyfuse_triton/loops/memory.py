@@ -47,7 +47,7 @@ class Sums:
 
 
 class MemoryScope(Scope):
-    """A place that knows how to reach memory.
+    """A scope with loads and stores.
 
     What one thread has stored another may load: between them stands a barrier. What was stored at a point and
     is loaded at the same point again is taken from its register.
@@ -113,11 +113,11 @@ class MemoryScope(Scope):
         return ("load", buffer, self._versions.get(buffer, 0), index, given)
 
     def _again(self, stmt: Load) -> Value:
-        """A row that an earlier section kept: computed again."""
+        """A value of a row buffer that an earlier section stored: computed again."""
         stored = self.facts.forwarded(stmt)
         if stored is None:
             raise UnsupportedError(
-                f"kernel {self.kernel.name} reads a row at another place than it wrote it",
+                f"kernel {self.kernel.name} reads a row at another index than it stored it",
                 "let the scheduler split it",
             )
         return self.value(stored)
@@ -166,7 +166,7 @@ class MemoryScope(Scope):
             self.out.line(f'tl.device_assert({wrong} == 0, "{_FAILED}")')
             return
         if stmt.mode not in ("set", CHECK_MODE):
-            # every point counts, whether or not its place differs
+            # every point counts, whether or not its index differs
             dims |= {d.name for d in self.plan.dims if looped or d is not self.plan.reduced}
             self._update(stmt, address, value, mask, dims)
             return
@@ -183,7 +183,7 @@ class MemoryScope(Scope):
         self.done.clear()
 
     def add_once(self, stmt: Store, total: str) -> None:
-        """Add what a program has summed up to places that are its own."""
+        """Add what a program has summed up to elements that no other program writes."""
         address = self.indexer().address(stmt.index)
         pointer = self.spread(address.of(self.arguments[stmt.buffer]), address.dims, self._everywhere)
         masks = self.coordinates.mask(self._everywhere)
@@ -205,7 +205,7 @@ class MemoryScope(Scope):
         buffer, mode = stmt.buffer, stmt.mode
         if self.kernel.deterministic and stmt.dtype.is_float and mode in ("add", "mul"):
             raise UnsupportedError(
-                f"kernel {self.kernel.name} adds to one place from several threads, in any order",
+                f"kernel {self.kernel.name} adds to one element from several threads, in any order",
                 "switch deterministic algorithms off, or let eager mode do it",
             )
         masks = [*(self.typed(m) for m in mask), *self.coordinates.mask(dims)]

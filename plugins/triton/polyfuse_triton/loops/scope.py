@@ -1,4 +1,4 @@
-"""A place in a kernel's text: the values that are known there, and the statements that define new ones."""
+"""A scope of a kernel's text: the values that are known in it, and the statements that define new ones."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Scope:
         self._count = 0
         self._is_fast = kernel.numerics == "fast"
         self.halves = self._is_fast and stores_halves(facts.kernel)
-        # where the compiler contracts, these would be different numbers in different places
+        # where the compiler contracts, these would be different numbers in different statements
         self._rounded = shared_products(facts) if self._is_fast else frozenset[str]()
 
     # --- names -----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class MatmulCoordinates:
         self.definitions: dict[str, str] = {}
         self.in_loop: dict[str, str] = {}
         self.batch: dict[str, Variable] = {}
-        self._place_program()
+        self._define_program()
         for name in ("m", "n"):
             dim = self.dims[name]
             wide = is_wide(dim)
@@ -62,13 +62,13 @@ class MatmulCoordinates:
         """Tiles along a dimension."""
         return (dim.extent + (dim.block - 1)) // dim.block
 
-    def _place_program(self) -> None:
+    def _define_program(self) -> None:
         """Tiles in bands of some rows, column by column within a band, so that what runs at the same time
         shares rows and columns.
         """
         define = self.definitions
         rows, columns = (self._named(name) for name in ("m", "n"))
-        tile = self._place_batch(rows, columns)
+        tile = self._define_batch(rows, columns)
         if rows == "1" or columns == "1":
             define["mt"] = "0" if rows == "1" else tile
             define["nt"] = "0" if columns == "1" else tile
@@ -79,7 +79,7 @@ class MatmulCoordinates:
         define["mt"] = "band * GROUP + within % band_rows"
         define["nt"] = "within // band_rows"
 
-    def _place_batch(self, rows: str, columns: str) -> str:
+    def _define_batch(self, rows: str, columns: str) -> str:
         """The name of the number of a program's tile within its batch."""
         define = self.definitions
         define["program"] = "tl.program_id(0)"
@@ -154,5 +154,5 @@ def divides(dim: Dim) -> bool:
 
 
 def is_wide(dim: Dim) -> bool:
-    """Whether places along a dimension may need 64 bits."""
+    """Whether indices along a dimension may need 64 bits."""
     return not is_less(dim.extent, (1 << 31) - dim.block)

@@ -30,13 +30,13 @@ class Join:
     def of(self, found: Sequence[str], neutral: Sequence[str]) -> list[str]:
         """Each number that this chunk found as a vector of those of all chunks; `neutral` fills its end."""
         scope, out = self._scope, self._scope.out
-        places = [self._words.place() for _ in found]
-        for place, name in zip(places, found, strict=True):
-            out.line(f"publish({place} + program, programs, {name})")
+        addresses = [self._words.address() for _ in found]
+        for address, name in zip(addresses, found, strict=True):
+            out.line(f"publish({address} + program, programs, {name})")
         at = self._numbers()
         vectors = [scope.name() for _ in found]
-        for vector, place, name, nothing in zip(vectors, places, found, neutral, strict=True):
-            first = f"{place} + (program - rb)"
+        for vector, address, name, nothing in zip(vectors, addresses, found, neutral, strict=True):
+            first = f"{address} + (program - rb)"
             text = f"wait_for({first} + {at}, {at} < {self._count}, programs, {name})"
             if self._count < self._size:
                 text = f"tl.where({at} < {self._count}, {text}, {nothing})"

@@ -31,18 +31,18 @@ class LookBack:
     def carry(self, names: Sequence[str], totals: Sequence[str], function: str) -> None:
         """Join a scanned chunk, held by `names`, with what comes before it."""
         scope, out = self._scope, self._scope.out
-        own = [self._words.place() for _ in names]
-        whole = [self._words.place() for _ in names]
-        for place, total in zip(own, totals, strict=True):
-            out.line(f"publish({place} + program, programs, {total})")
+        own = [self._words.address() for _ in names]
+        whole = [self._words.address() for _ in names]
+        for address, total in zip(own, totals, strict=True):
+            out.line(f"publish({address} + program, programs, {total})")
         out.line("if rb > 0:")
         with out.indented():
             window, before = [scope.name() for _ in names], [scope.name() for _ in names]
             start, at = scope.name(), scope.name()
             out.line(f"{start} = (rb - 1) // {_GROUP} * {_GROUP}")
             out.line(f"{at} = tl.arange(0, {_GROUP})")
-            for name, place, total in zip(window, own, totals, strict=True):
-                first = f"{place} + (program - rb + {start})"
+            for name, address, total in zip(window, own, totals, strict=True):
+                first = f"{address} + (program - rb + {start})"
                 out.line(f"{name} = wait_for({first} + {at}, {at} < rb - {start}, programs, {total})")
             given = f"({', '.join(window)})" if len(window) > 1 else window[0]
             out.line(f"{', '.join(window)} = tl.associative_scan({given}, 0, {function})")
@@ -53,13 +53,13 @@ class LookBack:
                 earlier = [scope.name() for _ in names]
                 one = scope.name()
                 out.line(f"{one} = tl.arange(0, 1)")
-                for name, place, total in zip(earlier, whole, totals, strict=True):
-                    first = f"{place} + (program - rb + {start} - 1)"
+                for name, address, total in zip(earlier, whole, totals, strict=True):
+                    first = f"{address} + (program - rb + {start} - 1)"
                     out.line(f"{name} = tl.sum(wait_for({first} + {one}, {one} == 0, programs, {total}), 0)")
                 out.line(f"{', '.join(before)} = {function}({', '.join([*earlier, *before])})")
             out.line(f"{', '.join(totals)} = {function}({', '.join([*before, *totals])})")
             out.line(f"{', '.join(names)} = {function}({', '.join([*before, *names])})")
         out.line(f"if (rb + 1) % {_GROUP} == 0:")
         with out.indented():
-            for place, total in zip(whole, totals, strict=True):
-                out.line(f"publish({place} + program, programs, {total})")
+            for address, total in zip(whole, totals, strict=True):
+                out.line(f"publish({address} + program, programs, {total})")

@@ -63,12 +63,12 @@ def _operands(
     kind = stmt.kind
     masks = scope.coordinates.mask(("r",))
     found = []
-    for place, value in enumerate(values):
+    for position, value in enumerate(values):
         narrow = value.narrow
         text = value.text if narrow else scope.typed(value)
         if value.dtype is DType.bool:
             text = f"({text}).to(tl.int32)"
-        neutral = _neutral(kind, place, stmt.dtype, narrow)
+        neutral = _neutral(kind, position, stmt.dtype, narrow)
         if masks and neutral:
             text = f"tl.where({masks[0]}, {text}, {neutral})"
             text = scope.spread(text, value.dims | {"r"}, full)
@@ -78,9 +78,9 @@ def _operands(
     return found
 
 
-def _neutral(kind: str, place: int, dtype: DType, narrow: bool) -> str:
+def _neutral(kind: str, position: int, dtype: DType, narrow: bool) -> str:
     """What a masked point counts as."""
-    if place == 1:
+    if position == 1:
         return literal(_LAST[narrow], DType.i32 if narrow else DType.i64)
     if kind == "welford":
         return ""
@@ -108,7 +108,7 @@ def reduce_whole(scope: MemoryScope, stmt: Reduce, join: Join | None = None) -> 
     found = _finish(scope, stmt, [o.text for o in operands], operands[-1].narrow, full - {"r"})
     if join is None:
         return found
-    neutral = [_neutral(kind, place, stmt.dtype, v.narrow) for place, v in enumerate(found)]
+    neutral = [_neutral(kind, position, stmt.dtype, v.narrow) for position, v in enumerate(found)]
     return _finish(scope, stmt, join.of([v.text for v in found], neutral), found[-1].narrow, full - {"r"})
 
 

@@ -1,4 +1,4 @@
-"""Rows that one section computes and a later one reads: kept in registers, or computed again.
+"""Row buffers, which one section computes and a later one reads: held in registers, or computed again.
 
 A tile that holds all that is reduced keeps every value by itself. A program that loops cannot: it computes
 again what a later section needs. That is impossible for the results of scans, and for what was loaded from
@@ -19,7 +19,7 @@ __all__ = ["Rows", "buffers_read", "has_effect", "row_use"]
 
 @dataclass(frozen=True)
 class Rows:
-    """What a kernel keeps.
+    """What the row buffers of a kernel need.
 
     Attributes:
         must_stay: whether some row cannot be computed again.
@@ -33,7 +33,7 @@ class Rows:
 
 
 def row_use(facts: KernelFacts) -> Rows:
-    """What a kernel keeps."""
+    """What the row buffers of a kernel need."""
     kernel = facts.kernel
     must_stay = any(
         a.buffer in facts.row_buffers and not facts.recomputable(a.stmt.target, a.section)

@@ -1,7 +1,8 @@
 """Rows of which groups add to one row each: a program takes a whole group, and needs no atomic operations.
 
-A kernel that works along rows may also add what it computes to a place that depends on ``row // count``: sums
-down the columns. The program of a group keeps its sums in registers and adds them to memory once.
+A kernel that works along rows may also add what it computes to an element that depends on
+``row // count``: sums down the columns. The program of a group holds its sums in registers and adds them to
+memory once.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def row_groups(kernel: Kernel, facts: KernelFacts) -> Groups | None:
 
 
 def _count(stmt: Store, facts: KernelFacts, row: str, columns: tuple[str, ...]) -> int:
-    """Rows that add to one place; 0 where that is not how a statement adds."""
+    """Rows that add to one element; 0 where that is not how a statement adds."""
     index = stmt.index
     if stmt.indirect or stmt.mask is not None or stmt.dtype is not DType.f32 or not isinstance(index, Index):
         return 0

@@ -1,4 +1,4 @@
-"""Products of a matrix and a row, which each program may normalise by itself first."""
+"""Matmuls of a matrix and a row (GEMV), which each program may normalise by itself first."""
 
 from __future__ import annotations
 

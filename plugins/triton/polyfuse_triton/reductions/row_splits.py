@@ -22,13 +22,13 @@ _JOINED = frozenset({"sum", "prod", "min", "max", "argmin", "argmax", "welford",
 
 
 class SharedWords:
-    """Where the programs of a kernel put what they publish."""
+    """Addresses, in the workspace, of the numbers that the programs of a kernel publish to each other."""
 
     def __init__(self) -> None:
         self._used = 0
 
-    def place(self) -> str:
-        """Where the next number of each program begins."""
+    def address(self) -> str:
+        """Where the next word of the first program is, as text; those of the others follow it."""
         self._used += WORDS
         return f"{WORKSPACE} + {HEAD} + {self._used - WORDS} * programs"
 

@@ -22,12 +22,12 @@ from polyfuse_triton.sort.ranks import rank_source
 from polyfuse_triton.sort.rows import (
     Rows,
     arguments,
-    place_of_row,
     row_start,
     rows_of,
     size_text,
     write_head,
     write_results,
+    write_row_indices,
 )
 from polyfuse_triton.template import triton_template
 from polyfuse_triton.tiling.plan import power_of_two
@@ -46,7 +46,7 @@ _OF_THREAD = 8
 _SHORT = (DType.f16, DType.bf16, DType.i16, DType.i8, DType.u8)
 _LONG = (DType.f32, DType.i32)
 _WIDE = (DType.i64,)
-"""Types whose numbers and places do not fit in 64 bits together."""
+"""Types whose numbers and positions do not fit in 64 bits together."""
 _FEW_COMPARISONS, _FEW_ROWS, _RANKED = 1 << 26, 4096, 8192
 """Comparisons, rows and numbers of a row up to which all pairs are compared faster than the library sorts: it
 has one thread block a row, which takes 22 to 38 us for 256 to 4096 numbers on an H200.
@@ -100,7 +100,7 @@ LOWERINGS = {
 
 
 def _sorted(
-    ctx: LoweringContext, node: Any, value: TensorValue, dim: Any, descending: bool, kept: Any = None
+    ctx: LoweringContext, node: Any, value: TensorValue, dim: Any, descending: bool, stored: Any = None
 ) -> tuple[TensorValue, ...]:
     if value.dtype not in (*_SHORT, *_LONG, *_WIDE):
         raise UnsupportedError(f"rows of {value.torch_dtype} are sorted by the library")
@@ -108,8 +108,8 @@ def _sorted(
         raise UnsupportedError("a number alone is sorted by the library")
     dim %= value.rank
     length = value.size[dim]
-    kept = length if kept is None else kept
-    if not isinstance(length, int) or not isinstance(kept, int) or length < 2 or kept < 1:
+    stored = length if stored is None else stored
+    if not isinstance(length, int) or not isinstance(stored, int) or length < 2 or stored < 1:
         raise UnsupportedError(f"rows of {length} are sorted by the library")
     whole = value.dtype not in _WIDE and length <= _longest(ctx.settings)
     if not whole and not _few(value.size, length):
@@ -119,7 +119,7 @@ def _sorted(
         raise UnsupportedError("rows that are no lines in memory are sorted by the library")
     results = [ctx.stored(fake) for fake in node.meta["val"]]
     views = [view, *(ctx.realize(result) for result in results)]
-    rows = rows_of(value.dtype, views, dim, length, kept, descending)
+    rows = rows_of(value.dtype, views, dim, length, stored, descending)
     source = sort_source if whole else rank_source
     kernel = triton_template("sort", lambda aligned: source(rows, aligned), ctx.settings)
     outputs = tuple(v.buffer for v in views[1:])
@@ -173,25 +173,25 @@ def _head(out: Writer, rows: Rows) -> None:
     out.line("at = tl.arange(0, BLOCK)[None, :]")
     out.line(f"inside = row < {size_text(rows.count)}")
     out.line(f"exists = inside & (at < {rows.length})")
-    place_of_row(out, rows)
+    write_row_indices(out, rows)
     out.line(f"first = {row_start('t0', rows.steps[0])}")
     out.line("value = tl.load(first + at, mask=exists, other=0)")
     out.line(f"key = sort_key(value, at, exists, {rows.descending})")
 
 
 def _counting(out: Writer, rows: Rows) -> None:
-    """The place of each number is how many keys are smaller; no two are equal."""
+    """The sorted position of each number is how many keys are smaller; no two are equal."""
     out.line("smaller = key[:, None, :] < key[:, :, None]")
-    out.line("place = tl.sum(smaller.to(tl.int32), 2)")
-    out.line(f"kept = exists & (place < {rows.kept})")
-    write_results(out, rows, "place", ("value", "tl.broadcast_to(at, [ROWS, BLOCK]).to(tl.int64)"))
+    out.line("position = tl.sum(smaller.to(tl.int32), 2)")
+    out.line(f"stored = exists & (position < {rows.stored})")
+    write_results(out, rows, "position", ("value", "tl.broadcast_to(at, [ROWS, BLOCK]).to(tl.int64)"))
 
 
 def _exchanging(out: Writer, rows: Rows) -> None:
-    """Sorted keys hold the place that each number had."""
+    """Sorted keys hold the position that each number had."""
     mask = 0xFFFF if rows.dtype in _SHORT else 0xFFFFFFFF
-    out.line(f"place = (tl.sort(key) & {mask}).to(tl.int32)")
-    out.line(f"kept = inside & (at < {rows.kept})")
+    out.line(f"position = (tl.sort(key) & {mask}).to(tl.int32)")
+    out.line(f"stored = inside & (at < {rows.stored})")
     # again from memory: the sign of a zero and the bits of a NaN are not in its rank
-    out.line("found = tl.load(first + place, mask=kept, other=0)")
-    write_results(out, rows, "at", ("found", "place.to(tl.int64)"))
+    out.line("found = tl.load(first + position, mask=stored, other=0)")
+    write_results(out, rows, "at", ("found", "position.to(tl.int64)"))

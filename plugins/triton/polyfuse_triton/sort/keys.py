@@ -36,8 +36,8 @@ def sort_rank(value: tl.tensor, exists: tl.tensor, descending: tl.constexpr) -> 
 
 @triton.jit
 def sort_key(value: tl.tensor, at: tl.tensor, exists: tl.tensor, descending: tl.constexpr) -> tl.tensor:
-    """The rank of each number above, its place below, so that equal numbers stay in order, and what does not
-    exist comes last.
+    """The rank of each number in the upper bits, its position in the lower ones, so that the sort is stable;
+    what does not exist comes last.
 
     Numbers of up to 16 bits give 32 bits, others of up to 32 bits give 64.
     """

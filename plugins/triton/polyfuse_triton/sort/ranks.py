@@ -1,4 +1,5 @@
-"""A few long rows: each number's place is how many numbers of its row are before it, counted over all pairs.
+"""A few long rows: a number's sorted position is how many numbers of its row are before it, counted over all
+pairs.
 
 That is the square of what sorting by exchanges compares, but all of it at once on all multiprocessors, where
 a library sorts a row with one thread block.
@@ -13,11 +14,11 @@ from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.sort.rows import (
     Rows,
     arguments,
-    place_of_row,
     row_start,
     size_text,
     write_head,
     write_results,
+    write_row_indices,
 )
 from polyfuse_triton.tiling.plan import power_of_two
 
@@ -32,7 +33,7 @@ _PAIRS = 2048
 
 
 def rank_source(rows: Rows, aligned: bool) -> Source:
-    """The kernel in which a program finds the places of some numbers of one row. Sizes are known."""
+    """The kernel whose programs find the sorted positions of some numbers of one row. Sizes are known."""
     count = rows.count
     assert isinstance(count, int)
     tile = max(_LEAST, min(_MOST, power_of_two(max(1, count * rows.length // _PROGRAMS))))
@@ -41,7 +42,7 @@ def rank_source(rows: Rows, aligned: bool) -> Source:
     write_head(out, rows, "TILE", "STEP")
     with out.indented():
         out.line(f"row = tl.cast(tl.program_id(0) // {parts}, tl.int64)")
-        place_of_row(out, rows)
+        write_row_indices(out, rows)
         out.line(f"first = {row_start('t0', rows.steps[0])}")
         out.line(f"begin = tl.program_id(0) % {parts} * TILE")
         out.line("at = begin + tl.arange(0, TILE)")
@@ -52,9 +53,9 @@ def rank_source(rows: Rows, aligned: bool) -> Source:
             _by_ranks(out, rows, max(tile, step))
         else:
             _by_keys(out, rows)
-        out.line("place = tl.sum(before, 1)")
-        out.line(f"kept = exists & (place < {rows.kept})")
-        write_results(out, rows, "place", ("value", "at.to(tl.int64)"))
+        out.line("position = tl.sum(before, 1)")
+        out.line(f"stored = exists & (position < {rows.stored})")
+        write_results(out, rows, "position", ("value", "at.to(tl.int64)"))
     meta = KernelMeta(
         args=arguments(rows, aligned),
         constexprs=(("TILE", tile), ("STEP", step)),
@@ -66,15 +67,15 @@ def rank_source(rows: Rows, aligned: bool) -> Source:
 
 
 def _by_keys(out: Writer, rows: Rows) -> None:
-    """Count by keys that hold the places, too, so that no two are equal."""
+    """Count by keys that hold the positions, too, so that no two are equal."""
     out.line(f"key = sort_key(value, at, exists, {rows.descending})")
     others = f"sort_key(given, other_at, others, {rows.descending})"
     _count(out, rows, f"0, {rows.length}", others, "other[None, :] < key[:, None]")
 
 
 def _by_ranks(out: Writer, rows: Rows, around: int) -> None:
-    """Count by ranks alone. Equal numbers keep their order: those of earlier places are before, those of
-    later ones are not, and only `around` the program's own are places compared.
+    """Count by ranks alone. Equal numbers keep their order: those at earlier positions are before, those of
+    later ones are not, and only `around` the program's own are positions compared.
     """
     out.line(f"key = sort_rank(value, exists, {rows.descending})")
     out.line("low = begin // STEP * STEP")
@@ -86,9 +87,9 @@ def _by_ranks(out: Writer, rows: Rows, around: int) -> None:
     _count(out, rows, f"high, {rows.length}", others, "other[None, :] < key[:, None]")
 
 
-def _count(out: Writer, rows: Rows, places: str, others: str, is_before: str) -> None:
-    """Count which numbers at some places, begun at a multiple of `STEP`, are before the program's own."""
-    out.line(f"for start in range({places}, STEP):")
+def _count(out: Writer, rows: Rows, span: str, others: str, is_before: str) -> None:
+    """Count numbers at the positions `span`, from a multiple of `STEP` on, that are before the own ones."""
+    out.line(f"for start in range({span}, STEP):")
     with out.indented():
         out.line("other_at = start + tl.arange(0, STEP)")
         out.line(f"others = other_at < {rows.length}")

@@ -17,7 +17,7 @@ from polyfuse_triton.dtypes import pointer_type
 __all__ = [
     "Rows",
     "arguments",
-    "place_of_row",
+    "write_row_indices",
     "row_start",
     "rows_of",
     "size_text",
@@ -33,16 +33,16 @@ class Rows:
     Attributes:
         dtype: of the numbers.
         length: of a row.
-        kept: how many of the sorted numbers are wanted.
+        stored: how many of the sorted numbers are wanted.
         descending: whether the largest come first.
         sizes: dimensions over rows, outermost first.
-        steps: for the numbers, the sorted numbers and their places: the stride of each of these dimensions,
-            then that along a row.
+        steps: for the numbers, the sorted numbers and their positions: the stride of each of these
+            dimensions, then that along a row.
     """
 
     dtype: DType
     length: int
-    kept: int
+    stored: int
     descending: bool
     sizes: tuple[IndexLike, ...]
     steps: tuple[tuple[IndexLike, ...], ...]
@@ -58,7 +58,9 @@ class Rows:
         return symbols_of((*self.sizes, *(s for steps in self.steps for s in steps)))
 
 
-def rows_of(dtype: DType, views: Sequence[View], dim: int, length: int, kept: int, descending: bool) -> Rows:
+def rows_of(
+    dtype: DType, views: Sequence[View], dim: int, length: int, stored: int, descending: bool
+) -> Rows:
     """A call as data: dimensions over rows that are one in memory are one here."""
     sizes: list[IndexLike] = []
     steps: list[list[IndexLike]] = [[] for _ in views]
@@ -78,7 +80,7 @@ def rows_of(dtype: DType, views: Sequence[View], dim: int, length: int, kept: in
     return Rows(
         dtype,
         length,
-        kept,
+        stored,
         descending,
         tuple(sizes),
         tuple((*s, e) for s, e in zip(steps, ends, strict=True)),
@@ -98,7 +100,7 @@ def size_text(size: IndexLike) -> str:
 
 
 def arguments(rows: Rows, aligned: bool) -> tuple[MetaArg, ...]:
-    """What a kernel is given: the numbers, the sorted numbers, their places, then sizes."""
+    """What a kernel is given: the numbers, the sorted numbers, their positions, then sizes."""
     kinds = (rows.dtype, rows.dtype, DType.i64)
     pointers = (MetaArg(f"t{k}", "ptr", pointer_type(kind), aligned) for k, kind in enumerate(kinds))
     return (*pointers, *(MetaArg(s, "size", "i64") for s in rows.symbols))
@@ -111,8 +113,8 @@ def write_head(out: Writer, rows: Rows, *constants: str) -> None:
     out.line(f"def {Source.SYMBOL}({', '.join(parameters)}):")
 
 
-def place_of_row(out: Writer, rows: Rows) -> None:
-    """`p0`, `p1`, ...: the places of `row` along the dimensions over rows."""
+def write_row_indices(out: Writer, rows: Rows) -> None:
+    """`p0`, `p1`, ...: the indices of `row` along the dimensions over rows."""
     rest = "row"
     for d in reversed(range(1, len(rows.sizes))):
         out.line(f"p{d} = {rest} % {size_text(rows.sizes[d])}")
@@ -121,10 +123,9 @@ def place_of_row(out: Writer, rows: Rows) -> None:
     out.line(f"p0 = {rest}")
 
 
-def write_results(out: Writer, rows: Rows, place: str, texts: Sequence[str]) -> None:
-    """Store the sorted numbers and their places at `place` of each row, where `kept`."""
+def write_results(out: Writer, rows: Rows, position: str, texts: Sequence[str]) -> None:
+    """Store the sorted numbers and their positions at `position` of each row, where `stored`."""
     for k, text in enumerate(texts, 1):
         steps = rows.steps[k]
-        out.line(
-            f"tl.store({row_start(f't{k}', steps)} + {place} * {size_text(steps[-1])}, {text}, mask=kept)"
-        )
+        address = f"{row_start(f't{k}', steps)} + {position} * {size_text(steps[-1])}"
+        out.line(f"tl.store({address}, {text}, mask=stored)")

@@ -75,7 +75,7 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, s
 
 
 def _reads_windows(facts: Facts, lead: str) -> bool:
-    """Whether points read several places of one buffer, in steps, as pooling does."""
+    """Whether points read several elements of one buffer, in steps, as pooling does."""
     read = [a.buffer for a in facts.accesses if not a.is_store and abs(a.strides.get(lead) or 0) > 1]
     return any(read.count(buffer) >= _WINDOW for buffer in read)
 
@@ -136,7 +136,7 @@ def _is_long(facts: Facts, group: Sequence[str], enough: int, waste: float) -> b
     if extent < enough:
         return False
     if all(isinstance(facts.sizes[a], int) for a in group) and extent % 16:
-        # each row would begin at another distance from an aligned place
+        # each row would begin at another distance from an aligned address
         return False
     block = min(1024, power_of_two(extent))
     return -(-extent // block) * block <= extent * waste
@@ -183,9 +183,9 @@ def _square(facts: Facts, leads: tuple[str, ...], target: Target) -> Plan:
         side = 32
     blocks = [min(side, power_of_two(facts.hints[a])) for a in leads]
     # where one axis is short, the others make up for it
-    for place, axis in enumerate(leads):
-        while blocks[place] < power_of_two(facts.hints[axis]) and _product(blocks) < side ** len(leads):
-            blocks[place] *= 2
+    for position, axis in enumerate(leads):
+        while blocks[position] < power_of_two(facts.hints[axis]) and _product(blocks) < side ** len(leads):
+            blocks[position] *= 2
     names = _NAMES[: len(leads)]
     tiles = [Dim(n, (a,), facts.sizes[a], b) for n, a, b in zip(names, leads, blocks, strict=True)]
     elements = _product(blocks)

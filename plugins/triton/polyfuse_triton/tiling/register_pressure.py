@@ -30,7 +30,7 @@ def _registers_of_point(statements: Sequence[Statement]) -> int:
     last: dict[Any, int] = {}
     widths: dict[Any, int] = {}
     order: list[tuple[Any, ...]] = []
-    for place, stmt in enumerate(statements):
+    for position, stmt in enumerate(statements):
         used = [names[name] for name in stmt.args]
         made = []
         for name in stmt.targets:
@@ -40,14 +40,14 @@ def _registers_of_point(statements: Sequence[Statement]) -> int:
                 widths[key] = _width(stmt)
                 made.append(key)
         for key in (*used, *(names[t] for t in stmt.targets)):
-            last[key] = place
+            last[key] = position
         order.append(tuple(made))
     live: set[Any] = set()
     most = 0
-    for place, made_here in enumerate(order):
+    for position, made_here in enumerate(order):
         live.update(made_here)
         most = max(most, sum(widths[key] for key in live))
-        live = {key for key in live if last[key] > place}
+        live = {key for key in live if last[key] > position}
     return most
 
 

@@ -1,9 +1,9 @@
 """How many neighbouring points one thread takes.
 
 Triton gives each thread as many neighbours as the widest access of the narrowest type needs. Where accesses
-cannot be wide (windows of pooling, read in steps and from odd places), or types of several widths meet, fewer
-neighbours are better: the accesses of a warp then cover fewer lines of the cache, and results need not change
-places between threads before they are stored.
+cannot be wide (windows of pooling, read in steps and from odd offsets), or types of several widths meet,
+fewer neighbours are better: the accesses of a warp then cover fewer lines of the cache, and results need not
+be exchanged between threads before they are stored.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ def _width(access: Access, facts: Facts, group: Sequence[str], most: int) -> int
     steps += [step for axis, step in access.strides.items() if axis != group[-1] and step is not None]
     extent = facts.sizes[group[-1]]
     if len(group) > 1 and isinstance(extent, int):
-        # each row of a joined dimension begins at another place
+        # each row of a joined dimension begins at another offset
         steps.append(extent)
     return math.gcd(most, *steps)

@@ -96,16 +96,16 @@ class DeviceProgram(Program):
     def _lazy(self, name: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         """What is made anew in each launch that asks for it."""
 
-        def call(*places: Any) -> Any:
+        def call(*indices: Any) -> Any:
             stage = self.stage
             if name not in stage.made:
                 stage.made[name] = make()
-            return stage.made[name](*places)
+            return stage.made[name](*indices)
 
         return call
 
     def row(self, name: str, body: Body) -> Callable[..., Value]:
-        """Values kept for each parallel point, at every step of its loops; those of long rows are computed
+        """A row buffer: a value for each parallel point and each step of its loops; long rows are computed
         again.
         """
         extents = list(self.loops.values())
@@ -222,12 +222,12 @@ class DeviceProgram(Program):
         func.reorder(some, column, row, columns, rows, *reversed(rest)).unroll(some)
         block = self._fused(func, [*rest, rows, columns])
         func.gpu_blocks(block).gpu_threads(column, row)
-        for tile, places in self.stage.tiles:
-            along, other = places[self.grid.transpose], places[-1]
+        for tile, variables in self.stage.tiles:
+            along, other = variables[self.grid.transpose], variables[-1]
             tile.compute_at(func, block).align_storage(other, _TILE + 1)
             tile.split(other, some, row, _TILE_ROWS, Tail)
             tile.reorder(
-                some, along, row, *(a for k, a in enumerate(places[:-1]) if k != self.grid.transpose)
+                some, along, row, *(a for k, a in enumerate(variables[:-1]) if k != self.grid.transpose)
             )
             tile.unroll(some).gpu_threads(along, row)
         return some
@@ -330,16 +330,16 @@ class DeviceProgram(Program):
             many = many * size
         domain = hl.RDom([(0, many), (0, points)], f"{name}_r")
         step, point = domain[0], domain[1]
-        place, value, mask = body(
+        offset, value, mask = body(
             *coordinates_of(point, extents), *(coordinates_of(step, steps) if looped else ())
         )
         if mask is not None:
             domain.where(self._strict(mask))
         value = self._strict(at_each(value, point))
-        place = hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1)
-        old = expr(func[place])
+        offset = hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(offset)), 0, extent - 1)
+        old = expr(func[offset])
         # integers wrap by themselves on devices
-        func[place] = old + value if mode == "add" else value
+        func[offset] = old + value if mode == "add" else value
         func.output_buffer().dim(0).set_bounds(0, extent)
         func.output_buffer().dim(0).set_stride(1)
         self.order.append(func)

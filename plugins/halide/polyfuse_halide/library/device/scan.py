@@ -18,7 +18,7 @@ __all__ = ["DeviceScan"]
 
 @dataclass
 class DeviceScan:
-    """An inclusive scan along a row; called with a place, it gives the state there."""
+    """An inclusive scan along a row; called with axes and a position, it gives the values there."""
 
     name: str
     kind: str
@@ -69,10 +69,10 @@ class DeviceScan:
             away *= 2
 
     def __call__(self, *where: Any) -> list[Value]:
-        axes, place = where[:-1], expr(where[-1])
+        axes, position = where[:-1], expr(where[-1])
         if self.lanes == 1:
-            return reads(self.run, [*axes, hl.i32(0), place], self.count)
-        lane, item = place // self.each, place % self.each
+            return reads(self.run, [*axes, hl.i32(0), position], self.count)
+        lane, item = position // self.each, position % self.each
         here = reads(self.run, [*axes, lane, item], self.count)
         before = reads(self.sums[-1], [*axes, hl.max(lane - 1, 0)], self.count)
         whole = merge_scan(self.kind, before, here)

@@ -51,7 +51,7 @@ __all__ = [
     "sub",
     "trunc_div",
     "where",
-    "where_placed",
+    "where_of_index",
 ]
 
 Value = Any
@@ -298,8 +298,8 @@ def where(condition: Value, a: Value, b: Value) -> Value:
     return hl.select(condition, a, b)
 
 
-def where_placed(condition: Value, a: Value, b: Value) -> Value:
-    """`where`, for a condition that the place alone decides.
+def where_of_index(condition: Value, a: Value, b: Value) -> Value:
+    """`where`, for a condition that depends on the index alone.
 
     Halide 21 divides a loop of lanes by such a condition. What it finds out for the whole vectors it then
     also takes for true in the guarded tail, wherever the two have a choice between equal names in common.

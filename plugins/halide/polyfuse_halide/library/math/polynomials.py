@@ -70,5 +70,5 @@ def power_of_two(biased: Value) -> Value:
 
 
 def finite(x: Value) -> Value:
-    """x with 0 in place of NaN: what is converted to an integer on the way must be a number."""
+    """x with 0 instead of NaN: what is converted to an integer on the way must be a number."""
     return hl.select(is_nan(x), single(0.0), x)

@@ -2,7 +2,7 @@
 
 An argument is x = n * pi/2 + r. Up to a few thousand, multiples of pi/2 are subtracted in parts. Beyond that,
 what remains is a product of integers: x is m * 2**e, and of m * (2**e * 2/pi) only what is left after
-taking out multiples of four matters, for which 96 bits of 2/pi from a place that depends on e suffice.
+taking out multiples of four matters, for which 96 bits of 2/pi from a position that depends on e suffice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEAST = 138
 _TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561
 """Bits of 2/pi behind the point."""
 _LEADING = 150 - _LEAST + 2
-"""Zeros before them, so that the first place of all is the one of the least exponent."""
+"""Zeros before them, so that position 0 is the one of the least exponent."""
 _QUARTER = 1.57079632679489662
 
 
@@ -57,11 +57,11 @@ def _near(x: Value) -> tuple[Value, Value]:
 def _far(x: Value) -> tuple[Value, Value]:
     """r and n, up to multiples of four, of an argument that is not small."""
     bits, i32, u64 = bits_of(x), hl.Int(32), hl.UInt(64)
-    place = ((bits >> hl.i32(23)) & hl.i32(255)) - hl.i32(_LEAST)
+    position = ((bits >> hl.i32(23)) & hl.i32(255)) - hl.i32(_LEAST)
     mantissa = hl.cast(u64, hl.reinterpret(hl.UInt(32), (bits & hl.i32(0x7FFFFF)) | hl.i32(0x800000)))
-    later = place >= hl.i32(64)
+    later = position >= hl.i32(64)
     words = [hl.select(later, _word(k + 1), _word(k)) for k in range(3)]
-    shift = hl.cast(u64, hl.reinterpret(hl.UInt(32), place & hl.i32(63)))
+    shift = hl.cast(u64, hl.reinterpret(hl.UInt(32), position & hl.i32(63)))
     one, back = hl.cast(u64, hl.i32(1)), hl.cast(u64, hl.i32(63)) - shift
     window, beyond = ((a << shift) | ((b >> one) >> back) for a, b in itertools.pairwise(words))
     by_half = hl.cast(u64, hl.i32(32))

@@ -211,8 +211,8 @@ bool refused(int kernel, const char* reason) {
   return false;
 }
 
-// What a model has for the place where it computes.
-struct model_place {
+// The device on which a model computes.
+struct model_device {
   device_memory* memory;
 
   int open() {
@@ -240,19 +240,19 @@ struct model_place {
 
 // A thread's time with a model's device.
 struct visit {
-  model_place& place;
+  model_device& device;
   bool entered = false;
 
-  explicit visit(model_place& of) : place(of) {}
+  explicit visit(model_device& of) : device(of) {}
   ~visit() {
     if (!entered) return;
-    device_leave(place.memory->device);
+    device_leave(device.memory->device);
     now = nullptr;
   }
   int begin() {
-    if (device_enter(place.memory->device)) return 1;
+    if (device_enter(device.memory->device)) return 1;
     entered = true;
-    now = place.memory;
+    now = device.memory;
     broken = waits = false;
     return 0;
   }

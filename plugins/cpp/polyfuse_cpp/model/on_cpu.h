@@ -1,4 +1,4 @@
-// Where the tensors of a model lie that runs without Python: in the CPU's memory. device_place.h has the same functions
+// The memory of the tensors of a model that runs without Python: the CPU's. on_device.h has the same functions
 // for a device. Above message.h and host/memory.h.
 
 // Memory that several tensors may show; who holds the last share frees it.
@@ -9,7 +9,7 @@ struct pf_memory {
 };
 
 namespace {
-const char place_name[] = "cpu";
+const char device_type[] = "cpu";
 
 void share(pf_memory* memory) {
   if (memory) __atomic_add_fetch(&memory->shares, 1, __ATOMIC_RELAXED);
@@ -40,16 +40,16 @@ void copy_elements(char* to, const int64_t* to_strides, const char* from, const 
   copy_on_cpu(to, to_strides, from, from_strides, rank, sizes, item);
 }
 
-// What a model has for the place where it computes.
-struct model_place {
+// The device on which a model computes: the CPU, which needs nothing.
+struct model_device {
   int open() { return 0; }
-  void close() { kept.forget(); }
+  void close() { block_cache.clear(); }
   int use_stream(void*) { return fail("a model that computes on the CPU has no stream"); }
 };
 
-// A thread's time with that place.
+// A thread's use of that device, as for a call.
 struct visit {
-  explicit visit(model_place&) {}
+  explicit visit(model_device&) {}
   int begin() { return 0; }
   bool broke() { return false; }
   int end() { return 0; }

@@ -5,7 +5,7 @@ constexpr int ROW_BYTES = 128;  // of a slab of a tile: what the copy engine swi
 constexpr int LANES = ROW_BYTES / 2;
 
 // A batch and head, and the first of a block's queries (of its keys in the backward).
-struct Place {
+struct Coord {
   int batch, head, row;
 };
 // Which of the tiles of which head a block has. A few heads go together, whose operands fit in the second cache: first

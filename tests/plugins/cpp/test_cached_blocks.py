@@ -28,18 +28,18 @@ int main() {
   printf("%d%d", first.at == at, first.size == large);          // a smaller one fits
   second.discard();
   first.discard();
-  printf("%d", kept.count);
-  kept.forget();
-  printf("%d", kept.count);
+  printf("%d", block_cache.count);
+  block_cache.clear();
+  printf("%d", block_cache.count);
   memory huge;
-  huge.size = kept_blocks::in_all + 1;
-  printf("%d", kept.keep(nullptr, huge.size));                  // more than there is room for
+  huge.size = cached_blocks::in_all + 1;
+  printf("%d", block_cache.put(nullptr, huge.size));                  // more than there is room for
 }
 """
 
 
 def test_blocks_are_found_again(tmp_path: Path) -> None:
-    source, program = tmp_path / "kept.cpp", tmp_path / "kept"
+    source, program = tmp_path / "blocks.cpp", tmp_path / "blocks"
     source.write_text(PROGRAM, encoding="utf-8")
     headers = Path(polyfuse_cpp.__file__).parent / "host"
     toolchain = find_toolchain()
