@@ -11,7 +11,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, PluginManager, Source
 from polyfuse.reference.backend import InterpreterBackend
-from polyfuse.testing.cases.matmul import product_cases
+from polyfuse.testing.cases.matmul import matmul_cases
 from polyfuse.testing.conformance import Run
 from polyfuse.testing.matrix import Status
 
@@ -27,7 +27,7 @@ class Careless(InterpreterBackend):
 
 
 def test_wrong_matmuls_fail():
-    matrix = Run(Careless(Settings.resolve())).matrix(tuple(product_cases(quick=True)), contract=False)
+    matrix = Run(Careless(Settings.resolve())).matrix(tuple(matmul_cases(quick=True)), contract=False)
     assert {cell.status for cell in matrix.cells} == {Status.FAIL}
 
 
@@ -35,7 +35,7 @@ def test_wrong_matmuls_fail():
 @pytest.mark.parametrize("dtype", ("f32", "bf16", "i8"))
 def test_the_cpus_matmuls_pass(dtype):
     backend = PluginManager(Settings.resolve()).backend("cpp")
-    cases = [case for case in product_cases(quick=True) if case.parts[0].column == dtype]
+    cases = [case for case in matmul_cases(quick=True) if case.parts[0].column == dtype]
     matrix = Run(backend).matrix(cases, contract=False)
     assert len(matrix.cells) >= 3 and matrix.ok
     assert not any(cell.status is Status.REFUSED for cell in matrix.cells)

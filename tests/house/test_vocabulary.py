@@ -50,6 +50,9 @@ REPLACED = {
 REPLACED_IN_CORE = {
     # what stays: in place (also in-place, in_place), and a unit in the last place
     r"(?<!in[ _-])(?<!last )places?|placed|placing": "index, offset, position, slot, path; instead of",
+    r"kept": "cached, stored, saved, retained, preserved",
+    r"settles?": "what it does: use, store, count",
+    r"told": "called with, reported, known, distinguished",
 }
 """Words of which core is free, and plugins not yet."""
 
@@ -59,8 +62,9 @@ REPLACED_IN_PLUGINS = {
 """Words of which plugins are free."""
 
 VAGUE = {
-    "Asked", "Bins", "Homes", "Hold", "Kept", "Let", "Made", "Place", "Race", "Send", "Side",
-    "Taken", "Treatment", "Verdict", "Way",
+    "Again", "Asked", "Bins", "Given", "Heard", "Hold", "Homes", "Kept", "Let", "Made", "Meeting", "Only",
+    "Passed", "Place", "Race", "Seen", "Send", "Side", "Standing", "Taken", "Treatment", "Trouble", "Turn",
+    "Verdict", "Way",
 }  # fmt: skip
 """Class names that do not say what they stand for."""
 

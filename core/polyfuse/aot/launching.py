@@ -54,7 +54,7 @@ class NamedLaunch(Provisional):
         self._works = True
         # one of dynamic sizes may be launched with sizes that are too many for it
         if not any(isinstance(operand, int) for operand in operands):
-            self.settle(self.launch)
+            self.use(self.launch)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _substitution(
     if not nodes or wanted not in nodes[-1].writes():
         raise ValueError(f"its last call does not write {wanted}")
     for node in nodes:
-        if node.op.startswith(ONCE) and not site.keeps(node.args[0] if node.args else None):
+        if node.op.startswith(ONCE) and not site.can_precompute(node.args[0] if node.args else None):
             raise ValueError(f"{node.name} is done once, but does not follow from a parameter")
     return Replacement(nodes, buffers, reader.name if reader is not None else "")
 

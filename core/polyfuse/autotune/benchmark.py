@@ -1,4 +1,4 @@
-"""What of this machine and this process timings depend on, besides what a backend says of its device."""
+"""Loads candidates of autotuning, makes their operands, and runs, compares and times them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Action = Callable[[], Any]
 
 
 class Benchmark:
-    """One problem at a time, with those of its candidates that were loaded.
+    """Loads and times the candidates of one problem at a time.
 
     Args:
         backend: a backend by its name.

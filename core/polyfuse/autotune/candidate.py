@@ -1,4 +1,4 @@
-"""What is timed, as plain data that another process understands: operands, library calls, built kernels."""
+"""Candidates as plain data that another process understands: operands, library calls, built kernels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _log = get_logger("autotune")
 
 
 class Fault(Exception):
-    """A candidate did not do its work; the text says how."""
+    """A candidate failed; the text says how."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ Step = CallStep | KernelStep
 
 @dataclass(frozen=True)
 class BuiltProgram:
-    """What one candidate runs, built: steps in order."""
+    """The steps of one candidate in order, with its kernels built."""
 
     name: str
     steps: tuple[Step, ...]
@@ -161,7 +161,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """How the process that compiles is set up, for another one to be like it.
+    """Settings, plugins and devices of the compiling process, from which a worker configures itself.
 
     Attributes:
         settings: the options.
@@ -203,7 +203,7 @@ class KernelRequest:
 
 @dataclass(frozen=True)
 class CandidateProgram:
-    """What one candidate runs.
+    """The steps of one candidate, with kernels still to be built.
 
     Attributes:
         candidate: which it is.
@@ -271,7 +271,7 @@ class CandidateBuilder:
         """Wait for all builds: they would disturb whoever is timed meanwhile.
 
         Args:
-            observe: is told now and then how many kernels of how many are built.
+            observe: called now and then with how many kernels are built, and of how many.
         """
         while True:
             left = sum(future.left() for future in self._round)

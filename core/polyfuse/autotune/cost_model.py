@@ -178,7 +178,7 @@ def _saturated(times: Sequence[float]) -> _Array:
 
 
 def _base(one: KernelSamples, estimated: bool) -> _Array:
-    """What its backend guesses of each configuration; nothing, where backends do not guess all."""
+    """The backend's estimate of each configuration; nothing, where it does not estimate all."""
     guessed = [s.estimate if estimated and s.estimate is not None else 1.0 for s in one.samples]
     return _saturated(guessed)
 

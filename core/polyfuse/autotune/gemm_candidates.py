@@ -354,7 +354,7 @@ def _packed(site: CallSite, form: GemmLoops, width: int) -> tuple[GemmLoops, Ext
     source = site.buffers[name]
     packed = replace(source, name=f"{site.call.name}_packed", size=size, stride=stride, kind="temp")
     arguments = (size, (width * across, *down, across))
-    pack = site.once(f"{site.call.name}_pack", _PACK, source.view(), arguments, packed)
+    pack = site.precompute(f"{site.call.name}_pack", _PACK, source.view(), arguments, packed)
     where: IndexLike = (outer // width + column // width) * stride[0] + column % width
     for a, n in zip(depth, stride[1:-1], strict=True):
         where = where + a * n

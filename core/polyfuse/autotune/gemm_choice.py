@@ -26,7 +26,7 @@ from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall, View
 from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of
-from polyfuse.lowering.reductions.gemm_loops import Unavailable, gemm_loops
+from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
@@ -185,7 +185,8 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
 
 def _convolutions(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
     """The convolutions of images with channels last that the first backend prefers to generate: those with
-    windows of 1x1 as they are, others with their weights packed once, as far as there is room.
+    windows of 1x1 as they are (with freezing, as the backend wants them), others with their weights packed
+    once, as far as there is room.
     """
     found: dict[str, Replacement] = {}
     packed: dict[str, Sequence[Alternative]] = {}
@@ -200,11 +201,7 @@ def _convolutions(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapp
             loops = gemm_loops(node, graph.buffers)
             if not backend.preferred_gemm(loops.gemm, graph.symbol_hints):
                 raise Unavailable("not known to be faster here")
-            item = GeneratedGemm(backend.name, backend, loops)
-            hints, freezing = graph.symbol_hints, tuner.settings.freezing
-            packs = not _is_pointwise(node) and (freezing or backend.prepacks_gemm(loops.gemm, hints))
-            if packs:
-                item = packed_gemm(graph, node, loops, backend, static, freezing)
+            item = _generated_convolution(tuner, graph, node, loops, backend, static)
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, backend.name, str(error)))
             continue
@@ -218,6 +215,29 @@ def _convolutions(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapp
         decisions.append(Decision("choice", node.name, backend.name, why))
     chosen = within_room(graph, packed, decisions)
     return found | {call: item.replacement for call, item in chosen.items()}
+
+
+def _generated_convolution(
+    tuner: Tuner, graph: Graph, call: TemplateCall, loops: GemmLoops, backend: Backend, static: frozenset[str]
+) -> GeneratedGemm:
+    """A convolution by a backend, with its weight packed once where that is faster.
+
+    Raises:
+        Unavailable: it has to be packed, and cannot be.
+    """
+    plain, freezing = GeneratedGemm(backend.name, backend, loops), tuner.settings.freezing
+    pointwise = _is_pointwise(call)
+    # windows are packed with freezing in any case, and single pixels never where each call has to look
+    asked = pointwise == freezing
+    if not (backend.prepacks_gemm(loops.gemm, graph.symbol_hints) if asked else freezing):
+        return plain
+    try:
+        return packed_gemm(graph, call, loops, backend, static, freezing)
+    except Unavailable:
+        # rows of a matrix are contiguous; under a window they are gathered number by number
+        if not pointwise:
+            raise
+        return plain
 
 
 def _is_dense(call: TemplateCall, graph: Graph) -> bool:
@@ -246,7 +266,7 @@ def _device(graph: Graph, call: TemplateCall) -> str:
 
 
 def _first(tuner: Tuner, device_type: str) -> Backend | None:
-    """Who is asked first to generate something; the others are not even loaded."""
+    """The first backend for a device; the others are not even loaded."""
     return next(iter(tuner.backends(device_type)), None)
 
 

@@ -58,7 +58,7 @@ class ProgressTable:
         self._candidates = self._built = 0
         self._times: dict[str, float] = {}
         self._live: Live | None = None
-        self._drawn = self._told = 0.0
+        self._drawn = self._printed = 0.0
         wanted = settings.progress
         self._is_shown = wanted == "on" or (wanted == "auto" and sys.stderr.isatty())
 
@@ -70,7 +70,7 @@ class ProgressTable:
         self._draw()
 
     def building(self, built: int, kernels: int) -> None:
-        """Hear how many kernels of how many are built for this round."""
+        """Show how many kernels of how many are built for this round."""
         self._built, self._candidates = built, kernels
         self._round_begun = time.monotonic()
         self._draw()
@@ -83,12 +83,12 @@ class ProgressTable:
         self._draw()
 
     def candidate(self, name: str, milliseconds: float) -> None:
-        """Hear of a candidate's time."""
+        """Show a candidate's time."""
         self._times[name] = milliseconds
         self._draw()
 
     def done(self, record: Record) -> None:
-        """Hear of a search that is over."""
+        """Add the record of a finished search to the final table."""
         self._done.append(record)
 
     def close(self) -> None:
@@ -114,8 +114,8 @@ class ProgressTable:
             self._live.start()
         if self._live.console.is_terminal:
             self._live.update(self._table(), refresh=True)
-        elif now - self._told >= _LINES:
-            self._told = now
+        elif now - self._printed >= _LINES:
+            self._printed = now
             self._live.console.print(f"{self._title()}: {self._about} {self._count()}".rstrip())
 
     def _table(self) -> Table:

@@ -35,7 +35,7 @@ Observer = Callable[[str, float], None]
 
 # How far behind the best one may be after the first rounds.
 _ROUGH = (3.0, 1.6, 1.3)
-# After so many rounds, candidates that differ by less than `TrialRules.tie` are not told apart any further.
+# After so many rounds, candidates within `TrialRules.tie` of each other are not distinguished further.
 _FEWEST = 3
 # Two samples that differ by less are the same time.
 _SAME = 1.05
@@ -84,7 +84,7 @@ class TrialBatch:
 
 
 class RoundHelpers(Protocol):
-    """Who times a part of a round elsewhere."""
+    """Other machines that time a part of a round."""
 
     def share(
         self, batches: Sequence[TrialBatch], patience: float
@@ -96,7 +96,7 @@ class RoundHelpers(Protocol):
 
 
 class TuningTask(ABC):
-    """A question that timing answers.
+    """A problem with several candidates, of which timing finds the fastest.
 
     Attributes:
         key: the address of what is measured of it.
@@ -189,7 +189,7 @@ class Search:
         return built if any_fresh else []
 
     def note(self, outcomes: Mapping[str, float | str]) -> None:
-        """Take note of what `run_trials` says of what was ready."""
+        """Record the outcomes of `run_trials` for the candidates that were ready."""
         candidates = {program.name: program.candidate for program in self.pending()}
         for name, outcome in outcomes.items():
             self._note(candidates[name], outcome)
@@ -255,7 +255,7 @@ def run_trials(
     """Milliseconds of each program by name, or what was wrong with it, which is a line in the log too.
 
     Args:
-        observe: is told of each program's time when it is known, and when it is known better.
+        observe: called with each program's time when it is first measured, and when it is measured better.
     """
     try:
         runner.prepare(problem)

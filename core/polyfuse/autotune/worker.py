@@ -55,7 +55,7 @@ class WorkerProcess:
 
     Attributes:
         problem: what it was prepared for last.
-        devices: the types of device that it was told about.
+        devices: the types of device that it knows.
         strict: whether faults of their classes are raised there.
     """
 
@@ -202,7 +202,7 @@ class WorkerRunner(TrialRunner):
     """A benchmark worker. One that dies, or does not answer in time, is replaced at the next request.
 
     Args:
-        setup: what the worker is told at its start.
+        setup: the configuration that the worker gets at its start.
         seconds: how long a candidate may take to load, or to be timed once.
     """
 

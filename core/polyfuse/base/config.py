@@ -9,7 +9,7 @@ __all__ = ["Config"]
 
 @dataclass(frozen=True)
 class Config:
-    """Named integers, in the order in which they print."""
+    """The parameters of one tiling of a kernel: named integers, in the order in which they print."""
 
     values: tuple[tuple[str, int], ...] = ()
 

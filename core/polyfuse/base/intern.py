@@ -13,7 +13,7 @@ __all__ = ["InternTable"]
 _T = TypeVar("_T")
 
 
-class _Held(weakref.ref[_T]):
+class _WeakEntry(weakref.ref[_T]):
     """A weak reference that knows under which key it stands."""
 
     __slots__ = ("key",)
@@ -28,8 +28,8 @@ class InternTable(Generic[_T]):
     """
 
     def __init__(self) -> None:
-        self._held: dict[Hashable, _Held[_T]] = {}
-        self._dead: deque[_Held[_T]] = deque()
+        self._held: dict[Hashable, _WeakEntry[_T]] = {}
+        self._dead: deque[_WeakEntry[_T]] = deque()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class InternTable(Generic[_T]):
 
     def add(self, key: Hashable, value: _T) -> _T:
         """Return the object of a key: `value`, unless another thread was quicker."""
-        made: _Held[_T] = _Held(value, self._drop)
+        made: _WeakEntry[_T] = _WeakEntry(value, self._drop)
         made.key = key
         with self._lock:
             self._forget()

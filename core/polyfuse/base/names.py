@@ -1,4 +1,4 @@
-"""Names in generated text: one allocator for each text, so that no two things share a name there."""
+"""Names in generated text: one allocator for each text, so that names are unique there."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ __all__ = [
     "run_program",
 ]
 
-# So much is kept of what a program prints, from its beginning and from its end.
-_KEPT: Final = 1 << 18
+# So much is retained of what a program prints, from its beginning and from its end.
+_RETAINED: Final = 1 << 18
 
 # Seconds to read what is left when a program has ended; what it started may hold the pipe for longer.
 _DRAIN: Final = 5.0
@@ -104,7 +104,7 @@ def run_bounded(
     timeout: float = 300.0,
 ) -> Finished:
     """Run a program, by its argument list and without a shell, for so many seconds at most; whatever it
-    prints, little of it is kept. Raises `OSError` where it cannot be started.
+    prints, little of it is retained. Raises `OSError` where it cannot be started.
     """
     process = subprocess.Popen(
         list(command),
@@ -116,7 +116,7 @@ def run_bounded(
         start_new_session=True,
     )
     assert process.stdout is not None
-    heard = _Heard(process.stdout)
+    output = _Output(process.stdout)
     if text is not None:
         _started(_say, process.stdin, text)
     try:
@@ -124,19 +124,19 @@ def run_bounded(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout)
         status = process.poll()
-        heard.thread.join(max(0.1, min(_DRAIN, deadline - time.monotonic())))
-        if status is None or heard.thread.is_alive():
+        output.thread.join(max(0.1, min(_DRAIN, deadline - time.monotonic())))
+        if status is None or output.thread.is_alive():
             _end_group(process)
     except BaseException:
         _end_group(process)
         process.wait()
         raise
     process.wait()
-    heard.thread.join(_DRAIN)
-    return Finished(status, heard.text())
+    output.thread.join(_DRAIN)
+    return Finished(status, output.text())
 
 
-class _Heard:
+class _Output:
     """What a program prints: its beginning and its end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -153,10 +153,10 @@ class _Heard:
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._stream:
             while chunk := os.read(self._stream.fileno(), 1 << 16):
-                room = _KEPT - len(self._first)
+                room = _RETAINED - len(self._first)
                 self._first += chunk[:room]
                 self._last += chunk[room:] if room < len(chunk) else b""
-                excess = max(0, len(self._last) - _KEPT)
+                excess = max(0, len(self._last) - _RETAINED)
                 self._left_out += excess
                 del self._last[:excess]
 

@@ -84,7 +84,7 @@ class Settings:
     numerics: str = option(
         "fast",
         "`fast`: results within the tolerance users know from eager mode. `eager`: every rounding of "
-        "eager mode is kept.",
+        "eager mode is preserved.",
         choices=("fast", "eager"),
     )
     deterministic: str = option(
@@ -459,7 +459,7 @@ class Settings:
     profile: bool = option(
         False,
         "Mark every kernel for torch's profiler, and print time and memory bandwidth of each, and of library "
-        "calls, when the process ends; the first launch of each is told apart.",
+        "calls, when the process ends; the first launch of each is listed apart.",
     )
     benchmark_harness: bool = neutral(
         False, "Make each dumped program a script that times itself, with its kernels, on random inputs."

@@ -107,7 +107,7 @@ class PassTexts:
             self._last = _text_of(text)
 
     def note(self, name: str, text: Callable[[], str]) -> None:
-        """Note what a pass left; nothing is kept where that is what it was given."""
+        """Note what a pass left; nothing is recorded where that is what it was given."""
         if not self.wanted:
             return
         before, self._last = self._last, _text_of(text)

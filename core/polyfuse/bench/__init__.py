@@ -2,7 +2,7 @@
 
 subject    what is measured: a program, a function of a module, a model of `transformers`
 engine     who runs it: eager mode, a compiler that torch knows, or a backend of Polyfuse
-child      one engine in a process of its own: compiles, checks, and runs when told to
+child      one engine in a process of its own: compiles, checks, and runs on request
 process    that process, from outside
 campaign   all engines at all sizes, in turn, within a budget; what could not be run, and why
 statistics what the times say, and how sure that is

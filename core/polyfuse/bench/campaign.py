@@ -115,7 +115,7 @@ def run_campaign(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Re
     """Measure everything, as far as the budget allows.
 
     Args:
-        tell: is told what happens, for people who wait.
+        tell: called with a line of progress, for people who wait.
 
     Raises:
         PolyfuseError: the subject does not run in eager mode.
@@ -151,7 +151,7 @@ class _PointRunner:
     ) -> None:
         self._results, self._plan = results, results.plan
         self._point = Point(sizes)
-        self._until, self._told = until, tell
+        self._until, self._print = until, tell
         self._children: dict[str, ChildProcess] = {}
         self._turns: dict[str, list[list[float]]] = {}
         self._longest = 0.0
@@ -184,7 +184,7 @@ class _PointRunner:
         return self._point
 
     def _tell(self, text: str) -> None:
-        self._told(_title(self._point.sizes) + text)
+        self._print(_title(self._point.sizes) + text)
 
     def _share(self) -> float:
         return self._plan.budget / len(self._plan.sizes) if self._plan.budget else 0.0

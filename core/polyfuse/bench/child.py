@@ -1,4 +1,4 @@
-"""One engine in a process of its own: `python -m polyfuse.bench.child`, told what to do by lines of JSON.
+"""One engine in a process of its own: `python -m polyfuse.bench.child`, which reads lines of JSON.
 
 Commands, each answered by one line: `load`, `compile`, `check`, `run`, `memory`. What the subject prints
 goes to standard error.

@@ -1,4 +1,4 @@
-"""A child that runs one engine, from outside."""
+"""The parent's side of a child process that runs one engine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ChildProcess:
             raise ChildError(f"{do} took more than {timeout:.0f} s")
         if not line:
             status = self._child.wait()
-            raise ChildError(f"the process ended with status {status} during {do}: {self._last_words()}")
+            raise ChildError(f"the process ended with status {status} during {do}: {self._output_end()}")
         answer: dict[str, Any] = json.loads(line)
         if set(answer) == {"error"}:
             raise ChildError(shorten(answer["error"], _SHOWN))
@@ -103,7 +103,7 @@ class ChildProcess:
                     return None
         return stream.readline()
 
-    def _last_words(self) -> str:
+    def _output_end(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return shorten(lines[-1], _SHOWN) if lines else "it said nothing"

@@ -126,7 +126,7 @@ def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
 
 
-class _Found(BaseException):
+class _ProgramStopped(BaseException):
     """Ends a program once its first compiled function was called; no program catches it by accident."""
 
 
@@ -145,7 +145,7 @@ def _program(name: str, arguments: Sequence[str], sizes: Mapping[str, int], trai
     namespace: dict[str, Any] = {}
     try:
         namespace = runpy.run_path(name, run_name="__main__")
-    except _Found:
+    except _ProgramStopped:
         return found[0]
     except SystemExit as left:
         if left.code not in (0, None):
@@ -177,7 +177,7 @@ def _catcher(found: list[Subject], program: str) -> Callable[..., Any]:
             others = [f"{other} of {program}: one function is measured" for other in names if other != name]
             grad = torch.is_grad_enabled()
             found.append(Subject(model, args, kwargs, f"{name} of {program}", tuple(others), grad))
-            raise _Found
+            raise _ProgramStopped
 
         if not isinstance(model, torch.nn.Module):
             return call

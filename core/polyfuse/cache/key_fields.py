@@ -40,7 +40,7 @@ class Difference:
 
 
 class KeyNotes:
-    """The notes of one cache folder. Writing never fails: without a note only a question is not answered."""
+    """The notes of one cache folder. Writing never raises: without a note, `polyfuse cache` shows less."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "compiled" / ".keys"

@@ -78,7 +78,7 @@ class Record:
     Attributes:
         about: the problem, for people.
         trials: each candidate once.
-        baseline: the implementation that is kept unless another is faster by more than the noise; empty:
+        baseline: the implementation that is chosen unless another is faster by more than the noise; empty:
             none.
         complete: whether the search was over; if not, it goes on with what is known.
     """

@@ -1,8 +1,8 @@
 """What a unit of kernels holds, and whether its files are those that were built.
 
 A record in the folder lists the files with their sizes and SHA-256, and the kernels. Before anything of a
-unit is loaded, its files are read once and compared; again only if the time, size or location
-on disk of a file changed since.
+unit is loaded, a process reads its files once and compares them; it does so again only if the time, size or
+location on disk of a file changed since.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far an honest kernel may be from the interpreter, element by element.
+"""Error bounds: how far a correct kernel may differ from the interpreter, element by element.
 
 The kernel is interpreted with a bound beside every value: how far the same value may be in a right kernel
 that rounds elsewhere, adds up in another order or calls another library's functions. An operation passes on

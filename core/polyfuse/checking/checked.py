@@ -35,9 +35,9 @@ class CheckedKernel(Provisional):
         records: where agreement is remembered.
         every: whether all launches are checked.
         synchronize: waits for the device.
-        differs: told of a kernel that is wrong, with the operands and what it made of them; returns what is
+        differs: called for a kernel that is wrong, with the operands and its results; returns what is
             called instead of it from now on.
-        replace: told of a kernel that raised; returns the same.
+        replace: called with the error of a kernel that raised; returns the same.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CheckedKernel(Provisional):
         if not self._every and self._agreed(variant):
             self._seen = True
             if not self._sizes:
-                self.settle(self.launch)
+                self.use(self.launch)
             self.launch(*operands)
             return
         with self._lock:
@@ -120,7 +120,7 @@ class CheckedKernel(Provisional):
             if not is_replaceable(error, self._synchronize):
                 raise error from None
             replacement = self._replace(error)
-            self.settle(replacement)
+            self.use(replacement)
             replacement(*mine, *scratch)  # the kernel had copies: the operands are as they were
             return
         except Exception as error:
@@ -141,7 +141,7 @@ class CheckedKernel(Provisional):
                 self._records.agree(self.subject.key, variant, self.subject.name)
             return
         replacement = self._differs(found, mine, layout)
-        self.settle(replacement)
+        self.use(replacement)
         if not right_results(self.subject.kernel, mine, layout):
             replacement(*mine, *scratch)
 

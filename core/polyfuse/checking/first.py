@@ -24,14 +24,14 @@ __all__ = ["FirstLaunch", "is_replaceable"]
 class FirstLaunch(Provisional):
     """A kernel until its first launch has succeeded.
 
-    Where the kernel overwrites what it reads, a sum of those bytes is kept meanwhile: a kernel that raised
-    after it had changed them cannot be run again by anybody.
+    Where the kernel overwrites what it reads, a checksum of those bytes is stored meanwhile: a kernel that
+    raised after it had changed them cannot be run again by anybody.
 
     Args:
         kernel: what it was generated from, or what reads that from a file. Such a kernel ran in an earlier
-            process, and no sum is kept.
+            process, and no checksum is stored.
         synchronize: waits for the device. If it raises after the launch did, nothing can run there any more.
-        replace: told of the failure; returns what is called in the kernel's span from now on.
+        replace: called with the error; returns what is called in the kernel's span from now on.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FirstLaunch(Provisional):
             if not is_replaceable(error, self._synchronize):
                 raise
             replacement = self._replace(error)
-            self.settle(replacement)
+            self.use(replacement)
             kernel = kernel() if callable(kernel) else kernel
             # the driver refused to start it, or its operands are as they were
             if not isinstance(error, KernelLaunchError) and not _equal(before, _sums(kernel, operands)):
@@ -77,7 +77,7 @@ class FirstLaunch(Provisional):
             return
         self._works = True
         if not any(isinstance(operand, int) for operand in operands):
-            self.settle(self.launch)
+            self.use(self.launch)
 
 
 _DAMAGED = (

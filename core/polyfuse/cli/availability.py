@@ -10,10 +10,10 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.plugin import PluginManager, PluginState, State
 from polyfuse.torch_compat.devices.present import is_present
 
-__all__ = ["Availability", "Standing", "in_order", "standing"]
+__all__ = ["Availability", "PluginStatus", "in_order", "status_of"]
 
 
-class Standing(StrEnum):
+class PluginStatus(StrEnum):
     """What a user can expect of a plugin on this machine."""
 
     READY = "ready"
@@ -29,13 +29,13 @@ class Availability:
 
     Attributes:
         plugin: what the manager knows of it.
-        standing: whether it can be used.
+        status: whether it can be used.
         reason: why it cannot; empty if it can.
         fix: what a user can do about it; often nothing.
     """
 
     plugin: PluginState
-    standing: Standing
+    status: PluginStatus
     reason: str = ""
     fix: str = ""
 
@@ -45,7 +45,7 @@ class Availability:
         return self.plugin.manifest.device_types if self.plugin.manifest is not None else ()
 
 
-def standing(manager: PluginManager, name: str, load: bool) -> Availability:
+def status_of(manager: PluginManager, name: str, load: bool) -> Availability:
     """How a plugin stands.
 
     Args:
@@ -68,20 +68,20 @@ def standing(manager: PluginManager, name: str, load: bool) -> Availability:
         except PolyfuseError as error:
             fix = error.fix
         except Exception as error:  # with `strict` the manager raises what the plugin raised
-            return Availability(state, Standing.FAILED, f"loading raised {type(error).__name__}: {error}")
+            return Availability(state, PluginStatus.FAILED, f"loading raised {type(error).__name__}: {error}")
         state = manager.state(name)
     if state.state is State.DISABLED:
-        return Availability(state, Standing.DISABLED, state.reason)
+        return Availability(state, PluginStatus.DISABLED, state.reason)
     if not here and state.state is not State.FAILED:
         return Availability(
-            state, Standing.ABSENT_DEVICE, f"no {' or '.join(devices)} device on this machine"
+            state, PluginStatus.ABSENT_DEVICE, f"no {' or '.join(devices)} device on this machine"
         )
     if state.state is State.REFUSED:
         cause, _, remedy = state.reason.partition("; ")
-        return Availability(state, Standing.UNUSABLE, cause, fix or remedy)
+        return Availability(state, PluginStatus.UNUSABLE, cause, fix or remedy)
     if state.state is State.FAILED:
-        return Availability(state, Standing.FAILED, state.reason, "report it to the plugin's author")
-    return Availability(state, Standing.READY)
+        return Availability(state, PluginStatus.FAILED, state.reason, "report it to the plugin's author")
+    return Availability(state, PluginStatus.READY)
 
 
 def in_order(found: Iterable[Availability], manager: PluginManager, device_type: str) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def in_order(found: Iterable[Availability], manager: PluginManager, device_type:
     ready = {
         item.plugin.name
         for item in found
-        if item.standing is Standing.READY
+        if item.status is PluginStatus.READY
         and item.plugin.manifest is not None
         and not item.plugin.manifest.last_resort
     }

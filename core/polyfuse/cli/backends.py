@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from polyfuse.base.log import unannounced
 from polyfuse.base.settings import Settings
-from polyfuse.cli.availability import Availability, Standing, standing
+from polyfuse.cli.availability import Availability, PluginStatus, status_of
 from polyfuse.cli.paragraphs import paragraph
 from polyfuse.plugin import PluginManager
 
@@ -23,11 +23,11 @@ polyfuse backends --load           # load each, to see whether that works
 """
 
 _STYLES = {
-    Standing.READY: "green",
-    Standing.ABSENT_DEVICE: "dim",
-    Standing.DISABLED: "yellow",
-    Standing.UNUSABLE: "yellow",
-    Standing.FAILED: "red",
+    PluginStatus.READY: "green",
+    PluginStatus.ABSENT_DEVICE: "dim",
+    PluginStatus.DISABLED: "yellow",
+    PluginStatus.UNUSABLE: "yellow",
+    PluginStatus.FAILED: "red",
 }
 
 
@@ -41,12 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the list; the status is 1 when a plugin failed."""
     with unannounced("plugin '"):  # the state of each is shown
         manager = PluginManager(Settings.resolve())
-        found = [standing(manager, state.name, arguments.load) for state in manager.states()]
+        found = [status_of(manager, state.name, arguments.load) for state in manager.states()]
     if arguments.json:
         print(json.dumps([_row(item) for item in found], indent=2))
     else:
         _print(Console(highlight=False), found)
-    return 1 if any(item.standing is Standing.FAILED for item in found) else 0
+    return 1 if any(item.status is PluginStatus.FAILED for item in found) else 0
 
 
 def _row(item: Availability) -> dict[str, object]:
@@ -58,7 +58,7 @@ def _row(item: Availability) -> dict[str, object]:
         "devices": {device: manifest.priority.get(device) for device in manifest.device_types}
         if manifest
         else {},
-        "standing": item.standing.value,
+        "status": item.status.value,
         "state": plugin.state.value,
         "reason": item.reason,
         "fix": item.fix,
@@ -69,13 +69,13 @@ def _row(item: Availability) -> dict[str, object]:
 
 
 def _print(console: Console, found: Sequence[Availability]) -> None:
-    """A paragraph for each: name, standing and devices on the first line, then reason, fix and offers."""
+    """A paragraph for each: name, status and devices on the first line, then reason, fix and offers."""
     width = max((len(item.plugin.name) for item in found), default=0)
     for item in found:
         plugin, manifest = item.plugin, item.plugin.manifest
-        style = _STYLES[item.standing]
+        style = _STYLES[item.status]
         console.print(
-            f"[bold]{escape(plugin.name):<{width}}[/]  [{style}]{item.standing.value}[/]"
+            f"[bold]{escape(plugin.name):<{width}}[/]  [{style}]{item.status.value}[/]"
             f"  {escape(_devices(item))}",
             soft_wrap=True,
         )

@@ -16,7 +16,7 @@ from polyfuse.bench.engine import EAGER, TORCH, Engine, parse_engines
 from polyfuse.bench.plot import plot, require_matplotlib
 from polyfuse.bench.sweep import points, sweep_of
 from polyfuse.bench.table import as_data, print_results
-from polyfuse.cli.availability import Availability, Standing, in_order, standing
+from polyfuse.cli.availability import Availability, PluginStatus, in_order, status_of
 from polyfuse.cli.durations import seconds_of
 from polyfuse.plugin import PluginManager
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         require_matplotlib()
     manager = PluginManager(Settings.resolve())
-    found = [standing(manager, state.name, load=True) for state in manager.states()]
+    found = [status_of(manager, state.name, load=True) for state in manager.states()]
     engines = _engines(arguments, manager, found)
     plan = Plan(
         arguments.subject,
@@ -126,7 +126,7 @@ def _engines(
 def _is_left_out(item: Availability) -> bool:
     """Whether a plugin cannot be used that brings a code generator, as far as is known."""
     manifest = item.plugin.manifest
-    return item.standing is not Standing.READY and (manifest is None or bool(manifest.load))
+    return item.status is not PluginStatus.READY and (manifest is None or bool(manifest.load))
 
 
 def _write(file: Path, text: str) -> None:

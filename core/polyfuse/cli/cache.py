@@ -22,7 +22,7 @@ from polyfuse.cache.key_fields import KeyNotes, differences
 from polyfuse.cache.limit import COUNTED, trim
 from polyfuse.cache.sealing import read_secret
 
-__all__ = ["EXAMPLE", "Held", "configure", "run", "usage"]
+__all__ = ["EXAMPLE", "KindUsage", "configure", "run", "usage"]
 
 EXAMPLE = """
 polyfuse cache info                # what is stored, and how much of it
@@ -50,7 +50,7 @@ _SHOWN: Final = 12
 
 
 @dataclass(frozen=True)
-class Held:
+class KindUsage:
     """What there is of one kind.
 
     Attributes:
@@ -112,13 +112,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def usage(root: Path) -> Mapping[str, Held]:
+def usage(root: Path) -> Mapping[str, KindUsage]:
     """What there is of each kind, by its name for people."""
-    held: dict[str, Held] = {}
+    held: dict[str, KindUsage] = {}
     for kind, name in _NAMES.items():
         found = list(artifacts(root, kind))
         first = min((item.used for item in found), default=time.time())
-        held[name] = Held(len(found), sum(item.size for item in found), (time.time() - first) / 86400)
+        held[name] = KindUsage(len(found), sum(item.size for item in found), (time.time() - first) / 86400)
     return held
 
 

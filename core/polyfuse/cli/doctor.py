@@ -16,7 +16,7 @@ from polyfuse.base.log import unannounced
 from polyfuse.base.settings import Settings
 from polyfuse.base.version import version
 from polyfuse.cache import cache_root, writable_root
-from polyfuse.cli.availability import Availability, Standing, in_order, standing
+from polyfuse.cli.availability import Availability, PluginStatus, in_order, status_of
 from polyfuse.cli.cache import usage
 from polyfuse.cli.paragraphs import paragraph
 from polyfuse.plugin import Finding, PluginManager
@@ -70,9 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     with unannounced("plugin '"):  # the state of each is shown
         manager = PluginManager(settings)
         names = arguments.names or [state.name for state in manager.states()]
-        found = [standing(manager, name, load=True) for name in names]
+        found = [status_of(manager, name, load=True) for name in names]
         items = [*_own(settings), *_of_plugins(found, manager, settings)]
-        every = found if not arguments.names else [standing(manager, s.name, True) for s in manager.states()]
+        every = found if not arguments.names else [status_of(manager, s.name, True) for s in manager.states()]
     ready = {device: in_order(every, manager, device) for device in _devices(every)}
     if not ready.get("cpu"):
         items.append(
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
                     "ok": not any(item.level == "error" for item in items),
                     "ready": ready,
                     "findings": [asdict(item) for item in items],
-                    "backends": {item.plugin.name: item.standing.value for item in every},
+                    "backends": {item.plugin.name: item.status.value for item in every},
                 },
                 indent=2,
             )
@@ -141,7 +141,7 @@ def _own(settings: Settings) -> Iterator[_Item]:
             )
     else:
         yield _Item(
-            *("warning", "polyfuse", "cache", f"{root} cannot be written, so nothing is kept"),
+            *("warning", "polyfuse", "cache", f"{root} cannot be written, so nothing is cached"),
             "set POLYFUSE_CACHE_DIR to a folder that can",
         )
     yield _Item("note", "polyfuse", "builds at once", str(settings.build_worker_count()))
@@ -152,14 +152,14 @@ def _of_plugins(found: Sequence[Availability], manager: PluginManager, settings:
     answers = manager.hooks.ask("polyfuse_doctor", settings=settings)
     for item in found:
         name = item.plugin.name
-        asked = item.standing in (Standing.READY, Standing.UNUSABLE)
+        asked = item.status in (PluginStatus.READY, PluginStatus.UNUSABLE)
         answer: list[Finding] = [one.value for one in answers.items if asked and one.plugin == name]
         broken = [one for one in answer if not one.ok]
-        if item.standing is not Standing.UNUSABLE or not broken:  # else the plugin itself says it better
-            level = {Standing.FAILED: "error", Standing.UNUSABLE: "warning"}.get(item.standing, "note")
-            detail = item.standing.value + (f": {item.reason}" if item.reason else "")
+        if item.status is not PluginStatus.UNUSABLE or not broken:  # else the plugin itself says it better
+            level = {PluginStatus.FAILED: "error", PluginStatus.UNUSABLE: "warning"}.get(item.status, "note")
+            detail = item.status.value + (f": {item.reason}" if item.reason else "")
             yield _Item(level, name, name, detail, item.fix)
-        for one in broken if item.standing is Standing.UNUSABLE else answer:
+        for one in broken if item.status is PluginStatus.UNUSABLE else answer:
             about = f"{name}: {one.subject}"
             yield _Item("note" if one.ok else "error", name, about, one.detail, one.fix)
 

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = {"backends": (arguments.backend,)} if arguments.backend else {}
     session = session_for(Settings.resolve(None, {**options, "strict": True}))
     if arguments.backend:
-        session.plugins.backend(arguments.backend)  # what is wrong with it is told before anything runs
+        session.plugins.backend(arguments.backend)  # raises what is wrong with it before anything runs
     found = replay(_read(arguments.file), session, arguments.seed)
     for item in found:
         print(f"{item.name}: {item.problem or 'matches the reference'}")

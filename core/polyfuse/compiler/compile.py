@@ -15,7 +15,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.captures.pending import note_graph
 from polyfuse.compiler.graph_cache.lookup import GraphCache
-from polyfuse.compiler.once import taking_turns
+from polyfuse.compiler.once import compile_lock
 from polyfuse.compiler.repeated import compile_repeated
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
@@ -105,7 +105,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         entry = graph_cache(gm, example_inputs)
         address = _address(gm, example_inputs, session.settings)
         if graph_cache.key or session.settings.autotunes:  # else nothing is left for others to find
-            turn.wait(graph_cache.key or address, lambda: graph_cache.may_hit)
+            lock.acquire(graph_cache.key or address, lambda: graph_cache.may_hit)
         if not graph_cache.may_hit:
             if session.settings.autotunes:
                 session.tuner.expect()
@@ -135,7 +135,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
 
     with (
         compiling_for_others(),
-        taking_turns(session) as turn,
+        compile_lock(session) as lock,
         note_captured(gm, example_inputs),
         compiling(session.settings, lambda: _graph_of(gm)),
     ):
@@ -148,7 +148,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
             channels_last=session.wants_channels_last,
             lookup=lookup,
         )
-        graph_cache.settle()
+        graph_cache.count_outcome()
     return compiled
 
 
@@ -168,7 +168,7 @@ def _eager(gm: Any, settings: Settings, what: str, fix: str) -> Callable[..., An
 
 
 def _address(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> str:
-    """The same in every process for graphs that become the same kernels, as far as can be told so early."""
+    """The same in every process for graphs that become the same kernels, as far as is known so early."""
     inputs = [
         f"{x.dtype} {list(x.shape)} {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
         for x in example_inputs

@@ -31,7 +31,7 @@ def eager_operators(
     """Compute chosen operators of eager mode by compiled kernels, until what this returns is closed.
 
     A kind of call, by types, layouts and values that are no tensors, is compiled when it is first met, and
-    kept on disk: a later process compiles nothing. Where an operator cannot be compiled, torch's own kernel
+    stored on disk: a later process compiles nothing. Where an operator cannot be compiled, torch's own kernel
     computes it. Each call goes through Python, which costs some microseconds: choose operators on large
     tensors.
 
@@ -51,7 +51,7 @@ def eager_operators(
         *(version(), str(torch.__version__), settings.fingerprint(), stamp, f"dynamic {dynamic}"),
         *(plugins or ()),
     )
-    # where nobody can say which code compiled it, nothing is kept
+    # where nobody can say which code compiled it, nothing is stored
     root = writable_root(settings) if plugins is not None and stamp else process_folder()
 
     def make(op: Any, call: Call, path: Path) -> str:

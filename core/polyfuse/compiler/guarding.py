@@ -68,7 +68,7 @@ class Guard:
         built: the kernel.
         session: of the graph.
         backends: which may generate the kernel, best first.
-        note: told which backend provides the kernel instead, and why.
+        note: called with the backend that provides the kernel instead, and the reason.
         tried: names of backends whose kernels failed.
     """
 
@@ -103,7 +103,7 @@ class Guard:
         )
 
     def differs(self, found: CheckResult, operands: Sequence[Any], layout: Layout) -> Callable[..., Any]:
-        """Bar a kernel, tell of it, and return what is called instead of it."""
+        """Bar a kernel, report it, and return what is called instead of it."""
         from polyfuse.checking.tally import report_difference
 
         built, session = self.built, self.session
@@ -205,7 +205,7 @@ def replacements(
 
 
 def interpreted(kernel: Kernel) -> Callable[..., None]:
-    """The kernel by the interpreter: slowly, and right."""
+    """The kernel run by the interpreter: slow and correct."""
     return partial(_interpret, kernel, len(kernel.args))
 
 

@@ -79,7 +79,7 @@ def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.
     for step in launches:
         if (step.backend, step.kernel) in wanted or step.choice is not None or step.kernel.parts:
             continue
-        first = _taker(step, session)
+        first = _accepting_backend(step, session)
         found: tuple[Backend, ...] = (first,)
         if settings.autotune_backends and first.autotunes_kernels:
             found = tuple(b for b in session.tuner.claiming_backends(step) if b.autotunes_kernels)
@@ -116,7 +116,7 @@ def emit_kernels(schedule: Schedule, session: CompileSession) -> dict[tuple[str,
     return out
 
 
-def _taker(step: Launch, session: CompileSession) -> Backend:
+def _accepting_backend(step: Launch, session: CompileSession) -> Backend:
     """The first backend that does not refuse the whole of a kernel: it is more than its nodes."""
     for backend in session.tuner.claiming_backends(step):
         try:
@@ -202,7 +202,7 @@ def submit(emitted: dict[tuple[str, Kernel], Emitted], session: CompileSession) 
 
 @dataclass
 class PendingKernel:
-    """A kernel on its way. `result` waits for it, and turns to the next backend if it failed to build.
+    """A kernel that is being built. `result` waits for it, and tries the next backend if it failed to build.
 
     Attributes:
         name: in the host program.
@@ -342,12 +342,12 @@ def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, othe
         "compiler",
         f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}), which falls back to "
         f"{other}, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with all of the compiler's "
-        f"words{_last_words(error)}",
+        f"words{_build_output(error)}",
         key=f"replacement of {failed}",
     )
 
 
-def _last_words(error: PolyfuseError) -> str:
+def _build_output(error: PolyfuseError) -> str:
     """The command of a build that failed, and the end of what it printed; empty for other errors."""
     if not isinstance(error, KernelBuildError) or not error.command:
         return ""

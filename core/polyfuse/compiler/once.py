@@ -22,23 +22,24 @@ from polyfuse.torch_compat.tracing.aot import backward_at_once
 if TYPE_CHECKING:
     from polyfuse.compiler.session import CompileSession
 
-__all__ = ["Turn", "only_rank", "taking_turns"]
+__all__ = ["CompileLock", "only_rank", "compile_lock"]
 
 _log = get_logger("ranks")
 
 _NOTED: Final = 0.5
-"""Seconds from which a wait is told of."""
+"""Seconds from which on a wait is logged."""
 
 Found = TypeVar("Found")
 
 
-class Turn:
-    """The right of one process to compile a graph, until its `taking_turns` ends."""
+class CompileLock:
+    """A lock among the ranks of a distributed program: its holder alone compiles a graph, until its
+    `compile_lock` ends."""
 
     def __init__(self, session: CompileSession, stack: ExitStack) -> None:
         self._session, self._stack = session, stack
 
-    def wait(self, key: str, found: Callable[[], bool]) -> None:
+    def acquire(self, key: str, found: Callable[[], bool]) -> None:
         """Wait until no other rank compiles the graph of a key.
 
         Args:
@@ -51,11 +52,11 @@ class Turn:
         if not settings.cache or this_rank() < 0:
             return
         # also where something is found: its kernels may still be built by the rank that holds the lock
-        turn = ExitStack()
-        if turn.enter_context(only_rank(self._session, key, found, exchanged=True)):
-            turn.close()
+        held = ExitStack()
+        if held.enter_context(only_rank(self._session, key, found, exchanged=True)):
+            held.close()
             return
-        self._stack.push(turn)
+        self._stack.push(held)
         # those that wait need the kernels too, and of a graph with gradients the whole
         self._stack.callback(self._session.pool.wait_until_idle)
         self._stack.enter_context(backward_at_once() if settings.graph_cache else nullcontext())
@@ -108,7 +109,7 @@ def _note_wait(begun: float, whom: str) -> None:
 
 
 @contextmanager
-def taking_turns(session: CompileSession) -> Iterator[Turn]:
-    """Hold what `Turn.wait` got until the graph is compiled."""
+def compile_lock(session: CompileSession) -> Iterator[CompileLock]:
+    """Hold what `CompileLock.acquire` got until the graph is compiled."""
     with ExitStack() as stack:
-        yield Turn(session, stack)
+        yield CompileLock(session, stack)

@@ -38,7 +38,7 @@ _NAMESPACES = ("_c10d_functional.", "_dtensor.shard_dim_alltoall", "polyfuse_sym
 
 
 def agreement_of(session: CompileSession, partial: bool) -> Agreement | None:
-    """What other processes are asked before graphs of a session run for the first time; None: nothing.
+    """The check with other processes before graphs of a session run for the first time; None: nothing.
 
     Args:
         partial: whether the function goes on behind the graph.
@@ -90,7 +90,7 @@ def traced_rows(aten: AtenGraph) -> tuple[CollectiveRow, ...]:
 def agreed(
     run: Callable[[list[Any]], Any], aten: AtenGraph, agreement: Agreement | None
 ) -> Callable[[list[Any]], Any]:
-    """A graph that runs in eager mode, whose first call other processes are asked about."""
+    """A graph that runs in eager mode, whose first call is checked with other processes."""
     rows = traced_rows(aten) if agreement is not None else ()
     if agreement is None or not rows:
         return run

@@ -120,11 +120,11 @@ def _called(
     last: dict[Node, int] = {}
     for turn, region in enumerate(regions):
         last.update((node, turn) for node in (*region.inputs, *region.outputs))
-    kept = {node for node in results if isinstance(node, Node)}
+    escaping = {node for node in results if isinstance(node, Node)}
 
     def calls() -> Iterator[RegionCall]:
         for turn, region in enumerate(regions):
-            ended = [n for n in (*region.inputs, *region.outputs) if last[n] == turn and n not in kept]
+            ended = [n for n in (*region.inputs, *region.outputs) if last[n] == turn and n not in escaping]
             yield RegionCall(
                 compiled[region.key][0],
                 tuple(numbers[node] for node in region.inputs),

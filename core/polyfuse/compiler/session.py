@@ -53,8 +53,8 @@ class CompileSession:
         extensions: what plugins add besides code generators.
         pool: builds kernels.
         store: keeps built kernels.
-        key_facts: what plugins add to keys; None where one cannot say, so that nothing is kept between runs.
-        choose_config: the configuration of a kernel by a backend, None for its first one, in place of what
+        key_facts: what plugins add to keys; None where one cannot say: nothing is cached between runs.
+        choose_config: the configuration of a kernel by a backend, None for its first one, instead of what
             the tuner decides: for tests that build kernels in configurations of their own choice.
         exchange: by which ranks that do not see the cache folder get what is compiled; None: there is none.
     """
@@ -186,7 +186,7 @@ def decided(settings: Settings) -> Settings:
 
 
 def session_for(settings: Settings) -> CompileSession:
-    """The session of these settings; made at first use and kept, with its workers, for the process."""
+    """The session of these settings; made at first use, and retained, with its workers, by the process."""
     key = f"{generation()} {settings!r}"
     with _LOCK:
         found = _SESSIONS.get(key)

@@ -85,7 +85,7 @@ def compile_aten(
     Where a stage fails and `strict` is off, the graph runs in eager mode, with one warning.
 
     Args:
-        agreement: what other processes are asked before it runs for the first time.
+        agreement: the check with other processes before it runs for the first time.
         record: what the graph cache stores of it and of the functions it calls, or why it does not.
     """
     try:
@@ -167,7 +167,7 @@ def _reported(
     sized: SizedGraph | None = None,
     ahead: Mapping[ClassKey, tuple[tuple[int, ...], Built]] = MappingProxyType({}),
 ) -> BuiltGraph:
-    """What was built of a graph, once all have been told of it who want to know."""
+    """What was built of a graph, after all observers have been called."""
     report = graph_report(aten, lowered.report, built, clock)
     called = [Decision("library", item.op, item.node, item.reason) for item in lowered.report.preferred]
     noted = (*(Decision(n.kind, n.first, n.second, n.reason) for n in aten.notes), *called)

@@ -48,7 +48,7 @@ def write_costs(root: Path, table: CollectiveCosts) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_record(path, table.plain(), keep_equal=True)
     except OSError as error:
-        _log.info("the costs of collectives cannot be kept: %s", error)
+        _log.info("the costs of collectives cannot be stored: %s", error)
 
 
 def load_costs(root: Path, device_types: tuple[str, ...]) -> None:

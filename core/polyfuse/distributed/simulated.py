@@ -17,7 +17,7 @@ from polyfuse.distributed.costs import all_costs
 from polyfuse.distributed.memory import PeakMemory
 from polyfuse.distributed.timeline import StepTimes, Timeline
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.ranks.costs import CollectiveCosts, costs_put_back, nearest, use_costs
+from polyfuse.runtime.ranks.costs import CollectiveCosts, nearest, restored_costs, use_costs
 from polyfuse.torch_compat.simulated_group import SIMULATED, simulated_groups
 
 __all__ = ["SimulatedRank", "World", "measured_tables", "simulated_rank"]
@@ -25,7 +25,7 @@ __all__ = ["SimulatedRank", "World", "measured_tables", "simulated_rank"]
 
 @dataclass(frozen=True)
 class World:
-    """A world to play a rank of.
+    """The world of a simulated rank.
 
     Attributes:
         ranks: how many there are.
@@ -47,7 +47,7 @@ class World:
 
 @dataclass
 class SimulatedRank:
-    """What is played.
+    """The simulated rank and its world.
 
     Attributes:
         world: the world.
@@ -81,7 +81,7 @@ class SimulatedRank:
 
 @contextmanager
 def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
-    """Play a rank meanwhile: `torch.distributed` finds a world of so many processes.
+    """Simulate a rank inside: `torch.distributed` finds a world of so many processes.
 
     Results of collectives are made of this rank's own numbers, so that losses mean nothing.
     """
@@ -100,7 +100,7 @@ def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
         "MASTER_PORT": "29500",
     }
     with ExitStack() as stack:
-        stack.enter_context(costs_put_back())
+        stack.enter_context(restored_costs())
         # the compiler overlaps by the costs of the world that is played
         for device_type in dict.fromkeys(("cpu", kind)):
             facts = device_of(device_type).facts()

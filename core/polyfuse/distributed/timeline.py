@@ -14,11 +14,11 @@ from typing import Any
 
 from polyfuse.runtime.ranks.costs import CollectiveCosts, kind_of
 
-__all__ = ["Flight", "StepTimes", "Timeline"]
+__all__ = ["TimedCollective", "StepTimes", "Timeline"]
 
 
 @dataclass
-class Flight:
+class TimedCollective:
     """A collective of the timeline.
 
     Attributes:
@@ -62,7 +62,7 @@ class StepTimes:
     communication: float
     collectives: dict[str, tuple[int, int]]
     steps: int
-    flights: tuple[Flight, ...] = ()
+    flights: tuple[TimedCollective, ...] = ()
 
     @property
     def computing(self) -> float:
@@ -71,7 +71,7 @@ class StepTimes:
 
 
 class Timeline:
-    """Plays the network for one rank, one collective after another; a `Network` of simulated groups.
+    """Simulates the network for one rank, one collective after another; a `Network` of simulated groups.
 
     Args:
         costs: the table of a group: from its number of ranks, and whether they share a host.
@@ -91,7 +91,7 @@ class Timeline:
         share: float = 0.0,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
-        self.flights: list[Flight] = []
+        self.flights: list[TimedCollective] = []
         self._marks: list[tuple[float, int]] = []
         self._costs, self._per_host = costs, per_host
         self._clock, self._synchronize = clock, synchronize
@@ -130,9 +130,9 @@ class Timeline:
         self._network_free += late
         return taken + seconds * max(1.0, busy * self._share)
 
-    def _flying(self) -> list[Flight]:
+    def _flying(self) -> list[TimedCollective]:
         """Collectives that are not over, in the order in which the network does them."""
-        flying: list[Flight] = []
+        flying: list[TimedCollective] = []
         for flight in reversed(self.flights):
             if flight.done <= self._now:
                 break
@@ -162,7 +162,7 @@ class Timeline:
                 self._synchronize()
             self._seen, self._used = self._clock(), self._cpu()
 
-    def start(self, op: str, nbytes: int, ranks: Sequence[int], on_host: bool) -> Flight:
+    def start(self, op: str, nbytes: int, ranks: Sequence[int], on_host: bool) -> TimedCollective:
         """A collective begins when the network has done those before it."""
         if not on_host and self._synchronize is not None:
             self._synchronize()
@@ -174,7 +174,7 @@ class Timeline:
         seconds = max(costs.of(kind, nbytes, len(ranks)), cpu * self._share)
         self._network_free = max(now, self._network_free) + (seconds if len(ranks) > 1 else 0.0)
         cores = cpu / seconds if seconds else 0.0
-        flight = Flight(kind, nbytes, len(ranks), now, self._network_free, cores=cores)
+        flight = TimedCollective(kind, nbytes, len(ranks), now, self._network_free, cores=cores)
         self.flights.append(flight)
         return flight
 
@@ -215,7 +215,7 @@ class Timeline:
         return [(i, j, begun[i], begun[j] - begun[i]) for i, j in pairwise(firsts)]
 
 
-def _times(flights: Sequence[Flight], begun: float, seconds: float, steps: int) -> StepTimes:
+def _times(flights: Sequence[TimedCollective], begun: float, seconds: float, steps: int) -> StepTimes:
     kinds: dict[str, tuple[int, int]] = {}
     for flight in flights:
         count, nbytes = kinds.get(flight.kind, (0, 0))

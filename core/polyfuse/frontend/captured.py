@@ -1,7 +1,7 @@
 """A captured graph and its inputs as text that is the same in every process, to look up what became of it.
 
-Two graphs of equal text, under equal switches of torch, are traced to the same operators. Where that cannot
-be told from the text, as with functions that are not torch's own, there is none. The lines of the model that
+Two graphs of equal text, under equal switches of torch, are traced to the same operators. Where the text
+does not decide that, as with functions that are not torch's own, there is none. The lines of the model that
 operators come from are part of it.
 """
 
@@ -90,7 +90,7 @@ def _nodes(gm: GraphModule, indent: str = "") -> Iterator[str]:
             if isinstance(getattr(gm, str(node.target), None), torch.Tensor) and not indent:
                 yield f"%{number} = {node.target}"
                 continue
-            taken = _taken(gm, str(node.target))
+            taken = _called_graph(gm, str(node.target))
             yield f"{indent}%{number} = function{_policy(taken)}"
             yield from _nodes(taken, indent + "  ")
             continue
@@ -100,7 +100,7 @@ def _nodes(gm: GraphModule, indent: str = "") -> Iterator[str]:
         yield f"{indent}%{number} = {line}"
 
 
-def _taken(gm: GraphModule, name: str) -> GraphModule:
+def _called_graph(gm: GraphModule, name: str) -> GraphModule:
     """A function that an operator of a graph takes."""
     taken = getattr(gm, name, None)
     if not isinstance(taken, GraphModule):
@@ -118,7 +118,7 @@ def _policy(taken: GraphModule) -> str:
     try:
         return f" saving by {function_text(policy)}"
     except Unreadable as error:
-        raise CacheBypass(f"what is saved of a checkpointed function cannot be told: {error}") from error
+        raise CacheBypass(f"it is unknown what is saved of a checkpointed function: {error}") from error
 
 
 def _inputs(placeholders: Sequence[Node], examples: Sequence[Any], memory: _Memory) -> Iterator[str]:

@@ -56,10 +56,10 @@ _Sources: TypeAlias = Mapping[Node, Sequence[Node]]
 
 
 class NotRepeated(Exception):
-    """Why the stages see all of a graph that repeats itself: its periods became something else after all."""
+    """Periods of a graph did not lower to equal nodes after all, so that the whole graph is compiled."""
 
 
-class _Differs(Exception):
+class _Incomparable(Exception):
     """A value that cannot be compared."""
 
 
@@ -115,7 +115,7 @@ def periods_of(aten: AtenGraph) -> Iterator[Periods]:
     nodes = [node for node in aten.module.graph.nodes if node.op == "call_function"]
     if len(nodes) < _LEAST_NODES * _LEAST:
         return
-    # most graphs are told by their operators alone, a hundredth of the work
+    # for most graphs the operators alone decide, a hundredth of the work
     if not longest_repetition([id(node.target) for node in nodes], _LEAST_NODES, _LEAST)[2]:
         return
     reads = {node: node.all_input_nodes for node in nodes}
@@ -216,7 +216,7 @@ class _Tokens:
             # graphs that were copied have operators of their own there
             source = original.name() if isinstance(original, ops.OpOverload) else str(original)
             return id(node.target), args, _look(node.meta.get("val")), source, node in self._returned
-        except _Differs:
+        except _Incomparable:
             return node
 
     def _is_plain(self, target: Any) -> bool:
@@ -241,14 +241,14 @@ def _value(value: Any, numbers: Mapping[Node, int]) -> Hashable:
         return "size", str(value)
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
-    raise _Differs
+    raise _Incomparable
 
 
 def _look(value: Any) -> Hashable:
     """What is known of a result."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or not fake.is_fake(value):
-            raise _Differs
+            raise _Incomparable
         return (
             value.dtype,
             value.device,
@@ -261,7 +261,7 @@ def _look(value: Any) -> Hashable:
         return type(value), *(_look(item) for item in value)
     if value is None or isinstance(value, _SIZES):
         return type(value), str(value)
-    raise _Differs
+    raise _Incomparable
 
 
 def _sizes(sizes: Sequence[Any]) -> Hashable:
@@ -315,7 +315,7 @@ class _Reads:
             if isinstance(known, torch.Tensor) and known.dim() == 0 and known.device.type == "cpu":
                 with fake.real_tensors():
                     return "number", known.dtype, repr(known.item())
-        except _Differs:
+        except _Incomparable:
             pass
         return node
 

@@ -2,7 +2,7 @@
 
 In a functional graph such a call gets clones of what it writes, and an argument that only reads the same
 memory has what was there before, whatever the operator does first. Which arguments were one memory in the
-user's program can be told until equal nodes are merged: fake values of views share a storage, those of two
+user's program is known until equal nodes are merged: fake values of views share a storage, those of two
 equal results do not.
 """
 

@@ -51,7 +51,7 @@ def _lines(graph: AtenGraph) -> Iterator[str]:
             yield f"%{number} {_constant(fx.get_constant(graph.module, str(node.target)))}"
         elif node.op == "output":
             yield f"returns {value_text(node.args, numbers)}"
-        elif any(user.op != "output" for user in node.users) and not _is_told(node.meta.get("val")):
+        elif any(user.op != "output" for user in node.users) and not _is_plain(node.meta.get("val")):
             raise CacheBypass(f"it computes with a {type(node.meta.get('val')).__name__}")
     for result in graph.outputs:
         yield f"output {result.kind} {result.saved} {_value(result.value)}"
@@ -88,7 +88,7 @@ def _groups(node: Node) -> str:
     )
 
 
-def _is_told(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, int, float, bool, type(None)))
 
 
@@ -103,7 +103,7 @@ def _value(value: Any) -> str:
         return f"{value.dtype} {value.device} {lies} {value.is_conj()} {value.is_neg()}"
     if shapes.is_symbolic(value):
         raise CacheBypass("numbers in it vary")
-    return repr(value) if _is_told(value) else f"a {type(value).__module__}.{type(value).__qualname__}"
+    return repr(value) if _is_plain(value) else f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
 def _constant(value: Any) -> str:

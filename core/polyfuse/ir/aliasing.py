@@ -2,8 +2,8 @@
 
 An output may take the memory of an input that nobody reads afterwards, if every element is read for the
 last time by the very point that writes it. So there is one plain store to the output; every load of the input
-is at the element that this store writes, and comes before it; no two points write one element; and a matrix
-product does not read the input, because its tiles are read by many points.
+is at the element that this store writes, and comes before it; no two points write one element; and a
+matmul does not read the input, because its tiles are read by many points.
 """
 
 from __future__ import annotations

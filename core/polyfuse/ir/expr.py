@@ -249,7 +249,7 @@ def loads(*roots: Expr) -> tuple[Expr, ...]:
     if len(roots) != 1:
         return tuple(dict.fromkeys(read for root in roots for read in loads(root)))
     root = roots[0]
-    # kept, as every pass over a graph asks; a single load does not keep itself alive
+    # cached, as every pass over a graph asks; a single load does not keep itself alive
     if root.op == "load" and not root.args:
         return roots
     found = root._loads

@@ -45,7 +45,7 @@ class GraphInput:
 @dataclass(frozen=True)
 class GraphOutput:
     """One result: a `View` of a buffer, a size (`Index` or number), None, or a host object of the object
-    table. `saved` ones are kept for the backward; the caller never sees them."""
+    table. `saved` ones are saved for the backward; the caller never sees them."""
 
     value: Any
     kind: str = "tensor"

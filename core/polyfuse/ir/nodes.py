@@ -87,7 +87,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Node:
-    """What all nodes share. `name` is unique in the graph."""
+    """The base class of nodes. `name` is unique in the graph."""
 
     name: str
     origins: tuple[Origin, ...] = field(default=(), kw_only=True, compare=False)

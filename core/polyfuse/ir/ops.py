@@ -202,8 +202,8 @@ CONTRACTIONS: dict[str, ReductionKind] = {
 ``dot`` gives the sum of the products of its two operands, added up in the type that `rules.accumulates`
 names. Its operands alone may be of floating-point types that are otherwise not computed with. With
 ``dot_tf32``, f32 operands may be rounded to ten bits of fraction before they are multiplied; with
-``dot_fast``, sums of products of 8-bit floats may be kept with as few bits as the device's multipliers have.
-They stand apart from `REDUCTIONS` because ordinary loops compute them many times slower than a matmul
+``dot_fast``, sums of products of 8-bit floats may be accumulated with as few bits as the device's multipliers
+have. They stand apart from `REDUCTIONS` because ordinary loops compute them many times slower than a matmul
 should run: a backend claims them only if it does better."""
 
 SCANS: dict[str, ReductionKind] = {
@@ -230,9 +230,9 @@ the table names (``min``/``max`` propagate NaN)."""
 CHECK_MODE = "check"
 """Stores by which a kernel says that a value from data is not what it has to be, such as an index that is out
 of range. Each is masked: where the mask holds, an element of the kernel's i64 status becomes a number that is
-not zero, and any one of colliding numbers is kept. The host program looks at the status after the kernel and
-raises. A backend on a device whose memory the host cannot look at stops the device's program instead, or does
-not claim the node."""
+not zero, and any one of colliding numbers is stored. The host program looks at the status after the kernel
+and raises. A backend on a device whose memory the host cannot look at stops the device's program instead, or
+does not claim the node."""
 
 GROUP_MODES: dict[str, str] = {"group_sum": "sum", "group_min": "min", "group_max": "max"}
 """Stores that combine what the points of one kernel store at an element, in an order that is the same in
@@ -255,7 +255,7 @@ def can_store(mode: str, dtype: DType) -> bool:
 
 
 def identity(kind: str, dtype: DType) -> bool | int | float:
-    """What a reduction of a kind in `REDUCTIONS` over nothing gives: combining with it changes no number.
+    """The identity element of a reduction in `REDUCTIONS`: combining a number with it changes nothing.
 
     Raises:
         KeyError: the kind has no operation that combines.

@@ -92,7 +92,7 @@ class Contraction:
 
 def match(kernel: Kernel) -> Contraction | None:
     """`kernel` as a contraction, or None if it is none."""
-    found = _only_product(kernel)
+    found = _only_matmul(kernel)
     if found is None:
         return None
     at, matmul = found
@@ -127,7 +127,7 @@ def match(kernel: Kernel) -> Contraction | None:
     )
 
 
-def _only_product(kernel: Kernel) -> tuple[int, Reduce] | None:
+def _only_matmul(kernel: Kernel) -> tuple[int, Reduce] | None:
     """The one loop's section and its matmul; None where the kernel is made otherwise."""
     looped = [i for i, section in enumerate(kernel.sections) if section.looped]
     if len(looped) != 1 or kernel.row_buffers:

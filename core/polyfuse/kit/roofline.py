@@ -19,7 +19,7 @@ __all__ = ["Machine", "Work", "fill", "rounds", "seconds", "work_of"]
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel has to do, whoever does it.
+    """Operations and bytes of a kernel, on any machine.
 
     Attributes:
         operations: scalar operations, at all points together; a product and its sum count as two.
@@ -32,7 +32,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Machine:
-    """What does it.
+    """The speeds of a machine.
 
     Attributes:
         operations: in a second, of all units together.

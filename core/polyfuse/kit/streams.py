@@ -1,4 +1,4 @@
-"""How many arrays a kernel runs through at once: what a fusion rule for CPUs knows."""
+"""A fusion rule for CPUs: a limit to the number of arrays that a kernel streams at once."""
 
 from __future__ import annotations
 

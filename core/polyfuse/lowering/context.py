@@ -52,7 +52,7 @@ class Readers:
     run: int = 0
 
     def add_run(self, points: int) -> None:
-        """Take note of one more reader."""
+        """Count one more reader."""
         self.run = min(self.run or points, points)
 
 

@@ -393,7 +393,7 @@ class _Lowerer:
 
     def _waits(self, node: Node, value: TensorValue) -> bool:
         """Whether several results of calls, as the gradients of a weight that each step of a loop uses, would
-        be kept until another one is there, to be added up by one kernel.
+        be held until another one is there, to be added up by one kernel.
         """
         if self.ctx.results_of_calls(value) <= MAY_WAIT:
             return False

@@ -132,7 +132,7 @@ class _Chain:
                     ) from error
                 self.extensions.plugins.note_trouble(offer.plugin, error, f"lowering {self.name}")
                 declined = f"plugin {offer.plugin!r} failed to lower it"
-            _take_back(ctx, nodes, buffers)
+            _undo(ctx, nodes, buffers)
         if self.own is None:
             raise UnsupportedError(declined)
         return self.own.function(ctx, node, *args, **kwargs)
@@ -179,7 +179,7 @@ def _verify(ctx: LoweringContext, node: Node) -> None:
     verify_graph(Graph("of a plugin", "inference", (), (), known, (node,), ctx.objects, hints))
 
 
-def _take_back(ctx: LoweringContext, nodes: int, buffers: int) -> None:
+def _undo(ctx: LoweringContext, nodes: int, buffers: int) -> None:
     """Drop what a lowering left that did not work: nodes that are wrong, or that write to what has a content.
     The others may hold arguments that were stored on the way, and go away if nobody reads them.
     """

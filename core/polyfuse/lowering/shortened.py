@@ -41,14 +41,14 @@ class Shortening:
         periods: of the graph.
         marks: the numbers of the next names, by prefix, where the period begins that stands for those that
             are passed over, where it ends, and where the one behind the gap ends.
-        kept: the positions of the results that are there, and of each whether it is made behind the gap.
+        present: the positions of the results that are there, and of each whether it is made behind the gap.
         surveyed: nodes that are passed over, and those that are read by the same as they are.
     """
 
     def __init__(self, periods: Periods) -> None:
         self.periods = periods
         self.marks: list[Mapping[str, int]] = []
-        self.kept: dict[int, bool] = {}
+        self.present: dict[int, bool] = {}
         self._passed = periods.left_out()
         # those of the last one are read as those of the others are: in its own period and in the next
         last = periods.period(BEFORE - 1 + periods.skipped)
@@ -85,12 +85,12 @@ class Shortening:
         return node in self._passed
 
     def result(self, argument: Any, position: int) -> bool:
-        """Take note of the next result of a graph; whether it is there."""
+        """Record the next result of a graph; return whether it is present."""
         if isinstance(argument, Node) and argument in self._passed:
             self._missing[position] = self._passed[argument]
             return False
         late = isinstance(argument, Node) and argument not in self._early
-        self.kept[position] = late
+        self.present[position] = late
         if isinstance(argument, Node):
             self._positions.setdefault(argument, position)
         return True

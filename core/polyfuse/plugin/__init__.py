@@ -1,5 +1,5 @@
-"""The door between the core and its code generators: the whole public interface of a plugin, and the one
-package that it imports. Its tests use `polyfuse.testing` too.
+"""The public interface of plugins, and the only package of the core that they import.
+Tests of plugins use `polyfuse.testing` too.
 
 A plugin is a distribution with an entry point in the group `polyfuse.backends`. The entry point names a light
 module which holds a hook implementation `polyfuse_manifest`; the manifest names the class, derived from

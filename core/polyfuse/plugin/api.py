@@ -1,4 +1,4 @@
-"""The version of the plugin interface, and who may come in."""
+"""The version of the plugin interface, and the check of a plugin's version against it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Backend(ABC):
     # Whether what it generates for matmuls (`ops.CONTRACTIONS`) is worth timing against a library's.
     autotunes_gemm: ClassVar[bool] = False
 
-    # Whether its sums of products read a matrix at the memory's rate, so that a row times a matrix is
+    # Whether its reductions read a matrix at the memory's bandwidth, so that a matrix-vector matmul is
     # generated without timing, and fused with what surrounds it.
     streams_matvec: ClassVar[bool] = False
 
@@ -106,32 +106,32 @@ class Backend(ABC):
         return 0
 
     def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
-        """Say whether the kernel of a convolution, as the sum of products that it is, is known to be faster
-        on this machine than what torch calls: `gemm="known"` then takes it without timing, with a weight
+        """Say whether the generated kernel of a convolution (an implicit GEMM) is known to be faster on this
+        machine than the library that torch calls: `gemm="known"` then takes it without timing, with a weight
         that is packed once (`packed_width`) where windows are larger than 1x1. `hints`: a likely value of
         each symbol in sizes.
         """
         return False
 
     def prepacks_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
-        """Say whether the kernel of a convolution that `preferred_gemm` says yes of is faster with its weight
-        packed once, though each call then looks whether that changed. `hints`: a likely value of each symbol
-        in sizes.
+        """Say whether a convolution for which `preferred_gemm` is true is faster with its weight packed once:
+        where windows are larger than 1x1, although each call then checks whether the weight changed; where
+        they are 1x1, with `freezing`, when no call checks. `hints`: a likely value of each symbol in sizes.
         """
         return True
 
     def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
-        """Return up to how many rows its kernels multiply a weight that is stored with fewer bits (`int8`,
-        `float8`), and that `matmul` converts, in less time than a library needs for the converted one, and up
-        to how many of these as a sum of products for each element of the result, which needs no tiles. Such a
-        matmul is generated without timing. The first is 0 where a library is better.
+        """Return two numbers of rows for a matmul that converts a weight of fewer bits (`int8`, `float8`). Up
+        to the first, generated kernels that read the narrow weight are faster than a library that reads the
+        converted one, and the matmul is generated without timing; 0 where a library is better. Up to the
+        second, it becomes a reduction for each element of the result, which needs no tiles.
         """
         return 0, 1
 
     def streaming_parts(self, matmul: Reduction) -> int:
-        """Return into how many parts the depth of a GEMM with few rows is split, so that its kernels read the
-        weight at the memory's rate, which a library does not: it is then generated without timing. 0: it is
-        left to the library.
+        """Return the number of parts into which the depth of a GEMM with few rows is split (split-K), so that
+        its kernels read the weight at the memory's bandwidth, which a library does not: it is then generated
+        without timing. 0: it is left to the library.
         """
         return 0
 

@@ -18,7 +18,7 @@ __all__ = ["Choice", "ReplacementCalls", "TemplateSource", "CallSite"]
 
 @dataclass(frozen=True)
 class CallSite:
-    """A call, as a choice sees it.
+    """A call that a choice may implement, with its buffers and its reader.
 
     Attributes:
         call: the operator with its arguments; views name buffers.
@@ -47,18 +47,20 @@ class CallSite:
         """Where the result of the call goes."""
         return self.buffers[self.call.outputs[0]]
 
-    def keeps(self, operand: object) -> bool:
+    def can_precompute(self, operand: object) -> bool:
         """Whether an operand is a whole parameter, and what follows from it may be computed once."""
         buffer = self.buffers.get(getattr(operand, "buffer", ""))
         once = (self.freezing or self.packing) and self.inference
         return once and buffer is not None and buffer.name in self.static and operand == buffer.view()
 
-    def once(self, name: str, op: str, operand: View, args: tuple[object, ...], result: Buffer) -> ExternCall:
+    def precompute(
+        self, name: str, op: str, operand: View, args: tuple[object, ...], result: Buffer
+    ) -> ExternCall:
         """A call for `ReplacementCalls`, done once for each parameter, and again when that has changed.
 
         Args:
             op: an operator that takes a parameter, then plain values.
-            operand: a parameter for which `keeps` is true.
+            operand: a parameter for which `can_precompute` is true.
             result: a new buffer; of kind `object` where only calls understand what is in it.
         """
         from polyfuse.ir.nodes import ExternCall
@@ -66,13 +68,13 @@ class CallSite:
 
         begin = FROZEN if self.freezing else CHECKED
         # nothing may be written over the result, which lives as long as the parameter does
-        kept = (operand.buffer,)
-        return ExternCall(name, f"{begin}{op}", (operand, *args), (), (result.name,), aliases=kept)
+        aliases = (operand.buffer,)
+        return ExternCall(name, f"{begin}{op}", (operand, *args), (), (result.name,), aliases=aliases)
 
 
 @dataclass(frozen=True)
 class ReplacementCalls:
-    """Other calls that compute the same.
+    """An implementation of a call by other calls.
 
     Attributes:
         nodes: the calls, in order; the last one writes the call's result, or that of the reader, with the

@@ -10,7 +10,7 @@ __all__ = ["Claim", "No", "Yes", "all_of"]
 
 @dataclass(frozen=True)
 class Yes:
-    """It can be done."""
+    """A claim: it can be done."""
 
     def __bool__(self) -> Literal[True]:
         return True
@@ -18,7 +18,7 @@ class Yes:
 
 @dataclass(frozen=True)
 class No:
-    """It cannot be done, because of `reason`: a clause such as "f64 atomics are missing on this device"."""
+    """A claim: it cannot be done; `reason` is a clause such as "f64 atomics are missing on this device"."""
 
     reason: str
 

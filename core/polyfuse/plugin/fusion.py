@@ -50,7 +50,7 @@ class FusionPair:
 
 @dataclass(frozen=True)
 class FusionRule:
-    """One thing that a plugin knows about fusions. It must not depend on anything but the pair, so that equal
+    """A plugin's rule about fusions. It must not depend on anything but the pair, so that equal
     graphs are compiled alike.
 
     Attributes:

@@ -52,7 +52,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Request:
-    """Something that the environment do for the program.
+    """Something that the environment (Python, or the runtime of a library) does for the program.
 
     Attributes:
         kind: `"operator"` (one of torch's, called for its results), `"out"` (one that writes to its argument

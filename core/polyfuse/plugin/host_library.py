@@ -171,7 +171,7 @@ class DeviceKernel:
 
 @dataclass(frozen=True)
 class HostLibrary:
-    """All of a model.
+    """A model that runs without Python, as data for a backend that prints it.
 
     Attributes:
         name: of the entry.

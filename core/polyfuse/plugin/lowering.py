@@ -3,8 +3,8 @@ what such a function is given to work with.
 
 A lowering is a function ``function(ctx, node, *args, **kwargs)``. `ctx` is a `LoweringContext`; `node` is the
 traced call, whose ``node.meta["val"]`` holds the results' sizes, types and layouts as fake tensors; the other
-arguments are those of the operator, with a `TensorValue` for each tensor and an index of
-`polyfuse.symbolic` for each symbolic size. It returns a `TensorValue` for each result, and raises
+arguments are those of the operator, with a `TensorValue` for each tensor and an index of `polyfuse.symbolic`
+for each symbolic size. It returns a `TensorValue` for each result, and raises
 `UnsupportedError` for what it cannot do: the next lowering of the operator is then tried, and the eager
 operator in the end.
 """
@@ -30,7 +30,7 @@ __all__ = ["Lowering", "LoweringContext", "TensorValue"]
 
 @dataclass(frozen=True)
 class Lowering:
-    """How one operator is lowered. A function alone is taken as `Lowering(function)`.
+    """The lowering of one operator. A function alone is taken as `Lowering(function)`.
 
     Attributes:
         function: ``function(ctx, node, *args, **kwargs)``; arguments are values in place of traced nodes. It
@@ -73,7 +73,8 @@ class TensorValue(Protocol):
 
 
 class LoweringContext(Protocol):
-    """What a lowering works with. Expressions are built with `polyfuse.ir.expr` and simplified afterwards."""
+    """The interface between a lowering and the graph. Expressions are built with `polyfuse.ir.expr`, and are
+    simplified afterwards."""
 
     settings: Settings
 

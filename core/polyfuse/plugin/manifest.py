@@ -10,7 +10,7 @@ __all__ = ["Finding", "Manifest", "Offer", "Requires"]
 
 
 class Offer(StrEnum):
-    """A kind of thing that a plugin brings."""
+    """A kind of extension that a plugin provides."""
 
     KERNELS = "kernels"
     CHOICES = "choices"
@@ -38,7 +38,7 @@ class Requires:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A plugin's identity card.
+    """The description of a plugin that is read before it is loaded.
 
     `load` is a dotted path `"package.module:attribute"`. The attribute is called with the session's
     `Settings` and returns a `Backend`; a class derived from `Backend` serves as it is. It is empty, and so is

@@ -44,7 +44,7 @@ class Rewrite:
 
 
 class RewriteContext(Protocol):
-    """What a rewrite works with, at one call."""
+    """The interface between a rewrite and the graph, at one call."""
 
     @property
     def settings(self) -> Settings:

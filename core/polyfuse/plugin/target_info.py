@@ -62,7 +62,7 @@ class TargetInfo:
             that depends on ``row // count``) does so without atomic operations. Sums of columns are then
             fused with kernels that work along rows.
         repeated_row: longest row whose reductions (a normalisation) are computed again by each thread block
-            of a product of that row and a matrix, instead of by one block before. 0: never.
+            of a matmul of that row and a matrix, instead of by one block before. 0: never.
         separate_gemm_add: whether a library's GEMM and an addition in the kernels that read the sum are
             faster than the library's sum of both. Where no kernel reads it, the library adds; so it does with
             a bias for numbers of 16 bits or fewer, which its kernels add in their epilogue.

@@ -56,7 +56,7 @@ class Timer(ABC):
 
 
 class HostTimer(Timer):
-    """By the clock of this machine: the median of several launches.
+    """Times by the clock of this machine: the median of several launches.
 
     Args:
         wait: waits until launched work is done; None: launches return when it is.
@@ -88,7 +88,7 @@ class HostTimer(Timer):
 
 
 class DeviceTimer(Timer):
-    """By the clock of the device, each launch after other memory was read through its last cache.
+    """Times by the clock of the device, each launch after other memory was read through its last cache.
 
     Were it overwritten instead, the launch would wait for what has to be written back. The reading also
     keeps the device busy while the host queues the launch, so that only the kernel's own time lies between

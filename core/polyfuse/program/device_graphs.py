@@ -23,7 +23,7 @@ from polyfuse.torch_compat.groups import group_of
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.user_kernels import UserKernel
 
-__all__ = ["doubtful", "graph_facts", "option_in_the_way", "partition_fault"]
+__all__ = ["doubtful", "graph_facts", "partition_fault", "preventing_option"]
 
 UNSAFE: Final = frozenset(
     {
@@ -132,7 +132,7 @@ def _refusal(
     if len(devices) > 1:
         names = " and ".join(f"{device} ({name})" for device, name in devices.items())
         return f"it computes on {names}"
-    option = option_in_the_way(settings)
+    option = preventing_option(settings)
     if option:
         return option
     for item in inputs:
@@ -142,7 +142,7 @@ def _refusal(
     return next(_faults(schedule), "")
 
 
-def option_in_the_way(settings: Settings) -> str:
+def preventing_option(settings: Settings) -> str:
     """The option under which nothing is recorded, and why; empty if there is none."""
     for option, does in _OPTIONS_IN_THE_WAY.items():
         if getattr(settings, option):

@@ -17,7 +17,7 @@ __all__ = ["lifetimes", "unused_inputs", "used_constants"]
 def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
     """The lifetime of every buffer that gets memory in a schedule's program, by first write."""
     graph = schedule.graph
-    removed, kept = frozenset(schedule.removed), frozenset(graph.output_buffers())
+    removed, live_out = frozenset(schedule.removed), frozenset(graph.output_buffers())
     shared = _shared_storage(schedule)
     last = {name: i for i, names in enumerate(schedule.last_use) for name in names}
     found: dict[str, Lifetime] = {}
@@ -31,7 +31,7 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
                 continue
             if isinstance(step, Call) and step.node.out == "none" and name in step.node.outputs:
                 continue
-            own = name not in shared and name not in kept
+            own = name not in shared and name not in live_out
             made = made_by_operator and name in step.writes
             # an operator may return less than it announced: what nobody reads is not looked at
             checked = settings.size_asserts and name not in schedule.last_use[position]
@@ -44,7 +44,7 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
                 key=storage_key(buffer),
                 size=storage_bytes(buffer, graph.symbol_hints),
                 first=position,
-                last=None if name in kept else last.get(name),
+                last=None if name in live_out else last.get(name),
                 poolable=own and (checked or not made),
                 allocated=not made,
                 takes=takes,

@@ -36,7 +36,7 @@ from polyfuse.plugin.source import HostCall
 from polyfuse.program.native_memory import (
     STACK_BYTES,
     PlainMemory,
-    lies_on,
+    is_on,
     plan_plain_memory,
     quiet_runs,
 )
@@ -223,7 +223,7 @@ class _Lowering:
                 self._defined(output)
 
     def _allocate(self, step: Allocate) -> None:
-        if not lies_on(step.device, self.device):
+        if not is_on(step.device, self.device):
             raise UnsupportedError(f"{step.name} is allocated on {step.device}")
         dtype: torch.dtype = getattr(torch, step.dtype)
         if step.name in self.memory.plain:
@@ -459,7 +459,7 @@ class _Lowering:
 
 def _refuse(program: Program, device: str) -> None:
     """Raise for programs that only Python runs."""
-    if program.device and not lies_on(program.device, device):
+    if program.device and not is_on(program.device, device):
         raise UnsupportedError(f"it computes on {program.device}")
     if program.profile:
         raise UnsupportedError("the option profile looks at every launch")

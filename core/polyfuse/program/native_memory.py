@@ -26,7 +26,7 @@ from polyfuse.program.steps import (
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import storage_size
 
-__all__ = ["STACK_BYTES", "PlainMemory", "lies_on", "plan_plain_memory", "quiet_runs"]
+__all__ = ["STACK_BYTES", "PlainMemory", "is_on", "plan_plain_memory", "quiet_runs"]
 
 STACK_BYTES = 102_400
 """Most bytes of a program's intermediate values that lie on the stack. Threads have half a megabyte and more.
@@ -56,7 +56,7 @@ class PlainMemory:
     stack_bytes: int
 
 
-def lies_on(name: str, device: str) -> bool:
+def is_on(name: str, device: str) -> bool:
     """Whether a tensor's device is what a native program computes on: one of a type; empty: the CPU."""
     return name.partition(":")[0] == device if device else device_of(name).is_host
 
@@ -71,7 +71,7 @@ def plan_plain_memory(program: Program, direct: frozenset[str], device: str = ""
         for o in s.operands
         if isinstance(o, str)
     }
-    made = {s.name for s in steps if isinstance(s, Allocate) and lies_on(s.device, device)}
+    made = {s.name for s in steps if isinstance(s, Allocate) and is_on(s.device, device)}
     candidates = made | {s.new for s in steps if isinstance(s, Reuse)}
     candidates |= {s.name for s in steps if isinstance(s, MakeView)}
     referred = {name for step in steps for name in _referred(step, direct)}

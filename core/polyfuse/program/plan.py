@@ -11,11 +11,11 @@ from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
 from polyfuse.ir.records import changed
-from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, partition_fault
+from polyfuse.program.device_graphs import doubtful, graph_facts, partition_fault, preventing_option
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
-from polyfuse.program.pools import ALIGNMENT, Pool, PoolSlice, kept_pools, plan_pools
+from polyfuse.program.pools import ALIGNMENT, Pool, PoolSlice, cached_pools, plan_pools
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -82,7 +82,7 @@ class _Planner:
         # the first device of the graph that is not the CPU
         devices = (b.device for b in graph.buffers.values())
         self.device = next((d for d in devices if d and not device_of(d).is_host), "")
-        self.kept = frozenset(self.graph.output_buffers())
+        self.live_out = frozenset(self.graph.output_buffers())
         self.lifetimes = lifetimes(schedule, settings)
         self.slices = self._slices()
         self.memory = plan_memory(
@@ -107,14 +107,14 @@ class _Planner:
         self.kernels = _KernelTable()
 
     def _slices(self) -> dict[str, PoolSlice]:
-        """The buffers that lie in pools: all that can, or large ones that are kept from call to call."""
+        """The buffers that lie in pools: all that can, or large ones that are cached from call to call."""
         settings, buffers = self.settings, self.graph.buffers
         if self.graph.kind != "inference":
             return {}
         if settings.memory_pools:
             return plan_pools(self.lifetimes, buffers, self.graph.symbol_hints)
         keeps = settings.keep_memory and not settings.native_host and not self.device
-        return kept_pools(self.lifetimes, buffers) if keeps else {}
+        return cached_pools(self.lifetimes, buffers) if keeps else {}
 
     def program(self) -> Program:
         """Plan everything."""
@@ -162,7 +162,7 @@ class _Planner:
         """What is recorded of a program that cannot be recorded as a whole, or of which trying may show that,
         where no option is against it.
         """
-        if recording is None or option_in_the_way(self.settings):
+        if recording is None or preventing_option(self.settings):
             return ()
         if not recording.refused and not any(doubtful(step, self.graph) for step in self.schedule.steps):
             return ()
@@ -252,7 +252,7 @@ class _Planner:
         if pool not in self.pool_names:
             self.pool_names[pool] = self._temporary("pool")
             size = (pool.extent,)
-            self._add(Allocate(self.pool_names[pool], size, (1,), "uint8", pool.device, pool.kept))
+            self._add(Allocate(self.pool_names[pool], size, (1,), "uint8", pool.device, pool.cached))
         offset = part.units * (ALIGNMENT // buffer.itemsize)
         view = View(self.pool_names[pool], buffer.size, buffer.stride, offset, buffer.dtype)
         self._add(MakeView(name, view))
@@ -261,7 +261,7 @@ class _Planner:
         """Release the pools whose last buffer died in this step."""
         done = tuple(name for pool, name in self.pool_names.items() if pool.last == position)
         for pool, name in self.pool_names.items():
-            if pool.kept and name in done:
+            if pool.cached and name in done:
                 self._add(KeepMemory(name))
         if done:
             self._add(Free(done))
@@ -359,7 +359,7 @@ class _Planner:
     def _free(self, dead: Iterable[str]) -> None:
         names: list[str] = []
         for name in dead:
-            if name in self.bound and name not in self.taken and name not in self.kept:
+            if name in self.bound and name not in self.taken and name not in self.live_out:
                 names.extend(self._views_of(name))
                 names.append(name)
                 self._forget(name)

@@ -4,13 +4,13 @@ In place of handing whole storages on, every buffer gets a range of bytes in a p
 live at the same time do not overlap. A program then makes one allocation where it made many, and sizes need
 not be equal for memory to be used again; but a pool is held from the first of its buffers to the last.
 
-On the CPU the large buffers lie so without being asked for, in a block that is kept from call to call
+On the CPU the large buffers lie so without being asked for, in a block that is cached from call to call
 (`keep_memory`).
 
 Only buffers take part whose storage nobody else knows: neither results nor what operators share. Those of
 known size are packed tightly, at offsets that are numbers. Those whose size follows from the inputs come
 behind them, in slots: buffers that never live at the same time share one, which is as large as the largest of
-them, whatever the sizes turn out to be. What is kept is of known size.
+them, whatever the sizes turn out to be. What is cached is of known size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pool:
         extent: bytes, as a function of the sizes of the inputs.
         size: bytes, for the example inputs.
         first, last: the steps between which it is in use.
-        kept: whether its memory is kept between calls.
+        cached: whether its memory is cached between calls.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Pool:
     size: int
     first: int
     last: int
-    kept: bool = False
+    cached: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,19 @@ class _Group:
     first: int
     last: int
 
-    def meets(self, other: _Group) -> bool:
+    def overlaps(self, other: _Group) -> bool:
         """Whether both live at some time."""
         return self.first <= other.last and other.first <= self.last
 
 
-def kept_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, PoolSlice]:
-    """The slices of large buffers, in a pool whose memory is kept between calls; none where that is small."""
+def cached_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, PoolSlice]:
+    """The slices of large buffers, in a pool that is cached between calls; none where that is small."""
     slices = plan_pools(lifetimes, buffers, {}, _LARGE)
     large = {part.pool for part in slices.values() if part.pool.size >= _WORTH_KEEPING}
-    kept = {pool: replace(pool, kept=True) for pool in large}
-    return {name: replace(part, pool=kept[part.pool]) for name, part in slices.items() if part.pool in large}
+    cached = {pool: replace(pool, cached=True) for pool in large}
+    return {
+        name: replace(part, pool=cached[part.pool]) for name, part in slices.items() if part.pool in large
+    }
 
 
 def plan_pools(
@@ -127,7 +129,7 @@ def _slots(groups: Sequence[_Group]) -> list[list[_Group]]:
     """Groups of one slot never live at the same time; the largest, for the example inputs, begin."""
     slots: list[list[_Group]] = []
     for group in sorted(groups, key=lambda g: (-g.size, g.first)):
-        free = (slot for slot in slots if not any(group.meets(other) for other in slot))
+        free = (slot for slot in slots if not any(group.overlaps(other) for other in slot))
         slot = next(free, None)
         if slot is None:
             slots.append([group])
@@ -166,7 +168,7 @@ def _offsets(groups: Sequence[_Group]) -> list[int]:
         taken = sorted(
             (offset, offset + groups[other].size)
             for other, offset in offsets.items()
-            if groups[other].meets(group)
+            if groups[other].overlaps(group)
         )
         offsets[number] = _gap(taken, group.size)
     return [offsets[number] for number in range(len(groups))]

@@ -78,7 +78,7 @@ class _Printer:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.helpers: set[str] = set()
-        self.typed: dict[str, dict[str, str]] = {}  # of each kept block: type -> the block seen as it
+        self.typed: dict[str, dict[str, str]] = {}  # of each cached block: type -> the block seen as it
         self.globals: dict[str, str] = {}  # text of the value -> name
         self.objects: dict[str, str] = {}  # name -> key
         self.names = Names((*_RESERVED, *_printed_as_they_are(program)))
@@ -218,7 +218,7 @@ class _Printer:
             if typed is None:
                 base = f"{base}.view({dtype})"
             else:
-                # a kept block has a buffer for nearly each kernel: it is seen as each type once
+                # a cached block has a buffer for nearly each kernel: it is seen as each type once
                 if dtype not in typed:
                     typed[dtype] = self.names.of(("typed", view.buffer, dtype), f"{base}_as_{dtype}")
                     self._line(f"{typed[dtype]} = {base}.view({dtype})")
@@ -378,10 +378,10 @@ class _Printer:
             self._line(f"{self.variable(step.name)} = {made}")
             return
         layout = f"{self.shape(step.size)}, {self.shape(step.stride)}"
-        if isinstance(step, Allocate) and step.kept:
+        if isinstance(step, Allocate) and step.cached:
             self.typed[step.name] = {}
             self._line(
-                f"{self.variable(step.name)} = {self.helper('kept_memory')}({self.index(step.size[0])})"
+                f"{self.variable(step.name)} = {self.helper('cached_memory')}({self.index(step.size[0])})"
             )
         elif isinstance(step, Allocate):
             if device_of(step.device).is_host:

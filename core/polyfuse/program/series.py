@@ -74,7 +74,7 @@ def _fits(step: Step, kernels: Set[str], device: str) -> bool:
     if isinstance(step, LaunchKernel):
         return step.kernel in kernels and not step.device
     if isinstance(step, Allocate):
-        return step.device == device and not step.kept
+        return step.device == device and not step.cached
     return isinstance(step, (Free, Reuse))
 
 
@@ -88,7 +88,7 @@ class _Table:
         self.slots = {name: slot for slot, name in enumerate(dict.fromkeys((*span.inputs, *span.dead)))}
         self.inputs = tuple(self.slots)
         # memory of parameters is nobody's to give back
-        self.kept = {item.name for item in inputs if item.static}
+        self.static = {item.name for item in inputs if item.static}
         self.count = len(self.inputs)
         self.rows: list[SeriesRow] = []
 
@@ -133,7 +133,7 @@ class _Table:
                 self.rows.append(("view", slot, base, _numbers(step.size), _numbers(step.stride)))
                 self.rows.append(("free", base))
         elif isinstance(step, Free):
-            names = (name for name in step.names if name in self.slots and name not in self.kept)
+            names = (name for name in step.names if name in self.slots and name not in self.static)
             self.rows += [("free", self.slots[name]) for name in names]
 
     def _new_slot(self, name: str) -> int:

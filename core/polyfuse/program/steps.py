@@ -75,14 +75,14 @@ class AssertFinite(Step):
 
 @dataclass(frozen=True)
 class Allocate(Step):
-    """Make an uninitialised tensor; `kept`: of at least that size, in memory that is kept between calls."""
+    """Make an uninitialised tensor; `cached`: at least that size, in memory that stays between calls."""
 
     name: str
     size: tuple[IndexLike, ...]
     stride: tuple[IndexLike, ...]
     dtype: str
     device: str
-    kept: bool = False
+    cached: bool = False
 
 
 @dataclass(frozen=True)

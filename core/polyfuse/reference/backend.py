@@ -27,7 +27,7 @@ _SUFFIX = ".ir"
 
 
 class InterpreterBackend(Backend):
-    """Runs every kernel, slowly."""
+    """Runs every kernel in the reference interpreter, which is slow."""
 
     spawns_compiler = False
     autotunes_kernels = False

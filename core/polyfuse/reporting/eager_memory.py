@@ -24,7 +24,7 @@ class EagerInputs:
 
     @staticmethod
     def of(inputs: Sequence[Any]) -> EagerInputs:
-        """The layouts of example inputs; sizes become numbers, so that nothing is kept alive."""
+        """The layouts of example inputs; sizes become numbers, so that no tensor stays alive."""
         return EagerInputs(tuple(map(_layout, inputs)))
 
     def make(self) -> list[Any]:
@@ -62,7 +62,7 @@ def _number(value: Any) -> int:
 
 def eager_memory(gm: Any, inputs: EagerInputs) -> EagerTrace | str:
     """The storages that eager mode makes for a graph, its backward included if an input needs gradients; or
-    why that cannot be told.
+    why that is unknown.
     """
     backward = any(isinstance(x, _Layout) and x.requires_grad for x in inputs.values)
     try:

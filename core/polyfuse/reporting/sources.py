@@ -10,7 +10,7 @@ __all__ = ["SourceTable"]
 
 _FRAME = re.compile(r'^File "(?P<path>.*)", line (?P<line>\d+), in (?P<function>[^:]*)(?:: (?P<code>.*))?$')
 _WHOLE, _AROUND = 400, 12
-"""Files of up to so many lines are kept whole; of longer ones, so many lines around each that is named."""
+"""Files of up to so many lines are included whole; of longer ones, so many lines around each one named."""
 
 
 class SourceTable:
@@ -62,11 +62,11 @@ def _parts(path: str, wanted: set[int]) -> list[list[Any]]:
     lines = [line.rstrip("\n") for line in linecache.getlines(path)]
     if len(lines) <= _WHOLE:
         return [[1, "\n".join(lines)]] if lines else []
-    kept = sorted(
+    numbers = sorted(
         {n for line in wanted for n in range(line - _AROUND, line + _AROUND + 1) if 1 <= n <= len(lines)}
     )
     parts: list[list[Any]] = []
-    for number in kept:
+    for number in numbers:
         if parts and parts[-1][0] + len(parts[-1][1]) == number:
             parts[-1][1].append(lines[number - 1])
         else:

@@ -27,8 +27,8 @@ from polyfuse.schedule import Call, Launch
 
 __all__ = ["CallTimes", "ProgramTimer"]
 
-_KEPT = 24
-"""Calls of a program that are kept; later ones run unmeasured."""
+_MEASURED = 24
+"""Calls of a program that are measured; later ones are not."""
 _REPEATS, _REPEAT_SECONDS, _REPEAT_BYTES = 6, 0.5, 2 << 30
 """How often a program is run again for the sake of its times, and what that may cost."""
 _OPERATOR = re.compile(r"^(\w+) = operator\('([^']+)'(?:, out=True)?\)$", re.MULTILINE)
@@ -145,11 +145,11 @@ class ProgramTimer:
     ) -> Callable[[list[Any]], Any]:
         def measured(args: list[Any]) -> Any:
             recording = self._device is not None and self._device.is_recording()
-            if recording or len(self.calls) >= _KEPT or not self._lock.acquire(blocking=False):
+            if recording or len(self.calls) >= _MEASURED or not self._lock.acquire(blocking=False):
                 return function(args)
             try:
                 first = not self.calls
-                again = _Again.of(args, fresh) if first and repeatable else None
+                again = _SavedInputs.of(args, fresh) if first and repeatable else None
                 out = self._one(function, args)
                 if again is not None:
                     self._repeat(function, again)
@@ -172,7 +172,7 @@ class ProgramTimer:
         finally:
             self._events = None
 
-    def _repeat(self, function: Callable[[list[Any]], Any], again: _Again) -> None:
+    def _repeat(self, function: Callable[[list[Any]], Any], again: _SavedInputs) -> None:
         """Run the program a few times more on the same inputs: its first call is slower than others."""
         began = time.perf_counter()
         with _random_numbers_as_before(self._device):
@@ -228,19 +228,19 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class _Again:
+class _SavedInputs:
     """The inputs of a call, to be made again: copies of what the program may overwrite."""
 
     values: tuple[Any, ...]
     fresh: frozenset[int]
 
     @staticmethod
-    def of(args: Sequence[Any], fresh: frozenset[int]) -> _Again | None:
+    def of(args: Sequence[Any], fresh: frozenset[int]) -> _SavedInputs | None:
         """None where the copies would need too much memory."""
         tensors = [args[i] for i in sorted(fresh) if isinstance(args[i], torch.Tensor)]
         if sum(t.nbytes for t in tensors) > _REPEAT_BYTES:
             return None
-        return _Again(tuple(_copy(a) if i in fresh else a for i, a in enumerate(args)), fresh)
+        return _SavedInputs(tuple(_copy(a) if i in fresh else a for i, a in enumerate(args)), fresh)
 
     def args(self) -> list[Any]:
         """New ones, equal to the first."""

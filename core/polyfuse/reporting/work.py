@@ -18,7 +18,7 @@ from polyfuse.symbolic import example_value
 
 __all__ = ["ceilings", "operations_of"]
 
-_PRODUCTS = ("mm", "linear", "matmul", "addmv", "mv", "dot")
+_MATMULS = ("mm", "linear", "matmul", "addmv", "mv", "dot")
 _ROUNDS, _MOST_ROUNDS, _SECONDS = 5, 100, 0.5
 _CACHED = 1 << 15
 """Elements of a copy that stays in a cache."""
@@ -54,7 +54,7 @@ def _call_operations(
         often = 2.0 if "backward" in name else 1.0
         first = math.prod(shapes[0]) if "backward" in name else out
         return often * 2.0 * first * math.prod(weight[1:])
-    if any(word in name for word in _PRODUCTS):
+    if any(word in name for word in _MATMULS):
         matrices = [s for s in shapes if len(s) >= 2]
         if name in ("addmm", "baddbmm", "_addmm_activation") and len(matrices) > 2:
             matrices = matrices[1:]

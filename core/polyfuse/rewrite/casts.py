@@ -67,8 +67,8 @@ def is_held(value: Expr, dtype: DType) -> bool:
         return value.dtype.is_float and _is_same(float(value.value), round_half(value.value, dtype))
     if value.op == "neg" and not dtype.has_negative_zero:
         return False
-    kept = _KEEPING.get(value.op)
-    return kept is not None and all(is_held(value.args[k], dtype) for k in kept)
+    chosen = _KEEPING.get(value.op)
+    return chosen is not None and all(is_held(value.args[k], dtype) for k in chosen)
 
 
 def _is_same(a: float, b: float) -> bool:

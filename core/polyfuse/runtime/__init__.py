@@ -23,7 +23,7 @@ from polyfuse.runtime.native import (
     synchronize,
     tensor_data_ptr_address,
 )
-from polyfuse.runtime.workspace import keep_memory, kept_memory
+from polyfuse.runtime.workspace import cached_memory, keep_memory
 
 __all__ = [
     "CompiledModule",
@@ -32,11 +32,11 @@ __all__ = [
     "assert_finite",
     "assert_layout",
     "assert_size_stride",
+    "cached_memory",
     "conform",
     "device_guard",
     "empty_strided_cpu",
     "keep_memory",
-    "kept_memory",
     "line_map",
     "load",
     "observe",

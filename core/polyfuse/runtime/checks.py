@@ -159,7 +159,7 @@ def with_memory(call: Callable[[list[Any]], Any], args: list[Any], positions: Se
 def with_views(
     call: Callable[[list[Any]], Any], args: list[Any], views: Sequence[tuple[int, int]]
 ) -> tuple[Any, ...]:
-    """Run a forward of which some results are parts of inputs: autograd is told so, and refuses
+    """Run a forward of which some results are parts of inputs: autograd learns of it, and refuses
     what would overwrite an input behind its back.
     """
     inputs = [args[position] for _, position in views]

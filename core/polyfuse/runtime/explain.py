@@ -54,7 +54,7 @@ def explain(error: BaseException, text: str, filename: str) -> BaseException:
 
 
 def running_note(origin: str, filename: str, line: int, source: str) -> str:
-    """What an error is told of the line of a host program that failed."""
+    """The note that an error gets about the line of a host program that failed."""
     return f"{_RUNNING} {origin}\n  {filename}:{line}: {source.strip()}"
 
 

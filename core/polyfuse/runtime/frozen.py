@@ -152,7 +152,7 @@ class FrozenValues:
     folded: int = 0
 
     def __call__(self, given: Sequence[Any]) -> list[torch.Tensor]:
-        """The values, laid out as the graph was told."""
+        """The values, in the layouts that the graph was compiled for."""
         with torch.inference_mode(False), torch.no_grad():
             return [
                 value if tuple(value.stride()) == stride else _laid_out(value, size, stride)
@@ -160,15 +160,15 @@ class FrozenValues:
             ]
 
     def compute(self, *given: Any) -> list[torch.Tensor]:
-        """The values, laid out as operators leave them. What no later step takes is not kept."""
+        """The values, laid out as operators leave them. What no later step takes is released."""
         made: list[Any] = [*given, *self.constants]
         first = len(made)
         last = {number: first + k for k, step in enumerate(self.steps) for number in step.takes()}
-        kept = {*self.results, *range(first)}
+        needed = {*self.results, *range(first)}
         for number, step in enumerate(self.steps, first):
             made.append(step.run(made))
             for taken in step.takes():
-                if last[taken] == number and taken not in kept:
+                if last[taken] == number and taken not in needed:
                     made[taken] = None
         return [made[number] for number in self.results]
 
@@ -286,7 +286,7 @@ class CheckedCall(FrozenCall):
 
     def __init__(self, operator: Callable[..., Any]) -> None:
         super().__init__(operator)
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _Snapshot] = {}
 
     def __call__(self, parameter: torch.Tensor, *args: Any) -> Any:
         number = id(parameter)
@@ -296,12 +296,12 @@ class CheckedCall(FrozenCall):
                 for key in [key for key in self._known if key[0] == number]:
                     del self._known[key]
                 forget = weakref.ref(parameter, lambda _: self._seen.pop(number, None))
-                self._seen[number] = _Seen.of(parameter, forget)
+                self._seen[number] = _Snapshot.of(parameter, forget)
         return super().__call__(parameter, *args)
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _Snapshot:
     """What a dense parameter was when it was looked at.
 
     Attributes:
@@ -319,7 +319,7 @@ class _Seen:
     bits: torch.Tensor
 
     @classmethod
-    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor]) -> _Seen:
+    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor]) -> _Snapshot:
         count, dtype = parameter.numel(), parameter.dtype
         # short runs are read one after the other; of long ones, the library reads several side by side
         run = _RUN if count % _RUN == 0 else count // parameter.shape[0]

@@ -79,7 +79,7 @@ class CompiledModule:
         cache_record: what the graph cache stores of it, or why it stores nothing.
         native: the same program in its native form, if that was asked for.
         collectives: that it starts, in their order.
-        agreement: what other processes are asked before it runs for the first time; None: nothing.
+        agreement: the check with other processes before it runs for the first time; None: nothing.
         sized: the programs of its graph for other sizes; None: this one serves all.
     """
 
@@ -161,7 +161,7 @@ class CompiledModule:
     def _first_run(self, args: list[Any]) -> tuple[Any, ...]:
         self._check_inputs(args)
         args[:] = map(plain, args)
-        with self._told():
+        with self._reporting_failure():
             self.wait()
         self._marking.follow()
         # a native program calls kernels by their addresses, past what checks their first launch
@@ -183,8 +183,8 @@ class CompiledModule:
         found: tuple[Any, ...] = agreement.around(self.collectives, self.name, partial(run, args))
         return found
 
-    def _told(self) -> AbstractContextManager[None]:
-        """Other processes of a program with collectives are told where kernels cannot be had."""
+    def _reporting_failure(self) -> AbstractContextManager[None]:
+        """Report to other processes of a program with collectives that kernels cannot be had."""
         return compiling_for_others() if self.agreement and self.collectives else nullcontext()
 
     def _open_native(self, args: Sequence[Any]) -> None:
@@ -312,7 +312,7 @@ def load(
         kernels: a launchable, or a future of one, for each name in the program's ``KERNELS``.
         objects: the graph's object table: constants and other host values by key.
         filename: of the text on disk, if it is there.
-        output_strides: kept on the result for the caller of the compiler.
+        output_strides: an attribute of the result for the caller of the compiler.
         code: the byte code of the text, as `stored_code` returned it; empty: the text is compiled.
 
     Raises:

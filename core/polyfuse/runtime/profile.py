@@ -1,5 +1,5 @@
 """What each kernel and library call takes and how fast it moves memory, printed when the process ends (option
-`profile`). The first launch of each is told apart: it loads code, fills caches and touches memory first.
+`profile`). The first launch of each is listed apart: it loads code, fills caches and touches memory first.
 """
 
 from __future__ import annotations

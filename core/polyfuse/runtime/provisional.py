@@ -28,10 +28,10 @@ class Provisional:
         self._put: Callable[[Launch], None] | None = None
 
     def attach(self, put: Callable[[Launch], None]) -> None:
-        """Be given what puts another function instead of this one into the program."""
+        """Set the function that replaces this kernel by another in the program."""
         self._put = put
 
-    def settle(self, function: Launch) -> None:
+    def use(self, function: Launch) -> None:
         """Call a function from now on."""
         self.current = function
         if self._put is not None:

@@ -1,4 +1,4 @@
-"""Memory for large intermediate tensors on the CPU that is kept from call to call: memory that comes fresh
+"""Memory for large intermediate tensors on the CPU, cached from call to call: memory that comes fresh
 from the system costs a fault for each page.
 """
 
@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["forget_memory", "keep_memory", "kept_memory"]
+__all__ = ["cached_memory", "forget_memory", "keep_memory"]
 
 _MOST = 16
-"""Blocks that are kept: as many calls may run at once and find one."""
+"""Blocks that are cached: as many calls may run at once and find one."""
 
 _LARGEST = 1 << 30
-"""Bytes of the largest block that is kept."""
+"""Bytes of the largest block that is cached."""
 
 _BLOCKS: list[torch.Tensor] = []
 """Blocks that no call uses. Programs of one thread run one after the other, so that one block serves all.
 That of a call which fails is released."""
 
 
-def kept_memory(size: int) -> torch.Tensor:
+def cached_memory(size: int) -> torch.Tensor:
     """A block of at least so many bytes for one call, of which no other call knows."""
     try:
         block = _BLOCKS.pop()

@@ -45,7 +45,7 @@ class _Search:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes: dict[int, Node] = dict(enumerate(graph.nodes))
-        self.kept = frozenset(graph.output_buffers())
+        self.live_out = frozenset(graph.output_buffers())
         # where sums are made that calls have taken
         self.made: dict[str, int] = {}
         self.changed = False
@@ -109,7 +109,7 @@ class _Search:
         if uses.readers[name] != [position] or uses.readers[total] != [position]:
             return None
         call, buffer = self.nodes.get(made[0]), graph.buffers[total]
-        if buffer.kind != "temp" or {name, total} & self.kept or not isinstance(call, ExternCall):
+        if buffer.kind != "temp" or {name, total} & self.live_out or not isinstance(call, ExternCall):
             return None
         plain = call.op in _ADDING and call.out == "out" and not call.kwargs and not call.symbols
         return call if plain and buffer.stride == contiguous_strides(buffer.size) else None

@@ -1,4 +1,4 @@
-"""Which backend generates each node's code, and what users are told where none that compiles does."""
+"""Which backend generates each node's code, and what users read where none that compiles does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schedule as a drawing: the text that Graphviz's `dot` reads."""
+"""A schedule as a graph in Graphviz's `dot` format."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def _takes_out(node: ExternCall, graph: Graph) -> bool:
     if node.out != "out" or node.ordered or node.symbols or node.mutates:
         return False
     name = node.outputs[0]
-    kept = graph.is_output(name) or graph.buffers[name].kind != "temp"
-    return node.op.startswith("aten.") and not kept
+    escapes = graph.is_output(name) or graph.buffers[name].kind != "temp"
+    return node.op.startswith("aten.") and not escapes
 
 
 def _is_copy(node: Pointwise) -> bool:

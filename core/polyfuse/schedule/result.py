@@ -23,7 +23,7 @@ class Decision:
 
     Attributes:
         kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
-            (buffer kept inside a kernel), ``"inplace"``, ``"unaliased"`` (a generator refused that),
+            (buffer local to a kernel), ``"inplace"``, ``"unaliased"`` (a generator refused that),
             ``"group"`` (launches from one name to another that become parts of one kernel),
             ``"repeat"`` (the steps from one name to another are taken again by layers that are not shown),
             ``"in_place_output"`` (a call writes into a slice of a larger tensor),

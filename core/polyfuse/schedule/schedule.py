@@ -72,7 +72,7 @@ def schedule_graph(
         unfused: nodes that are not fused, because they are faster so.
         epilogue_reductions: names of those that are begun in the kernel of the GEMM whose results they read.
         rules: plugins' fusion rules for a backend on a device type.
-        texts: is told of the graph before and after each pass.
+        texts: records the graph before and after each pass.
     """
     plain = settings.with_options(overlap_collectives=False)
     given = claimed, unfused, epilogue_reductions, rules, texts
@@ -83,7 +83,7 @@ def schedule_graph(
     usual, found = _scheduled(graph, plain, backends, *given)
     if overlap.seconds < found.usual_seconds:
         return replace(schedule, decisions=(*schedule.decisions, overlap.summary(found)))
-    return replace(usual, decisions=(*usual.decisions, found.kept()))
+    return replace(usual, decisions=(*usual.decisions, found.unchanged()))
 
 
 def _scheduled(

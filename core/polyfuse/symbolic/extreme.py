@@ -29,17 +29,17 @@ def _extreme(kind: str, operands: tuple[IndexLike, ...], fold: Callable[..., int
     if known:
         rest.append(fold(known))
     sign = 1 if kind == "max" else -1
-    kept: list[IndexLike] = []
+    remaining: list[IndexLike] = []
     for i, operand in enumerate(rest):
         # of two operands that are always equal, the later one stays
         beaten = any(is_nonnegative((other - operand) * sign) for other in rest[i + 1 :]) or any(
-            is_nonnegative((other - operand) * sign) for other in kept
+            is_nonnegative((other - operand) * sign) for other in remaining
         )
         if not beaten:
-            kept.append(operand)
-    if len(kept) == 1:
-        return kept[0]
-    return of_atom(Atom(kind, "", tuple(sorted(kept, key=str))))
+            remaining.append(operand)
+    if len(remaining) == 1:
+        return remaining[0]
+    return of_atom(Atom(kind, "", tuple(sorted(remaining, key=str))))
 
 
 def _flat(kind: str, operands: tuple[IndexLike, ...]) -> list[IndexLike]:

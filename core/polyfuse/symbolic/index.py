@@ -1,7 +1,7 @@
 """Index expressions: exact integer polynomials over axis variables and shape symbols.
 
-An index is a plain ``int`` where everything is known, and an interned `Index` otherwise. An `Index` is kept
-in one canonical form, a sum of integer multiples of monomials plus a constant, where a monomial is a product
+An index is a plain ``int`` where everything is known, and an interned `Index` otherwise. An `Index` has
+one canonical form, a sum of integer multiples of monomials plus a constant, where a monomial is a product
 of atoms: axis variables, shape symbols, and the few functions that polynomials do not have (floor division,
 modulo, minimum, maximum, and host-only text). Equality is identity of the canonical form, so two ways to
 write one address compare equal, and every operation costs a few dictionary accesses. (The reason for not
@@ -198,8 +198,8 @@ def make(terms: Mapping[Monomial, int], const: int) -> IndexLike:
 
 def exact(terms: Mapping[Monomial, int], const: int) -> IndexLike:
     """The index of exactly these terms, ordered but not simplified: for text that is read back."""
-    kept = [(m, c) for m, c in terms.items() if c]
-    return Index(tuple(sorted(kept, key=lambda item: _order_of(item[0]))), const) if kept else const
+    nonzero = [(m, c) for m, c in terms.items() if c]
+    return Index(tuple(sorted(nonzero, key=lambda item: _order_of(item[0]))), const) if nonzero else const
 
 
 def _rejoin(terms: Mapping[Monomial, int]) -> IndexLike | None:

@@ -15,7 +15,7 @@ def substitute(index: IndexLike, replacement: Mapping[str, IndexLike]) -> IndexL
         return index
     total: IndexLike = index.const
     changed = False
-    kept: dict[Monomial, int] = {}
+    unchanged: dict[Monomial, int] = {}
     for monomial, coefficient in index.terms:
         value: IndexLike = coefficient
         touched = False
@@ -27,8 +27,8 @@ def substitute(index: IndexLike, replacement: Mapping[str, IndexLike]) -> IndexL
             changed = True
             total = total + value
         else:
-            kept[monomial] = coefficient
-    return total + make(kept, 0) if changed else index
+            unchanged[monomial] = coefficient
+    return total + make(unchanged, 0) if changed else index
 
 
 def _substitute_atom(atom: Atom, replacement: Mapping[str, IndexLike]) -> IndexLike | None:

@@ -25,7 +25,7 @@ from polyfuse.testing.aliasing import Aliased, aliased_sources
 from polyfuse.testing.cases.alias import alias_cases
 from polyfuse.testing.cases.case import Case, Part
 from polyfuse.testing.cases.large import large_cases
-from polyfuse.testing.cases.matmul import product_cases
+from polyfuse.testing.cases.matmul import matmul_cases
 from polyfuse.testing.cases.memory import memory_cases
 from polyfuse.testing.cases.reduction import reduction_cases
 from polyfuse.testing.cases.scalar import scalar_cases
@@ -52,7 +52,7 @@ def all_cases(quick: bool = False) -> Iterator[Case]:
     yield from reduction_cases(quick)
     yield from memory_cases(quick)
     yield from section_cases(quick)
-    yield from product_cases(quick)
+    yield from matmul_cases(quick)
     yield from large_cases(quick)
     yield from alias_cases(quick)
 

@@ -41,7 +41,7 @@ def refusal(op: Any, device_type: str) -> str:
 _REPEATED: dict[str, Any] = (
     {"allow_override": True} if "allow_override" in inspect.signature(Library.impl).parameters else {}
 )
-"""A kernel may be replaced that was replaced already; some releases of torch want to be told so."""
+"""A kernel may be replaced that was replaced already; some releases of torch want a flag for that."""
 
 
 class Override:

@@ -1,5 +1,6 @@
-"""Process groups of a world in which this process is alone: each collective is done with this rank's own
-numbers, as if all ranks held the same, and whoever plays the network is told of it.
+"""Process groups of a simulated world, of which this process is the only real rank: each
+collective is done with this rank's own numbers, as if all ranks held the same, and whoever simulates the
+network is called.
 """
 
 from __future__ import annotations

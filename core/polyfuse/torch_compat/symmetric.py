@@ -39,10 +39,10 @@ _LIBRARY.define("all_reduce(Tensor x, str kind, str group) -> Tensor")
 
 _OURS: Any = getattr(torch.ops, _SPACE)
 ALL_GATHER_MATMUL: Final = _OURS.all_gather_matmul.default
-"""(rows, depth) of each process by weights (depth, columns): products of the rows of all, each
-(ranks * rows, columns); with `whole`, these rows too, behind the products."""
+"""(rows, depth) of each process by weights (depth, columns): the matmuls of the rows of all, each
+(ranks * rows, columns); with `whole`, these rows too, behind the matmuls."""
 MATMUL_REDUCE_SCATTER: Final = _OURS.matmul_reduce_scatter.default
-"""The sum (`kind` "sum") or mean ("avg") over processes of a product (rows, columns), of which each gets
+"""The sum (`kind` "sum") or mean ("avg") over processes of a matmul (rows, columns), of which each gets
 (rows / ranks, columns)."""
 ALL_REDUCE: Final = _OURS.all_reduce.default
 """The sum over processes, in new memory. Every process adds in an order of its own: for two of them that is
@@ -77,8 +77,8 @@ def _gathered(shard: Tensor, weights: list[Tensor], whole: bool, group: str) -> 
 
 def _gathered_by_copies(shard: Tensor, weights: list[Tensor], whole: bool, group: str) -> list[Tensor]:
     symmetric: Any = torch.ops.symm_mem
-    rows, products = symmetric.fused_all_gather_matmul(shard, weights, 0, group, return_A=whole)
-    return [*products, *((rows,) if whole else ())]
+    rows, matmuls = symmetric.fused_all_gather_matmul(shard, weights, 0, group, return_A=whole)
+    return [*matmuls, *((rows,) if whole else ())]
 
 
 def _gathered_fake(shard: Tensor, weights: list[Tensor], whole: bool, group: str) -> list[Tensor]:

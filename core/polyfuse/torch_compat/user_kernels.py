@@ -33,7 +33,7 @@ def kernel_in_table(number: int) -> Any:
 
 
 def kernel_constants(number: int) -> Mapping[str, Any]:
-    """Arguments kept outside the graph, by name: constants of the kernel and options of its launch."""
+    """Arguments stored outside the graph, by name: constants of the kernel and options of its launch."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
     return dict(kernel_side_table.get_constant_args(number))

@@ -1,4 +1,4 @@
-"""Kernels on their way."""
+"""Kernels that are being built."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ __all__ = ["BuildPool"]
 
 _log = get_logger("workers")
 
-# Units kept loaded for whoever asks for a kernel of them next.
+# Units that stay loaded for whoever asks for a kernel of them next.
 _REMEMBERED: Final = 128
 
 _Unit = Future[Mapping[str, Location]]

@@ -22,7 +22,7 @@ __all__ = ["WorkerProcess", "WorkerProcesses"]
 
 
 class WorkerProcess:
-    """One child that builds what it is told, one request at a time.
+    """One child that builds what is requested, one request at a time.
 
     `start` and `options` name a function that it calls first; `needed` is one that it will call.
     """

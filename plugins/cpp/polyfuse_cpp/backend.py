@@ -115,10 +115,10 @@ class CppBackend(Backend):
         return generator.prefers(matmul, hints, self.isa)
 
     def prepacks_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
-        """Whether there are many pixels, or groups of channels."""
+        """Whether there are many pixels, or groups of channels; of windows of 1x1, some and not too many."""
         from polyfuse_cpp import generator
 
-        return generator.prepacks(matmul, hints)
+        return generator.prepacks(matmul, hints, self.isa)
 
     def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
         """Many where the weight lies along the depth, which is converted once for all rows."""

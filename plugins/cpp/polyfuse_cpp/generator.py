@@ -78,6 +78,10 @@ _FEW_PIXELS, _UNPACKED_PIXELS, _LARGE_WEIGHT = 32, 64, 1 << 20
 """Pixels up to which a weight is better packed at each call than compared with what it was: any weight, and
 one of so many elements, which the comparison reads from memory.
 """
+_PACKED_PIXELS = range(16, 1025)
+"""Pixels under windows of 1x1 whose weight is better packed once than at each call, with `freezing`: fewer
+read it as it is, and more do not notice. With AVX-512 packing takes too little to be noticed at all.
+"""
 _MOSTLY = 0.94
 """Part of the taps of a dilated window in the image, from which on a kernel is as fast as a library."""
 _FEW_TAPS = 9
@@ -106,7 +110,7 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     if _inside(matmul, hints) < _MOSTLY:
         return False
     channels = axis_size(matmul.axes[1])
-    if not grouped and isinstance(channels, int) and channels % isa.lanes and prepacks(matmul, hints):
+    if not grouped and isinstance(channels, int) and channels % isa.lanes and prepacks(matmul, hints, isa):
         # with few channels, or with many, vectors that are not full cost more than a library
         if not isa.lanes < channels < _MOST_PARTIAL * isa.lanes:
             return False
@@ -137,9 +141,15 @@ def _inside(matmul: Reduction, hints: Mapping[str, int]) -> float:
     return part if dilated else 1.0
 
 
-def prepacks(matmul: Reduction, hints: Mapping[str, int]) -> bool:
-    """Whether packing the weight of a convolution at each call takes longer than comparing it."""
+def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
+    """Whether packing the weight of a convolution at each call takes longer than comparing it; of a window of
+    1x1, longer than reading it packed.
+    """
     pixels, grouped = _pixels(matmul, hints)
+    if not grouped and all(axis_size(a) == 1 for a in matmul.raxes[1:]):
+        channels = axis_size(matmul.axes[1])
+        fills = isinstance(channels, int) and channels % (2 * isa.lanes) == 0
+        return fills and isa.name == "avx2" and pixels in _PACKED_PIXELS
     if grouped or pixels > _UNPACKED_PIXELS:
         return True
     weight = prod(axis_size(a) for a in matmul.raxes) * axis_size(matmul.axes[1])

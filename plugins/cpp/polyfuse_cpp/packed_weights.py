@@ -33,7 +33,7 @@ def with_packed(applies: Callable[[CallSite], Claim], unasked: bool = False) -> 
     def claim(site: CallSite) -> Claim:
         if not (site.freezing or (unasked and site.packing)) or not site.inference:
             return No("weights are packed once only with freezing, in graphs without gradients")
-        if not site.keeps(_weight(site)):
+        if not site.can_precompute(_weight(site)):
             return No("its weight is no whole parameter in the order of a layer's")
         return applies(site)
 
@@ -49,7 +49,7 @@ def packing(instead: Callable[[CallSite], ReplacementCalls]) -> Callable[[CallSi
         position = _WEIGHTS[call.op]
         weight = call.args[position]
         laid_out = _laid_out(site, call, weight)
-        once = site.once(f"{call.name}_weight", *_layout(site, call), laid_out)
+        once = site.precompute(f"{call.name}_weight", *_layout(site, call), laid_out)
         packed = replace(call, args=(*call.args[:position], laid_out.view(), *call.args[position + 1 :]))
         return ReplacementCalls((once, packed), (laid_out,), found.takes_reader)
 

@@ -10,7 +10,10 @@ from polyfuse.autotune.pruning import worth_building
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
-from polyfuse_cpp.matmul.plans import OperandPath
+from polyfuse_cpp.isa import ISAS
+from polyfuse_cpp.loops.names import plainly_named
+from polyfuse_cpp.matmul.plans import OperandPath, matmul_plans
+from polyfuse_cpp.matmul.problem import matmul_of
 
 
 def best(kernel: Kernel) -> float:
@@ -48,6 +51,14 @@ def test_a_tile_of_one_row_is_slow_for_many_rows():
     plan = dict(made.configs(kernel)[0].values)
     one = Config(tuple({**plan, "rows": 1}.items()))
     assert made.estimate(kernel, one) > 1.5 * made.estimate(kernel, made.configs(kernel)[0])
+
+
+@pytest.mark.parametrize(("columns", "vectors"), [(128, 2), (64, 2), (24, 3)])
+def test_tiles_of_six_rows_are_taken_where_their_columns_are_whole(columns: int, vectors: int):
+    """With four rows and three vectors, the last of eight vectors would leave half of the sums empty."""
+    matmul, isa = matmul_of(plainly_named(Matmul(784, columns, 512).kernel())), ISAS["avx2"]
+    packed = next(p for p in matmul_plans(matmul, isa) if p.path is OperandPath.PACKED)
+    assert (packed.rows, packed.vectors) == (12 // vectors, vectors)
 
 
 def test_around_the_best_guess_nothing_is_tried():

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from autotuning import Run, reasons, try_one_configuration, with_times
+from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.backend import CppBackend
+from polyfuse_cpp.isa import detect_isa
 
 LAYS_OUT = "frozen.aten.as_strided_copy.default"
 LAYER = torch.nn.Linear(24, 128)
@@ -70,6 +73,27 @@ def test_weights_that_are_not_laid_out(run: Run) -> None:
     for reason, (function, args) in cases.items():
         found = reasons(run(function, *args, freezing=True))
         assert reason in found.get("cpp+packed", ""), (reason, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("extent", "packs"), [(5, True), (3, False), (33, False)], ids=["25", "9", "1089"])
+def test_a_convolution_of_some_pixels_reads_a_weight_that_is_packed_once(extent: int, packs: bool) -> None:
+    """Fewer pixels read it as it is, and more do not notice how long packing takes."""
+    forget_sessions()
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(64)
+    model = nn.Sequential(nn.Conv2d(17, 64, 1, bias=False), norm, nn.ReLU(), nn.Conv2d(64, 40, 1)).eval()
+    options = {"strict": True, "freezing": True}
+    call = torch.compile(model, backend="polyfuse", options=options, dynamic=False)
+    x = torch.randn(1, 17, extent, extent)
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+            model[0].weight.mul_(-0.5)
+            norm.running_mean.add_(0.25)
+        x[0, 3, 1, 2] = float("nan")
+    # the 40 columns of the second fill no pairs of vectors
+    assert last_reports()[-1].calls.count(LAYS_OUT) == (packs and detect_isa().name == "avx2")
 
 
 def test_a_backend_that_fails_loses_packed_weights_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class TestBackends:
     def test_as_json(self, capsys):
         assert cli.main(["backends", "--json"]) == 0
         rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-        assert rows["interpreter"]["standing"] == "ready" and rows["interpreter"]["offers"] == ["kernels"]
+        assert rows["interpreter"]["status"] == "ready" and rows["interpreter"]["offers"] == ["kernels"]
 
     def test_fits_the_terminal_and_tells_what_is_offered(self, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
@@ -89,9 +89,7 @@ class TestBackends:
         reset_warned()
         cli.main([*arguments, "--json"])
         found = json.loads(capsys.readouterr().out)
-        rows = (
-            {row["name"]: row["standing"] for row in found} if isinstance(found, list) else found["backends"]
-        )
+        rows = {row["name"]: row["status"] for row in found} if isinstance(found, list) else found["backends"]
         assert rows["triton"] == rows["cutlass"] == "not applicable here"
         assert not caplog.records
 
@@ -154,8 +152,8 @@ def test_backends_and_doctor_agree_on_an_old_plugin_and_fit_the_terminal(
     found = json.loads(capsys.readouterr().out)
     assert cli.main(["backends", "--load", "--json"]) == 1
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert found["backends"] == {name: row["standing"] for name, row in rows.items()}
-    assert rows["oldfashioned_accelerators"]["standing"] == "unusable"
+    assert found["backends"] == {name: row["status"] for name, row in rows.items()}
+    assert rows["oldfashioned_accelerators"]["status"] == "unusable"
     texts = []
     for command in (["backends", "--load"], ["doctor", "--verbose"], ["doctor", "oldfashioned_accelerators"]):
         cli.main(command)

@@ -294,4 +294,4 @@ def test_without_facts_nothing_is_cached(monkeypatch, tmp_path: Path, warnings_s
     settings = Settings.resolve(None, {"backends": ["interpreter"], "cache_dir": str(tmp_path)})
     assert not session_for(settings).store.root.is_relative_to(tmp_path)
     (warning,) = warnings_seen()
-    assert "'mine'" in warning and "nothing is kept between runs" in warning
+    assert "'mine'" in warning and "nothing is cached between runs" in warning

@@ -68,7 +68,7 @@ def test_the_line_is_gone_before_the_program_goes_on(lines):
     assert lines[-1] == ""
 
 
-def test_whoever_settles_waits_for_a_line_that_another_thread_takes_away():
+def test_whoever_clears_waits_for_a_line_that_another_thread_takes_away():
     drawn, taking = [], threading.Event()
 
     def draw(text: str) -> None:
@@ -79,10 +79,10 @@ def test_whoever_settles_waits_for_a_line_that_another_thread_takes_away():
 
     shown = Progress(draw)
     shown._is_drawn = True
-    other = threading.Thread(target=shown.settle)
+    other = threading.Thread(target=shown.clear_if_idle)
     other.start()
     assert taking.wait(60)
-    shown.settle()
+    shown.clear_if_idle()
     assert drawn == [""]
     other.join()
 

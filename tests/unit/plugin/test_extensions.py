@@ -124,7 +124,7 @@ def test_a_plugin_that_cannot_name_its_facts(monkeypatch, warnings_seen, answer)
     points = [plugin(monkeypatch, "odd", {"polyfuse_cache_key": lambda: answer}, **FREE)]
     assert extensions_of(points).key_facts() is None
     (warning,) = warnings_seen()
-    assert "'odd'" in warning and "nothing is kept between runs" in warning
+    assert "'odd'" in warning and "nothing is cached between runs" in warning
 
 
 def test_the_first_plugin_that_knows_a_device_answers_for_it(monkeypatch):

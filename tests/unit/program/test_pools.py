@@ -306,11 +306,11 @@ def test_large_intermediates_are_kept_from_call_to_call() -> None:
     torch.testing.assert_close(first, _deep(x, w))  # results lie elsewhere
     torch.testing.assert_close(second, _deep(y, w))
     assert [block] == workspace._BLOCKS and block.numel() >= 2 * x.nbytes
-    assert workspace.kept_memory(100) is block and not workspace._BLOCKS
+    assert workspace.cached_memory(100) is block and not workspace._BLOCKS
     assert call(x, w)[0].data_ptr() != block.data_ptr()
     workspace.keep_memory(block)
     assert len(workspace._BLOCKS) == 2, "a call that finds no block makes one"
-    assert workspace.kept_memory(1 << 24).numel() == 1 << 24, "a block that is too small is released"
+    assert workspace.cached_memory(1 << 24).numel() == 1 << 24, "a block that is too small is released"
     workspace.forget_memory()
 
 

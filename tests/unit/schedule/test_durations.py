@@ -14,8 +14,8 @@ from polyfuse.runtime.ranks import estimates
 from polyfuse.runtime.ranks.costs import (
     KINDS,
     CollectiveCosts,
-    costs_put_back,
     forget_costs,
+    restored_costs,
     use_costs,
 )
 from polyfuse.schedule.fusion.units import Unit, UnitSpaces, call_unit, loop_unit
@@ -29,7 +29,7 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_costs() -> Iterator[None]:
-    with costs_put_back():
+    with restored_costs():
         forget_costs()
         yield
 

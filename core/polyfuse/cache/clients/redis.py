@@ -20,7 +20,7 @@ __all__ = ["RedisAddress", "RedisStore", "is_redis"]
 
 _PORT: Final = 6379
 _PREFIX: Final = "polyfuse:"
-# Connections that are kept for the next request.
+# Idle connections that are reused by the next requests.
 _IDLE: Final = 8
 _CHUNK: Final = 1 << 16
 _LONGEST_LINE: Final = 1 << 12
@@ -79,7 +79,7 @@ class RedisAddress:
 
 
 class RedisStore:
-    """A server that answers GET and SET. Names are kept under `polyfuse:`.
+    """A server that answers GET and SET. Names are stored under `polyfuse:`.
 
     Args:
         address: as `RedisAddress.parse` reads it.

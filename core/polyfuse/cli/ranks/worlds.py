@@ -1,4 +1,4 @@
-"""`polyfuse explain --world`: one rank of larger worlds, played in this process."""
+"""`polyfuse explain --world`: one rank of larger worlds, simulated in this process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def world_sizes(text: str) -> tuple[int, ...]:
 
 
 def run(arguments: argparse.Namespace, program: Callable[[], int]) -> int:
-    """Play one world here, or each of several in a process of its own; print what a step takes."""
+    """Simulate one world here, or each of several in a process of its own; print what a step takes."""
     if len(arguments.world) > 1:
         status, worlds = _apart(arguments)
     else:
@@ -101,13 +101,13 @@ def _played(arguments: argparse.Namespace, program: Callable[[], int]) -> tuple[
     cores = arguments.cores or Settings().build_worker_count()  # as many CPUs as there are
     with simulated_rank(World(arguments.world[0], arguments.per_host, tables, cores)) as rank:
 
-        class Beginning(Collector):
-            """What is compiled is not part of a step."""
+        class StepStart(Collector):
+            """Begins a step after each compile, which is not part of it."""
 
             def built(self, aten: Any, built: object) -> None:
                 rank.timeline.begin()
 
-        with Beginning(measure=False).watching():
+        with StepStart(measure=False).watching():
             status = program()
         return status, rank.result()
 

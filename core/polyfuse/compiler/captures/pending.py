@@ -23,9 +23,9 @@ class Pending:
 
     Args:
         ready: called once with the keys of its graphs and the names of the entries there, in the order in
-            which they were captured, when all are known and the frame was kept; perhaps in another thread,
-            where a backward is compiled. It has several graphs where DDPOptimizer cut one into buckets, and
-            may have none.
+            which they were captured, when all are known and the frame is to be stored; perhaps in another
+            thread, where a backward is compiled. It has several graphs where DDPOptimizer cut one into
+            buckets, and may have none.
         lost: called with the reason where the process ends and that never happened.
     """
 
@@ -36,7 +36,7 @@ class Pending:
         self._graphs: list[object] = []
         self._keys: list[str] = []
         self._entries: dict[int, str] = {}
-        self._kept = False
+        self._storing = False
         self.refused = ""
 
     @contextmanager
@@ -53,23 +53,23 @@ class Pending:
 
     def keep(self) -> None:
         """Store the frame as soon as its graphs are."""
-        self._kept = True
-        self._settle()
-        if self._kept:
+        self._storing = True
+        self._store_if_complete()
+        if self._storing:
             atexit.register(self._give_up)
 
     def _give_up(self) -> None:
-        if self._kept:
+        if self._storing:
             self._lost(self.refused or "its graph was not stored: no backward of it has run")
 
     def note_graph(self, gm: object) -> None:
-        """Take note of a graph that Dynamo captured."""
+        """Record a graph that Dynamo captured."""
         self._graphs.append(gm)
         if len(self._graphs) > 1 and not is_bucket():
             self.refused = self.refused or "it has several graphs"
 
     def note_key(self, gm: object, key: str) -> Callable[[str], None] | None:
-        """Take note of a graph that is looked up, and be told of its entry."""
+        """Record a graph that is looked up; returns what is to be called with its entry."""
         self._keys.append(key)
         if not self._graphs or gm is not self._graphs[-1]:
             self.refused = "its graph is compiled in regions"
@@ -79,11 +79,11 @@ class Pending:
 
     def _note_entry(self, number: int, name: str) -> None:
         self._entries[number] = name
-        self._settle()
+        self._store_if_complete()
 
-    def _settle(self) -> None:
-        if self._kept and len(self._entries) == len(self._keys) and not self.refused:
-            self._kept = False
+    def _store_if_complete(self) -> None:
+        if self._storing and len(self._entries) == len(self._keys) and not self.refused:
+            self._storing = False
             atexit.unregister(self._give_up)
             self._ready([(key, self._entries[number]) for number, key in enumerate(self._keys)])
 
@@ -92,20 +92,20 @@ _CURRENT: ContextVar[Pending | None] = ContextVar("polyfuse_pending_frame", defa
 
 
 def note_graph(gm: object) -> None:
-    """Take note of a graph that Dynamo captured, if a frame is being traced that may be stored."""
+    """Record a graph that Dynamo captured, if a frame is being traced that may be stored."""
     current = _CURRENT.get()
     if current is not None:
         current.note_graph(gm)
 
 
 def note_key(gm: object, key: str) -> Callable[[str], None] | None:
-    """Take note of the key of a graph; return what is to be told of the entry under it, if anything."""
+    """Record the key of a graph; return what is to be called with the entry under it, if anything."""
     current = _CURRENT.get()
     return None if current is None else current.note_key(gm, key)
 
 
 def note_bypass(reason: str) -> None:
-    """Take note that the graph of the frame that is being traced is not stored."""
+    """Record that the graph of the frame that is being traced is not stored."""
     current = _CURRENT.get()
     if current is not None:
         current.refused = current.refused or f"its graph bypasses the graph cache: {reason}"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from polyfuse.runtime.ranks.agreement import Agreement
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
-__all__ = ["GraphCache", "entries_are_here", "environment_of", "hand_on", "key_of"]
+__all__ = ["GraphCache", "entries_are_here", "environment_of", "key_of", "share_entries"]
 
 _log = get_logger("cache")
 
@@ -128,7 +128,7 @@ class GraphCache:
         return bool(self._key) and self._folder.holds(self._key)
 
     def note(self, compiled: BoxedCallable) -> None:
-        """Take note of a graph that was compiled, since nothing was found."""
+        """Record a graph that was compiled, since nothing was found."""
         self._compiled += 1
         if not self._key:
             return
@@ -136,7 +136,7 @@ class GraphCache:
         if isinstance(record, str):
             self._refusal = self._refusal or record
 
-    def settle(self) -> None:
+    def count_outcome(self) -> None:
         """Count what became of the graph, and report what was found."""
         if not self._session.settings.graph_cache:
             return
@@ -169,7 +169,7 @@ class GraphCache:
             )
         else:
             self._notes.write(self._key, self._fields)
-            hand_on(self._key, self._session)
+            share_entries(self._key, self._session)
 
     def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
         settings = self._session.settings
@@ -199,7 +199,7 @@ class GraphCache:
             raise OSError(f"the entry {name} is damaged")
         mark_used(self._folder.path / key)
         found = reopened(content, GraphCacheEntry(key, self._folder.path, self._revive, self._stored))
-        self.settle()
+        self.count_outcome()
         return found
 
     def _revive(self, stored: GraphRecord | PortableGraph) -> BoxedCallable:
@@ -235,7 +235,7 @@ def entries_are_here(key: str, session: CompileSession, name_of: Callable[[bytes
     return folder.holds(key)
 
 
-def hand_on(key: str, session: CompileSession) -> None:
+def share_entries(key: str, session: CompileSession) -> None:
     """Give those who share the cache what is stored under a key, and keep the folder within its limit."""
     store = session.store
     if store.sharing is not None:

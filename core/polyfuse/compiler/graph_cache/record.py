@@ -199,7 +199,7 @@ def revived(
     Args:
         build: generate kernels again that are not there, or not as they were: nobody compiles the graph
             instead.
-        agreement: what other processes are asked before it runs for the first time.
+        agreement: the check with other processes before it runs for the first time.
 
     Raises:
         CacheEntryGone: something that it needs is not there, or not as it was.

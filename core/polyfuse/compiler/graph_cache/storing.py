@@ -40,7 +40,7 @@ def record_or_reason(aten: AtenGraph, built: BuiltGraph, session: CompileSession
         return "it was not compiled for the graph cache"
     parts = (built, *(part for _, part in built.ahead.values()))
     if any(is_unasked(k.emitted.backend, settings) for part in parts for k in part.kernels.values()):
-        return "a kernel of it is interpreted, which each process is told"
+        return "a kernel of it is interpreted, of which each process warns"
     if settings.autotunes and (session.tuner.cut_short or session.tuner.exhausted):
         return "its autotuning ran out of time, or was only looked up, and goes on in a later process"
     if assumes_fractions() and not compiled_ahead():

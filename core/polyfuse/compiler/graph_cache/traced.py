@@ -1,4 +1,4 @@
-"""Graphs that cannot be told apart before they are traced, found behind AOTAutograd by what was traced.
+"""Graphs that cannot be distinguished before they are traced, found behind AOTAutograd by what was traced.
 
 Tensors that are spread over processes (DTensor) bypass the graph cache: what is traced of them may depend on
 the rank of the process. Each process traces them, but those that traced the same share what follows.
@@ -15,7 +15,7 @@ from polyfuse.base.files import atomic_write
 from polyfuse.base.log import get_logger
 from polyfuse.cache import GraphFolder
 from polyfuse.cache.graphs import count
-from polyfuse.compiler.graph_cache.lookup import entries_are_here, hand_on, key_of
+from polyfuse.compiler.graph_cache.lookup import entries_are_here, key_of, share_entries
 from polyfuse.compiler.graph_cache.record import GraphRecord, revived
 from polyfuse.compiler.once import only_rank
 from polyfuse.compiler.reports.logs import publish
@@ -90,4 +90,4 @@ def _store(key: str, record: GraphRecord, session: CompileSession) -> None:
     except Exception as error:  # it runs all the same
         _log.info("a traced graph cannot be stored: %s", error)
         return
-    hand_on(key, session)
+    share_entries(key, session)

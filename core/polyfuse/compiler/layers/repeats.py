@@ -206,13 +206,13 @@ class _Expansion:
 
     def _outputs(self) -> tuple[GraphOutput, ...]:
         short, given = self.short, self.old.graph.outputs
-        index, missing = {position: at for at, position in enumerate(short.kept)}, short.left_out
+        index, missing = {position: at for at, position in enumerate(short.present)}, short.left_out
         found: list[GraphOutput] = []
         for position in range(len(given) + len(missing)):
             item = missing.get(position)
             if item is None:
                 output = given[index[position]]
-                found.append(self.late.value(output) if short.kept[position] else output)
+                found.append(self.late.value(output) if short.present[position] else output)
                 continue
             output = given[index[item.like]]
             renamed = self.renamings[item.copy - 1].value(output)
@@ -229,7 +229,7 @@ def _compared(step: _Step) -> tuple[object, ...]:
     kernel = changed(step.kernel, origins=())
     return (
         kernel.name,
-        _Same(kernel),
+        _Literal(kernel),
         step.operands,
         step.nodes,
         step.backend,
@@ -241,14 +241,14 @@ def _compared(step: _Step) -> tuple[object, ...]:
     )
 
 
-class _Same:
-    """What has no name of the graph in it."""
+class _Literal:
+    """A value that holds no name of the graph, compared by equality."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value == other.value
+        return isinstance(other, _Literal) and self.value == other.value
 
     def __hash__(self) -> int:
         return hash(self.value)

@@ -79,7 +79,7 @@ class Progress:
         """A compile is over; its kernels may still be built."""
         with self._lock:
             self._active.pop(id(compile_), None)
-        self.settle()
+        self.clear_if_idle()
 
     def build(self, futures: Iterable[BuildFuture]) -> None:
         """Kernels are being built."""
@@ -113,7 +113,7 @@ class Progress:
         with self._lock:
             return any(item.stage == _DRAWS_ITSELF for item in self._active.values())
 
-    def settle(self) -> None:
+    def clear_if_idle(self) -> None:
         """Take the line away at once if nothing is going on: what the program prints next begins a line."""
         if self._is_drawn and not self.text(time.monotonic()):
             self._put("")
@@ -122,12 +122,12 @@ class Progress:
         with self._drawing:
             was_drawn = self._is_drawn
             if text:
-                self._is_drawn = True  # first: who settles from now on waits, who did before is seen below
+                self._is_drawn = True  # first: who clears from now on waits, who did before is seen below
                 if not self.text(time.monotonic()):
                     self._is_drawn = was_drawn
                     return  # it was over while the line was made
             if text or was_drawn:
-                # an empty text: it stays true until the line is gone, since who settles meanwhile waits
+                # an empty text: it stays true until the line is gone, since who clears meanwhile waits
                 try:
                     self.draw(text)
                 except Exception as error:  # looking on must not be what fails
@@ -150,7 +150,7 @@ class Progress:
                 break
             if now - self._began >= self.patience:
                 self._put("" if self.is_elsewhere else text)
-        self.settle()
+        self.clear_if_idle()
 
 
 def _draw_nothing(text: str) -> None:
@@ -208,7 +208,7 @@ def watch_builds(futures: Iterable[BuildFuture]) -> None:
 def note_built() -> None:
     """A kernel that was waited for is there."""
     if _progress is not None:
-        _progress.settle()
+        _progress.clear_if_idle()
 
 
 def _shown(settings: Settings) -> Progress | None:

@@ -22,7 +22,7 @@ MAX_REPORTS = 256
 
 @dataclass
 class Provider:
-    """Who provides a kernel, kept up to date: a build, launch or check that fails makes it another backend.
+    """Who provides a kernel, updated: a build, launch or check that fails makes it another backend.
 
     Attributes:
         backend: its name.
@@ -84,9 +84,9 @@ class GraphReport:
         rewrites: rewrites of the captured graph, as (pass, how many).
         eager: why the whole graph runs in eager mode; empty if it does not.
         cached: whether the graph was read from the graph cache.
-        recording: what becomes of recording its work, kept up to date; None where that was not asked for.
+        recording: what becomes of recording its work, updated; None where that was not asked for.
         host: what becomes of its native host program; None where that was not asked for.
-        sizes: programs for classes of its sizes, kept up to date; None where one program serves all.
+        sizes: programs for classes of its sizes, updated; None where one program serves all.
     """
 
     name: str

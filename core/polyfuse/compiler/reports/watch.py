@@ -1,4 +1,4 @@
-"""Who looks on while graphs are compiled and run: `polyfuse report`.
+"""Observers of graphs while they are compiled and run, as `polyfuse report` is one.
 
 Usually nobody does, and a compile pays one comparison with None in each of the functions below.
 """
@@ -17,7 +17,7 @@ __all__ = ["Watcher", "compiling", "entries_for", "note_built", "note_captured",
 
 
 class Watcher(Protocol):
-    """What is told of each compile; it must change nothing that is compiled."""
+    """An observer of each compile; it must change nothing that is compiled."""
 
     def captured(self, gm: Any, inputs: Sequence[Any]) -> AbstractContextManager[None]:
         """Dynamo captured a graph; what happens inside is its compile, the backward's left out if that is
@@ -41,7 +41,7 @@ _watcher: Watcher | None = None
 
 @contextmanager
 def watch(watcher: Watcher) -> Iterator[None]:
-    """Tell a watcher of all that is compiled meanwhile, in every thread."""
+    """Call a watcher for all that is compiled meanwhile, in every thread."""
     global _watcher
     before, _watcher = _watcher, watcher
     try:

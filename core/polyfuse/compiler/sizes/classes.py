@@ -43,7 +43,7 @@ class SizeClasses:
     """The classes of a graph.
 
     Attributes:
-        symbols: those by which sizes are told apart.
+        symbols: those by which sizes are classified.
         met: the values with which the graph was captured.
         first: where ranges begin, ascending; sizes below the first of them are a range, too.
         multiple: of which values may be multiples; 1: that does not matter.

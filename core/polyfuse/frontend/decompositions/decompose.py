@@ -1,4 +1,4 @@
-"""Which operators are broken up into simpler ones before lowering, and which stay whole.
+"""Which operators are decomposed before lowering, and which are not.
 
 An operator is decomposed when the steps fuse at least as well as a native lowering would. It stays whole
 when it maps to a library call (`mm`, `convolution`, attention), when one native loop beats the steps

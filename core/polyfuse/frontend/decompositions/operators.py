@@ -291,9 +291,9 @@ def slice_scatter(
     src = src.to(base.dtype).expand(shape)
     if step != 1:
         # padded alike, what is inside has the indices of what is read there
-        kept = torch.ones(shape[dim], dtype=torch.bool, device=base.device)
+        ones = torch.ones(shape[dim], dtype=torch.bool, device=base.device)
         alone = [-1 if d == dim else 1 for d in range(rank)]
-        inside = _padded(kept, 0, low, step, size).view(alone)
+        inside = _padded(ones, 0, low, step, size).view(alone)
         return like_layout(torch.where(inside, _padded(src, dim, low, step, size), base), base)
     if low == 0 and high == size:
         return like_layout(src.clone(), base)

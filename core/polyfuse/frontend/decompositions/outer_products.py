@@ -1,7 +1,7 @@
 """Matmuls that add up nothing: with a depth of one, each element of the result is one product.
 
-A library packs operands and calls a kernel made for sums; as a pointwise multiplication the product is as
-fast as its result is written, and fuses with its neighbours. The gradient of a weight is such a product at
+A library packs operands and calls a kernel made for sums; as a pointwise multiplication the matmul is as
+fast as its result is written, and fuses with its neighbours. The gradient of a weight is such a matmul at
 batch 1, and so is what a layer with one output passes back.
 """
 
@@ -22,7 +22,7 @@ def matmul(left: Tensor, right: Tensor) -> Any:
     if not _adds_nothing(left, right):
         return NotImplemented
     products = left * right
-    return (products if _is_library_product(left, right) else products + 0.0).contiguous()
+    return (products if _is_library_matmul(left, right) else products + 0.0).contiguous()
 
 
 def addmm(term: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -66,7 +66,7 @@ def _term_alone(term: Tensor, result: Tensor, beta: float) -> Tensor:
     return scaled.contiguous()
 
 
-def _is_library_product(left: Tensor, right: Tensor) -> bool:
+def _is_library_matmul(left: Tensor, right: Tensor) -> bool:
     """Whether eager mode stores the products as they are, negative zeros too: matrices that it gives to BLAS.
     Everywhere else they are added to a zero, as terms of a sum.
     """

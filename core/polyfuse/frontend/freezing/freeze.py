@@ -25,7 +25,7 @@ from polyfuse.torch_compat import ops
 
 __all__ = ["freeze"]
 
-# What is kept besides the parameters may be as large as this, or as several times the parameters.
+# What is stored besides the parameters may be as large as this, or as several times the parameters.
 _BYTES = 16 << 20
 _TIMES = 2
 

@@ -28,7 +28,7 @@ __all__ = [
     "CHUNK",
     "GatheredMatmuls",
     "SummedMatmul",
-    "chunk_products",
+    "chunk_matmuls",
     "gathered_matmuls",
     "summed_matmul",
 ]
@@ -46,7 +46,7 @@ _MATMULS: Final = {aten.mm.default: 0, aten.addmm.default: 1}
 """And the position of their first operand."""
 
 
-def chunk_products(state: Rewriting) -> int:
+def chunk_matmuls(state: Rewriting) -> int:
     """Cut matmuls behind all-gathers, and before sums over ranks, into chunks, where that gains."""
     if state.settings.chunk_collectives == "off" or state.stage == "joint":
         return 0
@@ -112,7 +112,7 @@ def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
 
 
 def _dimension(node: Node, position: int) -> int:
-    """The dimension that an operator is told, from the front."""
+    """The dimension argument of an operator, from the front."""
     given = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
     first = node.args[0][0] if isinstance(node.args[0], (tuple, list)) else node.args[0]
     return int(given) % _value(first).dim()
@@ -189,7 +189,7 @@ class GatheredMatmuls:
         path = [self.rows, *_between(self.rows, self.wait)] if self.rows is not self.wait else []
         for node in sorted([*self.matmuls, *first_other], key=lambda node: positions[node]):
             if node in self.matmuls:
-                made = [self._product(state, node, arrived(i, node)) for i in range(chunks)]
+                made = [self._matmul(state, node, arrived(i, node)) for i in range(chunks)]
                 state.replace(node, self._rejoined(state, node, made))
             else:
                 whole = self._whole(state, node, [arrived(i, node) for i in range(chunks)])
@@ -198,7 +198,7 @@ class GatheredMatmuls:
                 self.wait.replace_all_uses_with(whole)
         _erase(state, [*path, self.wait, start])
 
-    def _product(self, state: Rewriting, matmul: Node, part: Node) -> Node:
+    def _matmul(self, state: Rewriting, matmul: Node, part: Node) -> Node:
         """A matmul for a part of its rows."""
         depth = _value(self.rows).shape[1]
         matrix = (
@@ -332,14 +332,14 @@ class SummedMatmul:
 
     def cut(self, state: Rewriting, chunks: int) -> None:
         """Put the chunks in place of all of it."""
-        start, matmul, operand = self.start, self.matmul, _MATMULS[self.matmul.target]
+        start, matmul, first = self.start, self.matmul, _MATMULS[self.matmul.target]
         width = int(_value(matmul).shape[1]) // chunks
         leaving = []
         for number in range(chunks):
             span = (number * width, (number + 1) * width)
-            bias = [state.call_before(start, aten.slice.Tensor, (b, 0, *span)) for b in matmul.args[:operand]]
-            columns = state.call_before(start, aten.slice.Tensor, (matmul.args[operand + 1], 1, *span))
-            args = (*bias, matmul.args[operand], columns)
+            bias = [state.call_before(start, aten.slice.Tensor, (b, 0, *span)) for b in matmul.args[:first]]
+            columns = state.call_before(start, aten.slice.Tensor, (matmul.args[first + 1], 1, *span))
+            args = (*bias, matmul.args[first], columns)
             made = {matmul: state.call_before(start, matmul.target, args, dict(matmul.kwargs))}
             for node in self.path:
                 made[node] = self._repeated(state, node, made, width)

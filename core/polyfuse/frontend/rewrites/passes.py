@@ -12,7 +12,7 @@ from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.frontend.graph import Note
 from polyfuse.frontend.rewrites.attention import fuse_attention
 from polyfuse.frontend.rewrites.casts import merge_casts
-from polyfuse.frontend.rewrites.chunked import chunk_products
+from polyfuse.frontend.rewrites.chunked import chunk_matmuls
 from polyfuse.frontend.rewrites.collectives import bucket_collectives
 from polyfuse.frontend.rewrites.constant_folding import (
     fold_constants,
@@ -78,7 +78,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("remove-dead-again", remove_dead),
     ("merge-collectives", merge_collectives),
     ("symmetric-matmuls", symmetric_matmuls),
-    ("chunk-products", chunk_products),
+    ("chunk-matmuls", chunk_matmuls),
     ("bucket-collectives", bucket_collectives),
     ("symmetric-sums", symmetric_sums),
     ("compute-saved-early", compute_saved_early),
@@ -105,7 +105,7 @@ def rewrite_graph(
     """Run every rewrite on `module`, in place, and `more` after them; returns how often each one applied,
     leaving out those that did not.
 
-    `texts` is told of the graph before and after each, and `notes` gets what is to be told of single ones.
+    `texts` records the graph before and after each, and `notes` gets the messages of single ones.
     `settings.fuel` limits the number of rewrites of one graph. Dropping dead calls costs none.
     """
     state = Rewriting(module, settings, stage, settings.fuel, [] if notes is None else notes)

@@ -60,7 +60,7 @@ def _is_on(state: Rewriting, *choices: str) -> bool:
     return state.settings.symmetric_memory in choices and state.stage != "joint" and bool(symmetric_groups())
 
 
-def _told(state: Rewriting, start: Node, others: list[Node]) -> None:
+def _note(state: Rewriting, start: Node, others: list[Node]) -> None:
     names = "+".join(node.name for node in others)
     state.notes.append(Note("symmetric", start.name, names, "through memory that GPUs map from each other"))
 
@@ -90,7 +90,7 @@ def _gathered(state: Rewriting, found: GatheredMatmuls) -> bool:
     given = (rows, weights, others, found.start.args[2])
     call = state.call_before(found.wait, symmetric.ALL_GATHER_MATMUL, given)
     parts = [_item(state, found.wait, call, i) for i in range(len(weights) + others)]
-    _told(state, found.start, matmuls)
+    _note(state, found.start, matmuls)
     for matmul, part in zip(matmuls, parts, strict=False):
         state.replace(matmul, part)
     if others:
@@ -148,7 +148,7 @@ def _scattered(state: Rewriting, found: SummedMatmul) -> bool:
         return False
     args = (*matmul.args, start.args[1], group)
     call = state.call_before(start, symmetric.MATMUL_REDUCE_SCATTER, args)
-    _told(state, start, [matmul])
+    _note(state, start, [matmul])
     done = state.call_before(start, aten.view.default, (call, list(result.shape)))
     state.replace(found.wait, done)
     _erase_from(state, start, matmul)
@@ -190,7 +190,7 @@ def _summed(state: Rewriting, start: Node) -> bool:
     if x.numel() * x.element_size() > symmetric.LARGEST_SUM or not state.spend():
         return False
     call = state.call_before(start, symmetric.ALL_REDUCE, tuple(start.args))
-    _told(state, start, [waits[0]])
+    _note(state, start, [waits[0]])
     state.replace(waits[0], call)
     state.graph.erase_node(start)
     return True

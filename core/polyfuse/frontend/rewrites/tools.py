@@ -37,7 +37,7 @@ class Rewriting:
     fuel: int | None = None
     """Rewrites left; None: no limit."""
     notes: list[Note] = field(default_factory=list)
-    """What is to be told of rewrites."""
+    """The messages of rewrites."""
     _escaping: frozenset[Node] | None = field(default=None, repr=False)
 
     @property

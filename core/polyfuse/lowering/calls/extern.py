@@ -1,5 +1,5 @@
-"""Calls of eager operators: arguments to IR, results to buffers, effects and unbacked symbols kept in
-sight."""
+"""Calls of eager operators: arguments to IR, results to buffers, effects in order, and
+unbacked symbols."""
 
 from __future__ import annotations
 

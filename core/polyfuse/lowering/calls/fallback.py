@@ -162,7 +162,7 @@ def call_operator(
     *,
     fallback: bool,
 ) -> Any:
-    """Call any operator, by its name where it has one, with its effects kept in order and in sight."""
+    """Call any operator, by its name where it has one, with its effects tracked in order."""
     facts = ops.facts(target)
     name = ops.op_name(target)
     mutated = _mutated(target, facts, args, kwargs)

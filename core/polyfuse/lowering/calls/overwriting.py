@@ -69,8 +69,8 @@ def _is_given_again(node: Node, source: Node) -> bool:
 
 
 def _behind(ctx: LoweringContext, base: TensorValue) -> View | None:
-    """The buffer whose elements an expression is: sums in half precision are kept in single precision, and
-    rounded only by who stores them."""
+    """The buffer whose elements an expression is: sums in half precision are accumulated in single precision,
+    and rounded only by who stores them."""
     if base.body is None or base.body.op != "load" or base.body.args:
         return None
     buffer = ctx.buffers[base.body.buffer]

@@ -14,11 +14,11 @@ from torch.fx import Node
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx
 
-__all__ = ["Words", "words_for"]
+__all__ = ["ErrorText", "error_text_for"]
 
 
 @dataclass(frozen=True)
-class Words:
+class ErrorText:
     """Of one check: the name of a built-in exception, its text, whether negative indices wrap."""
 
     kind: str
@@ -27,18 +27,18 @@ class Words:
 
 
 _BOUNDS = "index {index} is out of bounds for dimension {dim} with size {size}"
-_IN_SELF = Words("IndexError", "index out of range in self")
-_ALONG = Words("RuntimeError", _BOUNDS)
-_BRACKETS = Words("IndexError", _BOUNDS, True)
-_FLAT = Words(
+_IN_SELF = ErrorText("IndexError", "index out of range in self")
+_ALONG = ErrorText("RuntimeError", _BOUNDS)
+_BRACKETS = ErrorText("IndexError", _BOUNDS, True)
+_FLAT = ErrorText(
     "IndexError", "out of range: tried to access index {index} on a tensor of {size} elements.", True
 )
-_LABEL = Words("IndexError", "Target {index} is out of bounds.")
-_LABEL_RANGE = Words("RuntimeError", "target out of range")
-_COLUMNS = Words("RuntimeError", "INDICES element is out of DATA bounds, id={index} axis_dim={size}")
-_UNPOOLED = Words("RuntimeError", "Found an invalid max index: {index}")
+_LABEL = ErrorText("IndexError", "Target {index} is out of bounds.")
+_LABEL_RANGE = ErrorText("RuntimeError", "target out of range")
+_COLUMNS = ErrorText("RuntimeError", "INDICES element is out of DATA bounds, id={index} axis_dim={size}")
+_UNPOOLED = ErrorText("RuntimeError", "Found an invalid max index: {index}")
 
-_WORDS: Mapping[str, Words] = MappingProxyType(
+_TEXTS: Mapping[str, ErrorText] = MappingProxyType(
     {
         "aten.embedding": _IN_SELF,
         "aten.embedding_dense_backward": _IN_SELF,
@@ -53,8 +53,10 @@ _WORDS: Mapping[str, Words] = MappingProxyType(
         "aten.select": _BRACKETS,
         "aten.index_put": _BRACKETS,
         "aten.index_fill": _BRACKETS,
-        "aten.index_copy": Words("IndexError", f"index_copy_(): {_BOUNDS}"),
-        "aten.masked_scatter": Words("RuntimeError", "Number of elements of source < number of ones in mask"),
+        "aten.index_copy": ErrorText("IndexError", f"index_copy_(): {_BOUNDS}"),
+        "aten.masked_scatter": ErrorText(
+            "RuntimeError", "Number of elements of source < number of ones in mask"
+        ),
         "aten.take": _FLAT,
         "aten.put": _FLAT,
         "aten.nll_loss_forward": _LABEL,
@@ -69,10 +71,10 @@ _WORDS: Mapping[str, Words] = MappingProxyType(
 )
 
 
-def words_for(node: Any, rank: int, dim: int) -> Words | None:
-    """The words of the operator that the user called, where that was decomposed, else of the traced node's
-    own. None where eager mode checks nothing: an operator's decomposition may compute indices that are in
-    range by its own arithmetic, or limits them elsewhere.
+def error_text_for(node: Any, rank: int, dim: int) -> ErrorText | None:
+    """The error text of the operator that the user called, where that was decomposed, else that of the traced
+    node's own. None where eager mode checks nothing: an operator's decomposition may compute indices that are
+    in range by its own arithmetic, or limits them elsewhere.
 
     Args:
         node: the traced node that selects by an index.
@@ -81,14 +83,14 @@ def words_for(node: Any, rank: int, dim: int) -> Words | None:
     """
     own = _base(ops.op_name(node.target))
     name = _called(node) or own
-    words = _WORDS.get(name)
-    if words is None:
+    error = _TEXTS.get(name)
+    if error is None:
         return None
     if name == "aten.index_select" and rank > 1 and dim == 1:
-        words = _COLUMNS  # eager mode has another loop for columns
+        error = _COLUMNS  # eager mode has another loop for columns
     if name == "aten.index_add" and rank > 1 and dim in (0, rank - 1) and _is_plain_sum(node):
-        words = _ALONG  # which eager mode adds up as scatter_add does
-    return replace(words, text=words.text.replace("{dim}", str(dim)))
+        error = _ALONG  # which eager mode adds up as scatter_add does
+    return replace(error, text=error.text.replace("{dim}", str(dim)))
 
 
 def _is_plain_sum(node: Any) -> bool:

@@ -11,7 +11,7 @@ from polyfuse.ir.expr import Expr, bitcast, const, index_value, load
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import all_of, less, masked
-from polyfuse.lowering.indexing.error_texts import words_for
+from polyfuse.lowering.indexing.error_texts import error_text_for
 from polyfuse.lowering.indexing.index_checks import may_be_outside
 from polyfuse.lowering.indexing.inlined_reads import read_at
 from polyfuse.lowering.registry import lowers
@@ -167,8 +167,8 @@ def check_index(
     nothing."""
     if not ctx.checks.enabled or selected.dtype is None or 0 in indices.size:
         return
-    words = words_for(node, selected.rank, dim)
-    if words is None:
+    error = error_text_for(node, selected.rank, dim)
+    if error is None:
         return
     if indices.body is not None:
         ctx.store_if_better(indices, 2)
@@ -177,9 +177,9 @@ def check_index(
     axes = axes_of((*indices.size, *beside))
     position = position_at(ctx, indices, axes[: indices.rank], selected.device)
     size = selected.size[dim] if selected.rank else 1
-    if not may_be_outside(position, -size if words.wraps else 0, size):
+    if not may_be_outside(position, -size if error.wraps else 0, size):
         return
-    counted = _value(wrapped(position, size) if words.wraps else position)
+    counted = _value(wrapped(position, size) if error.wraps else position)
     wrong: Expr | None
     if writes or not is_less(0, size):  # nothing is nearest to an index where nothing exists
         inside = in_range(counted, size)
@@ -188,7 +188,7 @@ def check_index(
         nearest = clamped(counted, size)
         wrong = make("ne", nearest, counted) if isinstance(nearest, Expr) else None
     if wrong is not None and not (wrong.op == "const" and not wrong.value):
-        ctx.checks.add(ctx, wrong, position, axes, indices.rank, size, words, selected.device)
+        ctx.checks.add(ctx, wrong, position, axes, indices.rank, size, error, selected.device)
 
 
 @lowers("aten.embedding.default", stores=(0,))

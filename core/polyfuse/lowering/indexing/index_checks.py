@@ -18,7 +18,7 @@ from polyfuse.ir.expr import Expr, const, index_value, loads, walk
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Origin, Pointwise, Scatter
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.types import DType
-from polyfuse.lowering.indexing.error_texts import Words, words_for
+from polyfuse.lowering.indexing.error_texts import ErrorText, error_text_for
 from polyfuse.rewrite import make
 from polyfuse.rewrite.algebra import is_const
 from polyfuse.runtime.devices.registry import device_of
@@ -62,7 +62,7 @@ class Checks:
         axes: Sequence[IndexLike],
         own: int,
         size: IndexLike,
-        words: Words,
+        error: ErrorText,
         device: str,
     ) -> None:
         """Raise where `wrong` holds at some point of `axes`; the message may tell `value` and `size`. Of the
@@ -86,7 +86,7 @@ class Checks:
             )
         )
         if host:
-            self.rows.append((words.kind, words.text, size))
+            self.rows.append((error.kind, error.text, size))
 
     def _target(self, ctx: Any) -> str:
         if not self.status:
@@ -143,15 +143,15 @@ class Checks:
 def check_number(ctx: Any, node: Any, index: IndexLike, selected: Any, dim: int) -> None:
     """Let a number of the host be checked, which selects along the dimension `dim` and may count from the
     end."""
-    words = words_for(node, selected.rank, dim)
-    if words is not None:
+    error = error_text_for(node, selected.rank, dim)
+    if error is not None:
         size, value = selected.size[dim], index_value(index)
         low = make("lt", value, index_value(-size))
         wrong = make("bitwise_or", low, make("ge", value, index_value(size)))
-        ctx.checks.add(ctx, wrong, value, (), 0, size, words, "cpu")
+        ctx.checks.add(ctx, wrong, value, (), 0, size, error, "cpu")
 
 
-_DIVISION = Words("RuntimeError", "ZeroDivisionError")
+_DIVISION = ErrorText("RuntimeError", "ZeroDivisionError")
 
 
 def check_divisor(ctx: Any, divisor: Expr, axes: Sequence[IndexLike], device: str) -> None:

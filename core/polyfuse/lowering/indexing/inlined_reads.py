@@ -31,7 +31,7 @@ __all__ = ["only_term", "read_at"]
 
 
 @dataclass(frozen=True)
-class _Given:
+class _AxisValue:
     """A value that replaces an axis variable, and how many values that can have."""
 
     value: Expr
@@ -46,11 +46,11 @@ def read_at(
     """
     if value.body is None:
         return None
-    given: dict[str, _Given] = {}
+    given: dict[str, _AxisValue] = {}
     indices: list[IndexLike] = []
     for d, (position, extent) in enumerate(zip(positions, value.size, strict=True)):
         if isinstance(position, Expr):
-            given[f"at{d}"] = _Given(position, extent)
+            given[f"at{d}"] = _AxisValue(position, extent)
             indices.append(axis(f"at{d}", extent))
         else:
             indices.append(position)
@@ -81,7 +81,7 @@ def only_term(value: Expr, variable: Index) -> Expr | None:
         nearest = make("minimum", make("maximum", position, index_value(0)), index_value(extent - 1))
         others = [c for c in conditions if c is not condition]
         chosen = _with_values(
-            where(all_of(*others) if others else inside, *value.args[1:]), {name: _Given(nearest, extent)}
+            where(all_of(*others) if others else inside, *value.args[1:]), {name: _AxisValue(nearest, extent)}
         )
         if chosen is None:
             return None
@@ -107,12 +107,12 @@ def _equal_to(condition: Expr, variable: Index) -> Expr | None:
     return None
 
 
-def _with_values(root: Expr, given: Mapping[str, _Given]) -> Expr | None:
+def _with_values(root: Expr, given: Mapping[str, _AxisValue]) -> Expr | None:
     """`root` with values instead of axis variables; None where an index is not linear in them."""
     return rewrite(root, lambda expr: _moved(expr, given)) if _is_linear(root, given) else None
 
 
-def _names(index: IndexLike, given: Mapping[str, _Given]) -> list[str]:
+def _names(index: IndexLike, given: Mapping[str, _AxisValue]) -> list[str]:
     used = free_axes(index)
     return [name for name in given if name in used]
 
@@ -121,7 +121,7 @@ def _index_of(expr: Expr) -> IndexLike:
     return expr.index if expr.op in ("load", "index") else 0
 
 
-def _is_linear(root: Expr, given: Mapping[str, _Given]) -> bool:
+def _is_linear(root: Expr, given: Mapping[str, _AxisValue]) -> bool:
     """Whether every index multiplies and adds the variables, and does nothing else with them."""
     for expr in walk(root):
         index = _index_of(expr)
@@ -132,7 +132,7 @@ def _is_linear(root: Expr, given: Mapping[str, _Given]) -> bool:
     return True
 
 
-def _moved(expr: Expr, given: Mapping[str, _Given]) -> Expr:
+def _moved(expr: Expr, given: Mapping[str, _AxisValue]) -> Expr:
     """An expression whose operands are moved already."""
     index = _index_of(expr)
     names = _names(index, given)
@@ -147,7 +147,7 @@ def _moved(expr: Expr, given: Mapping[str, _Given]) -> Expr:
     return Expr("load", operands, expr.dtype, access)
 
 
-def _number(index: IndexLike, names: Sequence[str], given: Mapping[str, _Given]) -> Expr:
+def _number(index: IndexLike, names: Sequence[str], given: Mapping[str, _AxisValue]) -> Expr:
     """An index as a value."""
     total = index_value(substitute(index, dict.fromkeys(names, 0)))
     for name in names:

@@ -122,7 +122,7 @@ class _Form:
         self, left: Expr, right: Expr, depth: tuple[Index, ...], rounded: bool, fast: bool = False
     ) -> tuple[Reduction, Buffer, Expr]:
         """The GEMM, its buffer, and how to read it. `rounded`: f32 may be rounded before it is multiplied;
-        `fast`: sums of 8-bit floats may be kept with fewer bits.
+        `fast`: sums of 8-bit floats may be accumulated with fewer bits.
         """
         if any(axis_size(a) == 0 for a in depth):
             raise Unavailable("it adds up nothing")
@@ -184,7 +184,7 @@ def _offset(axes: Sequence[IndexLike], strides: Sequence[IndexLike]) -> IndexLik
 
 
 def _matmul(form: _Form, left: Any, right: Any, fast: bool = False) -> tuple[Reduction, Buffer, Expr]:
-    """The matmul of two matrices, or of two batches of them. `fast`: sums may be kept with fewer bits."""
+    """The matmul of two matrices, or of two batches of them. `fast`: accumulation may use fewer bits."""
     if not isinstance(left, View) or not isinstance(right, View):
         raise Unavailable("an operand is no tensor")
     depth = axis("k0", left.size[-1])

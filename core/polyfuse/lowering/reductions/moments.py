@@ -16,7 +16,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const, loads
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
-from polyfuse.lowering.reductions.reduction import extent, kept, number, reduce, reduced_dims
+from polyfuse.lowering.reductions.reduction import extent, number, reduce, reduced_dims, result_index
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import make, where
@@ -102,7 +102,7 @@ def _deviation(
         average.body = make("div", total, number(count, kind))
 
         def terms(indices: Sequence[IndexLike]) -> tuple[Expr, Expr]:
-            away = make("sub", value.at(indices), average.at(kept(indices, dims, like.rank)))
+            away = make("sub", value.at(indices), average.at(result_index(indices, dims, like.rank)))
             return away, make("mul", away, away)
 
         rest, squares = _sums(ctx, value.size, dims, terms, like, kind)
@@ -118,8 +118,8 @@ def _deviation(
 
 
 def _short_side(ctx: LoweringContext, value: TensorValue, dims: tuple[int, ...]) -> int | None:
-    """The reduced dimension along which memory is contiguous, if it is short, neighbours of it are kept, and
-    what else is reduced is long: as of groups of channels that are last.
+    """The reduced dimension along which memory is contiguous, if it is short, neighbours of it are not
+    reduced, and what else is reduced is long: as of groups of channels that are last.
     """
     read = max(
         loads(value.at(axes_of(value.size))),
@@ -157,7 +157,7 @@ def _deviation_of_columns(
     average.body = make("div", total, columns)
 
     def terms(indices: Sequence[IndexLike]) -> tuple[Expr, Expr]:
-        away = make("sub", centres.at(indices), average.at(kept(indices, dims, like.rank)))
+        away = make("sub", centres.at(indices), average.at(result_index(indices, dims, like.rank)))
         return away, make("add", spreads.at(indices), make("mul", make("mul", away, away), weight))
 
     rest, squares = _sums(ctx, size, dims, terms, like, kind)

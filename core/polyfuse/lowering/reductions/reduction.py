@@ -49,7 +49,7 @@ def reduce(
     its element at the result's own ``i0, i1, ...``.
     """
     first = next(r for r in results if r is not None)
-    kept_in_place = first.rank == len(size)
+    keepdim = first.rank == len(size)
     own = axes_of(first.size)
     indices: list[IndexLike] = []
     raxes: list[Index] = []
@@ -61,7 +61,7 @@ def reduce(
                 raxes.append(variable)
             indices.append(variable)
         else:
-            indices.append(own[d if kept_in_place else position])
+            indices.append(own[d if keepdim else position])
         position += d not in dims
     if any(size[d] == 0 for d in dims):
         if not REDUCTIONS[kind].has_value_of_nothing:
@@ -264,7 +264,7 @@ def _positions(
     return extreme, position
 
 
-def kept(indices: Sequence[IndexLike], dims: Sequence[int], rank: int) -> list[IndexLike]:
+def result_index(indices: Sequence[IndexLike], dims: Sequence[int], rank: int) -> list[IndexLike]:
     """The index of a reduced result that belongs to an index of the operand."""
     if rank == len(indices):
         return [0 if d in dims else p for d, p in enumerate(indices)]
@@ -289,7 +289,7 @@ def softmax(
     largest.body = None if largest.view is not None else top
 
     def shifted(indices: Sequence[IndexLike]) -> Expr:
-        return make("sub", cast(value.at(indices), kind), largest.at(kept(indices, dims, value.rank)))
+        return make("sub", cast(value.at(indices), kind), largest.at(result_index(indices, dims, value.rank)))
 
     sums = ctx.temporary(kind, value.device, row)
     (total,) = reduce(ctx, "sum", value.size, dims, lambda p: (make("exp", shifted(p)),), (sums,))

@@ -75,7 +75,7 @@ def _maximum(
         at = w.indices(p[:rank], p[rank:])
         here = index_value(_flat(at, value.size))
         if isinstance(w, Windows):
-            # of equal numbers the smallest position is kept: none outside the tensor
+            # of equal numbers the smallest position is returned: none outside the tensor
             here = where(exists(at, value.size[-len(at) :]), here, const(2**62, DType.i64))
         return element(w, value, p[:rank], at, lowest), here
 

@@ -26,8 +26,8 @@ def as_strided_scatter(
     stride: Any,
     storage_offset: Any = None,
 ) -> TensorValue:
-    """The offset of an element in memory says whether, and where, it is in the source: strides that do not
-    overlap are the digits of an offset.
+    """Where strides do not overlap, the coordinates of an element are the digits of its offset in memory, and
+    decide whether, and where, it is in the source.
     """
     result = ctx.template(node.meta["val"])
     if result.dtype is None or 0 in source.size:

@@ -1,4 +1,4 @@
-"""What a plugin raised: whether it is its fault, and how that is told without ending the process."""
+"""What a plugin raised: whether it is its fault, and how that is reported without ending the process."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class GuardedHooks(pluggy.PluginManager):
                     raise
                 call.faults.append((call.running[-1], error))
             finally:
-                # in the caller's thread: it may hold locks that whoever is told of faults takes
+                # in the caller's thread: it may hold locks that the observer of faults takes
                 self._leave_out(call)
                 call.faults += [(name, error) for name, error in known.items() if error is not None]
                 self._latest.call = call

@@ -82,7 +82,7 @@ def polyfuse_cache_key(settings: Settings) -> Sequence[str]:  # type: ignore[emp
 
     Arguments: `settings`, the session's options.
     Called: once, when a session starts; the answers of all plugins are part of every key.
-    Errors: nothing is kept between runs in that session, because a stale hit would be worse.
+    Errors: nothing is cached between runs in that session, because a stale hit would be worse.
 
     Example::
 

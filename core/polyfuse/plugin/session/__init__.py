@@ -3,7 +3,7 @@
 discovery   which are installed
 states      where each stands
 manager     those that can be used, in order, loaded when first needed
-refusals    what users are told of those that cannot
+refusals    what users read of those that cannot
 extensions  what they add besides code generators
 inventory   their code, for cache keys
 """

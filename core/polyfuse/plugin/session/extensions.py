@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Offered(Generic[T]):
-    """Something that a plugin brought."""
+    """A lowering, rewrite, choice or rule, with the name of the plugin that provides it."""
 
     plugin: str
     item: T

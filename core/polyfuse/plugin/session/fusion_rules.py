@@ -19,13 +19,13 @@ __all__ = ["NO_RULES", "FusionRules"]
 
 
 class FusionRules:
-    """What plugins say about fusions.
+    """The fusion rules of all plugins for one backend and type of device.
 
     A rule that raises, or answers something else, is named once with the error, and is not asked again.
 
     Args:
         rules: names of plugins with a rule each, in the order in which they are asked.
-        report: told of a rule that failed: the plugin, the error, and what it was doing.
+        report: called for a rule that failed, with the plugin, the error, and what it was doing.
         strict: whether what a rule raises is raised.
     """
 

@@ -1,9 +1,9 @@
 """Backends whose every method is guarded: one that raises, ends the process, or answers nothing or nonsense
 is named once, with the method.
 
-Where a safe answer exists, it is given: a node is refused, so that the next backend is
-asked; a tiling is not estimated. Where nothing can (`emit`, `build`, `load`, `describe`), the caller gets an
-exception, and turns to the next backend itself.
+Where a safe answer exists, it is given: a node is refused, so that the next backend is asked; a tiling is not
+estimated. Where there is none (`emit`, `build`, `load`, `describe`), the caller gets an exception, and tries
+the next backend itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def guard(backend: Backend, report: Report) -> Backend:
     never ends the process.
 
     Args:
-        report: told of each fault for which something else is answered.
+        report: called with each fault that was replaced by a safe answer.
     """
     backend.__class__ = _guarded(type(backend))
     vars(backend)[_REPORT] = report

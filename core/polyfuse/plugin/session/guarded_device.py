@@ -1,7 +1,7 @@
 """Devices whose every method is guarded, as the methods of backends are: one that raises, ends the process,
 or answers nothing or nonsense is named once, and something else is answered, which is slower but right.
 
-Instead, what torch's module for the type says comes first, then what says nothing: no memory is counted,
+That is the answer of torch's module for the type, else one that claims nothing: no memory is counted,
 nothing is recorded, no stored result is used. Where neither can answer, the caller gets an error that names
 plugin and method. What a device reports of its own work (no memory left, a kernel that failed) is no fault.
 """
@@ -22,10 +22,10 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.text import brief
 from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.plugin.session.guarded_parts import (
+    FaultReporter,
     GuardedContext,
     GuardedEvent,
     GuardedRecorder,
-    Trouble,
     guarded_function,
     is_of_device,
 )
@@ -49,12 +49,12 @@ def guard_device(device: Device, plugin: str, device_type: str, report: Report, 
     Args:
         plugin: its name.
         device_type: which the device answers for, such as ``"cuda"``.
-        report: told of each fault for which something else is answered.
+        report: called with each fault that was replaced by a safe answer.
         strict: whether a fault is raised instead. An exit never ends the process.
     """
     if _STATE in vars(device):
         return device
-    trouble = Trouble(plugin, report, strict)
+    trouble = FaultReporter(plugin, report, strict)
     kind = type(device)
     body: dict[str, Any] = {name: _method(kind, name, row) for name, row in METHODS.items()}
     for name, is_right in _FACTS.items():
@@ -150,7 +150,7 @@ def _method(kind: type[Device], name: str, row: Method) -> Callable[..., Any]:
         except BaseException as error:
             if not is_fault(error):
                 raise
-            trouble: Trouble = vars(self)[_STATE]
+            trouble: FaultReporter = vars(self)[_STATE]
             if row.works and is_of_device(error):
                 raise trouble.noted(error, name) from None
             fault = as_error(error, trouble.plugin, f"running its device's method `{name}`")
@@ -250,8 +250,8 @@ def _switches(device: Device, answer: Any) -> Mapping[str, object]:
     return found
 
 
-def _trouble(device: Device) -> Trouble:
-    trouble: Trouble = vars(device)[_STATE]
+def _trouble(device: Device) -> FaultReporter:
+    trouble: FaultReporter = vars(device)[_STATE]
     return trouble
 
 

@@ -16,7 +16,14 @@ from polyfuse.plugin.hooks.faults import as_error, is_fault
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
 
-__all__ = ["GuardedContext", "GuardedEvent", "GuardedRecorder", "Trouble", "guarded_function", "is_of_device"]
+__all__ = [
+    "GuardedContext",
+    "GuardedEvent",
+    "GuardedRecorder",
+    "FaultReporter",
+    "guarded_function",
+    "is_of_device",
+]
 
 _OF_TORCH: Final = (torch.OutOfMemoryError, torch.AcceleratorError)
 
@@ -29,8 +36,8 @@ def is_of_device(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Tells of the faults of one plugin's device.
+class FaultReporter:
+    """Reports the faults of one plugin's device.
 
     Attributes:
         plugin: its name.
@@ -70,7 +77,7 @@ class Trouble:
 def guarded_function(
     function: Callable[..., Any],
     usual: Callable[[], Callable[..., Any]],
-    trouble: Trouble,
+    trouble: FaultReporter,
     method: str,
     is_right: Callable[[Any], bool],
 ) -> Callable[..., Any]:
@@ -112,7 +119,7 @@ def guarded_function(
 class GuardedContext:
     """A context of a plugin's device."""
 
-    def __init__(self, inner: Any, trouble: Trouble, method: str) -> None:
+    def __init__(self, inner: Any, trouble: FaultReporter, method: str) -> None:
         self._inner, self._trouble, self._method = inner, trouble, method
 
     def __enter__(self) -> Any:
@@ -134,7 +141,7 @@ class GuardedContext:
 class GuardedEvent:
     """An event of a plugin's device."""
 
-    def __init__(self, inner: Any, trouble: Trouble) -> None:
+    def __init__(self, inner: Any, trouble: FaultReporter) -> None:
         self._inner, self._trouble = inner, trouble
 
     def record(self) -> None:
@@ -164,7 +171,7 @@ class GuardedRecorder:
         wait: waits for the device: what is done where streams cannot be made to wait for each other.
     """
 
-    def __init__(self, inner: Any, trouble: Trouble, wait: Callable[[], None]) -> None:
+    def __init__(self, inner: Any, trouble: FaultReporter, wait: Callable[[], None]) -> None:
         self._inner, self._trouble, self._wait = inner, trouble, wait
 
     def new_pool(self) -> Any:
@@ -224,9 +231,9 @@ class GuardedRecorder:
 
 
 class GuardedGraph:
-    """Recorded work."""
+    """Recorded work of a plugin's device."""
 
-    def __init__(self, inner: Any, trouble: Trouble) -> None:
+    def __init__(self, inner: Any, trouble: FaultReporter) -> None:
         self._inner, self._trouble = inner, trouble
 
     def replay(self) -> None:
@@ -241,7 +248,7 @@ class GuardedGraph:
             self._trouble.note(error.__cause__ or error, "recorder().record().reset")
 
 
-def _or_error(trouble: Trouble, method: str, function: Callable[..., Any], *args: Any) -> Any:
+def _or_error(trouble: FaultReporter, method: str, function: Callable[..., Any], *args: Any) -> Any:
     """Call what nothing can be done in place of: a fault is an error that names plugin and method."""
     try:
         return function(*args)

@@ -20,7 +20,7 @@ class GuardedTimer(Timer):
     Args:
         timer: the plugin's.
         otherwise: makes the other one.
-        report: told of the error.
+        report: called with the error.
         strict: whether the error is raised instead.
     """
 

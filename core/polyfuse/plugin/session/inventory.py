@@ -19,8 +19,8 @@ _THIS_PROCESS: Final = uuid.uuid4().hex
 
 
 def inventory(plugins: PluginManager, code: Callable[[str], str]) -> tuple[str, ...] | None:
-    """One line for each plugin, equal only for plugins of equal code; None where a plugin has no files by
-    which its code could be told.
+    """One line for each plugin, equal only for plugins of equal code; None where a plugin has no files that
+    identify its code.
 
     Args:
         code: an address of the code of a package; empty where it has none.
@@ -54,7 +54,7 @@ def installed(plugins: PluginManager) -> tuple[str, ...] | None:
 def code_of(plugins: PluginManager, backend: Backend, code: Callable[[str], str]) -> str:
     """The plugin of a backend, its version and an address of its code: what it built, it built by that.
 
-    Where the code has no files by which it could be told, or they changed since this process began, nobody
+    Where the code has no files that identify it, or they changed since this process began, nobody
     knows what was built by it: the answer is another one in each process.
 
     Args:

@@ -355,7 +355,7 @@ class PluginManager:
         """What the hooks call when an implementation is left out."""
         doing = f"answering {hook}"
         if hook == "polyfuse_cache_key":
-            doing += ", so that nothing is kept between runs"
+            doing += ", so that nothing is cached between runs"
         if plugin in self._states:
             self.note_trouble(plugin, error, doing)
         else:

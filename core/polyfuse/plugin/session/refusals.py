@@ -1,4 +1,4 @@
-"""What users are told, once, of backends that cannot be used."""
+"""Messages to users, once each, about backends that cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a plugin stands."""
+"""The states of plugins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PluginState", "State"]
 
 
 class State(StrEnum):
-    """Where a plugin stands."""
+    """The state of a plugin in a session."""
 
     AVAILABLE = "available"
     DISABLED = "disabled"

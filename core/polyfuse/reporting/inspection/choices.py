@@ -56,7 +56,7 @@ class _Inputs:
     sources: tuple[int | torch.Tensor, ...]
 
 
-class _Only(TuningTask):
+class _SingleCandidate(TuningTask):
     """A problem with one candidate."""
 
     def __init__(self, key: str, problem: Problem, only: CandidateProgram) -> None:
@@ -123,7 +123,7 @@ class OperatorChoice:
                 "`out` is given without tensors to run on", "give the operator's arguments"
             )
         built = self._built()
-        task = _Only(self.key, self._problem, self._program)
+        task = _SingleCandidate(self.key, self._problem, self._program)
         trial = self._session.tuner.search([task])[self.key].of(self._program.candidate)
         if trial is None or trial.milliseconds == FAILED:
             reason = trial.fault if trial is not None else "autotuning only looks up, or its time is used up"
@@ -313,7 +313,7 @@ def _of_library(step: Call, inputs: _Inputs, session: CompileSession) -> list[Op
     except UnsupportedError:
         return []
     segment = Segment(graph, (step,))
-    task = _Only(
+    task = _SingleCandidate(
         tuner.key(step.node.op, (), device, {LIBRARY: segment.describe()}),
         operands.problem(step.node.op, device, tuner.timer(device).name, [segment]),
         program,

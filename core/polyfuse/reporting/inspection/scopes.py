@@ -66,7 +66,7 @@ def fresh_cache(parent: str | Path | None = None, *, keep: bool = False) -> Iter
         with _with_variable("POLYFUSE_CACHE_DIR", folder):
             yield fresh
     except BaseException:
-        warn_once("cache", f"the cache folder {folder} is kept, because an exception ended its scope")
+        warn_once("cache", f"the cache folder {folder} is not deleted, because an exception ended its scope")
         keep = True
         raise
     finally:
@@ -83,7 +83,7 @@ def fresh_cache(parent: str | Path | None = None, *, keep: bool = False) -> Iter
 @contextmanager
 def debug_folder(*, keep: bool = False) -> Iterator[Path]:
     """Dump every stage of what is compiled meanwhile to a folder of this scope alone, beside the one of the
-    option `dump`; scopes may be nested. It is deleted at the end unless it is kept.
+    option `dump`; scopes may be nested. It is deleted at the end unless `keep` is set.
     """
     root = Settings.resolve().dump_folder() or Path(tempfile.gettempdir(), "polyfuse-dump")
     folder = root.with_name(f"{root.name}.{os.getpid()}.{next(_numbers)}")

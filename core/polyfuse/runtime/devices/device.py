@@ -44,7 +44,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What is known of one device.
+    """The properties of one device.
 
     Attributes:
         name: its model, for people and for the keys of measurements.

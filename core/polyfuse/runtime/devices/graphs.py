@@ -14,7 +14,7 @@ Program = Callable[[list[Any]], Sequence[Any]]
 
 
 class DeviceGraph(Protocol):
-    """Recorded work."""
+    """Recorded work of a device, such as a CUDA graph."""
 
     def replay(self) -> None:
         """Give all of it to the current stream of the device where it was recorded, which need not be the

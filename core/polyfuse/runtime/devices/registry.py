@@ -25,7 +25,7 @@ _finder: list[Finder] = []
 
 
 def device_of(device: str) -> Device:
-    """What answers for a device or a type, such as ``"cpu"``. Where no plugin does, torch's module does."""
+    """The `Device` of a device or a type, such as ``"cpu"``: a plugin's, else one around torch's module."""
     kind = device.partition(":")[0]
     found = _known.get(kind)
     if found is not None:
@@ -34,7 +34,7 @@ def device_of(device: str) -> Device:
         if kind not in _known:
             brought = _finder[0](kind) if _finder else None
             if brought is None:
-                # not kept: a plugin that is found later may know better
+                # not cached: a plugin that is found later may know better
                 return Device(kind)
             _known[kind] = brought
         return _known[kind]

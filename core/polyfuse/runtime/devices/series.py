@@ -28,7 +28,7 @@ Call = Callable[[list[Any]], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class SeriesPlan:
-    """What a launcher is asked to carry out.
+    """The work of a launcher.
 
     Attributes:
         name: of the function in the program.
@@ -43,7 +43,7 @@ class SeriesPlan:
         each: does the same kernel by kernel. To be called, before anything is done, where a number is no
             `int` or a kernel was not compiled for it, and while torch's profiler records, which shows
             kernels.
-        explain: to be told of the error of a launch and of its number among the launches; it raises nothing.
+        explain: to be called with the error of a launch and its number among the launches; it raises nothing.
     """
 
     name: str
@@ -72,7 +72,7 @@ def offer_series(launcher: str, join: Joiner) -> None:
 
 
 def attach_series(namespace: dict[str, Any], text: str) -> None:
-    """Put what finds launchers instead of a program's functions for its series."""
+    """Replace a program's functions for its series by objects that look for a launcher."""
     for name, inputs, symbols, slots, returns, rows in namespace.get("SERIES", ()):
         namespace[name] = LaunchSeries(namespace, text, (name, inputs, symbols, slots, returns, rows))
 

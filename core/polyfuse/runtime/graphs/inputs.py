@@ -40,7 +40,7 @@ class GraphFacts:
         varying: positions of the other tensor inputs that it reads.
         mutated: positions of inputs that it writes to.
         carried: positions of inputs that a forward computed for this backward.
-        saved: positions of results that are kept for a backward, which the caller never sees.
+        saved: positions of results that are saved for a backward, which the caller never sees.
         objects: positions of inputs that are neither tensors nor numbers.
         refused: why it is not to be recorded; empty if it may be.
         limit: how many different sizes are recorded.
@@ -63,7 +63,7 @@ class GraphFacts:
         name = self.names[position] if position < len(self.names) else ""
         return f"input {position} ({name})" if name else f"input {position}"
 
-    def stranger(self, args: Sequence[Any]) -> str:
+    def unrecordable(self, args: Sequence[Any]) -> str:
         """What among the inputs nobody can record, in words; empty if there is nothing. Random number
         generators the device knows.
         """

@@ -56,7 +56,7 @@ _MANY_STATIC = 4096
 
 _OVER = (
     "this tensor is a result of a compiled function in an earlier step, and its memory was needed again;"
-    " `torch.compiler.cudagraph_mark_step_begin` said that the step is over: clone what is kept for longer"
+    " `torch.compiler.cudagraph_mark_step_begin` said that the step is over: clone what is used for longer"
 )
 
 
@@ -136,7 +136,7 @@ class Slot:
             )
         self._storage, self._key = storage, storage._cdata
 
-    def settle(self) -> None:
+    def reset_baseline(self) -> None:
         """From now on, more holders than there are at this moment are others."""
         if self._storage is not None:
             self._base = storage_use(self._key)
@@ -157,7 +157,7 @@ class Slot:
             storage = storage_at(self.address, self.nbytes, self.device)
             self._dress(storage)
             del storage
-            self.settle()
+            self.reset_baseline()
 
     def release(self) -> None:
         """Give the memory up: it is the pool's, once others who hold it have let go."""
@@ -198,7 +198,7 @@ class Pool:
 
 @dataclass(eq=False)
 class Recorded:
-    """One recording as far as memory is concerned.
+    """The memory of one recording.
 
     Attributes:
         graph: the recorded work.
@@ -207,7 +207,7 @@ class Recorded:
         hold: the results at hand.
         spared: slots of others that it does not harm: it shares no memory with them, or uses their memory
             only after it has read them for the last time.
-        owner: told of slots that callers hold for so long that the results are better copied; returns whether
+        owner: called with slots that callers hold for so long that the results are better copied; returns if
             that is news.
         exposed: other recording -> its slots that this one may overwrite.
     """
@@ -247,7 +247,7 @@ class GraphMemory:
     def begin(self) -> None:
         """Before a recording is made or replayed: take notice of what happened since the last time."""
         if self._leaving or self._retired:
-            self._let_go()
+            self._drop_retired()
         number = step_number()
         if number != self._step:
             self._step = number
@@ -329,7 +329,7 @@ class GraphMemory:
         """Recordings whose program is gone. Called while objects are collected, perhaps under the lock."""
         self._leaving.extend(recordings)
 
-    def _let_go(self) -> None:
+    def _drop_retired(self) -> None:
         """Forget retired recordings whose results nobody holds; memory goes with a pool's last one."""
         while self._leaving:
             recorded = self._leaving.popleft()

@@ -40,7 +40,7 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Passed:
+class PassedThrough:
     """A result that is an input, or a view of one.
 
     Attributes:
@@ -77,7 +77,7 @@ class Recording(Recorded):
     targets: tuple[torch.Tensor, ...]
     repeated: bool
     constants: tuple[Any, ...]
-    passed: tuple[Passed, ...]
+    passed: tuple[PassedThrough, ...]
     consumes: bool
     replays: int = 0
 
@@ -199,16 +199,16 @@ def make_recording(
         memory.abandon(pool)
         raise
     finally:
-        _bring_back(args, layouts, consumed)
+        _restore_inputs(args, layouts, consumed)
     hold = HeldResults()
-    kept = frozenset(i for i, slot in plan.slots.items() if slot.saved)
-    constants, passed, slots = _sort_results(results, layouts, kept, facts, hold)
+    saved_inputs = frozenset(i for i, slot in plan.slots.items() if slot.saved)
+    constants, passed, slots = _sort_results(results, layouts, saved_inputs, facts, hold)
     for position in facts.saved:
         if isinstance(constants[position], torch.Tensor):
             memory.stays(constants[position])
     del results
     for slot in slots:
-        slot.settle()
+        slot.reset_baseline()
     where = dict(zip(plan.fixed, plan.addresses, strict=True))
     recording = Recording(
         graph,
@@ -266,7 +266,7 @@ def _consume(facts: GraphFacts, args: list[Any], plan: InputPlan) -> tuple[int, 
     return tuple(saved)
 
 
-def _bring_back(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence[int]) -> None:
+def _restore_inputs(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence[int]) -> None:
     """Nothing was computed yet, so what was let go is still where it was."""
     for i in consumed:
         at = layouts[i]
@@ -278,18 +278,18 @@ def _bring_back(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence
 def _sort_results(
     results: Sequence[Any],
     layouts: dict[int, _Layout],
-    kept: Collection[int],
+    saved_inputs: Collection[int],
     facts: GraphFacts,
     hold: HeldResults,
-) -> tuple[tuple[Any, ...], tuple[Passed, ...], tuple[Slot, ...]]:
+) -> tuple[tuple[Any, ...], tuple[PassedThrough, ...], tuple[Slot, ...]]:
     """Constants, inputs passed on, and the slots of everything else.
 
     What an operator leaves on the CPU for its backward (seeds) is as constant as the recorded launches.
-    Inputs in `kept` are not to be seen by callers.
+    Inputs in `saved_inputs` are not to be seen by callers.
     """
     inputs = {layout.storage.cdata: i for i, layout in layouts.items()}
     constants: list[Any] = []
-    passed: list[Passed] = []
+    passed: list[PassedThrough] = []
     storages: dict[int, tuple[torch.UntypedStorage, list[Window]]] = {}
     device = torch.device(facts.device)
     for position, result in enumerate(results):
@@ -317,11 +317,11 @@ def _sort_results(
         base = layouts[number]
         same = (base.dtype, base.size, base.stride, base.offset)
         if same == (window.dtype, window.size, window.stride, window.offset):
-            passed.append(Passed(position, number, None, number in kept))
+            passed.append(PassedThrough(position, number, None, number in saved_inputs))
         else:
             start = base.offset * base.dtype.itemsize // window.dtype.itemsize
             moved = Window(position, window.dtype, window.size, window.stride, window.offset - start)
-            passed.append(Passed(position, number, moved, number in kept))
+            passed.append(PassedThrough(position, number, moved, number in saved_inputs))
     slots = tuple(
         Slot(storage, windows, device, all(w.position in facts.saved for w in windows), hold)
         for storage, windows in storages.values()

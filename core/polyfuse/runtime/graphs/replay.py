@@ -65,7 +65,7 @@ def recorded_program(
         sizes: positions of the inputs that are numbers.
         generators: random number generators that the program was given.
         name: of the program, for messages.
-        status: told what happens.
+        status: records what happens.
         fallback: makes what is called once recording the program has failed: the same, in partitions.
     """
     memory = None
@@ -111,16 +111,16 @@ class _Runner:
             if recordings is None:
                 return self._first(key, args)
             memory.begin()
-            fitting, kept, saved = self._choose(recordings, args)
+            fitting, blocking, saved = self._choose(recordings, args)
             for _ in range(_MOMENTS):
-                if fitting is not None or not (kept or (saved and len(recordings) < INSTANCES)):
+                if fitting is not None or not (blocking or (saved and len(recordings) < INSTANCES)):
                     break
                 # a thread of autograd's that has handed over what it computed may be about to let go of it
                 time.sleep(_MOMENT)
-                fitting, kept, saved = self._choose(recordings, args)
+                fitting, blocking, saved = self._choose(recordings, args)
             if fitting is not None:
                 return self._replay(fitting, args)
-            if kept and self._wait_for(kept):
+            if blocking and self._wait_for(blocking):
                 reason = "a caller held results that it would overwrite, and gets copies from now on"
                 return self._plain(args, reason)
             return self._record(recordings, args)
@@ -131,7 +131,7 @@ class _Runner:
         """A recording that can be replayed now. Or else what is in the way of those that fit: results that
         callers hold, and whether a backward is yet to read something.
         """
-        kept: list[tuple[Recorded, Slot]] = []
+        blocking: list[tuple[Recorded, Slot]] = []
         saved = False
         for recording in recordings:
             if recording.fits(args):
@@ -141,21 +141,21 @@ class _Runner:
                 if any(slot.saved for _, slot in blockers):
                     saved = True
                 else:
-                    kept.extend(blockers)
-        return None, kept, saved
+                    blocking.extend(blockers)
+        return None, blocking, saved
 
-    def _wait_for(self, kept: Sequence[tuple[Recorded, Slot]]) -> bool:
+    def _wait_for(self, blocking: Sequence[tuple[Recorded, Slot]]) -> bool:
         """Whether what callers hold is likely to be let go of: from now on they get copies, so that only what
         they have already is in the way.
         """
-        news = [recorded.owner(slot) for recorded, slot in kept]
+        news = [recorded.owner(slot) for recorded, slot in blocking]
         self.patience = PATIENCE if any(news) else self.patience - 1
         return self.patience > 0
 
     def _first(self, key: tuple[int, ...], args: list[Any]) -> Sequence[Any]:
         """A call with sizes not seen before."""
         if self.facts.objects:
-            self.status.refused = self.facts.stranger(args)
+            self.status.refused = self.facts.unrecordable(args)
         if len(self.variants) < self.facts.limit:
             self.variants[key] = []
             return self._plain(args, "")
@@ -253,7 +253,7 @@ class _Runner:
 
 
 class _Owner:
-    """Told of results that callers keep: these are copied from now on."""
+    """Called with results that callers keep: these are copied from now on."""
 
     def __init__(self, copied: set[int]) -> None:
         self.copied = copied

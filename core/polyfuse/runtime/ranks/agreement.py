@@ -4,7 +4,7 @@ Each process writes what it is about to do in a group to the store of that group
 collectives that it has started there so far, and reads what the others wrote. Two processes that are at the
 same number meet in their next collective, so that what they wrote must match; others are not compared. This
 takes no part in the group's own communication: a process that compiles a graph alone, since only its sizes
-changed, disturbs nobody, and waits no longer than it was told to.
+changed, disturbs nobody, and waits no longer than its time limit.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Agreement:
         rank = this_rank()
         if not self.seconds or not rows or rank < 0:
             return run()
-        meetings = list(self._meetings(rows, name, rank))
+        meetings = list(self._rendezvous(rows, name, rank))
         try:
             for meeting in meetings:
                 meeting.announce()
@@ -93,7 +93,7 @@ class Agreement:
             meeting.leave()
         return result
 
-    def _meetings(self, rows: Sequence[CollectiveRow], name: str, rank: int) -> Iterator[_Meeting]:
+    def _rendezvous(self, rows: Sequence[CollectiveRow], name: str, rank: int) -> Iterator[_Rendezvous]:
         for group_name in dict.fromkeys(row.group for row in rows):
             group = group_of(group_name)
             if group is None or group.store is None or len(group.ranks) < 2:
@@ -101,10 +101,10 @@ class Agreement:
             position = group.position()
             if position >= 0:
                 own = [row for row in rows if row.group == group_name]
-                yield _Meeting(self, group, group.store, position, own, name, rank)
+                yield _Rendezvous(self, group, group.store, position, own, name, rank)
 
 
-class _Meeting:
+class _Rendezvous:
     """The ranks of one group before their next collectives there."""
 
     def __init__(
@@ -226,13 +226,13 @@ class _Meeting:
         position, own, other = found
         rows = {self._rank: (self._name, own), rank: (graph, other)}
         first, second = sorted(rows)
-        told = [
+        sentences = [
             f"rank {r} runs " + (f"no collective more in {name}" if row is None else f"{row} in {name}")
             for r, (name, row) in ((r, rows[r]) for r in (first, second))
         ]
         return RankError(
             f"ranks {first} and {second} do not agree on collective {position + 1} of a graph in the group of"
-            f" ranks {', '.join(map(str, self._group.ranks))}: {told[0]}, {told[1]}",
+            f" ranks {', '.join(map(str, self._group.ranks))}: {sentences[0]}, {sentences[1]}",
             f"make both run the same collectives in the same order, or {_OFF}",
         )
 
@@ -244,12 +244,12 @@ class _Meeting:
         text = world.store.find(f"failed/{rank}")
         if text is None:
             return None
-        told = json.loads(text)
-        position = told["positions"].get(self._group.name, -1)
+        failure = json.loads(text)
+        position = failure["positions"].get(self._group.name, -1)
         if position != self._position and not (at_least and position > self._position):
             return None
         return RankError(
-            f"rank {rank} failed where rank {self._rank} needs it for graph {self._name}: {told['error']}",
+            f"rank {rank} failed where rank {self._rank} needs it for graph {self._name}: {failure['error']}",
             f"mend that error of rank {rank}",
         )
 
@@ -307,7 +307,7 @@ def tell_failure(error: BaseException) -> None:
         text = shorten(f"{type(error).__name__}: {error}", 600)
         world.store.put(f"failed/{rank}", json.dumps({"positions": positions, "error": text}))
     except Exception as trouble:
-        _log.info("other ranks are not told of a failure: %s", trouble)
+        _log.info("a failure is not reported to other ranks: %s", trouble)
 
 
 def _note(rank: int, text: str) -> None:

@@ -117,7 +117,7 @@ class Claims:
 
         Args:
             seconds: to wait at most.
-            finish: is called before others are told that it is done.
+            finish: called before others read that it is done.
             help: the host of this rank, and what it does for a rank that it waits for.
 
         Yields:

@@ -17,11 +17,11 @@ __all__ = [
     "CollectiveCosts",
     "any_costs",
     "costs_of",
-    "costs_put_back",
     "forget_costs",
     "kind_of",
     "known_costs",
     "nearest",
+    "restored_costs",
     "use_costs",
 ]
 
@@ -193,7 +193,7 @@ def forget_costs() -> None:
 
 
 @contextmanager
-def costs_put_back() -> Iterator[None]:
+def restored_costs() -> Iterator[None]:
     """Have the tables decide afterwards that decide now, whatever is used meanwhile."""
     before = dict(_KNOWN)
     try:

@@ -20,7 +20,7 @@ __all__ = ["mismatch"]
 def mismatch(first: Unit, second: Unit) -> str:
     """What differs between the accesses that two units make to a buffer they share; empty if they share none.
 
-    Only the first access of each side to each buffer is looked at, and the first difference is told.
+    Only the first access of each side to each buffer is looked at, and the first difference is reported.
     """
     for buffer, ours in first.seen.items():
         theirs = second.seen.get(buffer)

@@ -47,7 +47,7 @@ def keeps_waiting(graph: Graph, first: Unit, second: Unit, hint: Callable[[Index
     """Whether results of calls that one of the units alone reads would wait for later calls, several times as
     much as the first passes on.
 
-    A sum of many products, such as the gradient of a weight that each step of a loop uses, is added up while
+    A sum of many matmuls, such as the gradient of a weight that each step of a loop uses, is added up while
     they are made, or one kernel adds them when all are there.
     """
     bits = first.bits | second.bits

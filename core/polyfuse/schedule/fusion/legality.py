@@ -280,7 +280,7 @@ def _conflict(a: UnitAccess, b: UnitAccess) -> str:
     """
     name = a.access.buffer
     if a.access.mode == b.access.mode == CHECK_MODE:
-        return ""  # any of them may be kept
+        return ""  # any of them may be stored
     if b.access.buffer != name:
         return f"{name} and {b.access.buffer} share storage"
     if a.access.index is None or b.access.index is None:
@@ -324,7 +324,7 @@ def _loops_conflict(rules: Rules, first: Unit, second: Unit, match: Match, left:
         return ""
     if (first.has_scan or second.has_scan) and first.is_reduction and second.is_reduction:
         if length * _WIDEST > target.row_bytes:
-            return "what a scan gives cannot be kept for another loop over so long a row"
+            return "the result of a scan cannot be stored for another loop over so long a row"
     if rows < target.few_rows and length > target.long_row:
         return "there are too few parallel points to run several loops at each"
     limit = target.column_bytes

@@ -19,7 +19,7 @@ def pair_of(
     target: TargetInfo,
     hint: Callable[[IndexLike], int],
 ) -> FusionPair:
-    """What rules are told of two units whose kernel `backend` would generate."""
+    """What rules get about two units whose kernel `backend` would generate."""
     touched = first.seen.keys() | second.seen.keys()
     spaces = [tuple(hint(_extent(axes)) for axes in (u.space.axes, u.space.raxes)) for u in (first, second)]
     iterations = max(points * loop for points, loop in spaces)

@@ -119,8 +119,8 @@ class UnitSpaces:
 def _space_of(node: LoopNode, carries: bool) -> tuple[Space, Renaming]:
     fresh = fresh_axes()
     mapping: dict[str, IndexLike] = {}
-    kept: list[list[Index]] = [[], []]
-    for out, axes in zip(kept, (node.axes, node.raxes), strict=True):
+    mapped: list[list[Index]] = [[], []]
+    for out, axes in zip(mapped, (node.axes, node.raxes), strict=True):
         for var in axes:
             size = axis_size(var)
             if size == 1:
@@ -128,10 +128,10 @@ def _space_of(node: LoopNode, carries: bool) -> tuple[Space, Renaming]:
             else:
                 mapping[axis_name(var)] = new = fresh(size)
                 out.append(new)
-    if carries and not kept[1]:
+    if carries and not mapped[1]:
         mapping[axis_name(node.raxes[-1])] = new = fresh(1)
-        kept[1].append(new)
-    return Space(tuple(kept[0]), tuple(kept[1])), Renaming(mapping)
+        mapped[1].append(new)
+    return Space(tuple(mapped[0]), tuple(mapped[1])), Renaming(mapping)
 
 
 def loop_unit(

@@ -1,4 +1,4 @@
-"""Launches that share nothing become one: list operators whose entries differ in size, such as the update of
+"""Independent launches become one: list operators whose entries differ in size, such as the update of
 all parameters of a model. What one launch computes then is a kernel of several parts (`Kernel.parts`).
 """
 
@@ -32,8 +32,8 @@ _FEW = 8
 _HELD = 1 << 20
 """Bytes of intermediate tensors that a group may hold at once where launches cost little."""
 
-_PRODUCTS = 4
-"""How many launches' worth of bytes a product of a row and a matrix may read: where one such launch ends and
+_MATVECS = 4
+"""How many launches' worth of bytes a matrix-vector multiplication may read: where one such launch ends and
 the next begins, memory idles.
 """
 
@@ -109,14 +109,14 @@ def _is_able(step: Launch, context: ScheduleContext) -> bool:
         if not all(isinstance(node, Pointwise) for node in step.nodes):
             # what is large and has loops of its own runs best alone
             if any(_multiplies_row(node) for node in step.nodes):
-                limit *= _PRODUCTS
+                limit *= _MATVECS
             if nbytes(context.graph, (*step.reads, *step.writes), context.hint) > limit:
                 return False
     return bool(context.backends[step.backend].may_group(step.kernel))
 
 
 def _multiplies_row(node: Node) -> bool:
-    """Whether a node adds up products of a matrix and a row."""
+    """Whether a node is a matrix-vector multiplication (GEMV)."""
     if not isinstance(node, Reduction) or node.kind != "sum" or len(node.raxes) != 1:
         return False
     outer = {axis_name(a) for a in node.axes if axis_size(a) != 1}

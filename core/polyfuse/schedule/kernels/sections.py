@@ -1,4 +1,4 @@
-"""The sections of a kernel: statements of each effect, and values kept in row buffers between loops."""
+"""The sections of a kernel: statements of each effect, and values stored in row buffers between loops."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Layout:
         roots = [x for e in self.effects for x in e.exprs]
         self.varies = loop_dependent(roots, [axis_name(a) for a in self.space.raxes])
         self.mutable = self._inout()
-        kept, row_buffers = self._keep()
-        self.kept = kept
+        reloaded, row_buffers = self._reloaded()
+        self.reloaded = reloaded
         for k in range(last + 1):
             for effect in self.effects:
                 if effect.section == k and effect.level == "P":
@@ -69,11 +69,11 @@ class Layout:
         loaded = {x.buffer for e in self.effects for x in walk(*e.exprs) if x.op == "load"}
         return frozenset(e.buffer for e in self.effects if e.op == "store" and e.buffer in loaded)
 
-    def _keep(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[RowBuffer, ...]]:
+    def _reloaded(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[RowBuffer, ...]]:
         """Values computed in one loop that a later loop should read back: (section that has them, how to load
         them).
         """
-        kept: dict[Expr, tuple[int, Expr]] = {}
+        reloaded: dict[Expr, tuple[int, Expr]] = {}
         row_buffers: list[RowBuffer] = []
         row = product(axis_size(a) for a in self.space.raxes)
         position = flat_index(self.space.raxes)
@@ -93,18 +93,18 @@ class Layout:
             visited: list[Expr] = []
 
             def stop(expr: Expr, k: int = k) -> bool:
-                if not self.varies(expr) or expr in kept:
+                if not self.varies(expr) or expr in reloaded:
                     return True
                 first = seen.get(expr)
                 if first is None or first >= k or not self._worth(expr, row, k):
                     return False
                 store = stores.get(expr)
                 if store is not None and store.section < k:
-                    kept[expr] = (store.section, load(store.buffer, store.index, expr.dtype))
+                    reloaded[expr] = (store.section, load(store.buffer, store.index, expr.dtype))
                 else:
                     name = f"{_ROW}{len(row_buffers)}"
                     row_buffers.append(RowBuffer(name, expr.dtype, row))
-                    kept[expr] = (first, load(name, position, expr.dtype))
+                    reloaded[expr] = (first, load(name, position, expr.dtype))
                 return True
 
             for expr in top_down(roots, stop):
@@ -112,10 +112,10 @@ class Layout:
                     visited.append(expr)
             for expr in visited:
                 seen.setdefault(expr, k)
-        return kept, tuple(row_buffers)
+        return reloaded, tuple(row_buffers)
 
     def _worth(self, expr: Expr, row: IndexLike, k: int) -> bool:
-        """Whether a value known in an earlier loop should be, or must be, kept for loop `k`."""
+        """Whether a value known in an earlier loop should be, or must be, stored for loop `k`."""
         if expr.op == "scanned":
             return True
         if expr.op == "load":
@@ -153,7 +153,7 @@ class Layout:
                 if other.section < k:
                     continue
                 for expr in walk(*other.exprs):
-                    if expr.op != "load" or expr.buffer != effect.buffer or expr in self.kept:
+                    if expr.op != "load" or expr.buffer != effect.buffer or expr in self.reloaded:
                         continue
                     if other.level == effect.level or self._is_outside(expr, k):
                         self._value(expr, k, looped)
@@ -176,7 +176,7 @@ class Layout:
         dtype = result_type(effect.kind, 0, effect.exprs)
         out.append(statement(effect.op, targets, args, dtype, effect.kind))
         for result, target in pending:
-            self._keep_row(result, target, k)
+            self._store_row(result, target, k)
 
     def _name(self) -> str:
         self.counter += 1
@@ -191,9 +191,9 @@ class Layout:
             expr, ready = stack.pop()
             if self._lookup(expr) is not None:
                 continue
-            kept = self.kept.get(expr) if looped else None
-            if kept is not None and kept[0] < k:
-                self._emit_load_back(expr, kept[1], k)
+            stored = self.reloaded.get(expr) if looped else None
+            if stored is not None and stored[0] < k:
+                self._emit_load_back(expr, stored[1], k)
                 continue
             if ready:
                 self._emit(expr, k)
@@ -217,16 +217,16 @@ class Layout:
         if inside:
             self.looped[k].append(stmt)
             self.loop_names[expr] = name
-            self._keep_row(expr, name, k)
+            self._store_row(expr, name, k)
         else:
             self.parallel[self.ready[expr]].append(stmt)
             self.names[expr] = name
 
-    def _keep_row(self, expr: Expr, name: str, k: int) -> None:
+    def _store_row(self, expr: Expr, name: str, k: int) -> None:
         """Store a value that a later loop reads back, if it is one."""
-        kept = self.kept.get(expr)
-        if kept is not None and kept[0] == k and kept[1].buffer.startswith(_ROW):
-            self.looped[k].append(Store(kept[1].buffer, kept[1].index, name, expr.dtype))
+        stored = self.reloaded.get(expr)
+        if stored is not None and stored[0] == k and stored[1].buffer.startswith(_ROW):
+            self.looped[k].append(Store(stored[1].buffer, stored[1].index, name, expr.dtype))
 
     def _emit_load_back(self, expr: Expr, how: Expr, k: int) -> None:
         name = self._name()

@@ -46,7 +46,7 @@ class Overlap:
         )
         return Decision("overlap", "", "", reason)
 
-    def kept(self) -> Decision:
+    def unchanged(self) -> Decision:
         """That the order of the program is as good as any."""
         reason = (
             "no other order is better than that of the trace; exposed communication by estimates:"
@@ -93,8 +93,10 @@ def overlap_units(
             device = next((graph.buffers[name].device for name in unit.seen), "cpu")
             seconds = computing_seconds(unit, graph, target_info(device), hint)
             tasks.append(Task("compute", before, seconds, (), touches))
-    kept = frozenset(roots[name] for name in (*graph.output_buffers(), *sorted(never_awaited(graph.nodes))))
-    given, best = overlapped(tasks, sizes, kept, settings.overlap_memory / 100)
+    live_out = frozenset(
+        roots[name] for name in (*graph.output_buffers(), *sorted(never_awaited(graph.nodes)))
+    )
+    given, best = overlapped(tasks, sizes, live_out, settings.overlap_memory / 100)
     decisions = list(_decisions(nodes, tasks, best))
     return Overlap(
         [units[number] for number in best.order],

@@ -58,16 +58,16 @@ class Plan:
 
 
 def overlapped(
-    tasks: Sequence[Task], sizes: dict[str, int], kept: frozenset[str], growth: float
+    tasks: Sequence[Task], sizes: dict[str, int], live_out: frozenset[str], growth: float
 ) -> tuple[Plan, Plan]:
     """The plan of the given order, and the best one that is known.
 
     Args:
         sizes: bytes of each storage.
-        kept: storages that live on after the last step.
+        live_out: storages that live on after the last step.
         growth: by which part more memory may be in use than in the given order.
     """
-    memory = _Memory(tasks, sizes, kept)
+    memory = _Memory(tasks, sizes, live_out)
     given = _measured(tuple(range(len(tasks))), tasks, memory)
     limit = int(given.peak * (1 + growth))
     best = given
@@ -81,8 +81,8 @@ def overlapped(
 class _Memory:
     """Bytes in use while steps are taken one after another."""
 
-    def __init__(self, tasks: Sequence[Task], sizes: dict[str, int], kept: frozenset[str]) -> None:
-        self.tasks, self.sizes, self.kept = tasks, sizes, kept
+    def __init__(self, tasks: Sequence[Task], sizes: dict[str, int], live_out: frozenset[str]) -> None:
+        self.tasks, self.sizes, self.live_out = tasks, sizes, live_out
         self.begin()
 
     def begin(self) -> None:
@@ -105,7 +105,7 @@ class _Memory:
         for name in self.tasks[number].touches:
             self.seen.add(name)
             self.left[name] -= 1
-            if not self.left[name] and name not in self.kept:
+            if not self.left[name] and name not in self.live_out:
                 self.live -= self.sizes[name]
 
 

@@ -95,20 +95,20 @@ def _gain(parts: _Parts, position: int, at: int, found: Storages, uses: Mapping[
         released = {
             root
             for root in reads[0] - reads[1] - writes[1] - writes[0]
-            if root not in found.kept and not is_there(root, lambda use: use >= at)
+            if root not in found.live_out and not is_there(root, lambda use: use >= at)
         }
         begun = {
             root
             for root in writes[0]
             if not is_there(root, lambda use: use <= at)
-            and (root in reads[1] or root in found.kept or is_there(root, lambda use: use > at))
+            and (root in reads[1] or root in found.live_out or is_there(root, lambda use: use > at))
         }
         return held(released) - held(begun)
     postponed = {root for root in writes[1] - early if not is_there(root, lambda use: use <= at)}
-    postponed = {root for root in postponed if root in found.kept or is_there(root, lambda use: use > at)}
+    postponed = {root for root in postponed if root in found.live_out or is_there(root, lambda use: use > at)}
     waiting = {
         root
         for root in reads[1]
-        if root not in found.kept and root not in writes[1] and not is_there(root, lambda use: use >= at)
+        if root not in found.live_out and root not in writes[1] and not is_there(root, lambda use: use >= at)
     }
     return held(postponed) - held(waiting)

@@ -46,12 +46,12 @@ class Storages:
     Attributes:
         sizes: bytes of each.
         given: those that are there before the first step.
-        kept: those that live on after the last.
+        live_out: those that live on after the last.
     """
 
     sizes: Mapping[str, int]
     given: frozenset[str]
-    kept: frozenset[str]
+    live_out: frozenset[str]
 
 
 def live(context: ScheduleContext, units: Sequence[Unit], removed: Iterable[str]) -> Live:
@@ -75,8 +75,8 @@ def storages(context: ScheduleContext, removed: Iterable[str] = ()) -> Storages:
             sizes[root] = max(sizes.get(root, 0), max(0, hint(buffer.storage)) * buffer.itemsize)
             if name in saved:
                 given.add(root)
-    kept = frozenset(roots[name] for name in graph.output_buffers())
-    return Storages(sizes, frozenset(given), kept)
+    live_out = frozenset(roots[name] for name in graph.output_buffers())
+    return Storages(sizes, frozenset(given), live_out)
 
 
 def _step(unit: Unit, found: Storages, context: ScheduleContext) -> Step:
@@ -126,7 +126,7 @@ class Live:
             there: storages in use then; changed.
             uses: how many steps from there on touch each storage; changed.
         """
-        sizes, kept = self.storages.sizes, self.storages.kept
+        sizes, live_out = self.storages.sizes, self.storages.live_out
         for number in order:
             step = self.steps[number]
             made: list[int] = []
@@ -134,7 +134,7 @@ class Live:
             after = before
             for root in step.touches:
                 uses[root] -= 1
-                dies = not uses[root] and root not in kept
+                dies = not uses[root] and root not in live_out
                 if root not in there:
                     there.add(root)
                     made.append(sizes[root])

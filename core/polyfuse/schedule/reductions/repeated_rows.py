@@ -1,7 +1,7 @@
-"""A row's normalisation computed again by each thread block of the matrix-vector product that reads it.
+"""A row's normalisation computed again by each thread block of the GEMV (matrix-vector matmul) that reads it.
 
 With one row, the norm before a linear layer is a kernel of one thread block, during which the device idles.
-Each block of the product reads the whole row anyway: it computes the row's sums itself, while its part of the
+Each block of the GEMV reads the whole row anyway: it computes the row's sums itself, while its part of the
 matrix is on the way.
 """
 
@@ -32,7 +32,7 @@ from polyfuse.symbolic import (
 __all__ = ["repeat_rows"]
 
 _FEWEST = 256
-"""Results of a product that keep a device busy."""
+"""Results of a GEMV that keep a device busy."""
 _MOST_BYTES = 256 << 20
 """Of a matrix: a larger one takes much longer than a kernel for the row, and arithmetic is not free."""
 _MOST_VECTORS = 4
@@ -45,7 +45,7 @@ def repeat_rows(
     target_info: Callable[[str, str], TargetInfo],
     decisions: list[Decision],
 ) -> tuple[Graph, Mapping[str, Backend]]:
-    """`graph` with the reductions of single rows done by the products that read them, where backends' target
+    """`graph` with the reductions of single rows done by the GEMVs that read them, where backends' target
     info wants that (`TargetInfo.repeated_row`), and who generates its loops.
 
     Args:
@@ -65,7 +65,7 @@ def repeat_rows(
         changed = made.without(name)
         if changed is not None:
             made.accept(changed)
-            reason = "each block of the products computes the row again"
+            reason = "each block of the GEMVs computes the row again"
             decisions.append(Decision("repeat", name, "", reason))
     return (made.graph, made.claimed) if made.accepted else (graph, claimed)
 
@@ -141,7 +141,7 @@ class _Rows:
         changed, shared = _Changed({}, {}), dict[tuple[str, tuple[IndexLike, ...]], dict[str, str]]()
         for at in readers:
             node = self.graph.nodes[at]
-            if not isinstance(node, Reduction) or not self._is_product(node, name):
+            if not isinstance(node, Reduction) or not self._is_gemv(node, name):
                 return None
             repeated = _Repeated(self, node, shared)
             value = repeated.expanded(_value(node.values[0], node))
@@ -154,7 +154,7 @@ class _Rows:
             changed.buffers.update(repeated.buffers)
         return changed
 
-    def _is_product(self, node: Reduction, row: str) -> bool:
+    def _is_gemv(self, node: Reduction, row: str) -> bool:
         """Whether a node multiplies a row, or what is made of it, by a matrix that is contiguous along it."""
         count, length = product(node.sizes), product(node.rsizes)
         if node.kind != "sum" or len(node.raxes) != 1:
@@ -213,11 +213,11 @@ def _value(value: Expr, node: Reduction) -> Expr:
 
 @dataclass
 class _Repeated:
-    """The reductions of a row, one for each result of a product.
+    """The reductions of a row, one for each result of a GEMV.
 
     Attributes:
-        shared: buffers for those of a node, by its name and the sizes of the product.
-        nodes: made for this product, in an order in which they can run.
+        shared: buffers for those of a node, by its name and the sizes of the GEMV.
+        nodes: made for this GEMV, in an order in which they can run.
         buffers: of their results.
         vectors: buffers that are read along the row.
         found: whether there are any.
@@ -253,7 +253,7 @@ class _Repeated:
         return rewrite(root, change)
 
     def _result(self, node: Reduction, name: str) -> str:
-        """The buffer with a result of a row's reduction for each result of the product."""
+        """The buffer with a result of a row's reduction for each result of the GEMV."""
         key = node.name, self.matvec.sizes
         if key not in self.shared:
             suffix = f"by_{self.matvec.name}"

@@ -54,7 +54,7 @@ def _cases(quick: bool) -> Iterator[Case]:
     yield _value_of_a_row()
     yield _value_between_loops()
     for dtype in (F32, BF16):
-        yield _product(dtype)
+        yield _matmul(dtype)
 
 
 def _case(
@@ -212,7 +212,7 @@ def _value_between_loops() -> Case:
     return _case(builder, "a value between loops", F32, (m, n), Tolerance(absolute=1e-1, relative=1e-3))
 
 
-def _product(dtype: DType) -> Case:
+def _matmul(dtype: DType) -> Case:
     """What is added to the results of a matmul is written over."""
     m, n, k = 80, 96, 64
     i, j, r = axis("i0", m), axis("i1", n), axis("r0", k)
@@ -222,7 +222,7 @@ def _product(dtype: DType) -> Case:
         reads("in2", dtype, m * n, True),
         KernelArg("out0", "out", dtype, m * n, True),
     )
-    builder = Builder("product", (i, j), (r,), args)
+    builder = Builder("matmul", (i, j), (r,), args)
     builder.loop(Carry(("total",), "dot", (load("in0", i * k + r, dtype), load("in1", j * k + r, dtype))))
     element = i * n + j
     added = apply("add", result("total", F32), cast(load("in2", element, dtype), F32))

@@ -61,7 +61,7 @@ class _Problem:
     kind: str = "dot"
 
 
-def product_cases(quick: bool) -> Iterator[Case]:
+def matmul_cases(quick: bool) -> Iterator[Case]:
     """All cases of this file."""
     for dtype in _TYPES:
         yield _case("plain", dtype, _Problem(64, 96, 128))

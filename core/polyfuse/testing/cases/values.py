@@ -1,4 +1,4 @@
-"""Operand values: the edges of each type, and plain numbers between them."""
+"""Operand values: edge cases of each type, and ordinary numbers."""
 
 from __future__ import annotations
 

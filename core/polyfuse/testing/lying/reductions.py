@@ -1,4 +1,4 @@
-"""Defects of what is carried along an axis: reductions, scans, and the rows that are kept meanwhile."""
+"""Defects of what is carried along an axis: reductions, scans, and the rows that are stored meanwhile."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ DEFECTS = (
     Defect("reduction-start", "a sum starts at one, a maximum at zero", "reduces", change_each(_wrong_start)),
     Defect(
         "narrow-accumulator",
-        "a sum is kept in bf16 (of f64: in f32)",
+        "a sum is accumulated in bf16 (of f64: in f32)",
         "adds up f32 or f64",
         change_each(_narrow),
     ),
     Defect(
         "integer-sum-overflow",
-        "a sum of 64-bit integers is kept in 32 bits",
+        "a sum of 64-bit integers is accumulated in 32 bits",
         "adds up i64",
         change_each(_overflowing),
     ),

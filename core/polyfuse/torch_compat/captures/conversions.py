@@ -1,4 +1,4 @@
-"""Conversions of modules, of which Dynamo is told.
+"""Conversions of modules, which invalidate what Dynamo assumed of their parameters.
 
 Where Dynamo skips the guards of tensors in a module's dictionaries as long as these hold the same entries,
 which is the default up to torch 2.11, it does not see that `module.half()` and `module.to(memory_format=...)`

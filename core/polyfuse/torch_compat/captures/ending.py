@@ -24,7 +24,7 @@ _WAIT: Final = 20.0
 """Seconds that the end waits for such threads; one that waits for a compiler leaves when that has ended."""
 
 _AGAIN: Final = 0.2
-"""Seconds after which a thread that has not left is told again: what it ran may swallow the exception."""
+"""Seconds after which a thread that has not left is interrupted again: it may have caught the exception."""
 
 _threads: Counter[int] = Counter()
 _changed = threading.Condition()

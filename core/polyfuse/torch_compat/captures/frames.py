@@ -97,7 +97,7 @@ class Frame:
             _CURRENT.reset(token)
 
     def note(self, manager: Any, graph: Any) -> None:
-        """Take note of guards that Dynamo has just built."""
+        """Record guards that Dynamo has just built."""
         self._compared = manager.taken()
         try:
             self._traced.append(_traced(manager, graph))
@@ -143,7 +143,7 @@ class Frame:
         if traced.builtins:
             found = get_builtins_dict(self.f_globals)
             if traced.builtins not in self.f_globals:
-                _never_again(traced.builtins)
+                _reserve_name(traced.builtins)
             if self.f_globals.setdefault(traced.builtins, found) is not found:
                 raise GuardsDiffer(f"{traced.builtins} is taken")
         return rebuilt(traced.guards, self.code, self.f_locals, self.f_globals, describe, self._fail)
@@ -392,7 +392,7 @@ def _imported(module: str, name: str) -> Any:
     return found
 
 
-def _never_again(name: str) -> None:
+def _reserve_name(name: str) -> None:
     """Have Dynamo give the name of a global variable to nothing else: it numbers its own in each process."""
     from torch._dynamo.bytecode_transformation import unique_id
 

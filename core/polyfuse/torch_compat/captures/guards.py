@@ -195,7 +195,7 @@ def rebuilt(
     Args:
         record: is unpickled, which can execute anything.
         code: of the frame.
-        fail: is told of guards that fail.
+        fail: called with guards that fail.
 
     Raises:
         Unstorable: an object that they compare has no description.

@@ -128,7 +128,7 @@ def _guard_offset(source: Any, context: TracingContext) -> None:
 
 
 def _writes(gm: GraphModule) -> bool:
-    """Whether the graph, or one inside it, may write in place: told by names, and by schemas of operators."""
+    """Whether the graph, or one inside it, may write in place, by names and schemas of operators."""
     modules = [module for module in gm.modules() if isinstance(module, GraphModule)]
     return any(_may_write(node) for module in modules for node in module.graph.nodes)
 

@@ -1,4 +1,4 @@
-"""What Dynamo is spared while it traces a frame for us: work whose result nobody sees.
+"""Work that Dynamo skips while it traces a frame for Polyfuse, since nothing reads its result.
 
 Dynamo holds a lock while it compiles a frame, so that what is replaced here is seen by no other compile.
 """
@@ -21,7 +21,7 @@ _FUNC_MAP = "torch.distributed.tensor.experimental._func_map"
 
 @contextmanager
 def shortcuts() -> Iterator[None]:
-    """Inside, a frame is traced as ever, in less time.
+    """Inside, frames are traced with the same result in less time.
 
     Collections of garbage are rarer, unless somebody made them rarer still. The name of the function around
     a line, for which Dynamo splits whole files into tokens, is looked for only where calls are logged. A
@@ -47,15 +47,15 @@ def shortcuts() -> Iterator[None]:
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Have another value under a name of a module or a class, if it has one there."""
-    kept = vars(owner).get(name) if owner is not None else None
-    if kept is None:
+    original = vars(owner).get(name) if owner is not None else None
+    if original is None:
         yield
         return
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, kept)
+        setattr(owner, name, original)
 
 
 def _unnamed(filename: str, lineno: int) -> None:

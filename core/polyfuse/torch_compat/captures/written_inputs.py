@@ -202,7 +202,7 @@ def _overlap(
             for start, _, second in parts[number + 1 :]:
                 if start >= end:
                     break
-                if compared(first, second) and _meet(args[first], args[second]):
+                if compared(first, second) and _tensors_overlap(args[first], args[second]):
                     return True
     if key is not None and memory.numbers is not None:
         if len(seen) >= _MOST:
@@ -211,7 +211,7 @@ def _overlap(
     return False
 
 
-def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _tensors_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors overlap, of which parts of memory do."""
     if not (a.numel() and b.numel()):
         return False

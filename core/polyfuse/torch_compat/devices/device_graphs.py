@@ -92,6 +92,6 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
 
 
 def backward_may_repeat() -> bool:
-    """Whether what the forward saved for the running backward is kept for another one."""
-    kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return kept is None or bool(kept())
+    """Whether what the forward saved for the running backward is retained for another one."""
+    retains_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return retains_graph is None or bool(retains_graph())

@@ -118,7 +118,7 @@ COUNTERPARTS: Final = (
     _row(
         "autotune_local_cache",
         "cache",
-        "measurements are kept; `polyfuse tune show` lists them",
+        "measurements are stored; `polyfuse tune show` lists them",
         _on,
     ),
     _row(

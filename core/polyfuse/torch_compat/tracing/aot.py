@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.torch_compat.captures.shared_inputs import shared_and_written
 from polyfuse.torch_compat.captures.written_inputs import input_memory, with_written_apart
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
-from polyfuse.torch_compat.tracing.written_strides import written_strides_kept
+from polyfuse.torch_compat.tracing.written_strides import preserved_strides
 
 if TYPE_CHECKING:
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
@@ -70,7 +70,7 @@ def compile_module(
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
         scope = caching(replace(entry, views=views, memory=memory))
     tracing = nullcontext() if shared is None else shared.traced()
-    with scope, written_strides_kept(gm), _remainders_of_numbers(gm), tracing:
+    with scope, preserved_strides(gm), _remainders_of_numbers(gm), tracing:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(example_inputs),
@@ -164,7 +164,7 @@ def partition_options(*, own_cse: bool) -> Iterator[None]:
     from torch._functorch import config
 
     # Tokens that order effects are made inside the graphs: as inputs and outputs they would shift the
-    # positions of everything else that AOTAutograd is told about outputs.
+    # positions of everything else that AOTAutograd knows about outputs.
     changes: dict[str, Any] = {"unlift_effect_tokens": True}
     if own_cse:
         changes["cse"] = False

@@ -72,7 +72,7 @@ class GraphCacheEntry:
         listed: whether the graph can be found under its key, by other processes too.
         views: results whose geometry is compared at each call.
         memory: what inputs are, of which some may be written.
-        seen: told the name of the file of its entry when that is read or about to be written.
+        seen: called with the name of the file of its entry when that is read or about to be written.
     """
 
     key: str
@@ -213,7 +213,7 @@ def entry_name(content: bytes) -> str:
 def bypass_reason(gm: GraphModule) -> str:
     """Why torch itself would bypass its cache for a captured graph; empty if it would not.
 
-    Of operators that take functions torch admits a few: whether one can be told apart is the caller's to say.
+    Of operators that take functions torch admits a few: whether one can be identified, the caller decides.
     """
     if is_awaited() and _varies(gm):
         return "it is a bucket, and sizes of its inputs vary"

@@ -108,8 +108,8 @@ def trace_storages(
             known.update(x.untyped_storage()._cdata for x in tangents)
             with tracker:
                 torch.autograd.backward(ends, tangents)
-        kept = [(x, x.grad) for x in inputs if isinstance(x, torch.Tensor) and x.is_leaf]
+        alive = [(x, x.grad) for x in inputs if isinstance(x, torch.Tensor) and x.is_leaf]
         trace = tracker.trace
         storages = [EagerStorage(s.op, s.nbytes, s.first, s.last) for s in trace.storages]
-        del kept, ends, out, inputs
+        del alive, ends, out, inputs
     return EagerTrace(storages, trace.ops, trace.forward)

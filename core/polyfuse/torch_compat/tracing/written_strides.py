@@ -1,4 +1,4 @@
-"""Strides of what is written in place, kept while AOTAutograd traces.
+"""Strides of what is written in place, preserved while AOTAutograd traces.
 
 AOTAutograd replaces `x.tanh_()` by `x = x.tanh()`, and a new tensor has no gaps between its rows, nor always
 the order of dimensions of `x`. Views of `x` that are taken later get the strides of that new tensor, and
@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_map, tree_map_only
 
-__all__ = ["has_own_strides", "memory_order", "written_strides_kept"]
+__all__ = ["has_own_strides", "memory_order", "preserved_strides"]
 
 
 def has_own_strides(tensor: Any, *, dense: bool = False) -> bool:
@@ -121,7 +121,7 @@ class _StridedCall:
 
 
 @contextmanager
-def written_strides_kept(gm: Any) -> Iterator[None]:
+def preserved_strides(gm: Any) -> Iterator[None]:
     """While it is on, each call of a captured graph that may write to a tensor with strides of its own keeps
     them. Afterwards the graph is as it was: torch may look at it again.
     """

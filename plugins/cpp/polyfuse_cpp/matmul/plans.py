@@ -56,6 +56,9 @@ _PART = 8
 _CONVERTING = 8
 """Half cycles in which a vector is converted, stored and loaded again."""
 
+_LOADED = 32
+"""Bytes of a vector of which two are loaded in a cycle."""
+
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
 
@@ -388,13 +391,22 @@ class _Machine:
         """
         return max(rows * width, 2 * (rows + width), 4 * width if again else 0, 8)
 
+    def _step_cycles(self, rows: int, width: int, again: bool) -> float:
+        """The same where one operand is spread from single numbers: of vectors of 32 bytes, two are loaded in
+        a cycle.
+        """
+        if self.isa.register_bytes > _LOADED:
+            return self._cycles(rows, width, again)
+        return max(rows * width, rows + width, 4 * width if again else 0, 8)
+
     def _row_cycles(self, rows: int, width: int, across: int, again: bool) -> float:
         """The same for tiles beside each other that hold all columns: the last one spans no more vectors than
         are left, unless windows overlap.
         """
         whole, rest = divmod(-(-across // self.isa.lanes), width)
         last = width if window_of(self.matmul) is not None else rest
-        return whole * self._cycles(rows, width, again) + (self._cycles(rows, last, again) if rest else 0)
+        cycles = self._step_cycles
+        return whole * cycles(rows, width, again) + (cycles(rows, last, again) if rest else 0)
 
     def _widths(self, path: OperandPath) -> tuple[int, ...]:
         """How many vectors (two to four registers) or columns a tile may span."""

@@ -28,7 +28,7 @@ def compute_in_pairs(state: Rewriting) -> int:
     if not region.inner:
         return 0
     region.shrink()
-    return sum(_convert(state, region, nodes) for nodes in region.parts() if region.pays(nodes))
+    return sum(_convert(state, region, nodes) for nodes in region.parts() if region.is_worthwhile(nodes))
 
 
 class _Region:
@@ -91,7 +91,7 @@ class _Region:
         """Those that other calls read as complex tensors."""
         return [node for node in nodes if node in self.inner and not _is_view(node) and self.outside(node)]
 
-    def pays(self, nodes: list[Node]) -> bool:
+    def is_worthwhile(self, nodes: list[Node]) -> bool:
         """Whether fewer calls are made: those on parts are none."""
         read = {item for node in nodes for item in node.all_input_nodes if _is_complex(item)}
         gone = [
