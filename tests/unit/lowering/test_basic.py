@@ -47,6 +47,23 @@ def test_filling_rows_of_a_transposed_tensor() -> None:
     assert not record.report.fallbacks
 
 
+def test_filling_columns() -> None:
+    """Dimensions before the one that is indexed take all their elements."""
+    record = check(lambda x, i: x.index_fill(1, i, 2.0), torch.randn(3, 6), torch.tensor([1, 3]))
+    assert not record.report.fallbacks
+
+
+def test_gradient_of_copied_columns() -> None:
+    """It fills the columns that were replaced."""
+    x, y, i = torch.randn(3, 6, requires_grad=True), torch.randn(3, 2), torch.tensor([4, 1])
+    options = {"backends": ["interpreter"]}
+    compiled = torch.compile(lambda x, y: x.index_copy(1, i, y), backend="polyfuse", options=options)
+    compiled(x, y).sum().backward()
+    expected = torch.ones(3, 6)
+    expected[:, i] = 0
+    assert x.grad is not None and torch.equal(x.grad, expected)
+
+
 def test_rows_that_lie_apart_are_filled_in_a_dense_copy() -> None:
     def fill(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.index_fill(0, i, 2.0), x.t().put(i, x[0])

@@ -57,7 +57,8 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
         value = torch.scalar_tensor(value, dtype=x.dtype, layout=x.layout, device=x.device)
     dim = dim % x.dim()
     rows = value.to(x.dtype).expand([*x.shape[:dim], index.numel(), *x.shape[dim + 1 :]])
-    filled = torch.index_put(x, [*(None for _ in range(dim)), index.view(-1)], rows)
+    indices = [*(None for _ in range(dim)), index.view(-1)]
+    filled = torch.ops.aten.index_put.default(x, indices, rows)
     return like_layout(filled, torch.empty_like(x))
 
 

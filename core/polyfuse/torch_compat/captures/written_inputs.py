@@ -196,7 +196,9 @@ def _overlap(
     if key is None or memory.spans is None:
         parts = sorted((*part_of_memory(args[i]), i) for i in memory.tensors)
     else:
-        parts = sorted((p, p + span, i) for p, span, i in zip(key, memory.spans, memory.tensors, strict=True))
+        addresses = key[: len(memory.tensors)]  # behind them come the numbers
+        spans = zip(addresses, memory.spans, memory.tensors, strict=True)
+        parts = sorted((p, p + span, i) for p, span, i in spans)
     if any(end > start for (_, end, _), (start, _, _) in pairwise(parts)):
         for number, (_, end, first) in enumerate(parts):
             for start, _, second in parts[number + 1 :]:
