@@ -69,7 +69,9 @@ class Parts:
 
     def cast(self, value: Node) -> Node:
         """A real operand in the type of the current node's parts."""
-        known, wanted = tensor_value(value), REAL[self.like.dtype]
+        known, wanted = tensor_value(value), REAL.get(self.like.dtype)
+        if wanted is None:  # halves of complex numbers
+            raise Unsupported
         if known is None or known.dtype == wanted:
             return value
         return self.call(torch.ops.prims.convert_element_type.default, value, wanted)
