@@ -23,6 +23,14 @@ def test_steps_are_for_real_tensors() -> None:
     assert table[aten.lerp.Tensor](z, z, x) is NotImplemented  # one complex tensor among others
 
 
+def test_halves_of_complex_numbers_stay_whole() -> None:
+    x = torch.randn(3, 4)
+    options = {"backends": ("interpreter",)}
+    found = torch.compile(lambda x: (x * 2).chalf(), backend="polyfuse", options=options)(x)
+    assert found.dtype == torch.complex32
+    torch.testing.assert_close(torch.view_as_real(found), torch.view_as_real((x * 2).chalf()))
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(

@@ -53,6 +53,15 @@ def test_filling_columns() -> None:
     assert not record.report.fallbacks
 
 
+def test_filling_under_vmap() -> None:
+    def fill(x, i):
+        return torch.func.vmap(lambda row: row.index_fill(0, i, 2.0))(x)
+
+    x, index = torch.randn(3, 6), torch.tensor([1, 3])
+    found = torch.compile(fill, backend="polyfuse", options={"backends": ("interpreter",)})(x, index)
+    torch.testing.assert_close(found, fill(x, index))
+
+
 def test_gradient_of_copied_columns() -> None:
     """It fills the columns that were replaced."""
     x, y, i = torch.randn(3, 6, requires_grad=True), torch.randn(3, 2), torch.tensor([4, 1])
