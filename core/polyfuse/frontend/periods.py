@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import Node
 
@@ -37,6 +38,8 @@ _LEAST_SKIPPED = 2
 _LEAST = BEFORE + _AFTER + _LEAST_SKIPPED
 
 _SIZES = (int, bool, torch.SymInt)
+_EXACT = frozenset({int, bool, str})
+_INTS = frozenset({int})
 _PLAIN = (
     int,
     float,
@@ -49,10 +52,6 @@ _PLAIN = (
     torch.layout,
     torch.memory_format,
 )
-
-
-_Sources: TypeAlias = Mapping[Node, Sequence[Node]]
-"""What each of some nodes reads, in the order of its arguments."""
 
 
 class NotRepeated(Exception):
@@ -118,130 +117,102 @@ def periods_of(aten: AtenGraph) -> Iterator[Periods]:
     # for most graphs the operators alone decide, a hundredth of the work
     if not longest_repetition([id(node.target) for node in nodes], _LEAST_NODES, _LEAST)[2]:
         return
-    reads = {node: node.all_input_nodes for node in nodes}
-    start, length, period = longest_repetition(
-        list(map(_Tokens(aten, reads).of, nodes)), _LEAST_NODES, _LEAST
-    )
+    reads = _Reads(aten, nodes)
+    tokens = list(map(_Tokens(aten).of, nodes, reads.sources))
+    start, length, period = longest_repetition(tokens, _LEAST_NODES, _LEAST)
     for multiple in (1, 2):
         if period and length >= _LEAST * period * multiple:
-            found = _periods(aten, reads, start, length, period * multiple)
+            found = _periods(reads, start, length, period * multiple)
             if found is not None:
                 yield found
 
 
-def _periods(aten: AtenGraph, sources: _Sources, start: int, length: int, period: int) -> Periods | None:
+def _periods(reads: _Reads, start: int, length: int, period: int) -> Periods | None:
     """The periods of such a length in a run of equal tokens."""
-    nodes = list(sources)
-    positions = {node: position for position, node in enumerate(nodes)}
-    reads = _Reads(aten, sources, positions, period)
-    same = [reads.alike(nodes[at], nodes[at + period]) for at in range(start, start + length - period)]
-    first, alike = longest_run(_flags(same))
+    first, alike = longest_run(reads.are_alike(start, length, period))
     start, count = start + first, (alike + period) // period
     while count >= _LEAST:
-        found = nodes[start : start + count * period]
         end = start + count * period
         # a period at an end that reads or is read from further away is left alone
-        if not all(_is_near(node, positions, start, end, period) for node in found[:period]):
+        if reads.escape(start, end, period, 1):
             start, count = start + period, count - 1
-        elif any(_escapes(node, positions, start, end, period) for node in found[: (count - 1) * period]):
+        elif reads.escape(start, end, period, count - 1):
             return None
         else:
-            inputs = reads.inputs(found, period)
-            if inputs is None:
+            rows = reads.inputs(start, end, period)
+            if rows is None:
                 return None
-            readers = {node: _first_reader(node, positions, start, period) for row in inputs for node in row}
-            late = start + (count - _AFTER) * period
-            if any(n < BEFORE and _last_reader(node, positions) >= late for node, n in readers.items()):
+            readers = {node: reads.first_reader(node, start, period) for row in rows for node in row}
+            late = end - _AFTER * period
+            if any(n < BEFORE and reads.last_reader(node) >= late for node, n in readers.items()):
                 return None
-            return Periods(found, period, inputs, readers)
+            return Periods(reads.nodes[start:end], period, rows, readers)
     return None
-
-
-def _flags(same: Sequence[bool]) -> Any:
-    import numpy as np
-
-    return np.array(same, dtype=bool)
-
-
-def _is_near(node: Node, positions: Mapping[Node, int], start: int, end: int, period: int) -> bool:
-    """Whether no node of the run further away than the next period reads a node of its first one."""
-    mine = (positions[node] - start) // period
-    for user in node.users:
-        at = positions.get(user)
-        if at is not None and (at >= end or (at - start) // period > mine + 1):
-            return False
-    return True
-
-
-def _escapes(node: Node, positions: Mapping[Node, int], start: int, end: int, period: int) -> bool:
-    """Whether a node is read by others than its own period, the next one, and the results of the graph."""
-    mine = (positions[node] - start) // period
-    for user in node.users:
-        at = positions.get(user)
-        if at is None:
-            if user.op != "output":
-                return True
-        elif at >= end or (at - start) // period > mine + 1:
-            return True
-    return False
-
-
-def _first_reader(node: Node, positions: Mapping[Node, int], start: int, period: int) -> int:
-    return min(
-        (max((positions[user] - start) // period, -1) for user in node.users if user in positions), default=-1
-    )
-
-
-def _last_reader(node: Node, positions: Mapping[Node, int]) -> int:
-    return max(positions.get(user, 0) for user in node.users)
 
 
 class _Tokens:
     """What the nodes of a graph are, whatever they read."""
 
-    def __init__(self, aten: AtenGraph, reads: _Sources) -> None:
-        self._reads = reads
+    def __init__(self, aten: AtenGraph) -> None:
         self._returned = frozenset(aten.module.graph.output_node().all_input_nodes)
-        # by identity, as operators compute their hashes anew each time
+        # by identity, as operators compute their hashes anew each time; they are kept alive here
         self._targets: dict[int, bool] = {}
+        self._originals: dict[int, tuple[Any, str]] = {}
 
-    def of(self, node: Node) -> Hashable:
+    def of(self, node: Node, sources: Sequence[Node]) -> Hashable:
         """What a node is."""
+        meta, target = node.meta, node.target
         try:
-            if not self._is_plain(node.target) or node.meta.get(SHARED):
+            plain = self._targets.get(id(target))
+            if plain is None:
+                plain = self._targets[id(target)] = _is_plain(target)
+            if not plain or meta.get(SHARED):
                 return node
-            numbers = {source: number for number, source in enumerate(self._reads[node])}
-            args = (_value(node.args, numbers), _value(node.kwargs, numbers) if node.kwargs else ())
-            original = fx.original_operator(node)
-            # graphs that were copied have operators of their own there
-            source = original.name() if isinstance(original, ops.OpOverload) else str(original)
-            return id(node.target), args, _look(node.meta.get("val")), source, node in self._returned
+            numbers = {source: number for number, source in enumerate(sources)}
+            args = _value(node.args, numbers)
+            kwargs = node.kwargs
+            named = _value(tuple(kwargs.items()), numbers) if kwargs else ()
+            value = meta.get("val")
+            return id(target), args, named, _look(value), self._original(node), node in self._returned
         except _Incomparable:
             return node
 
-    def _is_plain(self, target: Any) -> bool:
-        found = self._targets.get(id(target))
-        if found is None:
-            facts = ops.facts(target)
-            found = not (facts.mutates or facts.is_higher_order or facts.data_dependent)
-            self._targets[id(target)] = found
-        return found
+    def _original(self, node: Node) -> str:
+        original = fx.original_operator(node)
+        known = self._originals.get(id(original))
+        if known is None:
+            # graphs that were copied have operators of their own there
+            name = original.name() if isinstance(original, ops.OpOverload) else str(original)
+            known = self._originals[id(original)] = original, name
+        return known[1]
 
 
-def _value(value: Any, numbers: Mapping[Node, int]) -> Hashable:
-    if isinstance(value, Node):
-        return "node", numbers[value]
-    if type(value) in (int, bool, str):
-        return type(value), value
-    if isinstance(value, (tuple, list)):
-        return type(value), *[_value(item, numbers) for item in value]
-    if isinstance(value, dict):
-        return "dict", *((key, _value(item, numbers)) for key, item in value.items())
-    if isinstance(value, torch.SymInt):
-        return "size", str(value)
-    if isinstance(value, _PLAIN):
-        return type(value), repr(value)
-    raise _Incomparable
+def _is_plain(target: Any) -> bool:
+    facts = ops.facts(target)
+    return not (facts.mutates or facts.is_higher_order or facts.data_dependent)
+
+
+def _value(values: Sequence[Any], numbers: Mapping[Node, int]) -> Hashable:
+    """What arguments are: the type of each and its value, or the number of the node."""
+    found: list[Hashable] = []
+    for value in values:
+        kind: Hashable = type(value)
+        found.append(kind)
+        if kind is Node:
+            found.append(numbers[value])
+        elif kind in _EXACT:
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found.append(_value(value, numbers))
+        elif isinstance(value, dict):
+            found.append(_value(tuple(value.items()), numbers))
+        elif isinstance(value, torch.SymInt):
+            found.append(str(value))
+        elif isinstance(value, _PLAIN):
+            found.append(repr(value))
+        else:
+            raise _Incomparable
+    return tuple(found)
 
 
 def _look(value: Any) -> Hashable:
@@ -249,14 +220,12 @@ def _look(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or not fake.is_fake(value):
             raise _Incomparable
-        return (
-            value.dtype,
-            value.device,
-            _sizes(value.shape),
-            _sizes(value.stride()),
-            str(value.storage_offset()),
-            (value.is_conj(), value.is_neg(), value.is_quantized),
-        )
+        flags = value.is_conj(), value.is_neg(), value.is_quantized
+        offset: Any = value.storage_offset()
+        size, stride = value.shape, value.stride()
+        if type(offset) is not int or not _INTS.issuperset(map(type, (*size, *stride))):
+            return value.dtype, value.device, (*map(str, size),), (*map(str, stride),), str(offset), flags
+        return value.dtype, value.device, (*size,), stride, offset, flags
     if isinstance(value, (tuple, list)):
         return type(value), *(_look(item) for item in value)
     if value is None or isinstance(value, _SIZES):
@@ -264,43 +233,109 @@ def _look(value: Any) -> Hashable:
     raise _Incomparable
 
 
-def _sizes(sizes: Sequence[Any]) -> Hashable:
-    for size in sizes:
-        if type(size) is not int:
-            return tuple(map(str, sizes))
-    return tuple(sizes)
-
-
 class _Reads:
-    """What nodes read, compared with what the nodes a period later read."""
+    """What the nodes of a graph read, compared with what the nodes a period later read.
 
-    def __init__(
-        self, aten: AtenGraph, sources: _Sources, positions: Mapping[Node, int], period: int
-    ) -> None:
-        self._sources, self._positions, self._period = sources, positions, period
+    Nodes have their positions as numbers, and inputs and constants the numbers below zero.
+
+    Attributes:
+        nodes: of the graph, in order.
+        sources: what each of them reads.
+    """
+
+    def __init__(self, aten: AtenGraph, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self.sources = [node.all_input_nodes for node in nodes]
         self._described = {item.name: item for item in aten.inputs}
         self._module = aten.module
-        self._looks: dict[Node, Hashable] = {}
+        numbers = {node: position for position, node in enumerate(nodes)}
+        read: list[int] = []
+        leaves: list[Node] = []
+        for sources in self.sources:
+            for source in sources:
+                number = numbers.get(source)
+                if number is None:
+                    leaves.append(source)
+                    number = numbers[source] = -len(leaves)
+                read.append(number)
+        counts = [len(sources) for sources in self.sources]
+        self._leaves, self._numbers = leaves, numbers
+        self._looks: dict[int, Hashable] = {}
+        # of each node where those that it reads begin among all that is read, and the reader of each
+        self._begins = np.concatenate(([0], np.cumsum(counts)))
+        self._read = np.array(read, dtype=np.int64)
+        self._readers: Any = np.repeat(np.arange(len(nodes)), counts)
+        # positions of the first and the last reader; numbers below zero count from behind
+        self._first = np.full(len(nodes) + len(leaves), len(nodes))
+        self._last = np.full(len(nodes) + len(leaves), -1)
+        np.minimum.at(self._first, self._read, self._readers)
+        np.maximum.at(self._last, self._read, self._readers)
 
-    def alike(self, node: Node, later: Node) -> bool:
-        """Whether a node that looks like another one reads what is like what that reads."""
-        positions, period = self._positions, self._period
-        for one, two in zip(self._sources[node], self._sources[later], strict=True):
-            if one is two:
+    def are_alike(self, start: int, length: int, period: int) -> Any:
+        """Whether each node of a run, its last period left out, reads what is like what the node a period
+        later reads. The nodes of each such pair read equally many.
+        """
+        one, two, readers = self._pairs(start, start + length, period)
+        near = (one >= 0) & (two - one == period) & (readers - one < 2 * period)
+        fine = (one == two) | near
+        for at in np.flatnonzero(~fine & (one < 0) & (two < 0)).tolist():
+            fine[at] = self._leaf(int(one[at])) == self._leaf(int(two[at]))
+        same: Any = np.ones(length - period, dtype=bool)
+        same[readers[~fine] - start] = False
+        return same
+
+    def escape(self, start: int, end: int, period: int, count: int) -> bool:
+        """Whether a node of the first periods of a run, so many, is read by others than its own period, the
+        next one, and the results of the graph.
+        """
+        positions = np.arange(start, start + count * period)
+        last = self._last[positions]
+        further = (last - start) // period > (positions - start) // period + 1
+        return bool(((last >= end) | further).any())
+
+    def inputs(self, start: int, end: int, period: int) -> Sequence[Sequence[Node]] | None:
+        """The inputs that not all periods of a run read: lists in which each is read as the one before it
+        was, a period earlier. None where they make no such lists.
+        """
+        one, two, _ = self._pairs(start, end, period)
+        given = one < 0
+        after: dict[Node, Node] = {}
+        before: dict[Node, Node] = {}
+        for left, right in dict.fromkeys(zip(one[given].tolist(), two[given].tolist(), strict=True)):
+            first, second = self._leaves[-left - 1], self._leaves[-right - 1]
+            if first.op != "placeholder":
                 continue
-            if one in positions and two in positions:
-                near = positions[node] - positions[one] < 2 * period
-                if not near or positions[two] - positions[one] != period:
-                    return False
-            elif one in positions or two in positions or self._leaf(one) != self._leaf(two):
-                return False
-        return True
+            if after.setdefault(first, second) is not second or before.setdefault(second, first) is not first:
+                return None
+        chains: list[Sequence[Node]] = []
+        for first in after:
+            if first not in before:
+                chain = [first]
+                while chain[-1] in after:
+                    chain.append(after[chain[-1]])
+                chains.append(chain)
+        return chains
 
-    def _leaf(self, node: Node) -> Hashable:
+    def first_reader(self, leaf: Node, start: int, period: int) -> int:
+        """The first period of a run that reads an input; -1 for what is in front of it."""
+        return max((int(self._first[self._numbers[leaf]]) - start) // period, -1)
+
+    def last_reader(self, leaf: Node) -> int:
+        """The position of the last node that reads an input."""
+        return int(self._last[self._numbers[leaf]])
+
+    def _pairs(self, start: int, end: int, period: int) -> tuple[Any, Any, Any]:
+        """What the nodes of a run read, what those a period later read, and the positions of the former."""
+        begins = self._begins
+        earlier = slice(begins[start], begins[end - period])
+        later = slice(begins[start + period], begins[end])
+        return self._read[earlier], self._read[later], self._readers[earlier]
+
+    def _leaf(self, number: int) -> Hashable:
         """What an input or a constant looks like; what cannot be compared is like nothing else."""
-        found = self._looks.get(node)
+        found = self._looks.get(number)
         if found is None:
-            found = self._looks[node] = self._stated(node)
+            found = self._looks[number] = self._stated(self._leaves[-number - 1])
         return found
 
     def _stated(self, node: Node) -> Hashable:
@@ -318,23 +353,3 @@ class _Reads:
         except _Incomparable:
             pass
         return node
-
-    def inputs(self, run: Sequence[Node], period: int) -> Sequence[Sequence[Node]] | None:
-        """The inputs that not all periods read: lists in which each is read as the one before it was, a
-        period earlier. None where they make no such lists.
-        """
-        after: dict[Node, Node] = {}
-        before: dict[Node, Node] = {}
-        for node, later in zip(run[:-period], run[period:], strict=True):
-            for one, two in zip(self._sources[node], self._sources[later], strict=True):
-                if one.op == "placeholder":
-                    if after.setdefault(one, two) is not two or before.setdefault(two, one) is not one:
-                        return None
-        chains: list[Sequence[Node]] = []
-        for first in after:
-            if first not in before:
-                chain = [first]
-                while chain[-1] in after:
-                    chain.append(after[chain[-1]])
-                chains.append(chain)
-        return chains

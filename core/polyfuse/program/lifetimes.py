@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, views_in
@@ -11,7 +11,7 @@ from polyfuse.program.memory import Lifetime, storage_bytes
 from polyfuse.schedule.kernels.lifetimes import storage_key
 from polyfuse.schedule.result import Call, Launch, Schedule
 
-__all__ = ["lifetimes", "unused_inputs", "used_constants"]
+__all__ = ["lifetimes", "unused_inputs", "used_buffers", "used_constants"]
 
 
 def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
@@ -71,22 +71,22 @@ def _written_over(step: Launch | Call, graph: Graph) -> dict[str, str]:
     return {output.name: term.buffer}
 
 
-def _used(schedule: Schedule) -> set[str]:
-    names = {name for step in schedule.steps for name in _touched(step)}
-    return names | set(schedule.graph.output_buffers())
+def used_buffers(schedule: Schedule) -> frozenset[str]:
+    """What some step reads or writes, and what is a result."""
+    names = set(schedule.graph.output_buffers())
+    for step in schedule.steps:
+        names.update(_touched(step))
+    return frozenset(names)
 
 
-def unused_inputs(schedule: Schedule) -> tuple[str, ...]:
-    """Tensors among the inputs that no step reads and that are no result."""
-    used = _used(schedule)
-    return tuple(i.name for i in schedule.graph.inputs if i.kind == "tensor" and i.name not in used)
+def unused_inputs(graph: Graph, used: Container[str]) -> tuple[str, ...]:
+    """Tensors among the inputs that are not among what is used."""
+    return tuple(i.name for i in graph.inputs if i.kind == "tensor" and i.name not in used)
 
 
-def used_constants(schedule: Schedule) -> tuple[str, ...]:
-    """Constants that some step reads or that are results."""
-    used = _used(schedule)
-    buffers = schedule.graph.buffers.values()
-    return tuple(b.name for b in buffers if b.kind == "constant" and b.name in used)
+def used_constants(graph: Graph, used: Container[str]) -> tuple[str, ...]:
+    """Constants that are among what is used."""
+    return tuple(b.name for b in graph.buffers.values() if b.kind == "constant" and b.name in used)
 
 
 def _touched(step: Launch | Call) -> Iterator[str]:

@@ -12,7 +12,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
 from polyfuse.ir.records import changed
 from polyfuse.program.device_graphs import doubtful, graph_facts, partition_fault, preventing_option
-from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
+from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_buffers, used_constants
 from polyfuse.program.memory import MemoryPlan, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
 from polyfuse.program.pools import ALIGNMENT, Pool, PoolSlice, cached_pools, plan_pools
@@ -83,6 +83,8 @@ class _Planner:
         devices = (b.device for b in graph.buffers.values())
         self.device = next((d for d in devices if d and not device_of(d).is_host), "")
         self.live_out = frozenset(self.graph.output_buffers())
+        self.used = used_buffers(schedule)
+        self.unused = unused_inputs(graph, self.used)
         self.lifetimes = lifetimes(schedule, settings)
         self.slices = self._slices()
         self.memory = plan_memory(
@@ -136,8 +138,8 @@ class _Planner:
         steps = tuple(self.steps)
         once, always = self._layout_checks()
         symbols = self._symbols((*always, *steps))
-        recording = graph_facts(self.schedule, self.inputs, unused_inputs(self.schedule), self.settings)
-        constants = tuple((name, name) for name in used_constants(self.schedule))
+        recording = graph_facts(self.schedule, self.inputs, self.unused, self.settings)
+        constants = tuple((name, name) for name in used_constants(self.graph, self.used))
         first = len(symbols) + len(always)
         steps = (*symbols, *always, *steps)
         return Program(
@@ -175,10 +177,9 @@ class _Planner:
             for item in self.inputs:
                 if item.kind == "tensor":
                     self._add(AssertFinite(item.name, f"input {item.shown}"))
-        unused = unused_inputs(self.schedule)
-        if unused:
-            self._add(Free(unused))
-            for name in unused:
+        if self.unused:
+            self._add(Free(self.unused))
+            for name in self.unused:
                 self._forget(name)
         return len(self.steps)
 
@@ -187,12 +188,11 @@ class _Planner:
 
         A parameter is the same object in every call, so once is enough for it.
         """
-        unused = unused_inputs(self.schedule)
         once: list[AssertLayout] = []
         always: list[AssertLayout] = []
         for item in self.inputs if self.settings.size_asserts else ():
             # an empty tensor's strides mean nothing
-            if item.kind == "tensor" and item.name not in unused and not any(n == 0 for n in item.size):
+            if item.kind == "tensor" and item.name not in self.unused and not any(n == 0 for n in item.size):
                 plain = all(isinstance(n, int) for n in (*item.size, *item.stride))
                 checks = once if item.static and plain else always
                 checks.append(AssertLayout(item.name, item.size, item.stride))
@@ -538,4 +538,6 @@ def _repeated_views(graph: Graph, schedule: Schedule) -> frozenset[View]:
 
 def _origins(step: Launch | Call) -> tuple[Origin, ...]:
     nodes: tuple[Node, ...] = step.nodes if isinstance(step, Launch) else (step.node,)
+    if len(nodes) == 1 and len(nodes[0].origins) < 2:
+        return nodes[0].origins
     return tuple(dict.fromkeys(origin for node in nodes for origin in node.origins))

@@ -6,6 +6,7 @@ import builtins
 import keyword
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -87,6 +88,7 @@ class _Printer:
         self.functions: list[str] = []
         self.indent = "    "
         self.dead: list[str] = []
+        self.shapes: dict[tuple[IndexLike, ...], str] = {}
 
     def text(self, harness: bool) -> str:
         """The whole module."""
@@ -207,7 +209,10 @@ class _Printer:
 
     def shape(self, values: tuple[IndexLike, ...]) -> str:
         """A size or stride as a tuple."""
-        return _tuple(self.index(v) for v in values)
+        found = self.shapes.get(values)
+        if found is None:
+            found = self.shapes[values] = _tuple([self.index(v) for v in values])
+        return found
 
     def view(self, view: View, function: str = "reinterpret_tensor") -> str:
         """A view made on the spot."""
@@ -290,7 +295,11 @@ class _Printer:
         for step in self.program.steps[start:end]:
             if isinstance(step, BindSymbol) and step.symbol in plain_inputs:
                 continue
-            if not isinstance(step, (Free, Return)) and step.origins != origins:
+            if (
+                step.origins is not origins
+                and not isinstance(step, (Free, Return))
+                and step.origins != origins
+            ):
                 self._flush()
                 self._line(f"{MARK}{origin_text(step.origins)}")
                 origins = step.origins
@@ -501,6 +510,10 @@ def _read_text(printer: _Printer, read: Read) -> str:
     return f"{name}.shape[{read.dim}]" if read.kind == "size" else f"{name}.stride({read.dim})"
 
 
+_shown_source = lru_cache(1024)(shorten)
+"""Equal layers have equal lines."""
+
+
 def _tuple(items: Any) -> str:
     parts = list(items)
     return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
@@ -523,7 +536,7 @@ def origin_text(origins: tuple[Origin, ...]) -> str:
     if not origins:
         return "the compiler"
     ops = list(dict.fromkeys(o.op for o in origins))
-    sources = list(dict.fromkeys(shorten(o.source) for o in origins if o.source))
+    sources = list(dict.fromkeys(_shown_source(o.source) for o in origins if o.source))
     shown = ", ".join(ops[:_SHOWN_OPS])
     if len(ops) > _SHOWN_OPS:
         shown += f" and {len(ops) - _SHOWN_OPS} more"

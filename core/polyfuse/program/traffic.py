@@ -26,7 +26,18 @@ def bytes_moved(schedule: Schedule) -> tuple[int, int]:
 def steps_traffic(schedule: Schedule) -> list[tuple[int, int]]:
     """`bytes_moved` of each step of a schedule, in their order."""
     removed = frozenset(schedule.removed)
-    return [_traffic(step, schedule, removed) for step in schedule.steps]
+    copied = frozenset(schedule.copies.values())
+    known: dict[str, tuple[int, int]] = {}
+    found: list[tuple[int, int]] = []
+    for step in schedule.steps:
+        name = step.name if isinstance(step, Launch) else step.node.name
+        moved = known.get(schedule.copies.get(name, ""))
+        if moved is None:
+            moved = _traffic(step, schedule, removed)
+            if name in copied:
+                known[name] = moved
+        found.append(moved)
+    return found
 
 
 def step_bytes(step: Launch | Call, schedule: Schedule) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -74,6 +75,7 @@ class CompiledModule:
         text: the program's source.
         filename: under which tracebacks and debuggers know it.
         namespace: the globals of the program.
+        code: the byte code of the text; None: it was not loaded from one.
         output_strides: strides that the compiler chose for results, where it may; None if it changed none.
         graph_status: what becomes of recording its work; None where that was not asked for.
         cache_record: what the graph cache stores of it, or why it stores nothing.
@@ -99,6 +101,7 @@ class CompiledModule:
         self.filename = filename
         self.output_strides = output_strides
         self.namespace = namespace
+        self.code: CodeType | None = None
         self.graph_status = GraphStatus() if namespace.get("GRAPH") is not None else None
         self.cache_record: object = "it was not compiled for the graph cache"
         self.native: Native | None = None
@@ -320,7 +323,8 @@ def load(
     """
     name = filename or f"<polyfuse program {next(_numbers)}>"
     namespace: dict[str, Any] = {"__name__": "polyfuse_program", "__file__": name}
-    exec(code_of(text, name, code), namespace)
+    compiled = code_of(text, name, code)
+    exec(compiled, namespace)
     wanted: tuple[str, ...] = namespace["KERNELS"]
     missing = [kernel for kernel in wanted if kernel not in kernels]
     missing += [key for key in namespace["OBJECTS"].values() if key not in objects]
@@ -334,6 +338,7 @@ def load(
     module = CompiledModule(
         namespace["NAME"], text, name, namespace, {k: kernels[k] for k in wanted}, output_strides
     )
+    module.code = compiled
     if not filename:
         # lets tracebacks and debuggers show the lines of a text that is in no file
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

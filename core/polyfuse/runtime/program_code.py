@@ -14,9 +14,9 @@ _VERSION = importlib.util.MAGIC_NUMBER
 """Of byte code: other versions of Python have others."""
 
 
-def stored_code(text: str) -> bytes:
+def stored_code(code: CodeType) -> bytes:
     """The byte code of a program, to be stored."""
-    return _VERSION + marshal.dumps(compile(text, "", "exec"))
+    return _VERSION + marshal.dumps(_named(code, ""))
 
 
 def code_of(text: str, filename: str, stored: bytes = b"") -> CodeType:

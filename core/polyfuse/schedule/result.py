@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class Schedule:
         last_use: per step, buffers whose storage is dead after it (aliases considered; never a graph
             output's).
         decisions: every decision, in the order taken.
+        copies: the steps of equal layers, by name: the step that each is like but for names.
     """
 
     graph: Graph
@@ -129,3 +131,4 @@ class Schedule:
     removed: tuple[str, ...]
     last_use: tuple[tuple[str, ...], ...]
     decisions: tuple[Decision, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from polyfuse.base.settings import Settings
 from polyfuse.compiler import stages
+from polyfuse.compiler.built import BuiltGraph
 from polyfuse.compiler.layers import repeats
 from polyfuse.compiler.layers.names import Matching, Numbering
 from polyfuse.compiler.session import CompileSession, session_for
@@ -78,6 +79,7 @@ class _Both:
             other = plain(aten, all_of_it, *rest)
             self.same.append(_text(built.schedule) == _text(other.schedule))
             self.same.append(built.module.text == other.module.text)
+            self.same.append(_moved(built) == _moved(other))
             return built
 
         def noted(short: Any, aten: AtenGraph, schedule: Schedule) -> Schedule:
@@ -121,6 +123,13 @@ def _text(schedule: Schedule) -> list[object]:
     ]
     graph = schedule.graph
     return [steps, schedule.last_use, schedule.removed, graph.outputs, graph.inputs, sorted(graph.buffers)]
+
+
+def _moved(built: BuiltGraph) -> list[object]:
+    """What the report says that each launch and call reads and writes, where they are the same."""
+    report = built.report
+    moved = sorted((launch.nodes, launch.nbytes) for launch in report.launches)
+    return [moved, report.bytes_before, report.bytes_after]
 
 
 @pytest.fixture

@@ -25,13 +25,13 @@ def run(code: object) -> dict[str, object]:
 
 
 def test_stored_code_is_that_of_the_text() -> None:
-    for code in (code_of(TEXT, "here"), code_of(TEXT, "here", stored_code(TEXT))):
+    for code in (code_of(TEXT, "here"), code_of(TEXT, "here", stored_code(compile(TEXT, "made", "exec")))):
         names = run(code)
         assert names["NAME"] == "f" and names["call"]([4]) == 0.25  # type: ignore[operator]
 
 
 def test_its_lines_are_those_of_the_program_that_runs() -> None:
-    names = run(code_of(TEXT, "<polyfuse program 7>", stored_code(TEXT)))
+    names = run(code_of(TEXT, "<polyfuse program 7>", stored_code(compile(TEXT, "made", "exec"))))
     try:
         names["call"]([0])  # type: ignore[operator]
     except ZeroDivisionError as error:
@@ -43,6 +43,6 @@ def test_its_lines_are_those_of_the_program_that_runs() -> None:
 
 
 def test_code_of_another_python_is_left_alone(monkeypatch) -> None:
-    stored = stored_code("NAME = 'other'")
+    stored = stored_code(compile("NAME = 'other'", "", "exec"))
     monkeypatch.setattr(program_code, "_VERSION", b"other version")
     assert run(code_of(TEXT, "here", stored))["NAME"] == "f"

@@ -97,5 +97,5 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
     return GraphRecord(
         *(module.text, records, constants, report, (), host, made, session.settings, module.collectives),
         called=called,
-        code=stored_code(module.text),
+        code=b"" if module.code is None else stored_code(module.code),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -25,10 +25,23 @@ _N = TypeVar("_N", bound=Node)
 
 
 class Renaming:
-    """New names for buffers, nodes and objects, and for the traced nodes that these come from."""
+    """New names for buffers, nodes and objects, and for the traced nodes that these come from.
 
-    def __init__(self, names: Mapping[str, str], origins: Mapping[str, Origin]) -> None:
+    Args:
+        names: old to new.
+        origins: what stands for each traced node.
+        holding: which fields of each node have names of it, found by the first renaming and used by others
+            of the very same names.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        origins: Mapping[str, Origin],
+        holding: dict[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self._names, self._origins = names, origins
+        self._holding = {} if holding is None else holding
         self._expressions: dict[Expr, Expr] = {}
         self._nodes: dict[str, Node] = {}
 
@@ -53,7 +66,7 @@ class Renaming:
             made = [self.value(item) for item in value]
             return type(value)(made) if any(a is not b for a, b in zip(made, value, strict=True)) else value
         if is_dataclass(value) and not isinstance(value, (type, Index)):
-            fields = self._fields(value)
+            fields = self._fields(value, _named(type(value)))
             return changed(value, **fields) if fields else value
         return value
 
@@ -61,7 +74,10 @@ class Renaming:
         """A node of the graph; the same one for each step that has it."""
         found = self._nodes.get(node.name)
         if found is None:
-            fields = self._fields(node)
+            holding, kind = self._holding.get(node.name), type(node)
+            fields = self._fields(node, _named(kind) if holding is None else holding)
+            if holding is None:
+                self._holding[node.name] = tuple(fields)
             found = self._nodes[node.name] = changed(node, origins=self.origins(node.origins), **fields)
         assert isinstance(found, type(node))
         return found
@@ -90,11 +106,10 @@ class Renaming:
             ),
         )
 
-    def _fields(self, value: Any) -> dict[str, Any]:
-        """The fields of a dataclass that change."""
+    def _fields(self, value: Any, names: Iterable[str]) -> dict[str, Any]:
+        """The fields of a dataclass that change, of those that may."""
         found = {}
-        kind: type = type(value)
-        for name in _named(kind):
+        for name in names:
             old = getattr(value, name)
             new = self.value(old)
             if new is not old:

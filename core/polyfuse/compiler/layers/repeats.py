@@ -68,7 +68,11 @@ class _Expansion:
         origins = _origins(
             periods, self.copies, {o.fx for step in schedule.steps for n in _nodes(step) for o in n.origins}
         )
-        self.renamings = [Renaming(table, at) for table, at in zip(tables, origins, strict=False)]
+        holding: dict[str, tuple[str, ...]] = {}
+        self.renamings = [
+            Renaming(table, at, holding if table.keys() == tables[0].keys() else None)
+            for table, at in zip(tables[:-1], origins, strict=True)
+        ]
         self.late = Renaming(tables[-1], origins[-1])
         self.late_names = tables[-1]
         if any(self.matching.pairs.get(name, name) == name for name in self.written):
@@ -86,7 +90,7 @@ class _Expansion:
             raise NotRepeated("steps of one layer stand between those of another")
         return first, behind, end
 
-    def _first_steps(self) -> Sequence[_Step]:
+    def _first_steps(self) -> tuple[_Step, ...]:
         return self.old.steps[self.first : self.behind]
 
     def _match(self) -> None:
@@ -131,10 +135,13 @@ class _Expansion:
         graph = self._graph(steps)
         removed = self._removed(graph)
         last = last_uses(graph, steps, removed, storage_roots(graph))
-        names = [step.node.name if isinstance(step, Call) else step.name for step in self._first_steps()]
+        names = list(map(_name, self._first_steps()))
         why = f"layers are equal: {self.copies} more take the same steps, and are not shown"
         decisions = (*old.decisions, Decision("repeat", names[0], names[-1], why))
-        return Schedule(graph, tuple(steps), removed, last, decisions)
+        end = self.behind + self.copies * len(names)
+        shown = [_name(step) for step in steps[self.behind : end]]
+        copies = dict(zip(shown, map(_name, self._first_steps() * self.copies), strict=True))
+        return Schedule(graph, tuple(steps), removed, last, decisions, copies)
 
     def _late_step(self, step: _Step) -> _Step:
         """A step behind the gap: it takes from the last period there what it took from the one before it."""
@@ -159,7 +166,7 @@ class _Expansion:
         order = {node.name: at for at, node in enumerate(old.nodes)}
         number, taken = self.behind - self.first, len(steps)
         cuts = [0, self.first, *range(self.behind, self.behind + self.copies * number + 1, number), taken]
-        like = [*self.old.steps[: self.behind], *(list(self._first_steps()) * self.copies)]
+        like = [*self.old.steps[: self.behind], *(self._first_steps() * self.copies)]
         like += self.old.steps[self.behind :]
         for begin, end in pairwise(cuts):
             found = [
@@ -263,6 +270,10 @@ def _are_alike(one: Buffer, two: Buffer) -> bool:
 
 def _nodes(step: _Step) -> Sequence[Node]:
     return (step.node,) if isinstance(step, Call) else step.nodes
+
+
+def _name(step: _Step) -> str:
+    return step.node.name if isinstance(step, Call) else step.name
 
 
 def _names(step: _Step) -> Iterable[str]:
