@@ -196,7 +196,7 @@ def _value(values: Sequence[Any], numbers: Mapping[Node, int]) -> Hashable:
     """What arguments are: the type of each and its value, or the number of the node."""
     found: list[Hashable] = []
     for value in values:
-        kind: Hashable = type(value)
+        kind: Any = type(value)
         found.append(kind)
         if kind is Node:
             found.append(numbers[value])

@@ -74,7 +74,8 @@ class Renaming:
         """A node of the graph; the same one for each step that has it."""
         found = self._nodes.get(node.name)
         if found is None:
-            holding, kind = self._holding.get(node.name), type(node)
+            kind: Any = type(node)
+            holding = self._holding.get(node.name)
             fields = self._fields(node, _named(kind) if holding is None else holding)
             if holding is None:
                 self._holding[node.name] = tuple(fields)
