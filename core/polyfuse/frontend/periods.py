@@ -155,7 +155,7 @@ class _Tokens:
 
     def __init__(self, aten: AtenGraph) -> None:
         self._returned = frozenset(aten.module.graph.output_node().all_input_nodes)
-        # by identity, as operators compute their hashes anew each time; they are kept alive here
+        # by identity, as operators compute their hashes anew each time; they stay alive here
         self._targets: dict[int, bool] = {}
         self._originals: dict[int, tuple[Any, str]] = {}
 
