@@ -227,9 +227,9 @@ def _generated_convolution(
     """
     plain, freezing = GeneratedGemm(backend.name, backend, loops), tuner.settings.freezing
     pointwise = _is_pointwise(call)
-    # windows are packed with freezing in any case, and single pixels never where each call has to look
-    asked = pointwise == freezing
-    if not (backend.prepacks_gemm(loops.gemm, graph.symbol_hints) if asked else freezing):
+    if pointwise and not freezing:  # each call would have to look whether the weight changed
+        return plain
+    if (pointwise or not freezing) and not backend.prepacks_gemm(loops.gemm, graph.symbol_hints):
         return plain
     try:
         return packed_gemm(graph, call, loops, backend, static, freezing)
