@@ -117,8 +117,13 @@ class _Entry(autograd_cache.BundledAOTAutogradResult):
         note_metadata(self.runtime_metadata)
         if _CURRENT.get() is not None:
             return run
-        compared = self.compared(lambda *inputs: run(list(inputs)))
-        return lambda inputs: compared(*inputs)
+
+        def given(*inputs: Any) -> Any:
+            return run(list(inputs))
+
+        compared = self.compared(given)
+        # where nothing is compared, the graph empties the list of its inputs as it goes
+        return run if compared is given else lambda inputs: compared(*inputs)
 
     def compared(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """The graph, called with its inputs one by one, where nothing was captured."""
