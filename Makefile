@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Empty is as if not set: where the environment forbids compiled modules, each process that tests start compiles ours again.
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
+CHECKERS := $(VENV)/.checkers
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 # Modules that are compiled when they are imported, if ever.
 RARE := /(tests|moto|pip|networkx|debugpy|fontTools|selenium|mypy|mypyc|setuptools|jedi|trio|lexers)/|transformers/(models|pipelines)/
 
@@ -17,13 +19,20 @@ help: ## List the commands
 
 install: $(STAMP) ## Make the virtual environment and install the project, with all that its tests need
 
-$(STAMP): pyproject.toml constraints.txt
+# What style, types and the site need, without torch: `make -j2 install lint docs-site` checks while it installs the rest,
+# which pip does on one core. Types of packages that are not here and not named in pyproject.toml are errors.
+$(CHECKERS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# the one that comes with Python 3.11 looks for three times as long at what an index offers
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --upgrade 'pip>=25,<28'
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,demo,docs,stores]'
+	$(PIP) --upgrade 'pip>=25,<28'
+	$(PIP) -c constraints.txt mkdocs mkdocs-material 'mkdocstrings[python]' \
+		filelock packaging platformdirs pluggy rich cryptography pytest ruff mypy
+	@touch $@
+
+$(STAMP): $(CHECKERS)
+	$(PIP) -c constraints.txt -e '.[dev,demo,docs,stores]'
 	# headers alone: what the wheel depends on is for its generators
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --no-deps nvidia-cutlass
+	$(PIP) -c constraints.txt --no-deps nvidia-cutlass
 	# pip would compile 17,000 modules in one process. Half of them few or none import, and some are templates
 	$(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib || true
 	@touch $@
@@ -62,13 +71,13 @@ sanitize-gpu: $(STAMP) ## Run the conformance kit of Triton under compute-saniti
 
 lint: style types ## Check style and types
 
-style: $(STAMP)
+style: $(CHECKERS)
 	$(BIN)/ruff check core plugins tests tools benchmarks examples
 
-types: $(STAMP)
+types: $(CHECKERS)
 	$(BIN)/mypy
 
-types-newest: $(STAMP) ## Check types against the standard library of the newest Python
+types-newest: $(CHECKERS) ## Check types against the standard library of the newest Python
 	$(BIN)/mypy --python-version 3.14
 
 bench: $(STAMP) ## Measure against eager mode and Inductor
@@ -80,7 +89,7 @@ docs: $(STAMP) ## Write again what is made from the code: reference, tour, guide
 	$(BIN)/python tools/support_matrix.py
 	PYTHONPATH=benchmarks $(BIN)/python -m polyfuse_bench report
 
-docs-site: $(STAMP) ## Build the documentation as a site, site/index.html; fails on a warning or a dead link
+docs-site: $(CHECKERS) ## Build the documentation as a site, site/index.html; fails on a warning or a dead link
 	$(BIN)/python tools/build_site.py site
 
 report-ui: ## Build the page of `polyfuse report` from tools/report_ui; needs npm

@@ -288,6 +288,18 @@ def test_a_device_that_is_not_there_is_an_error(device, capsys):
     assert line.startswith(f"polyfuse: there is no device '{device}' here (") and "polyfuse backends" in line
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError, torch.OutOfMemoryError])
+def test_a_device_without_memory_left_is_not_said_to_be_missing(kind, monkeypatch, capsys):
+    def no_memory(*_, **__):
+        raise kind("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty", no_memory)
+    assert cli.main(["conformance", "interpreter", "--quick", "--device", "cuda"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the memory of device 'cuda' is used up (CUDA error: out of memory)" in line
+    assert "end other processes that use the device" in line and "there is no device" not in line
+
+
 def test_as_tests_what_the_matrix_lacks_is_skipped_and_a_device_has_tests_too(monkeypatch):
     """A backend that claims nothing yet has no cells of the contract."""
     names = conformance_tests("mine", quick=True, device="sim").pytestmark[0].args[1]

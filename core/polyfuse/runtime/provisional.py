@@ -64,5 +64,10 @@ def is_recoverable(error: Exception) -> bool:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a device or the CPU has no memory left."""
-    # torch's allocator for the CPU has no exception of its own
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # neither torch's allocator for the CPU nor the start of a device has an exception of its own
+    words = str(error)
+    return "DefaultCPUAllocator" in words or (
+        type(error) in (RuntimeError, torch.AcceleratorError) and "out of memory" in words
+    )

@@ -21,6 +21,7 @@ from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.plugin import Backend, Extensions, Launchable, No, PluginManager, Source
 from polyfuse.runtime.devices.registry import device_of, find_devices_with
+from polyfuse.runtime.provisional import is_out_of_memory
 from polyfuse.testing.aliasing import Aliased, aliased_sources
 from polyfuse.testing.cases.alias import alias_cases
 from polyfuse.testing.cases.case import Case, Part
@@ -84,11 +85,16 @@ def _share(
 
 
 def _require_device(device: str) -> None:
-    """Raise `BackendUnavailableError` where a device, such as `cuda:1`, is not there."""
+    """Raise `BackendUnavailableError` where a device, `cuda:1` say, is not there or has no memory left."""
     device_of(device)  # a plugin that brings the type registers it with torch
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise BackendUnavailableError(
+                f"the memory of device {device!r} is used up ({shorten(str(error), 120)})",
+                "end other processes that use the device, or wait for them; this one holds nothing on it yet",
+            ) from error
         # torch lists all that it knows
         cause = f"there is no device {device!r} here ({shorten(str(error), 120)})"
         fix = "`polyfuse backends` shows which types of device the backends serve"
