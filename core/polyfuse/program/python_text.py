@@ -47,7 +47,7 @@ from polyfuse.symbolic import text as symbolic_text
 
 __all__ = ["OBJECT_CALL", "is_plain_layout", "origin_text", "python_text"]
 
-_TABLES = "KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED GRAPH PARTITIONS SERIES VIEWS SEEN"
+_TABLES = "KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED GRAPH PARTITIONS SERIES VIEWS SEEN ALONE"
 _MODULE = f"NAME DEVICE {_TABLES} math torch main"
 _FUNCTIONS = "call call_partitioned call_python args given _"
 _RESERVED = (*keyword.kwlist, *dir(builtins), *runtime.__all__, *_MODULE.split(), *_FUNCTIONS.split())
@@ -169,6 +169,8 @@ class _Printer:
             rows.append(f"VIEWS = {self.program.views!r}")
         if self.program.noted:
             rows.append("SEEN = {}")
+        if self.program.computes_alone:
+            rows.append("ALONE = True")
         return [*rows, f"CHECKS = {checks!r}", f"ALIGNED = {aligned!r}", f"DEVICE = {self.program.device!r}"]
 
     # Names.

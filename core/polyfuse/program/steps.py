@@ -7,8 +7,15 @@ from typing import Any
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Origin, View
+from polyfuse.runtime.frozen import CHECKED, FROZEN
 from polyfuse.runtime.graphs.replay import GraphFacts
-from polyfuse.symbolic import IndexLike
+from polyfuse.symbolic import IndexLike, product
+
+_MANY_LAUNCHES = 10
+"""Launches from which on a program's kernels get threads of their own."""
+
+_ONE_THREAD = 1 << 15
+"""Numbers up to which torch's operators on the CPU use one thread."""
 
 
 @dataclass(frozen=True)
@@ -359,6 +366,23 @@ class Program:
     def has_partitioned_form(self) -> bool:
         """Whether the partitions are used only once recording the whole has failed."""
         return bool(self.partitions) and self.recording is not None and not self.recording.refused
+
+    @property
+    def computes_alone(self) -> bool:
+        """Whether kernels do all that takes time on the host, and are so many that it pays to give them threads
+        of their own: those of the operators in the program before may be busy waiting for a while.
+        """
+        if self.device or len(self.launches()) < _MANY_LAUNCHES:
+            return False
+        sizes = {item.name: product(item.size) for item in self.inputs}
+
+        def is_light(step: ExternStep) -> bool:
+            if step.op.startswith(FROZEN):  # once for each parameter
+                return True
+            size = sizes.get(step.args[0].name) if step.args and isinstance(step.args[0], Ref) else None
+            return step.op.startswith(CHECKED) and isinstance(size, int) and size <= _ONE_THREAD
+
+        return all(is_light(step) for step in self.steps if isinstance(step, ExternStep))
 
     def launches(self) -> tuple[LaunchKernel, ...]:
         """The kernel launches, in order."""

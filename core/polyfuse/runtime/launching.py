@@ -5,6 +5,7 @@ ends of failed recordings.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.devices.series import SeriesPlan, offer_series
@@ -13,6 +14,7 @@ from polyfuse.torch_compat.devices.pools import clear_workspaces, end_allocation
 
 __all__ = [
     "SeriesPlan",
+    "alone",
     "c_function",
     "clear_workspaces",
     "current_stream",
@@ -23,6 +25,15 @@ __all__ = [
     "profiler_flag",
     "release_pool",
 ]
+
+
+def alone(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The form of a kernel for programs in which nothing but kernels computes, so that threads need not be
+    shared with torch's operators: what the method `alone` of its `__self__` returns for it. The kernel itself,
+    where that has none.
+    """
+    form = getattr(getattr(kernel, "__self__", None), "alone", None)
+    return kernel if form is None else form(kernel)  # type: ignore[no-any-return]
 
 
 def current_stream(device_type: str) -> Callable[[int], int]:

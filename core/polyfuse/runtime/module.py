@@ -19,6 +19,7 @@ from polyfuse.runtime.checks import Aligned, assert_layout, misaligned, realigne
 from polyfuse.runtime.devices.series import attach_series
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
 from polyfuse.runtime.graphs.status import GraphStatus
+from polyfuse.runtime.launching import alone
 from polyfuse.runtime.marked import Marking
 from polyfuse.runtime.native import on_device
 from polyfuse.runtime.program_code import code_of
@@ -140,11 +141,14 @@ class CompiledModule:
             for name in list(self._pending):
                 entry = self._pending[name]
                 kernel = entry if callable(entry) else entry.result()
-                self.namespace[name] = kernel
+                self._put(name, kernel)
                 if isinstance(kernel, Provisional):
                     self._provisional[name] = kernel
-                    kernel.attach(partial(self.namespace.__setitem__, name))
+                    kernel.attach(partial(self._put, name))
                 del self._pending[name]
+
+    def _put(self, name: str, kernel: Callable[..., Any]) -> None:
+        self.namespace[name] = alone(kernel) if self.namespace.get("ALONE") else kernel
 
     def replace_run(self, run: Callable[[list[Any]], tuple[Any, ...]]) -> None:
         """Let calls run something else than the program: to look at its text alone."""

@@ -16,6 +16,7 @@ from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
 from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
 from polyfuse_cpp.prelude import headers_digest, prelude_for
+from polyfuse_cpp.threads.source import PoolSource
 from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class CppBackend(Backend):
             str(settings.plugin_option("cpp", "compiler", "") or ""),
             str(settings.plugin_option("cpp", "flags", "") or ""),
         )
+        self._pool = PoolSource(self.toolchain, settings)
 
     def target_info(self, device: str) -> TargetInfo:
         """Tell that oneDNN convolves faster with the channels last than with them second, in f32. In 16 bits,
@@ -142,6 +144,7 @@ class CppBackend(Backend):
         """The kernel's text and, as meta, its signature and the headers it needs."""
         from polyfuse_cpp import generator
 
+        self._pool.start()
         found = generator.text(kernel, config, self.isa)
         meta = f"{found.signature};{','.join(found.features)};{self.isa.name}"
         return Source(
@@ -190,7 +193,7 @@ class CppBackend(Backend):
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """The kernels of a built folder by key, or its host programs."""
         if (folder / KEYS).exists():
-            return load_folder(folder)
+            return load_folder(folder, self._pool.share)
         from polyfuse_cpp.native_host.program import load_hosts
 
         return load_hosts(folder)

@@ -17,13 +17,15 @@ kernel does.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse_cpp.prelude import header_text
 
-__all__ = ["CALL_KINDS", "KernelCall", "bindings_text", "load_library"]
+__all__ = ["CALL_KINDS", "KernelCall", "KernelLibrary", "bindings_text", "load_library"]
 
 KernelCall = Callable[..., None]
 
@@ -42,22 +44,65 @@ def bindings_text(kernels: Mapping[str, str], *, release_gil: bool = True) -> st
     parts.append(f"static pf_method pf_methods[] = {{{rows}}};\n")
     parts.append(
         'extern "C" __attribute__((visibility("default")))\n'
-        "PyObject* pf_bind(void* data_ptr, PyObject* owner) {\n"
+        "PyObject* pf_bind(void* data_ptr, PyObject* owner, void* share) {\n"
+        "  if (share) pf::set_alone(owner, share);\n"
         f"  return pf::make_bindings(data_ptr, owner, pf_methods, {len(kernels)});\n}}\n"
     )
     return "".join(parts)
 
 
-def load_library(path: Path | str, data_ptr: int | None = None) -> dict[str, KernelCall]:
-    """Load a library built with `bindings_text` and return its kernels by name. The library is unloaded when
-    the last of them is gone.
+class KernelLibrary(SharedLibrary):
+    """A library built with `bindings_text`; its kernels hold it as their `__self__`.
+
+    Args:
+        path: the file.
+        data_ptr: address of the function that finds a tensor's data; None: kernels take addresses alone.
+        share: gives the address of the pool's function for programs of kernels alone; 0: there is none.
     """
-    library = SharedLibrary(path, "kernel library")
-    bind = library.function("pf_bind")
-    bind.restype = ctypes.py_object
-    bind.argtypes = [ctypes.c_void_p, ctypes.py_object]
-    calls: dict[str, KernelCall] = bind(data_ptr, library)
-    return calls
+
+    def __init__(self, path: Path | str, data_ptr: int | None, share: Callable[[], int] | None = None) -> None:
+        super().__init__(path, "kernel library")
+        self._data_ptr = data_ptr
+        self._share = share
+        self._alone: weakref.ref[_Alone] | None = None
+
+    def kernels(self) -> dict[str, KernelCall]:
+        """All kernels by name."""
+        return self._bound(self, 0)
+
+    def alone(self, kernel: KernelCall) -> KernelCall:
+        """The same kernel for programs in which nothing else computes: its threads are the pool's."""
+        share = self._share() if self._share is not None else 0
+        if not share:
+            return kernel
+        owner = self._alone() if self._alone is not None else None
+        if owner is None:
+            owner = _Alone(self)
+            self._alone = weakref.ref(owner)
+        return self._bound(owner, share)[kernel.__name__]
+
+    def _bound(self, owner: object, share: int) -> dict[str, KernelCall]:
+        bind = self.function("pf_bind")
+        bind.restype = ctypes.py_object
+        bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+        calls: dict[str, KernelCall] = bind(self._data_ptr, owner, share or None)
+        return calls
+
+
+@dataclass(eq=False)
+class _Alone:
+    """What kernels hold whose threads are the pool's."""
+
+    library: KernelLibrary
+
+
+def load_library(
+    path: Path | str, data_ptr: int | None = None, share: Callable[[], int] | None = None
+) -> dict[str, KernelCall]:
+    """Load a library built with `bindings_text` and return its kernels by name. The library is unloaded when
+    the last of them is gone. Arguments are those of `KernelLibrary`.
+    """
+    return KernelLibrary(path, data_ptr, share).kernels()
 
 
 def _wrapper(name: str, signature: str, release_gil: bool) -> str:
@@ -72,9 +117,10 @@ def _wrapper(name: str, signature: str, release_gil: bool) -> str:
         call = f"void* state = PyEval_SaveThread();\n  {call}\n  PyEval_RestoreThread(state);"
     count = len(signature)
     return (
-        f"static PyObject* pf_call_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
+        f"static PyObject* pf_call_{name}(PyObject* self, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
         f"  pf::argument a[{count + 1}];\n"
         f'  if (!pf::parse(args, n, "{name}", "{signature}", {count}, a)) return nullptr;\n'
+        "  pf::with_threads threads(self);\n"
         f"  {call}\n"
         "  return pf::none();\n}\n"
     )

@@ -17,8 +17,10 @@ KEYS = "kernels.txt"
 """Which symbol is which kernel."""
 
 
-def load_folder(folder: Path) -> Mapping[str, Callable[..., None]]:
-    """The kernels of a built folder by key."""
+def load_folder(
+    folder: Path, share: Callable[[], int] | None = None
+) -> Mapping[str, Callable[..., None]]:
+    """The kernels of a built folder by key; `share` as of `KernelLibrary`."""
     try:
         rows = (folder / KEYS).read_text(encoding="utf-8").split()
     except OSError as error:
@@ -26,7 +28,7 @@ def load_folder(folder: Path) -> Mapping[str, Callable[..., None]]:
             f"the built folder {folder} is incomplete ({error})",
             "delete it from the cache and compile again",
         ) from error
-    calls = load_library(folder / LIBRARY, tensor_data_ptr_address())
+    calls = load_library(folder / LIBRARY, tensor_data_ptr_address(), share)
     return {key: calls[symbol] for key, symbol in zip(rows[::2], rows[1::2])}
 
 

@@ -10,7 +10,7 @@ from polyfuse.ir.kernel import Alias, Kernel
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 
-__all__ = ["KernelText", "arguments", "entry", "function", "in_parallel", "kernel_unit"]
+__all__ = ["KernelText", "arguments", "entry", "function", "in_team", "kernel_unit"]
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,10 @@ def function(kernel: Kernel, name: str, more: str, out: Writer) -> Iterator[None
         yield
 
 
-def in_parallel(out: Writer, *lines: str, indent: str = "") -> None:
-    """Lines that all threads run, each as number `at`; the first `of` are the `team` that shares work.
-
-    The whole pool enters, and who is beyond the team waits at the end: GNU's runtime ends the threads that a
-    smaller team leaves over, and whoever asks for more next, as eager mode does, starts them anew.
+def in_team(out: Writer, *stages: str, indent: str = "") -> None:
+    """Stages of work, each behind the one before it. The shares of each, number `at` of `of`, are done by as
+    many threads as `team` says.
     """
-    out.line(f"{indent}#pragma omp parallel")
-    with out.block(indent):
-        out.line("const i64 at = omp_get_thread_num(), of = index_min(team, omp_get_num_threads());")
-        for line in lines:
-            out.line(line)
+    for number, stage in enumerate(stages):
+        out.line(f"{indent}const auto stage{number} = [&](i64 at, i64 of) {{ {stage} }};")
+    out.line(f"{indent}in_team(team, {', '.join(f'stage{number}' for number in range(len(stages)))});")

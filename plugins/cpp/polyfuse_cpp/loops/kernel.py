@@ -12,7 +12,7 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.cuts.ranges import cut_into_ranges
 from polyfuse_cpp.cuts.residues import planned
 from polyfuse_cpp.facts import Facts
-from polyfuse_cpp.loops.entry import KernelText, arguments, entry, in_parallel, kernel_unit
+from polyfuse_cpp.loops.entry import KernelText, arguments, entry, in_team, kernel_unit
 from polyfuse_cpp.loops.ranged import RangedText
 from polyfuse_cpp.loops.split_reductions import Scratch, Stage, refused_by_split, stages_of
 from polyfuse_cpp.loops.stage import StageText
@@ -102,7 +102,7 @@ def _launch(stage: StageText, out: Writer) -> None:
         return
     with out.block("if (team == 1)", "} else {"):
         out.line(call.alone)
-    in_parallel(out, f"if (at < of) {call.shared}", indent="  ")
+    in_team(out, f"if (at < of) {call.shared}", indent="  ")
     out.line("}")
 
 
@@ -122,16 +122,10 @@ def _launch_all(stages: Sequence[StageText], ordered: bool, out: Writer) -> None
     with out.block("if (team == 1)", "} else {"):
         for number in range(len(stages)):
             out.line(f"part{number}(0, 1);")
-    lines = ["part0(at, of);"]
-    for number in range(1, len(stages)):
-        work = f"part{number}(at, of);"
-        if not ordered:
-            lines.append(work)
-        elif number < last:
-            lines += ["#pragma omp barrier", work]
-        else:
-            lines += [f"if (team{number} > 1) {{", "#pragma omp barrier", work, "}"]
-    in_parallel(out, *lines, indent="  ")
+    parts = [f"part{number}(at, of);" for number in range(len(stages))]
+    if ordered:
+        parts[last] = f"if (team{last} > 1) {parts[last]}"
+    in_team(out, *(parts if ordered else [" ".join(parts)]), indent="  ")
     if ordered:
         out.line(f"  if (team{last} == 1) part{last}(0, 1);")
     out.line("}")

@@ -20,7 +20,7 @@ from polyfuse.plugin import Source
 from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.body import Frame
-from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parallel, kernel_unit
+from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_team, kernel_unit
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
@@ -116,7 +116,7 @@ class MatmulText:
             out.line(f"const matmul_parts parts = matmul_share({counts}, team, {layout});")
             out.line("const i64 items = batch_count * parts.down * parts.over;")
             share = "items * at / of, items * (at + 1) / of, parts.down, parts.over"
-            in_parallel(out, f"if (at < of) {Source.SYMBOL}_run({passed}{share});")
+            in_team(out, f"if (at < of) {Source.SYMBOL}_run({passed}{share});")
 
     # The part of one thread.
 

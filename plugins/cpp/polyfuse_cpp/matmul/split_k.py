@@ -9,7 +9,7 @@ from __future__ import annotations
 from polyfuse.plugin import Source
 from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
-from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parallel
+from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_team
 from polyfuse_cpp.loops.odometer import start_at
 from polyfuse_cpp.matmul.grouped import GroupedText
 from polyfuse_cpp.matmul.kernel import MatmulText
@@ -89,10 +89,9 @@ class SplitKText(MatmulText):
             with out.block("if (team == 1)", "} else {"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, items);")
                 out.line(f"{Source.SYMBOL}_join({passed}0, units);")
-            in_parallel(
+            in_team(
                 out,
                 f"if (at < of) {Source.SYMBOL}_run({passed}items * at / of, items * (at + 1) / of);",
-                "#pragma omp barrier",
                 f"if (at < of) {Source.SYMBOL}_join({passed}units * at / of, units * (at + 1) / of);",
                 indent="  ",
             )

@@ -1,6 +1,6 @@
 // Python callables without Python.h: prototypes of the stable ABI, declared by hand.
 // Each kernel gets a METH_FASTCALL wrapper (see bindings.py); pf_bind() returns them all as a dict.
-// Each holds `owner`, which keeps this library loaded.
+// Each holds `owner`, which keeps this library loaded. With `share` they are the forms for programs of kernels alone.
 extern "C" {
 struct _object;
 typedef _object PyObject;
@@ -70,6 +70,24 @@ static bool parse(PyObject* const* args, __PTRDIFF_TYPE__ n, const char* name, c
   }
   return true;
 }
+// A kernel's threads: those of OpenMP, or, of calls of what was bound to `alone_owner`, the pool's.
+static PyObject* alone_owner;
+#ifdef PF_SHARES
+static decltype(share_in_pool) alone_share;
+struct with_threads {
+  with_threads(PyObject* self) {
+    if (self == alone_owner) share_in_pool = alone_share;
+  }
+  ~with_threads() { share_in_pool = nullptr; }
+};
+static void set_alone(PyObject* owner, void* share) {
+  alone_owner = owner;
+  alone_share = (decltype(alone_share))share;
+}
+#else
+struct with_threads { with_threads(PyObject*) {} };
+static void set_alone(PyObject*, void*) {}
+#endif
 static inline PyObject* none() {
   Py_IncRef((PyObject*)&_Py_NoneStruct);
   return (PyObject*)&_Py_NoneStruct;

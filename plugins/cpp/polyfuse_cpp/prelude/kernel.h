@@ -19,6 +19,35 @@ PF_INLINE int team_for(i64 items, i64 work) {
   return most < 2 || omp_in_parallel() ? 1 : int(most);
 }
 
+// Set while a kernel runs in a program of kernels alone (binding.h): `polyfuse_share` of threads/pool.cpp.
+#define PF_SHARES
+typedef void (*share_function)(const void* stage, i64 at, i64 of);
+static __thread int (*share_in_pool)(int of, share_function share, const void* stage);
+
+template <class Stage> static void run_share(const void* stage, i64 at, i64 of) { (*(const Stage*)stage)(at, of); }
+static inline void await_team() {
+#pragma omp barrier
+}
+
+// Stages, each of which waits for the one before it; each is called with the number of a share and how many there are.
+// Without a pool of ours OpenMP's whole team enters, and who is beyond `team` waits at the end: GNU's runtime ends the
+// threads that a smaller team leaves over, and whoever asks for more next, as eager mode does, starts them anew.
+template <class First, class... Others>
+static inline void in_team(int team, const First& first, const Others&... others) {
+  auto* const share = share_in_pool;
+  if (share && share(team, run_share<First>, &first)) {
+    // where other callers have taken all jobs since, this thread does what is left
+    ((void)(share(team, run_share<Others>, &others) || (others(0, 1), true)), ...);
+    return;
+  }
+#pragma omp parallel
+  {
+    const i64 at = omp_get_thread_num(), of = index_min(team, omp_get_num_threads());
+    first(at, of);
+    ((await_team(), others(at, of)), ...);
+  }
+}
+
 // Scratch memory, aligned to 64 bytes; the pointer that malloc gave stands in front of it.
 static inline void* scratch_new(i64 bytes) {
   char* raw = (char*)malloc(bytes + 128);
