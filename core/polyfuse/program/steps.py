@@ -369,8 +369,8 @@ class Program:
 
     @property
     def computes_alone(self) -> bool:
-        """Whether kernels do all that takes time on the host, and are so many that it pays to give them threads
-        of their own: those of the operators in the program before may be busy waiting for a while.
+        """Whether kernels do all that takes time on the host, and are so many that it pays to give them
+        threads of their own: those of operators that ran before may be busy waiting for a while.
         """
         if self.device or len(self.launches()) < _MANY_LAUNCHES:
             return False

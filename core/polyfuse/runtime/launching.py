@@ -28,9 +28,9 @@ __all__ = [
 
 
 def alone(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The form of a kernel for programs in which nothing but kernels computes, so that threads need not be
-    shared with torch's operators: what the method `alone` of its `__self__` returns for it. The kernel itself,
-    where that has none.
+    """The form of a kernel for programs in which nothing but kernels computes, so that it need not share
+    threads with torch's operators: what the method `alone` of its `__self__` returns for it. The kernel
+    itself, where that has none.
     """
     form = getattr(getattr(kernel, "__self__", None), "alone", None)
     return kernel if form is None else form(kernel)  # type: ignore[no-any-return]

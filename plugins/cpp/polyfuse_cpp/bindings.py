@@ -60,7 +60,9 @@ class KernelLibrary(SharedLibrary):
         share: gives the address of the pool's function for programs of kernels alone; 0: there is none.
     """
 
-    def __init__(self, path: Path | str, data_ptr: int | None, share: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, path: Path | str, data_ptr: int | None, share: Callable[[], int] | None = None
+    ) -> None:
         super().__init__(path, "kernel library")
         self._data_ptr = data_ptr
         self._share = share
@@ -120,7 +122,7 @@ def _wrapper(name: str, signature: str, release_gil: bool) -> str:
         f"static PyObject* pf_call_{name}(PyObject* self, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
         f"  pf::argument a[{count + 1}];\n"
         f'  if (!pf::parse(args, n, "{name}", "{signature}", {count}, a)) return nullptr;\n'
-        "  pf::with_threads threads(self);\n"
+        "  pf::with_threads pf_threads(self);\n"
         f"  {call}\n"
         "  return pf::none();\n}\n"
     )

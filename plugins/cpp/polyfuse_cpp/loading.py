@@ -17,9 +17,7 @@ KEYS = "kernels.txt"
 """Which symbol is which kernel."""
 
 
-def load_folder(
-    folder: Path, share: Callable[[], int] | None = None
-) -> Mapping[str, Callable[..., None]]:
+def load_folder(folder: Path, share: Callable[[], int] | None = None) -> Mapping[str, Callable[..., None]]:
     """The kernels of a built folder by key; `share` as of `KernelLibrary`."""
     try:
         rows = (folder / KEYS).read_text(encoding="utf-8").split()

@@ -102,7 +102,7 @@ def _launch(stage: StageText, out: Writer) -> None:
         return
     with out.block("if (team == 1)", "} else {"):
         out.line(call.alone)
-    in_team(out, f"if (at < of) {call.shared}", indent="  ")
+    in_team(out, call.shared, indent="  ")
     out.line("}")
 
 

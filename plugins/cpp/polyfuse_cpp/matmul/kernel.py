@@ -116,7 +116,7 @@ class MatmulText:
             out.line(f"const matmul_parts parts = matmul_share({counts}, team, {layout});")
             out.line("const i64 items = batch_count * parts.down * parts.over;")
             share = "items * at / of, items * (at + 1) / of, parts.down, parts.over"
-            in_team(out, f"if (at < of) {Source.SYMBOL}_run({passed}{share});")
+            in_team(out, f"{Source.SYMBOL}_run({passed}{share});")
 
     # The part of one thread.
 

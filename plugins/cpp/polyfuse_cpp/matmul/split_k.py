@@ -91,8 +91,8 @@ class SplitKText(MatmulText):
                 out.line(f"{Source.SYMBOL}_join({passed}0, units);")
             in_team(
                 out,
-                f"if (at < of) {Source.SYMBOL}_run({passed}items * at / of, items * (at + 1) / of);",
-                f"if (at < of) {Source.SYMBOL}_join({passed}units * at / of, units * (at + 1) / of);",
+                f"{Source.SYMBOL}_run({passed}items * at / of, items * (at + 1) / of);",
+                f"{Source.SYMBOL}_join({passed}units * at / of, units * (at + 1) / of);",
                 indent="  ",
             )
             out.line("}")

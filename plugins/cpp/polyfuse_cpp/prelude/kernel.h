@@ -43,8 +43,8 @@ static inline void in_team(int team, const First& first, const Others&... others
 #pragma omp parallel
   {
     const i64 at = omp_get_thread_num(), of = index_min(team, omp_get_num_threads());
-    first(at, of);
-    ((await_team(), others(at, of)), ...);
+    if (at < of) first(at, of);
+    ((await_team(), at < of ? others(at, of) : (void)0), ...);
   }
 }
 

@@ -1,3 +1,4 @@
-"""The pool of threads that kernels share their work in, in programs in which nothing else computes: `pool.cpp`, and
-`source`, which builds and loads it. No kernel's text depends on it: it is given to kernels when they are bound.
+"""The pool of threads in which kernels share their work, in programs in which nothing else computes:
+`pool.cpp`, and `source`, which builds and loads it. No kernel's text depends on it: kernels are given it when
+they are bound.
 """

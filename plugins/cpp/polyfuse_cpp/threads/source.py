@@ -23,7 +23,16 @@ from polyfuse_cpp.toolchain import Toolchain
 __all__ = ["PoolSource"]
 
 _SOURCE = Path(__file__).with_name("pool.cpp")
-_FLAGS = ("-std=gnu++17", "-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wl,--build-id=none")
+_FLAGS = (
+    "-std=gnu++17",
+    "-O2",
+    "-g0",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-Wl,--build-id=none",
+)
 _LIBRARY = "pool.so"
 _LOCK = threading.Lock()
 _LOADED: list[ctypes.PyDLL] = []
@@ -31,7 +40,7 @@ _LOADED: list[ctypes.PyDLL] = []
 
 
 class PoolSource:
-    """Builds the pool in the background from the start, if it is not there, and loads it when it is wanted."""
+    """Builds the pool in the background, if it is not there, and loads it when it is wanted."""
 
     def __init__(self, toolchain: Toolchain, settings: Settings) -> None:
         self._toolchain = toolchain
@@ -62,8 +71,8 @@ class PoolSource:
                     cause = error.cause if isinstance(error, PolyfuseError) else str(error)
                     warn_once(
                         "cpp",
-                        f"kernels use OpenMP's threads alone, for the pool of threads cannot be had ({cause});"
-                        " busy machines will make them wait",
+                        f"kernels use OpenMP's threads, for the pool of threads cannot be had ({cause}); on a"
+                        " busy machine they will wait for each other, so install g++ or name it in CXX",
                     )
                     return 0
             return ctypes.cast(_LOADED[0].polyfuse_share, ctypes.c_void_p).value or 0

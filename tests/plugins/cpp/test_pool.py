@@ -1,0 +1,151 @@
+"""The pool of threads of programs in which kernels alone compute: who takes shares, which programs use it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import cpp_kernels
+from polyfuse.base.settings import Settings, child_environment
+from polyfuse.runtime.launching import alone
+from polyfuse_cpp.threads.source import PoolSource
+from polyfuse_cpp.toolchain import find_toolchain
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pool waits as Linux lets threads wait")
+
+SHARE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run(two_threads: None) -> Callable[..., int]:
+    """`polyfuse_share`, called without Python's lock."""
+    address = PoolSource(find_toolchain(), Settings()).share()
+    found: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, SHARE, ctypes.c_void_p)(address)
+    return found
+
+
+@pytest.mark.parametrize("of", [2, 3, 32])
+def test_each_share_runs_once(run: Callable[..., int], of: int) -> None:
+    taken: list[tuple[int, int]] = []
+    share = SHARE(lambda _, at, count: taken.append((at, count)))
+    for _ in range(20):
+        taken.clear()
+        assert run(of, share, None) == 1
+        assert sorted(taken) == [(at, of) for at in range(of)]
+
+
+def test_more_shares_than_a_job_has_are_refused(run: Callable[..., int]) -> None:
+    assert run(33, SHARE(lambda *_: None), None) == 0
+
+
+def test_callers_at_once_have_jobs_of_their_own(run: Callable[..., int]) -> None:
+    sums = [0] * 4
+
+    def call(number: int) -> None:
+        def add(_: int, at: int, of: int) -> None:
+            sums[number] += 1  # the interpreter's lock is held
+
+        share = SHARE(add)
+        for _ in range(50):
+            assert run(4, share, None) == 1
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == [200] * 4
+
+
+def test_a_caller_does_the_shares_of_threads_that_do_not_come(run: Callable[..., int]) -> None:
+    """A thread of the pool is held in its share until all others are done, by the caller alone."""
+    others_done, taken = threading.Event(), []
+
+    def share(_: int, at: int, of: int) -> None:
+        if at == 1:
+            assert others_done.wait(30)
+        taken.append(at)
+        if len(taken) == 5:
+            others_done.set()
+
+    held = SHARE(share)
+    run(2, SHARE(lambda *_: None), None)
+    assert run(6, held, None) == 1
+    assert sorted(taken) == list(range(6)) and taken[-1] == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_child_works_alone(run: Callable[..., int]) -> None:
+    done = 0
+
+    def count(_: int, at: int, of: int) -> None:
+        nonlocal done
+        done += 1
+
+    share = SHARE(count)
+    run(2, share, None)
+    child = os.fork()
+    if not child:
+        done = 0
+        run(3, share, None)
+        os._exit(0 if done == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_kernel_has_a_form_with_threads_of_the_pool(two_threads: None) -> None:
+    k = cpp_kernels.KernelBuilder({"x0": 1 << 20})
+    k.arg("a"), k.out("o")
+    s = k.section()
+    s.store("o", k["x0"], s.op("neg", s.load("a", k["x0"])))
+    kernel = cpp_kernels.compiled(k.build())
+    a = torch.randn(1 << 20)
+    for form in (kernel, alone(kernel), alone(kernel)):
+        o = torch.zeros(1 << 20)
+        form(a, o)
+        assert torch.equal(o, -a)
+    assert alone(kernel) is not kernel and alone(print) is print
+
+
+PROGRAM = """
+import os, sys, torch
+from torch import nn
+import polyfuse_cpp.threads.source as source
+
+def block():
+    return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 32, 1), nn.Conv2d(32, 8, 1))
+
+model = nn.Sequential(*(block() for _ in range(5))).eval()
+x = torch.randn(1, 8, 96, 96)
+with torch.no_grad():
+    compiled = torch.compile(model, backend="polyfuse", options={"freezing": True})
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), model(x))
+print(len(source._LOADED))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_program_of_kernels_uses_it(threads: int) -> None:
+    """With one thread, the library is not even built."""
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**child_environment(), "OMP_NUM_THREADS": str(threads)},
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert found.stdout.split()[-1] == str(threads - 1)
