@@ -33,7 +33,7 @@ def alone(kernel: Callable[..., Any]) -> Callable[..., Any]:
     itself, where that has none.
     """
     form = getattr(getattr(kernel, "__self__", None), "alone", None)
-    return kernel if form is None else form(kernel)  # type: ignore[no-any-return]
+    return kernel if form is None else form(kernel)
 
 
 def current_stream(device_type: str) -> Callable[[int], int]:
