@@ -47,8 +47,10 @@ def _ordered(x: Tensor, dim: int, descending: bool, k: int | None) -> Any:
     ranks = _ranks(x, descending).transpose(dim, -1)
     length = ranks.shape[-1]
     if isinstance(length, int) and length > _WHOLE:
-        few = isinstance(k, int) and 0 < k <= _RUN // 2
-        positions = _first(ranks, k) if few else _merged(ranks)
+        if k is not None and 0 < k <= _RUN // 2:
+            positions = _first(ranks, k)
+        else:
+            positions = _merged(ranks)
     else:
         positions = _sorted_rows(ranks, _numbers(length, x.device))[1]
     if k is not None:
