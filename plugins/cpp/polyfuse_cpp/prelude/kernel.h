@@ -22,7 +22,7 @@ PF_INLINE int team_for(i64 items, i64 work) {
 // Set while a kernel runs in a program of kernels alone (binding.h): `polyfuse_share` of threads/pool.cpp.
 #define PF_SHARES
 typedef void (*share_function)(const void* stage, i64 at, i64 of);
-static __thread int (*share_in_pool)(int of, share_function share, const void* stage);
+static __thread void (*share_in_pool)(int of, share_function share, const void* stage);
 
 template <class Stage> static void run_share(const void* stage, i64 at, i64 of) { (*(const Stage*)stage)(at, of); }
 static inline void await_team() {
@@ -35,9 +35,9 @@ static inline void await_team() {
 template <class First, class... Others>
 static inline void in_team(int team, const First& first, const Others&... others) {
   auto* const share = share_in_pool;
-  if (share && share(team, run_share<First>, &first)) {
-    // where other callers have taken all jobs since, this thread does what is left
-    ((void)(share(team, run_share<Others>, &others) || (others(0, 1), true)), ...);
+  if (share) {
+    share(team, run_share<First>, &first);
+    (share(team, run_share<Others>, &others), ...);
     return;
   }
 #pragma omp parallel

@@ -1,5 +1,9 @@
-// Threads of our own for programs in which kernels alone compute. The shares of a kernel are taken by whoever is there:
-// a thread that the operating system does not run takes none, and nobody waits for it.
+// Threads of our own for programs in which kernels alone compute. Each share of a kernel is offered to a thread, and
+// who called the kernel takes back what was not begun when it has done its own: nobody waits for a thread that the
+// operating system does not run.
+//
+// A thread has one word, its box, alone in its cache lines: what it is offered costs one transfer to it and one back,
+// whatever the other threads do.
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -15,27 +19,28 @@ namespace {
 
 using Share = void (*)(const void* work, long long at, long long of);
 
-constexpr int kShares = 32;  // of a job: bits of half a word
-constexpr int kJobs = 8;     // at once, of as many calling threads
-constexpr int kThreads = 256;
-constexpr int64_t kBusy = 100'000, kPolite = 2'000'000;  // nanoseconds without work: spinning, and giving way to others
-
-struct alignas(128) Job {
-  std::atomic<bool> used{false};
-  std::atomic<uint32_t> done{0};
-  // how often this was posted, and a bit for each share that nobody has taken
-  std::atomic<uint64_t> left{0};
-  Share share = nullptr;
-  const void* work = nullptr;
-  int of = 0;
-  unsigned rounding = 0;
+// On the stack of its caller, which does not return while a box names it.
+struct alignas(64) Job {
+  Share share;
+  const void* work;
+  int of;
+  unsigned rounding;
 };
 
-Job jobs[kJobs];
-alignas(128) std::atomic<uint32_t> posted{0};
-alignas(128) std::atomic<int> sleeping{0};
+// In a box: nothing, that its thread sleeps, or a job with what became of it.
+constexpr uint64_t kIdle = 0, kAsleep = 1, kOffered = 2, kTaken = 3;
+constexpr int kThreads = 255;
+constexpr int64_t kBusy = 200'000, kPolite = 3'000'000;  // nanoseconds without work: spinning, then yielding
+
+struct alignas(128) Box {
+  std::atomic<uint64_t> word{kIdle};
+};
+
+Box boxes[kThreads];
 std::atomic<int> threads{0};
 std::atomic<bool> growing{false};
+
+inline uint64_t as(const Job& job, uint64_t what) { return reinterpret_cast<uint64_t>(&job) | what; }
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -66,66 +71,60 @@ int64_t now() {
   return t.tv_sec * int64_t(1'000'000'000) + t.tv_nsec;
 }
 
-long futex(int operation, uint32_t value) {
-  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&posted), operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+// A box's lower half, which alone tells that its thread sleeps: jobs differ from it in their lowest bits.
+long futex(Box& box, int operation, uint32_t value) {
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&box.word), operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
-// Takes a share, the preferred one if it is left; -1: none is.
-int take(Job& job, int preferred) {
-  uint64_t seen = job.left.load(std::memory_order_acquire);
-  while (uint32_t bits = uint32_t(seen)) {
-    const int at = preferred < kShares && (bits >> preferred & 1) ? preferred : __builtin_ctz(bits);
-    if (job.left.compare_exchange_weak(seen, seen & ~(uint64_t(1) << at), std::memory_order_acq_rel)) return at;
-  }
-  return -1;
-}
-
-// Does shares until none is left.
-void help(Job& job, int preferred) {
-  int at;
-  while ((at = take(job, preferred)) >= 0) {
-    round_as(job.rounding);
-    job.share(job.work, at, job.of);
-    job.done.fetch_add(1, std::memory_order_release);
-  }
-}
-
-void wait_for_more(uint32_t seen) {
-  const int64_t since = now();
+// Waits until the thread's box holds an offer.
+uint64_t wait_for_offer(Box& box) {
+  int64_t since = 0;
   for (;;) {
-    for (int i = 0; i < 32; ++i) {
-      if (posted.load(std::memory_order_acquire) != seen) return;
+    for (int i = 0; i < 64; ++i) {
+      const uint64_t found = box.word.load(std::memory_order_acquire);
+      if ((found & 3) == kOffered) return found;
       relax();
     }
-    const int64_t idle = now() - since;
-    if (idle > kPolite) break;
-    if (idle > kBusy) sched_yield();
+    const int64_t time = now();
+    if (since == 0) since = time;
+    if (time - since > kPolite) {
+      uint64_t idle = kIdle;
+      if (box.word.compare_exchange_strong(idle, kAsleep))
+        while (box.word.load() == kAsleep) futex(box, FUTEX_WAIT, uint32_t(kAsleep));
+      since = 0;
+    } else if (time - since > kBusy) {
+      sched_yield();
+    }
   }
-  sleeping.fetch_add(1);
-  while (posted.load() == seen) futex(FUTEX_WAIT, seen);
-  sleeping.fetch_sub(1);
 }
 
 void* serve(void* number) {
-  const int own = int(reinterpret_cast<intptr_t>(number)) + 1;
-  uint32_t seen = posted.load() - 1;
+  const intptr_t own = reinterpret_cast<intptr_t>(number);
+  Box& box = boxes[own];
   for (;;) {
-    wait_for_more(seen);
-    seen = posted.load(std::memory_order_acquire);
-    for (Job& job : jobs) {
-      const uint32_t bits = uint32_t(job.left.load(std::memory_order_acquire));
-      if (bits == 0) continue;
-      // who has no share of his own leaves others the time to come for theirs
-      if (own >= kShares || !(bits >> own & 1))
-        for (int i = 0; i < 64; ++i) relax();
-      help(job, own);
-    }
+    uint64_t offer = wait_for_offer(box);
+    const Job& job = *reinterpret_cast<const Job*>(offer & ~uint64_t(3));
+    if (!box.word.compare_exchange_strong(offer, as(job, kTaken), std::memory_order_acq_rel)) continue;
+    round_as(job.rounding);
+    job.share(job.work, own + 1, job.of);
+    box.word.store(kIdle, std::memory_order_release);
   }
 }
 
-void grow(int count) {
+// Offers a job to a thread, unless that is busy for another caller.
+bool offer(Box& box, const Job& job) {
+  uint64_t seen = kIdle;
+  if (box.word.compare_exchange_strong(seen, as(job, kOffered), std::memory_order_acq_rel)) return true;
+  if (seen != kAsleep || !box.word.compare_exchange_strong(seen, as(job, kOffered))) return false;
+  futex(box, FUTEX_WAKE, 1);
+  return true;
+}
+
+int grown(int count) {
   if (count > kThreads) count = kThreads;
-  if (threads.load(std::memory_order_acquire) >= count || growing.exchange(true)) return;
+  const int there = threads.load(std::memory_order_acquire);
+  if (there >= count || growing.exchange(true)) return there < count ? there : count;
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
@@ -140,51 +139,39 @@ void grow(int count) {
   pthread_attr_destroy(&attributes);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   growing.store(false);
+  return threads.load();
 }
 
 // A child process has none of the threads.
 void forked() {
   threads.store(0);
-  sleeping.store(0);
   growing.store(false);
-  for (Job& job : jobs) {
-    job.left.store(job.left.load() >> 32 << 32);
-    job.used.store(false);
-  }
+  for (Box& box : boxes) box.word.store(kIdle);
 }
 
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, forked);
 
 }  // namespace
 
-extern "C" {
-
-// Runs all `of` shares and returns 1; returns 0, having done nothing, where they are too many or no job is free.
-__attribute__((visibility("default"))) int polyfuse_share(int of, Share share, const void* work) {
-  if (of > kShares) return 0;
-  Job* job = nullptr;
-  for (Job& candidate : jobs)
-    if (!candidate.used.exchange(true, std::memory_order_acquire)) {
-      job = &candidate;
-      break;
+// Runs all `of` shares of a kernel, and returns when they are done.
+extern "C" __attribute__((visibility("default"))) void polyfuse_share(int of, Share share, const void* work) {
+  const Job job{share, work, of, rounding()};
+  const int helpers = grown(of - 1);
+  uint64_t offered[(kThreads + 63) / 64] = {};
+  for (int k = 0; k < helpers; ++k)
+    if (offer(boxes[k], job)) offered[k / 64] |= uint64_t(1) << (k % 64);
+  share(work, 0, of);
+  // shares nobody was offered, and those that were not begun
+  for (int k = 0; k < of - 1; ++k) {
+    if (k < helpers && (offered[k / 64] >> (k % 64) & 1)) {
+      uint64_t seen = as(job, kOffered);
+      if (!boxes[k].word.compare_exchange_strong(seen, kIdle, std::memory_order_acq_rel)) continue;
     }
-  if (job == nullptr) return 0;
-  grow(of - 1);
-  job->share = share;
-  job->work = work;
-  job->of = of;
-  job->rounding = rounding();
-  job->done.store(0, std::memory_order_relaxed);
-  const uint64_t number = (job->left.load(std::memory_order_relaxed) >> 32) + 1;
-  const uint64_t bits = of == 32 ? 0xffffffffu : (uint64_t(1) << of) - 1;
-  job->left.store(number << 32 | bits, std::memory_order_release);
-  posted.fetch_add(1);
-  if (sleeping.load() > 0) futex(FUTEX_WAKE, uint32_t(of - 1));
-  help(*job, 0);
-  for (int i = 0; job->done.load(std::memory_order_acquire) != uint32_t(of); ++i)
-    if (i < 4096) relax();
-    else sched_yield();
-  job->used.store(false, std::memory_order_release);
-  return 1;
-}
+    share(work, k + 1, of);
+  }
+  for (int k = 0; k < helpers; ++k) {
+    if (!(offered[k / 64] >> (k % 64) & 1)) continue;
+    for (int i = 0; boxes[k].word.load(std::memory_order_acquire) == as(job, kTaken); ++i)
+      i < 4096 ? relax() : void(sched_yield());
+  }
 }
