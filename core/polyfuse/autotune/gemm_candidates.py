@@ -12,7 +12,8 @@ from polyfuse.autotune.alternatives import Alternative, Replacement, site_of
 from polyfuse.base.log import get_logger
 from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
+from polyfuse.ir.nodes import Buffer, ExternCall, Node, TemplateCall
+from polyfuse.lowering.reductions.depthwise import DepthwiseLoops
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.lowering.reductions.gemm_narrow import inner_products, matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
@@ -40,6 +41,7 @@ __all__ = [
     "narrow_gemm",
     "packed_gemm",
     "tunable_calls",
+    "with_taps_once",
 ]
 
 _log = get_logger("autotune")
@@ -184,6 +186,20 @@ def packed_gemm(
     site = site_of(graph, call, freezing, static, packing=not freezing)
     loops, pack, buffer = _packed(site, form, width)
     return GeneratedGemm(f"{backend.name}{PACKED}", backend, loops, (), (pack,), (buffer,))
+
+
+def with_taps_once(
+    graph: Graph, call: TemplateCall, loops: DepthwiseLoops, static: frozenset[str]
+) -> tuple[Node, ...]:
+    """The nodes of a depthwise convolution with `freezing`: where its weight is a whole parameter (`static`:
+    their names), it is laid out once, not by a loop at each call.
+    """
+    site, weight, laid_out = site_of(graph, call, True, static), call.args[1], loops.weight
+    if not site.can_precompute(weight):
+        return loops.nodes
+    first, convolution = loops.nodes
+    arguments = (laid_out.size, (*weight.stride[2:], weight.stride[1], weight.stride[0]))
+    return site.precompute(first.name, _PACK, weight, arguments, laid_out), convolution
 
 
 def narrow_gemm(

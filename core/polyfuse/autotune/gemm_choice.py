@@ -14,6 +14,7 @@ from polyfuse.autotune.gemm_candidates import (
     narrow_gemm,
     packed_gemm,
     tunable_calls,
+    with_taps_once,
 )
 from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of
 from polyfuse.autotune.packing import within_room
@@ -160,6 +161,7 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
 def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
     """The depthwise convolutions that backends generate, where they say that their loops are faster."""
     found: dict[str, Replacement] = {}
+    static, freezing = fixed_inputs(graph), tuner.settings.freezing
     for node in graph.nodes:
         if not isinstance(node, TemplateCall) or node.op != "aten.convolution.default":
             continue
@@ -177,7 +179,8 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
             continue
         if all(map(backend.claims, loops.nodes)):
             gone = () if margin is None else (margin.node,)
-            found[node.name] = Replacement(loops.nodes, (loops.weight,), removed=gone, backend=backend)
+            nodes = with_taps_once(graph, node, loops, static) if freezing else loops.nodes
+            found[node.name] = Replacement(nodes, (loops.weight,), removed=gone, backend=backend)
             why = "its loops are known to be faster here"
             decisions.append(Decision("choice", node.name, backend.name, why))
     return found

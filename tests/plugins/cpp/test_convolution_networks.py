@@ -252,6 +252,21 @@ def test_depthwise_convolutions_are_generated(layer: nn.Module, size: tuple[int,
     assert not report.calls and report.kernels == 2  # its weight laid out, then all
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("groups", [24, 6])
+def test_weights_of_depthwise_convolutions_are_laid_out_once_with_freezing(groups: int) -> None:
+    layer, norm = nn.Conv2d(24, 24, (3, 2), padding=1, groups=groups, bias=False), nn.BatchNorm2d(24)
+    model = nn.Sequential(layer, norm, nn.ReLU6()).eval()
+    options = {"strict": True, "freezing": True}
+    call = torch.compile(model, backend="polyfuse", options=options)
+    x = torch.randn(2, 24, 7, 9).to(memory_format=torch.channels_last)
+    for change in (lambda: norm.running_mean.add_(0.5), lambda: layer.weight.mul_(-0.5), lambda: None):
+        report = agrees(call, model, x)
+        assert report.calls == ("frozen.aten.as_strided_copy.default",) and report.kernels == 1
+        with torch.no_grad():
+            change()
+
+
 def test_depthwise_convolutions_of_sizes_that_vary() -> None:
     model = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8).eval()
     call = compiled(model, dynamic=True)
