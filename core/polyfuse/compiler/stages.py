@@ -63,6 +63,7 @@ from polyfuse.runtime.profile import meter_calls
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others, tell_failure
 from polyfuse.schedule import Claims, Decision, Launch, Schedule
 from polyfuse.schedule.draw import dot
+from polyfuse.schedule.frozen_calls import together
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
 
@@ -244,7 +245,7 @@ def compile_graph(
         futures = submit(emitted, session)
         progress.watch_builds(futures.values())
         refused = {key: item.source.refused_aliases for key, item in emitted.items()}
-        planned, separate = without_refused(schedule, refused)
+        planned, separate = without_refused(together(schedule), refused)
     session.observe(separate)
     for i, ((_, kernel), item) in enumerate(emitted.items()):
         dump.write(f"kernel{i}.{item.source.language.split()[-1]}", item.source.rendered)

@@ -234,8 +234,9 @@ class ExternCall(Node):
 
     Attributes:
         op: ``"aten.mm.default"``-style name, or ``"object.KEY"``: an entry of the graph's object table is
-            called; ``"once."`` before a name: called once for each parameter, the first argument, and again
-            when that has changed.
+            called; ``"frozen."`` or ``"checked."`` before a name: called once for each parameter, the first
+            argument, and again when that has changed; ``"frozen.together."``: for a tuple of parameters, with
+            a tuple of the other arguments of each.
         args, kwargs: nested tuples of `View`, `Index`, ints, floats, strings, None, and `Opaque` values.
         outputs: buffer per result, ``""`` where unused; one for a single tensor.
         out: how results come: ``"single"``, ``"tuple"`` (a tuple or list of results), ``"out"`` (the one

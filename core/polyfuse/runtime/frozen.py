@@ -22,8 +22,10 @@ __all__ = [
     "CHECKED",
     "FROZEN",
     "ONCE",
+    "TOGETHER",
     "CheckedCall",
     "FrozenCall",
+    "FrozenCalls",
     "FrozenOperand",
     "FrozenProgram",
     "FrozenStep",
@@ -32,6 +34,9 @@ __all__ = [
 
 FROZEN = "frozen."
 """Before the name of an operator that is called through `FrozenCall`."""
+
+TOGETHER = "frozen.together."
+"""Before the name of an operator that is called through `FrozenCalls`."""
 
 CHECKED = "checked."
 """Before the name of an operator that is called through `CheckedCall`."""
@@ -239,7 +244,7 @@ class FrozenProgram:
             return entry
 
 
-def _forget(program: weakref.ref[FrozenProgram], key: tuple[int, ...], _: object) -> None:
+def _forget(program: weakref.ref[FrozenProgram | FrozenCalls], key: tuple[int, ...], _: object) -> None:
     """What is known of parameters of which one is gone: another tensor may get its identity."""
     alive = program()
     if alive is not None:
@@ -273,6 +278,51 @@ class FrozenCall:
             forget = weakref.ref(parameter, lambda _: self._known.pop(key, None))
             self._known[key] = _Entry((forget,), now, result)
             return result
+
+
+@dataclass
+class _Row(_Entry):
+    """What a program is given for all its parameters.
+
+    Attributes:
+        plain: the values beside each parameter: the object that came with the call.
+    """
+
+    plain: tuple[Any, ...]
+
+
+class FrozenCalls:
+    """`FrozenCall` for all parameters of a program at once: called with these, and a tuple of plain values
+    for each. Returns as many results. Programs hold the plain values as one constant, which is known by its
+    identity.
+    """
+
+    def __init__(self, operator: Callable[..., Any]) -> None:
+        self._each = FrozenCall(operator)
+        self._known: OrderedDict[tuple[int, ...], _Row] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...]:
+        key = tuple(map(id, parameters))
+        row = self._known.get(key)
+        if row is None or row.plain is not plain or not row.is_current(parameters):
+            row = self._renewed(key, parameters, plain)
+        values: tuple[Any, ...] = row.value
+        return values
+
+    def _renewed(
+        self, key: tuple[int, ...], parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]
+    ) -> _Row:
+        with self._lock:
+            now = _stamp(parameters)
+            values = tuple(self._each(p, *given) for p, given in zip(parameters, plain, strict=True))
+            forget = partial(_forget, weakref.ref(self), key)
+            row = self._known[key] = _Row(
+                tuple(weakref.ref(p, forget) for p in parameters), now, values, plain
+            )
+            while len(self._known) > _MOST_MODELS:
+                self._known.popitem(last=False)
+            return row
 
 
 class CheckedCall(FrozenCall):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.frozen import CHECKED, FROZEN, CheckedCall, FrozenCall
+from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER, CheckedCall, FrozenCall, FrozenCalls
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.calls import fast_call
 
@@ -46,10 +46,13 @@ def allocator(device: str) -> Allocate:
 
 def operator(name: str, out: bool = False) -> Callable[..., Any]:
     """The cheapest callable for an operator; with `out`, the one that is called with `out=`. After `frozen.`,
-    one that calls it through `FrozenCall`, and after `checked.`, through `CheckedCall`.
+    one that calls it through `FrozenCall` (through `FrozenCalls` after `frozen.together.`), and after
+    `checked.`, through `CheckedCall`.
     """
     if name.startswith(CHECKED):
         return CheckedCall(fast_call(name.removeprefix(CHECKED)))
+    if name.startswith(TOGETHER):
+        return FrozenCalls(fast_call(name.removeprefix(TOGETHER)))
     if name.startswith(FROZEN):
         return FrozenCall(fast_call(name.removeprefix(FROZEN)))
     return fast_call(name, out)

@@ -18,6 +18,7 @@ from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.isa import detect_isa
 
 LAYS_OUT = "frozen.aten.as_strided_copy.default"
+TOGETHER = "frozen.together.aten.as_strided_copy.default"
 LAYER = torch.nn.Linear(24, 128)
 TRANSPOSED = torch.nn.Parameter(torch.randn(24, 96))
 WIDE = torch.nn.Linear(24, 128, dtype=torch.float64)
@@ -60,7 +61,37 @@ def test_two_layers_have_packed_weights_of_their_own(run: Run) -> None:
     model = torch.nn.Sequential(first, torch.nn.Tanh(), second, torch.nn.Tanh(), first)
     model[4] = torch.nn.Linear(32, 64)
     report = run(model, X[0], freezing=True, change=second.weight)
-    assert report.calls == (LAYS_OUT,) * 3
+    assert report.calls == (TOGETHER,)
+
+
+class Written(nn.Module):
+    """Three layers, and a write to the weight of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        self.layers[0].weight.mul_(0.5)
+        return x
+
+
+@pytest.mark.slow
+def test_weights_are_asked_for_together_but_not_one_that_is_written(run: Run, tmp_path: Path) -> None:
+    run(LAYER, X)  # decides times
+    model, plain, x = Written(), Written(), torch.randn(7, 32)
+    plain.load_state_dict(model.state_dict())
+    options = {"gemm": "fastest", "tune_in_process": True, "strict": True, "freezing": True}
+    call = torch.compile(model, backend="polyfuse", options={**options, "cache_dir": str(tmp_path)})
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), plain(x))
+            torch.testing.assert_close(model.layers[0].weight, plain.layers[0].weight)
+            for changed in (model, plain):
+                changed.layers[2].weight.add_(0.1)
+    assert TOGETHER in last_reports()[-1].calls
 
 
 def test_weights_that_are_not_laid_out(run: Run) -> None:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polyfuse.runtime.frozen import (
     CheckedCall,
     FrozenCall,
+    FrozenCalls,
     FrozenOperand,
     FrozenProgram,
     FrozenStep,
@@ -107,6 +108,8 @@ def test_by_name():
     a = torch.randn(3)
     assert isinstance(call, FrozenCall) and torch.equal(call(a), -a) and call(a) is call(a)
     assert operator("aten.neg.default") is not call
+    together = operator("frozen.together.aten.neg.default")
+    assert isinstance(together, FrozenCalls) and torch.equal(together((a,), ((),))[0], -a)
 
 
 class Results(TorchDispatchMode):
@@ -185,3 +188,32 @@ def test_a_frozen_program_forgets_parameters_that_are_gone():
     program([kept, torch.randn(2)])
     del program
     assert known() is None
+
+
+def test_calls_together_are_done_again_for_what_has_changed():
+    seen: list[int] = []
+    call = FrozenCalls(lambda tensor, factor: seen.append(factor) or tensor * factor)
+    a, b = torch.nn.Parameter(torch.randn(3)), torch.randn(2)
+    plain = ((2,), (3,))
+    first = call((a, b), plain)
+    assert torch.equal(first[0], a * 2) and torch.equal(first[1], b * 3) and seen == [2, 3]
+    assert call((a, b), plain) is first
+    b.add_(1)
+    renewed = call((a, b), plain)
+    assert renewed[0] is first[0] and torch.equal(renewed[1], b * 3) and seen == [2, 3, 3]
+    a.data = torch.ones(3)
+    assert torch.equal(call((a, b), plain)[0], torch.full((3,), 2.0)) and len(seen) == 4
+    assert torch.equal(call((a, b), ((5,), (3,)))[0], a * 5) and len(seen) == 5
+    assert torch.equal(call((b, a), plain)[1], a * 3) and len(seen) == 7
+    del b
+    gc.collect()
+    assert not call._known and len(call._each._known) == 3  # those of `a`
+
+
+def test_calls_together_of_what_was_made_in_inference_mode():
+    call = FrozenCalls(lambda tensor: tensor * 2)
+    with torch.inference_mode():
+        a, b = torch.ones(3), torch.zeros(3)
+        made = call((a, b), ((), ()))
+    assert not made[0].is_inference() and torch.equal(made[0], a * 2)
+    assert all(x is y for x, y in zip(call((a, b), ((), ())), made, strict=True))

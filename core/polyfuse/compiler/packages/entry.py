@@ -24,7 +24,7 @@ from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
 from polyfuse.ir.text.print import text as ir_text
 from polyfuse.plugin import Backend
-from polyfuse.runtime.frozen import CHECKED, FROZEN
+from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER
 from polyfuse.torch_compat.namespaces import comes_with_torch
 from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
 
@@ -152,7 +152,8 @@ def _operators(text: str) -> Iterator[str]:
     """Names of the operators that a host program calls."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "operator":
-            yield str(ast.literal_eval(node.args[0])).removeprefix(FROZEN).removeprefix(CHECKED)
+            name = str(ast.literal_eval(node.args[0]))
+            yield name.removeprefix(TOGETHER).removeprefix(FROZEN).removeprefix(CHECKED)
 
 
 def _check_operators(operators: tuple[str, ...], modules: tuple[str, ...]) -> None:

@@ -1,0 +1,65 @@
+"""Calls that are done once for each parameter, gathered at the beginning of a schedule."""
+
+from __future__ import annotations
+
+from polyfuse.base.settings import Settings
+from polyfuse.program import plan
+from polyfuse.program.steps import ExternStep, Free
+from polyfuse.schedule import Call
+from polyfuse.schedule.frozen_calls import together
+from schedule_builder import Maker
+
+LAYS_OUT = "frozen.aten.as_strided_copy.default"
+
+
+def network(written: str = "", packs: int = 3) -> Maker:
+    """Matmuls of layers, one after the other, each with a weight that is laid out; one may be written."""
+    make = Maker()
+    make.buffer("x0", 4, 4, kind="input")
+    for k in range(packs):
+        make.buffer(f"w{k}", 4, 4, kind="input")
+    for k in range(packs):
+        make.buffer(f"p{k}", 4, 4)
+        make.buffer(f"x{k + 1}", 4, 4)
+        make.call(LAYS_OUT, (f"p{k}",), f"w{k}", (4, 4), (1, 4), aliases=(f"w{k}",))
+        make.call("aten.mm.out", (f"x{k + 1}",), f"x{k}", f"p{k}", out="out")
+    if written:
+        make.call("aten.neg_.default", (), written, out="none", mutates=(written,))
+    return make
+
+
+def calls(make: Maker, *outputs: str) -> list[tuple[str, tuple[str, ...]]]:
+    schedule = together(make.schedule(*outputs))
+    found = [(s.node.op, s.node.outputs) for s in schedule.steps if isinstance(s, Call)]
+    program = plan(schedule, Settings())
+    made: set[str] = set()
+    for step in program.steps:  # nothing is used before it is made or after it is released
+        if isinstance(step, ExternStep):
+            made.update(step.outputs)
+            if step.op == "aten.mm.out":
+                assert {argument.name for argument in step.args} <= made | {"x0"}
+        elif isinstance(step, Free):
+            made.difference_update(step.names)
+    return found
+
+
+def test_one_call_begins_what_has_several() -> None:
+    first, *others = calls(network(), "x3")
+    assert first == ("frozen.together.aten.as_strided_copy.default", ("p0", "p1", "p2"))
+    assert others == [("aten.mm.out", (f"x{k}",)) for k in (1, 2, 3)]
+
+
+def test_a_parameter_that_is_written_and_a_single_one_stay() -> None:
+    found = calls(network("w1"), "x3")
+    assert found[0] == ("frozen.together.aten.as_strided_copy.default", ("p0", "p2"))
+    assert found.index((LAYS_OUT, ("p1",))) < found.index(("aten.mm.out", ("x2",)))
+    assert found.index((LAYS_OUT, ("p1",))) < [op for op, _ in found].index("aten.neg_.default")
+    assert calls(network(packs=1), "x1")[0] == (LAYS_OUT, ("p0",))
+
+
+def test_arguments_of_the_call() -> None:
+    step = together(network(packs=2).schedule("x2")).steps[0]
+    assert isinstance(step, Call)
+    operands, plain = step.node.args
+    assert [view.buffer for view in operands] == ["w0", "w1"] and plain == (((4, 4), (1, 4)),) * 2
+    assert step.reads == ("w0", "w1") and step.writes == ("p0", "p1") == step.node.writes()
