@@ -99,12 +99,13 @@ def _last_nan(
     vectors, which counting backwards in the other one did not."""
     rank = position.rank
     plane = value.size[rank - len(w.counts) :]
-    few = all(isinstance(n, int) for n in plane) and math.prod(plane) < 2**31
+    known = [n for n in plane if isinstance(n, int)]
+    few = len(known) == len(plane) and math.prod(known) < 2**31
     kind = DType.i32 if few else DType.i64
 
     def values(p: Axes) -> tuple[Expr, ...]:
         at = w.indices(p[:rank], p[rank:])
-        item = element(w, value, p[:rank], at, neutral("max", value.dtype.compute))
+        item = element(w, value, p[:rank], at, neutral("max", value.kernel_type.compute))
         here = cast(index_value(_flat(at, value.size)), kind)
         return (where(make("isnan", item), here, const(-1, kind)),)
 
