@@ -83,6 +83,9 @@ def _spare() -> None:
     def replaced(owner: object) -> list[tuple[str, Any]]:
         return [(name, member) for name, member in inspect.getmembers(owner) if core.is_builtin(member)]
 
+    plain = interpreter._get_np_dtype
+    known = cache(plain)  # it makes a table for each answer
+    interpreter._get_np_dtype = lambda kind: (known if type(kind) is core.dtype else plain)(kind)
     interpreter.inspect = SimpleNamespace(**{**vars(inspect), "getmembers": replaced})  # type: ignore
     if hasattr(interpreter, "_LangPatchScope"):  # nothing else uses the language in this process
         interpreter._patch_lang = _for_good(interpreter._patch_lang)
@@ -96,14 +99,19 @@ def _for_good(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     from triton import language
 
     seen: set[tuple[bool, ...]] = set()
+    functions: set[Any] = set()
+    nothing = SimpleNamespace(restore=lambda: None)
 
     def patched(function: Any) -> Any:
+        if function in functions:
+            return nothing
         modules = [value for value in function.__globals__.values() if inspect.ismodule(value)]
         parts = tuple(part in modules for part in (language, language.core))
         if parts not in seen:
             patch(function)
             seen.add(parts)
-        return SimpleNamespace(restore=lambda: None)
+        functions.add(function)
+        return nothing
 
     return patched
 
@@ -119,6 +127,7 @@ def _launcher(text: str, meta: KernelMeta) -> Launchable:
 
     def launch(*operands: object) -> None:
         import torch
+        from torch.utils._python_dispatch import _disable_current_modes
 
         sizes = {a.name: o for a, o in zip(meta.args, operands, strict=True) if a.kind == "size"}
         *grid, words = (
@@ -127,7 +136,8 @@ def _launcher(text: str, meta: KernelMeta) -> Launchable:
         shared = {WORKSPACE: torch.zeros(words, dtype=torch.int64)} if meta.zeroed else {}
         programs = (grid[0] * meta.cluster, *grid[1:])
         constants = dict(meta.constexprs)
-        with _LOCK:
+        # torch watches the first run of a compiled graph, and would each operator that the interpreter calls
+        with _LOCK, _disable_current_modes():
             if all(grid) and meta.cluster > 1:
                 # One program after the other: none waits, and what all have told is known the next time. What
                 # follows from it takes once more.
@@ -164,8 +174,11 @@ def _pool() -> ProcessPoolExecutor:
 def _begin() -> None:
     import torch
 
+    import torch_costs
+
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
+    torch_costs.collect_seldom()
 
 
 def in_interpreter(function: Callable[..., Any], *args: Any) -> Any:
@@ -175,7 +188,9 @@ def in_interpreter(function: Callable[..., Any], *args: Any) -> Any:
 
 def _seeded(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     import seeding
+    import torch_costs
 
+    torch_costs.spare()
     seeding.begin(f"{function.__name__} {args}")
     return function(*args)
 

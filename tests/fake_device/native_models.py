@@ -97,6 +97,25 @@ class Counting(torch.nn.Module):
         return x * self.calls, torch.cat([x, total], 1)
 
 
+class Sorting(torch.nn.Module):
+    """Rows whose pairs are all compared, of any number, and longer ones."""
+
+    def forward(self, short: torch.Tensor, long: torch.Tensor, wide: torch.Tensor) -> Any:
+        return (
+            *short.sort(0, descending=True),
+            *long.sort(stable=True),
+            *long.topk(7, largest=False),
+            *wide.argsort(stable=True).sort(),
+        )
+
+
+def sorted_inputs(count: int) -> tuple[torch.Tensor, ...]:
+    """Rows with equal numbers, zeros of both signs, infinities and NaN; those of `short` are columns."""
+    short, long = torch.randn(count, 3), torch.randn(2, 1100).mul(30).round()
+    long[:, 5:11] = torch.tensor([torch.nan, -torch.inf, 0.0, -0.0, torch.inf, torch.nan])
+    return short, long.bfloat16(), torch.randint(-3, 3, (2, 40)) << 40
+
+
 def packages(folder: str) -> dict[str, Any]:
     """Packages with inputs and what the models return for them."""
     register(Plugin)
@@ -106,6 +125,7 @@ def packages(folder: str) -> dict[str, Any]:
     block = Block().eval()
     ways = {
         "block": (block, [(x,), (torch.randn(2, 7, 24),), (x.transpose(0, 1).contiguous().transpose(0, 1),)]),
+        "sorting": (Sorting(), [sorted_inputs(9), sorted_inputs(12)]),
         "counting": (Counting(), [(torch.randn(2, 3), torch.randn(2, 3))]),
     }
     found: dict[str, Any] = {}
@@ -117,7 +137,7 @@ def packages(folder: str) -> dict[str, Any]:
             placed,
             path=Path(folder) / f"{name}.pf",
             native=True,
-            dynamic_shapes=({0: batch},) if name == "block" else None,
+            dynamic_shapes={"block": ({0: batch},), "sorting": ({0: batch}, None, None)}.get(name),
             options={"backends": ["on_fakes", "cpp"]},
         )
         torch.save(calls, Path(folder) / f"{name}.inputs")

@@ -111,6 +111,41 @@ def test_images(tmp_path: Path) -> None:
         check(found, (model(x.cuda()),), 1e-3)
 
 
+class Sorting(torch.nn.Module):
+    """Rows whose pairs are all compared, of any number, and longer ones."""
+
+    def forward(self, short: torch.Tensor, long: torch.Tensor) -> Any:
+        return (
+            *short.sort(0, descending=True),
+            *long.sort(stable=True),
+            *long[:1].topk(700),
+            long.topk(7, largest=False).values,
+        )
+
+
+def test_sorted_rows(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rows = torch.export.Dim("rows", min=2, max=600)
+    calls = []
+    for count in (9, 500):
+        # numbers that differ, so that eager mode has no choice
+        long = torch.stack([torch.randperm(5000) for _ in range(3)]).float() - 2000
+        long[:, 5] = torch.nan
+        calls.append((torch.randperm(count * 3).view(count, 3), long))
+    path = aot.package(
+        Sorting(),
+        tuple(t.cuda() for t in calls[0]),
+        path=tmp_path / "sorting.pf",
+        native=True,
+        dynamic_shapes=({0: rows}, None),
+    )
+    for actual, given in zip(call(path, calls, given=True, variables=DRIVER), calls, strict=True):
+        assert not actual.error, actual.error
+        for found, wanted in zip(actual.results, Sorting()(*(t.cuda() for t in given)), strict=True):
+            assert found is not None
+            torch.testing.assert_close(found, wanted.cpu(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_threads_share_a_model(tmp_path: Path) -> None:
     model, x = Images().cuda().eval(), torch.randn(3, 3, 20, 24)
     path = aot.package(model, (x.cuda(),), path=tmp_path / "images.pf", native=True)

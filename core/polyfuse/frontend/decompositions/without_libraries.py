@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfuse.frontend.decompositions.sorting import sort, sort_stable, topk
 from polyfuse.torch_compat.tracing import decomp
 
 __all__ = ["without_libraries"]
@@ -24,6 +25,9 @@ def without_libraries() -> Mapping[Any, Callable[..., Any]]:
         _aten._scaled_dot_product_flash_attention.default: _flash_attention,
         _aten._scaled_dot_product_efficient_attention.default: _biased_attention,
         _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
+        _aten.sort.default: sort,
+        _aten.sort.stable: sort_stable,
+        _aten.topk.default: topk,
     }
 
 
