@@ -276,7 +276,7 @@ def test_a_process_that_dies_takes_its_own_cells_with_it(forked, monkeypatch):
     assert matrix.count(Status.PASS) == 2
 
 
-def test_a_backend_that_is_not_there_is_an_error_in_any_number_of_processes():
+def test_a_backend_that_is_not_there_is_an_error_in_any_number_of_processes(forked):
     with pytest.raises(PolyfuseError, match="nobody"):
         conformance.run("nobody", quick=True, jobs=2)
 

@@ -118,7 +118,17 @@ def periods_of(aten: AtenGraph) -> Iterator[Periods]:
     if not longest_repetition([id(node.target) for node in nodes], _LEAST_NODES, _LEAST)[2]:
         return
     reads = _Reads(aten, nodes)
-    tokens = list(map(_Tokens(aten).of, nodes, reads.sources))
+    tokens: list[Hashable] = list(map(_Tokens(aten).of, nodes, reads.sources))
+    found = None
+    for found in _runs(reads, tokens):
+        yield found
+    if found is None:
+        # layers that differ in their sizes alone may look like a run in other periods than theirs
+        yield from _runs(reads, list(zip(tokens, map(reads.look, range(len(nodes))), strict=True)))
+
+
+def _runs(reads: _Reads, tokens: Sequence[Hashable]) -> Iterator[Periods]:
+    """The longest run of equal tokens in its periods, and in pairs of these."""
     start, length, period = longest_repetition(tokens, _LEAST_NODES, _LEAST)
     for multiple in (1, 2):
         if period and length >= _LEAST * period * multiple:
@@ -129,7 +139,7 @@ def periods_of(aten: AtenGraph) -> Iterator[Periods]:
 
 def _periods(reads: _Reads, start: int, length: int, period: int) -> Periods | None:
     """The periods of such a length in a run of equal tokens."""
-    first, alike = longest_run(reads.are_alike(start, length, period))
+    first, alike = reads.alike(start, length, period)
     start, count = start + first, (alike + period) // period
     while count >= _LEAST:
         end = start + count * period
@@ -151,7 +161,7 @@ def _periods(reads: _Reads, start: int, length: int, period: int) -> Periods | N
 
 
 class _Tokens:
-    """What the nodes of a graph are, whatever they read."""
+    """What the nodes of a graph are, whatever they read and whatever comes of it."""
 
     def __init__(self, aten: AtenGraph) -> None:
         self._returned = frozenset(aten.module.graph.output_node().all_input_nodes)
@@ -172,8 +182,7 @@ class _Tokens:
             args = _value(node.args, numbers)
             kwargs = node.kwargs
             named = _value(tuple(kwargs.items()), numbers) if kwargs else ()
-            value = meta.get("val")
-            return id(target), args, named, _look(value), self._original(node), node in self._returned
+            return id(target), args, named, self._original(node), node in self._returned
         except _Incomparable:
             return node
 
@@ -261,6 +270,7 @@ class _Reads:
         counts = [len(sources) for sources in self.sources]
         self._leaves, self._numbers = leaves, numbers
         self._looks: dict[int, Hashable] = {}
+        self._results: dict[int, Hashable] = {}
         # of each node where those that it reads begin among all that is read, and the reader of each
         self._begins = np.concatenate(([0], np.cumsum(counts)))
         self._read = np.array(read, dtype=np.int64)
@@ -271,7 +281,34 @@ class _Reads:
         np.minimum.at(self._first, self._read, self._readers)
         np.maximum.at(self._last, self._read, self._readers)
 
-    def are_alike(self, start: int, length: int, period: int) -> Any:
+    def alike(self, start: int, length: int, period: int) -> tuple[int, int]:
+        """Where in a run the longest part begins whose nodes are like those a period later, and its length.
+
+        Results of the same operator look the same where what it reads does. A node reads of its own period
+        and of the one before it, so that it is enough to look at what comes of the first two periods.
+        """
+        same = self._read_alike(start, length, period)
+        while True:
+            first, count = longest_run(same)
+            looked_at = range(start + first, start + first + min(count, 2 * period))
+            other = [at - start for at in looked_at if self.look(at) != self.look(at + period)]
+            if not other:
+                return first, count
+            same[other] = False
+
+    def look(self, position: int) -> Hashable:
+        """What comes of a node; what cannot be compared is like nothing else."""
+        found = self._results.get(position)
+        if found is None:
+            node = self.nodes[position]
+            try:
+                found = _look(node.meta.get("val"))
+            except _Incomparable:
+                found = node
+            self._results[position] = found
+        return found
+
+    def _read_alike(self, start: int, length: int, period: int) -> Any:
         """Whether each node of a run, its last period left out, reads what is like what the node a period
         later reads. The nodes of each such pair read equally many.
         """

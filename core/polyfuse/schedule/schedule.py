@@ -24,9 +24,8 @@ from polyfuse.schedule.in_place_outputs import write_in_place
 from polyfuse.schedule.kernels.aliasing import reuse_in_place
 from polyfuse.schedule.kernels.alignment import aligned_buffers
 from polyfuse.schedule.kernels.groups import group_launches
-from polyfuse.schedule.kernels.kernelize import KernelContext
+from polyfuse.schedule.kernels.kernelize import KernelContext, SharedKernels
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
-from polyfuse.schedule.kernels.shared import SharedKernels
 from polyfuse.schedule.overlap.communication import Overlap, communication_bits, overlap_units
 from polyfuse.schedule.peak.divide import allowed, divisions, peak_of
 from polyfuse.schedule.peak.live import live

@@ -160,7 +160,7 @@ def build_library(
     *timeout* seconds.
 
     A quick linker that is installed may still not work with this compiler: where the build fails with it, the
-    compiler's own is tried, and kept to if that helps.
+    compiler's own is tried, and used from then on if that helps.
     """
     plain = dataclasses.replace(toolchain, linker="")
     until = time.monotonic() + timeout

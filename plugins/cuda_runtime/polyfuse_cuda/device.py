@@ -129,7 +129,7 @@ def _set_current(index: Any) -> None:
 
 
 def _preferred(choose: Callable[..., Any]) -> tuple[Callable[[], object], Callable[[Any], object]]:
-    """A choice among libraries, by its name, which another process can be told."""
+    """A choice among libraries, by its name, which can be sent to another process."""
     return (lambda: str(choose().name).lower()), choose
 
 

@@ -141,7 +141,7 @@ class CudaGraphs:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Without what must not happen meanwhile: tensors collected, workspaces kept in the pool."""
+        """Without what must not happen meanwhile: tensors collected, workspaces cached in the pool."""
         collecting = gc.isenabled()
         gc.disable()
         clear_workspaces("cuda")

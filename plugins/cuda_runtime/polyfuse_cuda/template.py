@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from polyfuse.plugin import Launchable
@@ -39,14 +40,24 @@ class TemplateKernel:
 
     def __call__(self, *arguments: Any) -> None:
         """Launch it on the device that its tensors are on."""
-        first = arguments[0]
-        aligned = all(a.data_ptr() % ALIGNMENT == 0 for a in arguments if not isinstance(a, int))
-        launch = self._ready.get(aligned)
-        if first.device.type == "cpu" or first.device.index == _current_device():
-            (launch or self._loaded(aligned))(*arguments)
+        # read once, for steps of flexible attention are over before the host has launched them
+        given: list[Any] = []
+        together = 0
+        for argument in arguments:
+            if not isinstance(argument, int):
+                argument = argument.data_ptr()
+                together |= argument
+            given.append(argument)
+        aligned = together % ALIGNMENT == 0
+        index = arguments[0].get_device()
+        if not aligned or index < 0:
+            # what moves operands, and what runs on the host, takes tensors
+            given = list(arguments)
+        if index < 0 or index == _current_device():
+            (self._ready.get(aligned) or self._loaded(aligned))(*given)
             return
-        with _device(first.device):
-            (launch or self._loaded(aligned))(*arguments)
+        with _device(arguments[0].device):
+            (self._ready.get(aligned) or self._loaded(aligned))(*given)
 
     def _loaded(self, aligned: bool) -> Launchable:
         with _LOCK:
@@ -55,13 +66,16 @@ class TemplateKernel:
             return self._ready[aligned]
 
 
-def _current_device() -> int:
+@cache
+def _torch_cuda() -> Any:
     import torch
 
-    return int(torch.cuda.current_device())
+    return torch.cuda
+
+
+def _current_device() -> int:
+    return int(_torch_cuda().current_device())
 
 
 def _device(device: Any) -> Any:
-    import torch
-
-    return torch.cuda.device(device)
+    return _torch_cuda().device(device)

@@ -1,4 +1,4 @@
-"""The GPU that kernels are compiled for: its `arch` is what Halide is told, its other facts are its own."""
+"""The GPU that kernels are compiled for: its `arch` is what Halide is given, its other facts are its own."""
 
 from __future__ import annotations
 

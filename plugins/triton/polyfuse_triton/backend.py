@@ -20,7 +20,7 @@ from polyfuse_triton.target_info import target_info_of
 __all__ = ["TritonBackend"]
 
 _VERSION = "2"
-# A few values kept in memory cost nothing that can be measured.
+# A few values spilled to memory cost nothing that can be measured.
 _SPILLS_TAKEN = 32
 # What is done with a matmul's sums needs registers once, beside a loop that needs all of them.
 _SPILLS_BESIDE_SUMS = 512

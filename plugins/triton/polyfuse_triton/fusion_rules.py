@@ -31,7 +31,7 @@ def few_long_rows(pair: FusionPair) -> Claim:
     """
     if pair.streams <= _MOST or pair.shared_bytes * _SAVED >= pair.touched_bytes:
         return Yes()
-    longest = min(_kept_row(pair.first), _kept_row(pair.second))
+    longest = min(_row_in_registers(pair.first), _row_in_registers(pair.second))
     if longest < _LONG or _passes_on(pair.first, pair.second):
         return Yes()
     return No(f"rows of {pair.streams} arrays, {longest} elements each, would not stay in registers")
@@ -40,7 +40,7 @@ def few_long_rows(pair: FusionPair) -> Claim:
 RULES: Final = (FusionRule("few-long-rows", allows=few_long_rows),)
 
 
-def _kept_row(nodes: Sequence[Node]) -> int:
+def _row_in_registers(nodes: Sequence[Node]) -> int:
     """Elements of the longest row for which something is computed from what it was reduced to, in these nodes
     or before them; 0 if there is none.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -150,9 +151,24 @@ def _traced(depth: int, change: Callable[[int], float] = lambda at: 2.0) -> Aten
             x = found.sin().mul(change(at)).add(x.exp()).sub(x.tanh()).div(found.amax(1, True)).neg().cos()
         return (x,)
 
+    return _graph(layers, [(4, 4)] * (depth + 1))
+
+
+def _of_widths(widths: list[int]) -> AtenGraph:
+    """A graph of the same operators again and again, on matrices from each width to the next one."""
+
+    def layers(x: torch.Tensor, *matrices: torch.Tensor) -> tuple[torch.Tensor]:
+        for matrix in matrices:
+            x = torch.mm(x, matrix).sin().mul(2.0).exp().tanh().neg().cos().abs()
+        return (x,)
+
+    return _graph(layers, [(4, widths[0]), *pairwise(widths)])
+
+
+def _graph(layers: Callable[..., Any], shapes: list[tuple[int, int]]) -> AtenGraph:
     mode = FakeTensorMode()
     with mode:
-        given = [torch.empty(4, 4) for _ in range(depth + 1)]
+        given = [torch.empty(shape) for shape in shapes]
     module = make_fx(layers, tracing_mode="real")(*given)
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     inputs = tuple(
@@ -318,3 +334,15 @@ def test_a_graph_that_does_not_repeat_itself_has_no_periods() -> None:
     assert not list(periods_of(_traced(9, float)))
     (found,) = periods_of(_traced(9))
     assert found.count >= 8 and found.skipped == found.count - 4
+
+
+@pytest.mark.parametrize(
+    "widths, length",
+    [([3, 3, 3, 2, *[2] * 7], 8), ([3, 2] * 8 + [3], 16), ([4, 3, 2] * 8 + [4], 24), (list(range(2, 12)), 0)],
+)
+def test_layers_that_differ_in_their_sizes_alone_are_not_equal(widths: list[int], length: int) -> None:
+    found = list(periods_of(_of_widths(widths)))
+    assert [item.length for item in found[:1]] == [length] * bool(length)
+    for item in found:
+        rows = [[tuple(node.meta["val"].shape) for node in item.period(at)] for at in range(item.count)]
+        assert all(row == rows[0] for row in rows) and item.count >= 6

@@ -105,6 +105,17 @@ def test_elements_put_anywhere_leave_the_strides(accumulate: bool) -> None:
         assert torch.equal(actual, expected) and actual.stride() == expected.stride()
 
 
+def test_gradients_of_randomised_activations_lie_as_the_noise_does() -> None:
+    """Also where the gradient comes in with other strides: torch traces the result with its argument's."""
+    given, x, noise = torch.randn(6, 4).t(), torch.randn(6, 4).t(), torch.rand(4, 6)
+    backward = decomposition_table("fast")[aten.rrelu_with_noise_backward.default]
+    for training, strides in ((True, (6, 1)), (False, (1, 4))):
+        expected = aten.rrelu_with_noise_backward(given, x, noise, 0.1, 0.3, training, False)
+        actual = backward(given, x, noise, 0.1, 0.3, training, False)
+        torch.testing.assert_close(actual, expected)
+        assert actual.stride() == strides
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("dim", [0, 2])
 def test_gradients_of_directions_and_lengths(dim: int, dtype: torch.dtype) -> None:

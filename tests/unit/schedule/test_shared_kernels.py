@@ -19,10 +19,9 @@ from polyfuse.plugin import TargetInfo
 from polyfuse.schedule import Launch
 from polyfuse.schedule.fusion.space import Renaming, Space, fresh_axes
 from polyfuse.schedule.fusion.units import Unit, UnitSpaces, loop_unit, remap
-from polyfuse.schedule.kernels import shared
-from polyfuse.schedule.kernels.kernelize import KernelContext
+from polyfuse.schedule.kernels import kernelize
+from polyfuse.schedule.kernels.kernelize import KernelContext, SharedKernels
 from polyfuse.schedule.kernels.outlines import Outline, members_of, outline_of
-from polyfuse.schedule.kernels.shared import SharedKernels
 from polyfuse.symbolic import IndexLike, axis, axis_name, axis_size, symbol
 from schedule_builder import Maker, axes, run
 
@@ -244,8 +243,8 @@ def context(**given: Any) -> KernelContext:
 
 def test_a_kernel_is_made_once_and_launched_with_the_buffers_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Outline] = []
-    build = shared.build_kernel
-    monkeypatch.setattr(shared, "build_kernel", lambda o, c: (made.append(o), build(o, c))[1])
+    build = kernelize._build_kernel
+    monkeypatch.setattr(kernelize, "_build_kernel", lambda o, c: (made.append(o), build(o, c))[1])
     m = Maker()
     m.buffer("h0", 8, 4, kind="input")
     for k in range(5):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 from polyfuse.compiler.layers.names import compared
-from polyfuse.ir.expr import Access, Expr, loads, moved, rewrite
+from polyfuse.ir.expr import Access, Expr, loads, moved, walk
 from polyfuse.ir.nodes import Node, Origin, View
 from polyfuse.ir.records import changed
 from polyfuse.schedule import Call, Launch
 from polyfuse.symbolic import Index
 
-__all__ = ["Renaming"]
+__all__ = ["Found", "Renaming"]
 
 _NAMELESS = frozenset(
     {"axes", "raxes", "index", "kind", "mode", "out", "ordered", "fallback", "group", "symbols"}
@@ -24,24 +24,36 @@ _NAMELESS = frozenset(
 _N = TypeVar("_N", bound=Node)
 
 
+@dataclass(frozen=True)
+class Found:
+    """Where the names are, found by the first of several renamings of the very same names.
+
+    Attributes:
+        fields: of each node, those that have names.
+        parts: of each expression, what is below it and has names, operands first.
+    """
+
+    fields: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    parts: dict[Expr, tuple[Expr, ...]] = field(default_factory=dict)
+
+
 class Renaming:
     """New names for buffers, nodes and objects, and for the traced nodes that these come from.
 
     Args:
         names: old to new.
         origins: what stands for each traced node.
-        holding: which fields of each node have names of it, found by the first renaming and used by others
-            of the very same names.
+        found: what renamings of the very same names share.
     """
 
     def __init__(
         self,
         names: Mapping[str, str],
         origins: Mapping[str, Origin],
-        holding: dict[str, tuple[str, ...]] | None = None,
+        found: Found | None = None,
     ) -> None:
         self._names, self._origins = names, origins
-        self._holding = {} if holding is None else holding
+        self._found = Found() if found is None else found
         self._expressions: dict[Expr, Expr] = {}
         self._nodes: dict[str, Node] = {}
 
@@ -75,10 +87,10 @@ class Renaming:
         found = self._nodes.get(node.name)
         if found is None:
             kind: Any = type(node)
-            holding = self._holding.get(node.name)
+            holding = self._found.fields.get(node.name)
             fields = self._fields(node, _named(kind) if holding is None else holding)
             if holding is None:
-                self._holding[node.name] = tuple(fields)
+                self._found.fields[node.name] = tuple(fields)
             found = self._nodes[node.name] = changed(node, origins=self.origins(node.origins), **fields)
         assert isinstance(found, type(node))
         return found
@@ -118,16 +130,31 @@ class Renaming:
         return found
 
     def _expression(self, root: Expr) -> Expr:
-        if root.op == "load" and not root.args:
-            return self._read(root)
-        if not any(read.buffer in self._names for read in loads(root)):
-            return root
-        return rewrite(root, self._read, self._expressions)
+        done = self._expressions
+        known = done.get(root)
+        if known is not None:
+            return known
+        parts = self._found.parts.get(root)
+        if parts is None:
+            parts = self._found.parts[root] = self._parts(root)
+        for expr in parts:
+            if expr in done:
+                continue
+            args = tuple([done.get(arg, arg) for arg in expr.args]) if expr.args else ()
+            made = Expr(expr.op, args, expr.dtype, expr.payload) if args else expr
+            if expr.op == "load" and expr.buffer in self._names:
+                made = moved(made, expr.index, self._names[expr.buffer])
+            done[expr] = made
+        return done.setdefault(root, root)
 
-    def _read(self, expr: Expr) -> Expr:
-        if expr.op != "load" or expr.buffer not in self._names:
-            return expr
-        return moved(expr, expr.index, self._names[expr.buffer])
+    def _parts(self, root: Expr) -> tuple[Expr, ...]:
+        """What changes of an expression, operands first."""
+        names, found = self._names, dict[Expr, None]()
+        if any(read.buffer in names for read in loads(root)):
+            for expr in walk(root):
+                if (expr.op == "load" and expr.buffer in names) or any(arg in found for arg in expr.args):
+                    found[expr] = None
+        return tuple(found)
 
 
 @cache

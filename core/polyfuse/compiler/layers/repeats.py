@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from polyfuse.autotune.packing import is_within_room
 from polyfuse.compiler.layers.names import Matching, Numbering
-from polyfuse.compiler.layers.renaming import Renaming
+from polyfuse.compiler.layers.renaming import Found, Renaming
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.periods import BEFORE, NotRepeated, Periods
 from polyfuse.ir.graph import Graph, GraphOutput
@@ -68,9 +68,9 @@ class _Expansion:
         origins = _origins(
             periods, self.copies, {o.fx for step in schedule.steps for n in _nodes(step) for o in n.origins}
         )
-        holding: dict[str, tuple[str, ...]] = {}
+        found = Found()
         self.renamings = [
-            Renaming(table, at, holding if table.keys() == tables[0].keys() else None)
+            Renaming(table, at, found if table.keys() == tables[0].keys() else None)
             for table, at in zip(tables[:-1], origins, strict=True)
         ]
         self.late = Renaming(tables[-1], origins[-1])

@@ -62,6 +62,13 @@ def _in_the_format_of_the_first(result: Tensor, given: Sequence[Any]) -> Tensor:
     return result.contiguous(memory_format=last)
 
 
+def _as_noise(result: Tensor, given: Sequence[Any]) -> Tensor:
+    """In training the gradient of the randomised ReLU lies as its noise and its result do, which are written
+    row by row; torch traces the result with its argument's strides, and so the gradient that comes in."""
+    lower, upper, training = given[3:6]
+    return result.contiguous() if training and upper > lower else result
+
+
 def _as_sums(result: Tensor, given: Sequence[Any]) -> Tensor:
     """The result lies as the sum of one or two tensors does: operators that work element by element share one
     rule."""
@@ -123,6 +130,7 @@ LAID_OUT: Final[Mapping[str, Relaid]] = MappingProxyType(
             _relaid(_by_rows_or_channels),
         ),
         **dict.fromkeys(("masked_scatter", "nll_loss2d_forward"), _relaid(_by_rows)),
+        "rrelu_with_noise_backward": _relaid(_as_noise),
         "channel_shuffle": _relaid(_in_the_format_of_the_first),
         **dict.fromkeys(
             ("floor_divide", "heaviside", "logaddexp", "native_dropout_backward"), _relaid(_as_sums)

@@ -83,8 +83,34 @@ def _maximum(
         return _first_largest(ctx, taps(), best, position)
     target = best if best.dtype is kind else ctx.temporary(kind, best.device, best.size)
     space, dims = (*best.size, *counts), range(rank, rank + len(counts))
-    parts = reduce(ctx, "argmax", space, dims, values, (target, position))
+    found = ctx.temporary(DType.i64, position.device, position.size) if kind.is_float else position
+    parts = reduce(ctx, "argmax", space, dims, values, (target, found))
+    if kind.is_float:
+        # of several NaN eager mode returns the last one's position, and this reduction the first one's
+        last = _last_nan(ctx, value, w, position, space)
+        position = ctx.lazy(position, where(make("isnan", parts[0]), last, parts[1]))
     return best if target is best else ctx.lazy(best, parts[0]), position
+
+
+def _last_nan(
+    ctx: LoweringContext, value: TensorValue, w: AnyWindows, position: TensorValue, space: Axes
+) -> Expr:
+    """The position of each window's last NaN, -1 where it has none; a reduction of its own keeps both in
+    vectors, which counting backwards in the other one did not."""
+    rank = position.rank
+    plane = value.size[rank - len(w.counts) :]
+    known = [n for n in plane if isinstance(n, int)]
+    few = len(known) == len(plane) and math.prod(known) < 2**31
+    kind = DType.i32 if few else DType.i64
+
+    def values(p: Axes) -> tuple[Expr, ...]:
+        at = w.indices(p[:rank], p[rank:])
+        item = element(w, value, p[:rank], at, neutral("max", value.kernel_type.compute))
+        here = cast(index_value(_flat(at, value.size)), kind)
+        return (where(make("isnan", item), here, const(-1, kind)),)
+
+    target = ctx.temporary(kind, position.device, position.size)
+    return cast(reduce(ctx, "max", space, range(rank, len(space)), values, (target,))[0], DType.i64)
 
 
 def _first_largest(

@@ -1,3 +1,3 @@
 """From a unit of fused nodes to a `Kernel`: its loops, sections and arguments, shared where units compute
-the same (`outlines`), and which of its buffers may be one memory. Nothing is fused any more.
+the same (`kernelize`), and which of its buffers may be one memory. Nothing is fused any more.
 """

@@ -1,27 +1,29 @@
-"""An outline becomes a Kernel: ordered and merged loops, sections of statements, arguments."""
+"""A unit becomes a Kernel: ordered and merged loops, sections of statements, arguments. Units that compute
+the same, such as those of equal layers, share one, which is made once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
-from polyfuse.ir.nodes import LoopNode, Node, Scatter
+from polyfuse.ir.nodes import Buffer, LoopNode, Node, Scatter
 from polyfuse.ir.ops import CHECK_MODE, GROUP_MODES
 from polyfuse.ir.statements import Load, Reduce, Scan, Store, indices
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
 from polyfuse.schedule.fusion.space import Space
-from polyfuse.schedule.fusion.units import Member
+from polyfuse.schedule.fusion.units import Member, Unit
 from polyfuse.schedule.host_sizes import sizes_as_arguments
 from polyfuse.schedule.kernels.axes import indices_in, merged_space
 from polyfuse.schedule.kernels.body import assign_sections, effects_of
-from polyfuse.schedule.kernels.outlines import BufferFacts, Outline, members_of
+from polyfuse.schedule.kernels.outlines import BufferFacts, Outline, members_of, outline_of
 from polyfuse.schedule.kernels.sections import Layout
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, substitute, symbol
 
-__all__ = ["KernelContext", "Operands", "build_kernel"]
+__all__ = ["KernelContext", "Operands", "SharedKernels"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,39 @@ class KernelContext:
 Operands = tuple[str | IndexLike, ...]
 
 
-def build_kernel(outline: Outline, context: KernelContext) -> tuple[Kernel, Operands]:
+@dataclass(frozen=True)
+class SharedKernels:
+    """Kernels by what they compute.
+
+    Attributes:
+        context: what they depend on besides that.
+        buffers: of the graph, by name.
+        removed: those that live only inside one kernel.
+        aligned: those at addresses that are aligned, for backends that ask for it.
+        made: the kernel of each outline, and its operands by their neutral names.
+    """
+
+    context: KernelContext
+    buffers: Mapping[str, Buffer]
+    removed: frozenset[str]
+    aligned: frozenset[str]
+    made: dict[Outline, tuple[Kernel, Operands]] = field(default_factory=dict)
+
+    def kernel(self, unit: Unit) -> tuple[Kernel, Operands]:
+        """The kernel of a unit, and its operands: buffer names and size expressions, per argument."""
+        wanted = self.context.target_info(unit.backend, unit.device).alignment
+        aligned = self.aligned if wanted else frozenset[str]()
+        outline, names = outline_of(unit, self.buffers, self.removed, aligned)
+        found = self.made.get(outline)
+        if found is None:
+            found = self.made[outline] = _build_kernel(outline, self.context)
+        kernel, operands = found
+        origins = dict.fromkeys(origin for member in unit.members for origin in member.node.origins)
+        named = tuple(names[item] if isinstance(item, str) else item for item in operands)
+        return replace(kernel, origins=tuple(origins)), named
+
+
+def _build_kernel(outline: Outline, context: KernelContext) -> tuple[Kernel, Operands]:
     """The kernel of units with this outline, without origins, and its operands: neutral names of buffers and
     size expressions, per argument.
     """

@@ -133,7 +133,8 @@ def needed(sections: tuple[Section, ...]) -> tuple[Section, ...]:
     """The sections without values that no store needs."""
     every = [s for part in sections for s in part.body]
     wanted = [a for s in every if isinstance(s, Store) for a in s.args]
-    kept = {id(s) for s in backward_slice(every, wanted, lambda stmt: False)}
+    computed = {id(s) for s in backward_slice(every, wanted, lambda stmt: False)}
     return tuple(
-        Section(p.looped, tuple(s for s in p.body if isinstance(s, Store) or id(s) in kept)) for p in sections
+        Section(p.looped, tuple(s for s in p.body if isinstance(s, Store) or id(s) in computed))
+        for p in sections
     )

@@ -41,7 +41,7 @@ class ColumnTables:
     """The tables.
 
     Attributes:
-        values: names of the values that are kept.
+        values: names of the values that tables hold.
         made_by: the statements that compute what tables are made from, in order.
         spared: statements (by identity) that rows no longer need.
         affine: what a factor and a summand for each column stand for, if anything.
@@ -76,10 +76,10 @@ def column_tables(matmul: Matmul, isa: Isa, group: str = "") -> ColumnTables | N
     if (not values and affine is None) or len(values) > _MOST:
         return None
     needed = [a for s in outside for a in s.args if a not in values]
-    kept = {id(s) for s in backward_slice([s for n, s in own.items() if n not in values], needed)}
+    needed_by_rows = {id(s) for s in backward_slice([s for n, s in own.items() if n not in values], needed)}
     sources = [*values, *(name for _, name in affine.steps)] if affine is not None else list(values)
     made_by = backward_slice(tuple(own.values()), sources)
-    return ColumnTables(values, made_by, frozenset(inside - kept) | folded, affine)
+    return ColumnTables(values, made_by, frozenset(inside - needed_by_rows) | folded, affine)
 
 
 def _values(matmul: Matmul, outside: Sequence[Statement], own: Mapping[str, Statement]) -> tuple[str, ...]:

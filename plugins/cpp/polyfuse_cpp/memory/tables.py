@@ -75,8 +75,8 @@ def lane_tables(facts: Facts, plan: Plan) -> Tables | None:
         return None
     needed = [a for s in outside for a in s.args if a not in chosen]
     rest = [s for n, s in own.items() if n not in chosen]
-    kept = {id(s) for s in backward_slice(rest, needed)}
-    spared = frozenset(id(s) for s in own.values() if id(s) not in kept)
+    still_needed = {id(s) for s in backward_slice(rest, needed)}
+    spared = frozenset(id(s) for s in own.values() if id(s) not in still_needed)
     values = tuple(name for name in own if name in chosen)
     return Tables(values, backward_slice(tuple(own.values()), chosen), spared, length)
 

@@ -101,7 +101,7 @@ int prepare_weights(const char* path, pf_model* model) {
   char* first = nullptr;
   pf_memory* memory = weight_bytes ? open_weights(path, &first) : nullptr;
   if (weight_bytes && !memory) return 1;
-  memory = time.settle(memory, first, weight_bytes);
+  memory = time.moved(memory, first, weight_bytes);
   const bool failed = (weight_bytes && !memory) || fill_weights(model, memory, first);
   unshare(memory);
   return time.end() || failed;

@@ -58,6 +58,6 @@ struct visit {
   bool reads(const void*) { return true; }
   pf_memory* bring(const char*, int64_t) { return nullptr; }
   // Weights as the program reads them.
-  pf_memory* settle(pf_memory* mapped, char*&, int64_t) { return mapped; }
+  pf_memory* moved(pf_memory* mapped, char*&, int64_t) { return mapped; }
 };
 }  // namespace

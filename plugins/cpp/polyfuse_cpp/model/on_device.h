@@ -272,7 +272,7 @@ struct visit {
     return made;
   }
   // Weights as the program reads them: copied to the device, where `first` then begins.
-  pf_memory* settle(pf_memory* mapped, char*& first, int64_t bytes) {
+  pf_memory* moved(pf_memory* mapped, char*& first, int64_t bytes) {
     pf_memory* made = mapped ? bring(first, bytes) : nullptr;
     // the mapping goes
     if (made) failed(device_wait(now->device));

@@ -1,7 +1,7 @@
 // Scalar and vector types, lane policies and the bridges between them.  Nothing here includes a system header.
 //
 // PF_W      lanes of every vector in this translation unit (1: vectors are plain scalars)
-// PF_BYTES  bytes of a native register; an 8-byte element type that does not fit is kept as a pair of halves
+// PF_BYTES  bytes of a native register; an 8-byte element type that does not fit is stored as a pair of halves
 #ifndef PF_W
 #define PF_W 1
 #endif

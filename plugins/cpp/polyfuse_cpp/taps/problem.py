@@ -22,7 +22,7 @@ __all__ = ["Tap", "Window", "window_of"]
 _FEWEST_TAPS = 4
 _FEWEST_COLUMNS = 4
 _MOST_CHANNELS = 4096
-"""Of each value that is kept for all channels, 16 KB lie on the stack."""
+"""Of each value that is stored for all channels, 16 KB lie on the stack."""
 
 Interval = tuple[int, int]
 
@@ -111,12 +111,12 @@ def window_of(facts: Facts, plan: Plan) -> Window | None:
 def _still_needed(body: tuple[Statement, ...], later: Sequence[Section]) -> tuple[Statement, ...]:
     """The statements whose results are used, now that those that made the taps are gone."""
     needed = {name for section in later for s in section.body for name in s.args}
-    kept: list[Statement] = []
+    used: list[Statement] = []
     for stmt in reversed(body):
         if isinstance(stmt, (Store, Reduce)) or needed & set(stmt.targets):
-            kept.append(stmt)
+            used.append(stmt)
             needed |= set(stmt.args)
-    return tuple(reversed(kept))
+    return tuple(reversed(used))
 
 
 def _is_plain(facts: Facts, plan: Plan, window: Window) -> bool:

@@ -93,9 +93,9 @@ class TapsText(StageText):
         size = self.facts.sizes[window.lane]
         assert isinstance(size, int)
         self.blocks = -(-size // plan.lanes)
-        self.kept = self._kept(inner)
+        self.per_channel = self._per_channel(inner)
 
-    def _kept(self, inner: Collection[str]) -> tuple[str, ...]:
+    def _per_channel(self, inner: Collection[str]) -> tuple[str, ...]:
         """Values of each channel that are computed once."""
         depends, window = self.facts.depends, self.window
         made = {s.target: s for s in (*window.before, *window.body) if isinstance(s, Compute)}
@@ -110,8 +110,8 @@ class TapsText(StageText):
     def _items(self) -> None:
         out, window, size = self.out, self.window, self.blocks * self.plan.lanes
         self.features |= {"kernel", "taps"}
-        for name in self.kept:
-            out.line(f"alignas(64) f32 kept_{name}[{size}];")
+        for name in self.per_channel:
+            out.line(f"alignas(64) f32 channel_{name}[{size}];")
         if window.mean:
             out.line(f"alignas(64) f32 totals[{size}], line[{size}];")
         self._odometer(self.outer, f"begin / {self.blocks}")
@@ -158,26 +158,26 @@ class TapsText(StageText):
             self.out.line(f"const i64 {lane} = {overlapping if size % lanes else start};")
             yield
 
-    def _frame(self, *, kept: bool = True) -> Frame:
+    def _frame(self, *, loaded: bool = True) -> Frame:
         """A level inside a loop over vectors of channels."""
         frame = self.frame(self.plan.lane)
-        for name in self.kept if kept else ():
-            self.out.line(f"const auto {name} = load<Vec>(kept_{name} + block * {self.plan.lanes});")
+        for name in self.per_channel if loaded else ():
+            self.out.line(f"const auto {name} = load<Vec>(channel_{name} + block * {self.plan.lanes});")
             frame.env[name] = Value(DType.f32, True, (name,))
         return frame
 
     def _keep(self, first: str, end: str) -> None:
-        """Compute what is kept of each channel, and store what is known before the points."""
+        """Compute what is computed once for each channel, and store what is known before the points."""
         window = self.window
         stores = [s for s in window.before if isinstance(s, Store)]
-        if not self.kept and not stores:
+        if not self.per_channel and not stores:
             return
         with self._vectors(first, end):
-            frame = self._frame(kept=False)
-            self._emit(frame, stores, self.kept)
-            for name in self.kept:
+            frame = self._frame(loaded=False)
+            self._emit(frame, stores, self.per_channel)
+            for name in self.per_channel:
                 text = frame.text(name, True)
-                self.out.line(f"store(kept_{name} + block * {self.plan.lanes}, {text});")
+                self.out.line(f"store(channel_{name} + block * {self.plan.lanes}, {text});")
 
     def _emit(self, frame: Frame, roots: Sequence[Statement], names: Sequence[str] = ()) -> None:
         """Write statements, and before them what they and some values need and what is not known yet."""

@@ -177,7 +177,7 @@ class Prefetch:
     bytes: int = 0
 
     def text(self, problem: Problem, structure: str, function: str, known: str) -> list[str]:
-        """The structure, and the function that fills it, which is told the batch and what else is `known`."""
+        """The structure, and the function that fills it, which takes the batch and what else is `known`."""
         given = "".join(f"int {name}, " for name in known)
         return [
             f"struct {structure} {{",

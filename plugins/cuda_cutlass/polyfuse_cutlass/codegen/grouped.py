@@ -81,7 +81,7 @@ class _Grouped:
 
     @property
     def numbers(self) -> dict[str, IndexLike]:
-        """What the kernel is told of sizes, steps and offsets, in elements. Its text holds none of them."""
+        """Sizes, steps and offsets that the kernel is called with, in elements; its text holds none."""
         return {
             "rows": self.left.size[0],
             "columns": self.right.size[2],

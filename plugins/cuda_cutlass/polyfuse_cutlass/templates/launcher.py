@@ -136,10 +136,10 @@ class Linked:
             for code, one in zip(self._code, meta.numbers, strict=True)
         ]
         packed = (ctypes.c_uint64 * len(values))(*(v & _WORD for v in values))
-        told = (ctypes.c_int64 * len(numbers))(*numbers)
+        extra = (ctypes.c_int64 * len(numbers))(*numbers)
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         address, scratch = ctypes.c_void_p(), ctypes.c_longlong(0)
-        status = self._prepare(packed, told, multiprocessors, ctypes.byref(address), ctypes.byref(scratch))
+        status = self._prepare(packed, extra, multiprocessors, ctypes.byref(address), ctypes.byref(scratch))
         self._check(status, "preparing")
         return _Ready(address.value or 0, scratch.value, self._forget)
 

@@ -29,7 +29,7 @@ class LinkedMeta:
 
     Attributes:
         args: in calling order.
-        numbers: what the entry point is told besides.
+        numbers: what the entry point is called with besides.
         empty: whether nothing is to be done, as an expression over size arguments.
         architectures: for which machine code is made, such as `90a`; `80+` also leaves code that newer GPUs
             translate.

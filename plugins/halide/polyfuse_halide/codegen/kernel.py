@@ -89,7 +89,7 @@ class Emitter(ValueEmitter):
 
     Args:
         schedule: the line that says it.
-        extents: inputs are told how many elements they have.
+        extents: inputs know how many elements they have.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ COST: Mapping[str, int] = MappingProxyType(
 
 
 def constant_text(value: bool | int | float, dtype: DType) -> str:
-    """A constant of a type. NaN and infinities are told by their names."""
+    """A constant of a type. NaN and infinities are written by name."""
     if not dtype.is_float:
         return f'constant({int(value)}, "{dtype}")'
     number = float(value)

@@ -25,7 +25,7 @@ _READ_EXEC = 1 | 4
 _ALIGN = 128
 """Alignment of temporary buffers, as Halide expects it."""
 
-_kept: list[Any] = []
+_retained: list[Any] = []
 """Memory and libraries that live as long as the process."""
 
 
@@ -108,7 +108,7 @@ def seal(address: int, size: int) -> None:
 def writable(size: int) -> tuple[int, memoryview]:
     """Whole pages of zeros that live as long as the process."""
     region = mmap.mmap(-1, -(-max(size, 1) // _PAGE) * _PAGE)
-    _kept.append(region)
+    _retained.append(region)
     return ctypes.addressof(ctypes.c_char.from_buffer(region)), memoryview(region)
 
 
@@ -199,7 +199,7 @@ def _openmp() -> tuple[int | None, int | None]:
             found = address_of(library.GOMP_parallel), address_of(library.omp_get_max_threads)
         except (OSError, AttributeError):
             continue
-        _kept.append(library)
+        _retained.append(library)
         return found
     return None, None
 

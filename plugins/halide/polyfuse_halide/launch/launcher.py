@@ -30,7 +30,7 @@ _LIMIT = 1 << 31
 _LEA = ("498dbc24", "498db424", "498d9424", "498d8c24", "4d8d8424", "4d8d8c24", "498d8424")
 _MOV = ("498bbc24", "498bb424", "498b9424", "498b8c24", "4d8b8424", "4d8b8c24", "498b8424")
 
-_kept: list[Any] = []
+_retained: list[Any] = []
 
 
 class _Method(ctypes.Structure):
@@ -186,7 +186,7 @@ def _native(
     words += [("buffer", k) for k in range(first, total)]
     stack = 8 * (max(0, len(words) - 6) + max(0, len(words) - 6) % 2)
     message = ctypes.c_char_p(f"{symbol} takes {frame.count} arguments".encode())
-    _kept.append(message)
+    _retained.append(message)
     code = Code()
     code.raw("53 55 4154 4889f3")  # push rbx, rbp, r12; rbx = arguments
     code.i32("4881ec", stack)
@@ -235,7 +235,7 @@ def _native(
     code.label("given").raw("c3")
     address = executable(code.finished())
     method = _Method(symbol.encode(), address, 0x80, None)
-    _kept.append(method)
+    _retained.append(method)
     make = python.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

@@ -1,6 +1,6 @@
 """Multiplications and additions in one step, within functions of kernels whose other arithmetic is strict.
 
-Halide strictifies all arithmetic of a pipeline or what it is told to. A kernel that contracts is told so of
+Halide strictifies all arithmetic of a pipeline or what it is asked to. A kernel that contracts asks so for
 everything that a stage is defined to be (`strict`); but what an inlined stage is defined to be by itself
 stays as it is. Such a stage takes numbers by their bits, since indices are integers.
 """

@@ -1,7 +1,7 @@
 """Device functions by which programs that run at the same time exchange what they found.
 
 A word says by itself whether it is there: its upper half is a mark, its lower half the bits of a number. So
-no order among stores and loads has to be kept, and a number of 64 bits takes two words.
+no order among stores and loads has to be preserved, and a number of 64 bits takes two words.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ const char* unfit(char code, int64_t value) {
 }
 
 // Converts one argument. Letters: p pointer (a tensor, or an address), i int32, l int64, f float, d double; in
-// capitals, pointers and integers that must be multiples of 16. An integer is kept in 64 bits, of which
+// capitals, pointers and integers that must be multiples of 16. An integer is stored in 64 bits, of which
 // a kernel that wants 32 reads the lower half.
 bool convert(const Kernel* k, int i, PyObject* a, Value* out) {
   const char code = k->codes[i];

@@ -136,8 +136,8 @@ void explain_launch(const Series* s, int launch) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   PyErr_NormalizeException(&type, &value, &trace);
-  PyObject* told = PyObject_CallFunction(s->explain, "Oi", value, launch);
-  if (told) Py_DecRef(told);
+  PyObject* explained = PyObject_CallFunction(s->explain, "Oi", value, launch);
+  if (explained) Py_DecRef(explained);
   else PyErr_Clear();
   PyErr_Restore(type, value, trace);
 }

@@ -124,7 +124,7 @@ class Coordinates:
 
     @property
     def worth_two_ways(self) -> bool:
-        """Whether a tile that lies inside the data should be told from one at its end.
+        """Whether a tile that lies inside the data should be distinguished from one at its end.
 
         A mask whose border may lie anywhere keeps accesses from being wide; without one they are.
         """

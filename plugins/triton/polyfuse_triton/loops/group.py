@@ -1,4 +1,4 @@
-"""Several kernels as one Triton function: each runs in programs of its own, told apart by their numbers."""
+"""Several kernels as one Triton function: each runs in programs of its own, by their numbers."""
 
 from __future__ import annotations
 

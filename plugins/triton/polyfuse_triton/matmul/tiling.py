@@ -28,7 +28,7 @@ _EPILOGUE = 8
 _SCATTERED = 32
 """Most elements of an operand that a thread loads in a turn, each by an address of its own."""
 _CANDIDATES = 12
-_TOLD_APART = 0.03
+_RESOLUTION = 0.03
 """Parts by which estimates have to differ."""
 _WAYS = 3
 """Of these, at most so many have equal sides."""
@@ -62,7 +62,7 @@ def best_plans(found: Matmul, target: Target) -> tuple[MatmulPlan, ...]:
 
     def rank(plan: MatmulPlan) -> tuple[float, ...]:
         # the estimate does not tell apart what differs by little
-        coarse = round(math.log(max(model.seconds(plan), 1e-9)) / _TOLD_APART)
+        coarse = round(math.log(max(model.seconds(plan), 1e-9)) / _RESOLUTION)
         good = _GOOD_DEPTH * (1 if min(plan.m, plan.n) >= 64 else 2)
         return coarse, abs(plan.k * found.itemsize - good), abs(plan.warps - 4), -plan.stages
 

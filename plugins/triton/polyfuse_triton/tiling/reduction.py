@@ -37,7 +37,7 @@ _PRODUCT_POINTS, _PRODUCT_WARPS = 32, 4
 _PROGRAMS = 4
 """Programs under way at a time on a multiprocessor."""
 _ROW = 16384
-"""Longest row that is kept in registers where several sections need it, if its values are few."""
+"""Longest row that is held in registers where several sections need it, if its values are few."""
 _ROW_ONCE = 4096
 """The same where one section needs it: a loop loses nothing."""
 _ROW_FORCED = 65536

@@ -56,7 +56,7 @@ def _best(plan: Plan, lead: Dim, facts: Facts, count: int) -> int:
     most = max(1, min(count, _WIDEST // min(a.itemsize for a in near)))
     choices = [1 << k for k in reversed(range(most.bit_length()))]
     if len(lead.axes) > 1:
-        # Of a dimension whose index is divided, Triton loses sight of neighbours when it is told how many
+        # Of a dimension whose index is divided, Triton loses sight of neighbours when it knows how many
         # there are: it is one point, where some access cannot be wide anyway, or what Triton finds.
         choices = choices[:1] if all(a.strides.get(axis) in (None, 0, 1) for a in near) else [choices[0], 1]
     costs = {n: _cost(near, facts, lead.axes, n) for n in choices}

@@ -68,7 +68,7 @@ class DeviceProgram(Program):
     """What a generated program for a device builds.
 
     `loose` says that values add up in memory: the device's instruction for that is used where additions may
-    be reordered, so all else is told to keep its order.
+    be reordered, so all else must keep its order.
     """
 
     grid: Grid = Grid()

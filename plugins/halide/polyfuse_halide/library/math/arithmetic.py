@@ -103,7 +103,7 @@ def from_bits(kind: Any, a: Value) -> Value:
 def moved_up(a: Value, count: int) -> Value:
     """The bits of a signed integer moved up; those that leave it are lost.
 
-    Halide multiplies where it is told to shift signed numbers, and LLVM takes it that products never leave
+    Halide multiplies where it is to shift signed numbers, and LLVM takes it that products never leave
     their type.
     """
     return _again(_unsigned(a) << hl.cast(hl.UInt(a.type().bits()), count), a)
@@ -179,7 +179,7 @@ def copysign(a: Value, b: Value) -> Value:
     """|a| with the sign of b.
 
     Choose between numbers before, not after: LLVM 21 takes the wrong operand for the mask where `b` itself
-    is kept in some lanes.
+    stays in some lanes.
     """
     width = a.type().bits()
     low = hl.i64((1 << 63) - 1) if width == 64 else hl.i32((1 << 31) - 1)
