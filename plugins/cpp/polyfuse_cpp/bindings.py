@@ -17,9 +17,7 @@ kernel does.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from polyfuse.runtime.libraries import SharedLibrary
@@ -40,13 +38,15 @@ def bindings_text(kernels: Mapping[str, str], *, release_gil: bool = True) -> st
     parts = [header_text("binding")]
     for name, signature in kernels.items():
         parts.append(_wrapper(name, signature, release_gil))
-    rows = ", ".join(f'{{"{name}", pf_call_{name}, 0x80, nullptr}}' for name in kernels)
-    parts.append(f"static pf_method pf_methods[] = {{{rows}}};\n")
+    for table, form in (("pf_methods", "false"), ("pf_alone_methods", "true")):
+        rows = ", ".join(f'{{"{name}", pf_call_{name}<{form}>, 0x80, nullptr}}' for name in kernels)
+        parts.append(f"static pf_method {table}[] = {{{rows}}};\n")
     parts.append(
         'extern "C" __attribute__((visibility("default")))\n'
         "PyObject* pf_bind(void* data_ptr, PyObject* owner, void* share) {\n"
-        "  if (share) pf::set_alone(owner, share);\n"
-        f"  return pf::make_bindings(data_ptr, owner, pf_methods, {len(kernels)});\n}}\n"
+        "  if (share) pf::alone_share = share;\n"
+        "  pf_method* methods = share ? pf_alone_methods : pf_methods;\n"
+        f"  return pf::make_bindings(data_ptr, owner, methods, {len(kernels)});\n}}\n"
     )
     return "".join(parts)
 
@@ -66,36 +66,22 @@ class KernelLibrary(SharedLibrary):
         super().__init__(path, "kernel library")
         self._data_ptr = data_ptr
         self._share = share
-        self._alone: weakref.ref[_Alone] | None = None
 
     def kernels(self) -> dict[str, KernelCall]:
         """All kernels by name."""
-        return self._bound(self, 0)
+        return self._bound(0)
 
     def alone(self, kernel: KernelCall) -> KernelCall:
         """The same kernel for programs in which nothing else computes: its threads are the pool's."""
         share = self._share() if self._share is not None else 0
-        if not share:
-            return kernel
-        owner = self._alone() if self._alone is not None else None
-        if owner is None:
-            owner = _Alone(self)
-            self._alone = weakref.ref(owner)
-        return self._bound(owner, share)[kernel.__name__]
+        return self._bound(share)[kernel.__name__] if share else kernel
 
-    def _bound(self, owner: object, share: int) -> dict[str, KernelCall]:
+    def _bound(self, share: int) -> dict[str, KernelCall]:
         bind = self.function("pf_bind")
         bind.restype = ctypes.py_object
         bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-        calls: dict[str, KernelCall] = bind(self._data_ptr, owner, share or None)
+        calls: dict[str, KernelCall] = bind(self._data_ptr, self, share or None)
         return calls
-
-
-@dataclass(eq=False)
-class _Alone:
-    """What kernels hold whose threads are the pool's."""
-
-    library: KernelLibrary
 
 
 def load_library(
@@ -119,10 +105,11 @@ def _wrapper(name: str, signature: str, release_gil: bool) -> str:
         call = f"void* state = PyEval_SaveThread();\n  {call}\n  PyEval_RestoreThread(state);"
     count = len(signature)
     return (
-        f"static PyObject* pf_call_{name}(PyObject* self, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
+        "template <bool ALONE>\n"
+        f"static PyObject* pf_call_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
         f"  pf::argument a[{count + 1}];\n"
         f'  if (!pf::parse(args, n, "{name}", "{signature}", {count}, a)) return nullptr;\n'
-        "  pf::with_threads pf_threads(self);\n"
+        "  pf::with_threads<ALONE> pf_threads;\n"
         f"  {call}\n"
         "  return pf::none();\n}\n"
     )

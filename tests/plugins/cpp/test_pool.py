@@ -15,6 +15,8 @@ import torch
 import cpp_kernels
 from polyfuse.base.settings import Settings, child_environment
 from polyfuse.runtime.launching import alone
+from polyfuse.torch_compat.bindings import tensor_data_ptr_address
+from polyfuse_cpp.bindings import load_library
 from polyfuse_cpp.threads.source import PoolSource
 from polyfuse_cpp.toolchain import find_toolchain
 
@@ -118,6 +120,33 @@ def test_a_kernel_has_a_form_with_threads_of_the_pool(two_threads: None) -> None
         form(a, o)
         assert torch.equal(o, -a)
     assert alone(kernel) is not kernel and alone(print) is print
+
+
+def test_a_form_stays_what_it_is_where_its_library_is_opened_again(two_threads: None) -> None:
+    """Two programs may have kernels of one library, each its own objects for it."""
+    jobs: list[int] = []
+    job = ctypes.CFUNCTYPE(None, ctypes.c_int, SHARE, ctypes.c_void_p)
+
+    def share(of: int, run: Callable[..., None], work: int) -> None:
+        jobs.append(of)
+        for at in range(of):
+            run(work, at, of)
+
+    pool = job(share)
+    address = ctypes.cast(pool, ctypes.c_void_p).value or 0
+    k = cpp_kernels.KernelBuilder({"x0": 1 << 20})
+    k.arg("a"), k.out("o")
+    s = k.section()
+    s.store("o", k["x0"], s.op("abs", s.load("a", k["x0"])))
+    path = cpp_kernels.compiled(k.build()).__self__.path  # type: ignore[attr-defined]
+    a, o = torch.randn(1 << 20), torch.zeros(1 << 20)
+    usual, again = (
+        next(iter(load_library(path, tensor_data_ptr_address(), lambda: address).values())) for _ in range(2)
+    )
+    forms = [alone(usual), alone(again), usual]
+    for form in forms:
+        form(a, o)
+    assert jobs == [2, 2] and torch.equal(o, a.abs())
 
 
 PROGRAM = """

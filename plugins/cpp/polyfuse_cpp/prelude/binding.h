@@ -70,24 +70,14 @@ static bool parse(PyObject* const* args, __PTRDIFF_TYPE__ n, const char* name, c
   }
   return true;
 }
-// A kernel's threads: those of OpenMP, or, of calls of what was bound to `alone_owner`, the pool's.
-static PyObject* alone_owner;
+// The threads of a kernel in a call of its form for programs of kernels alone, or of the usual form.
+static void* alone_share;
+template <bool ALONE> struct with_threads {
 #ifdef PF_SHARES
-static decltype(share_in_pool) alone_share;
-struct with_threads {
-  with_threads(PyObject* self) {
-    if (self == alone_owner) share_in_pool = alone_share;
-  }
+  with_threads() { share_in_pool = ALONE ? (decltype(share_in_pool))alone_share : nullptr; }
   ~with_threads() { share_in_pool = nullptr; }
-};
-static void set_alone(PyObject* owner, void* share) {
-  alone_owner = owner;
-  alone_share = (decltype(alone_share))share;
-}
-#else
-struct with_threads { with_threads(PyObject*) {} };
-static void set_alone(PyObject*, void*) {}
 #endif
+};
 static inline PyObject* none() {
   Py_IncRef((PyObject*)&_Py_NoneStruct);
   return (PyObject*)&_Py_NoneStruct;

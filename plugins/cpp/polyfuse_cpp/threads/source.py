@@ -34,6 +34,9 @@ _FLAGS = (
     "-Wl,--build-id=none",
 )
 _LIBRARY = "pool.so"
+_COUNTS = range(2, 5)
+"""Numbers of threads of torch with which kernels use the pool: with eight it has not been faster than OpenMP."""
+
 _LOCK = threading.Lock()
 _LOADED: list[ctypes.PyDLL] = []
 """The pool of this process, from whichever cache it came first: two would compete. Its threads never end."""
@@ -48,8 +51,8 @@ class PoolSource:
         self._built: Future[Path] | None = None
 
     def start(self) -> None:
-        """Begin to build the library, in a thread, unless there is one thread for kernels anyway."""
-        if sys.platform != "linux" or torch.get_num_threads() == 1:
+        """Begin to build the library, in a thread, if kernels have as many threads as it is for."""
+        if sys.platform != "linux" or torch.get_num_threads() not in _COUNTS:
             return
         with _LOCK:
             if self._built is not None or _LOADED:
@@ -58,9 +61,9 @@ class PoolSource:
         threading.Thread(target=self._build, args=(self._built,), name="polyfuse-pool").start()
 
     def share(self) -> int:
-        """Address of `polyfuse_share`; 0 where kernels have one thread, or the library cannot be had."""
+        """Address of `polyfuse_share`; 0 where kernels have one thread or many, or the library cannot be had."""
         self.start()
-        if self._built is None and not _LOADED:
+        if (self._built is None and not _LOADED) or torch.get_num_threads() not in _COUNTS:
             return 0
         with _LOCK:
             if not _LOADED:
