@@ -35,7 +35,7 @@ _FLAGS = (
 )
 _LIBRARY = "pool.so"
 _COUNTS = range(2, 5)
-"""Numbers of threads of torch with which kernels use the pool: with eight it has not been faster than OpenMP."""
+"""Numbers of threads of torch with which kernels use the pool: with eight it was not faster than OpenMP."""
 
 _LOCK = threading.Lock()
 _LOADED: list[ctypes.PyDLL] = []
@@ -61,7 +61,7 @@ class PoolSource:
         threading.Thread(target=self._build, args=(self._built,), name="polyfuse-pool").start()
 
     def share(self) -> int:
-        """Address of `polyfuse_share`; 0 where kernels have one thread or many, or the library cannot be had."""
+        """Address of `polyfuse_share`; 0 with other numbers of threads, and without the library."""
         self.start()
         if (self._built is None and not _LOADED) or torch.get_num_threads() not in _COUNTS:
             return 0
