@@ -8,14 +8,15 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from polyfuse.base.errors import CacheError
+from polyfuse.base.log import warn_once
 
 __all__ = [
     "atomic_write",
-    "holds_digest",
+    "built_once",
     "is_out_of_space",
     "locked",
     "publish_folder",
@@ -23,7 +24,6 @@ __all__ = [
     "remove_folder",
     "replacing",
     "scratch_folder",
-    "write_digest",
 ]
 
 
@@ -139,13 +139,30 @@ def is_out_of_space(error: BaseException) -> bool:
     return False
 
 
-def write_digest(path: Path) -> None:
-    """Write the SHA-256 of a finished file into one beside it, for `holds_digest`."""
+def built_once(path: Path, component: str, build: Callable[[Path], None]) -> Path:
+    """Return `path`, a file in a folder of its own. Unless it is there undamaged, `build` makes it, at the
+    path that it is given. Damage is warned about in the name of `component`. Other processes may do the same.
+    """
+    if path.exists():
+        if _holds_digest(path):
+            return path
+        warn_once(component, f"{path} is not what was built, so it is built again; check the disk")
+        remove_folder(path.parent)
+    with scratch_folder(path.parent) as folder:
+        made = folder / path.name
+        build(made)
+        _write_digest(made)
+        publish_folder(folder, path.parent)
+    return path
+
+
+def _write_digest(path: Path) -> None:
+    """Write the SHA-256 of a finished file into one beside it, for `_holds_digest`."""
     atomic_write(_digest_path(path), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def holds_digest(path: Path) -> bool:
-    """Whether a file is what it was when `write_digest` was called."""
+def _holds_digest(path: Path) -> bool:
+    """Whether a file is what it was when `_write_digest` was called."""
     try:
         return read_text(_digest_path(path)) == hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:

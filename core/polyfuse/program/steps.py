@@ -374,13 +374,16 @@ class Program:
         """
         if self.device or len(self.launches()) < _MANY_LAUNCHES:
             return False
-        sizes = {item.name: product(item.size) for item in self.inputs}
+        inputs = {item.name: item for item in self.inputs}
 
         def is_light(step: ExternStep) -> bool:
             if step.op.startswith(FROZEN):  # once for each parameter
                 return True
-            size = sizes.get(step.args[0].name) if step.args and isinstance(step.args[0], Ref) else None
-            return step.op.startswith(CHECKED) and isinstance(size, int) and size <= _ONE_THREAD
+            if not step.op.startswith(CHECKED) or not isinstance(step.args[0], Ref):
+                return False
+            weight = inputs.get(step.args[0].name)
+            size = product(weight.size) if weight is not None else None
+            return isinstance(size, int) and size <= _ONE_THREAD
 
         return all(is_light(step) for step in self.steps if isinstance(step, ExternStep))
 

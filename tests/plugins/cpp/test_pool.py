@@ -20,7 +20,9 @@ from polyfuse_cpp.bindings import load_library
 from polyfuse_cpp.threads.source import PoolSource
 from polyfuse_cpp.toolchain import find_toolchain
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pool waits as Linux lets threads wait")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the pool of threads is for Linux: elsewhere kernels use OpenMP's"
+)
 
 SHARE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
@@ -90,7 +92,6 @@ def test_a_caller_does_the_shares_of_threads_that_do_not_come(run: Callable[...,
     assert sorted(taken) == list(range(6)) and taken[-1] == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_child_works_alone(run: Callable[..., None]) -> None:
     done = 0
 

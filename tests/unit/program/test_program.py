@@ -17,6 +17,7 @@ from polyfuse.ir.graph import GraphInput, GraphOutput
 from polyfuse.ir.nodes import Opaque, SymbolPath, View
 from polyfuse.ir.types import DType
 from polyfuse.program import bytes_moved, plan, python_text
+from polyfuse.program.steps import ExternStep, LaunchKernel, Program, ProgramInput, Ref, Step
 from polyfuse.runtime import load, set_observer
 from polyfuse.runtime.harness import random_inputs
 from polyfuse.symbolic import maximum, symbol
@@ -534,3 +535,24 @@ def test_inputs_that_are_no_tensors_reach_the_operators_that_take_them():
         (found,) = module([x, generator.manual_seed(seed)])
         assert torch.equal(found, torch.rand(3, generator=generator.manual_seed(seed)))
     assert "state" not in module.namespace["OBJECTS"].values()
+
+
+@pytest.mark.parametrize(
+    ("launches", "op", "size", "alone"),
+    [
+        (10, "", 0, True),
+        (9, "", 0, False),
+        (10, "frozen.aten.clone.default", 1 << 20, True),
+        (10, "checked.aten.clone.default", 1 << 15, True),
+        (10, "checked.aten.clone.default", (1 << 15) + 1, False),
+        (10, "aten.mm.default", 8, False),
+    ],
+)
+def test_many_kernels_without_operators_compute_alone(launches: int, op: str, size: int, alone: bool) -> None:
+    steps: tuple[Step, ...] = tuple(LaunchKernel("k", ("w", "y")) for _ in range(launches))
+    if op:
+        steps = (ExternStep(op, (Ref("w"),), (), ("v",), "single"), *steps)
+    weight = ProgramInput("w", "tensor", (size,), (1,), "float32", "cpu")
+    program = Program("graph", "inference", (weight,), (), steps, ())
+    assert program.computes_alone is alone
+    assert not replace(program, device="cuda:0").computes_alone

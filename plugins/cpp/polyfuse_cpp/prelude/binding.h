@@ -72,12 +72,13 @@ static bool parse(PyObject* const* args, __PTRDIFF_TYPE__ n, const char* name, c
 }
 // The threads of a kernel in a call of its form for programs of kernels alone, or of the usual form.
 static void* alone_share;
-template <bool ALONE> struct with_threads {
+template <bool ALONE> struct with_threads {};
 #ifdef PF_SHARES
-  with_threads() { share_in_pool = ALONE ? (decltype(share_in_pool))alone_share : nullptr; }
+template <> struct with_threads<true> {
+  with_threads() { share_in_pool = (decltype(share_in_pool))alone_share; }
   ~with_threads() { share_in_pool = nullptr; }
-#endif
 };
+#endif
 static inline PyObject* none() {
   Py_IncRef((PyObject*)&_Py_NoneStruct);
   return (PyObject*)&_Py_NoneStruct;

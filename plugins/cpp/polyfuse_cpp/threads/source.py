@@ -13,7 +13,7 @@ import torch
 
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.base.files import holds_digest, publish_folder, remove_folder, scratch_folder, write_digest
+from polyfuse.base.files import built_once
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.process import run_program
@@ -91,16 +91,10 @@ class PoolSource:
 
     def _library(self, root: Path) -> Path:
         key = digest(_SOURCE.read_bytes(), " ".join(_FLAGS), self._toolchain.fingerprint, platform.machine())
-        path = root / "launchers" / key / _LIBRARY
-        if path.exists():
-            if holds_digest(path):
-                return path
-            warn_once("cpp", f"{path} is not what was built, so it is built again; check the disk")
-            remove_folder(path.parent)
-        with scratch_folder(path.parent) as folder:
+
+        def build(made: Path) -> None:
             compiler = [self._toolchain.path, *self._toolchain.arguments]
-            command = [*compiler, *_FLAGS, str(_SOURCE), "-o", str(folder / path.name)]
+            command = [*compiler, *_FLAGS, str(_SOURCE), "-o", str(made)]
             run_program(command, timeout=120.0, name="the pool of threads")
-            write_digest(folder / path.name)
-            publish_folder(folder, path.parent)
-        return path
+
+        return built_once(root / "launchers" / key / _LIBRARY, "cpp", build)

@@ -12,8 +12,7 @@ from weakref import WeakKeyDictionary
 
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import KernelLoadError
-from polyfuse.base.files import holds_digest, publish_folder, remove_folder, scratch_folder, write_digest
-from polyfuse.base.log import warn_once
+from polyfuse.base.files import built_once
 from polyfuse.base.process import find_command, run_program
 from polyfuse.plugin import Launchable
 from polyfuse.runtime.launching import SeriesPlan, offer_series
@@ -97,17 +96,13 @@ def build_library(path: Path) -> None:
 
     Raises `BackendUnavailableError` without a compiler, and `KernelBuildError` if it fails.
     """
-    if path.exists():
-        if holds_digest(path):
-            return
-        warn_once("triton", f"{path} is not what was built, so it is built again; check the disk")
-        remove_folder(path.parent)
-    with scratch_folder(path.parent) as folder:
+
+    def build(made: Path) -> None:
         compiler = find_command("C++ compiler", _COMPILERS, variable="CXX")
-        command = [*compiler, *_FLAGS, str(_SOURCE), "-o", str(folder / path.name)]
+        command = [*compiler, *_FLAGS, str(_SOURCE), "-o", str(made)]
         run_program(command, timeout=120.0, name="the launcher of GPU kernels")
-        write_digest(folder / path.name)
-        publish_folder(folder, path.parent)
+
+    built_once(path, "triton", build)
 
 
 class NativeLauncher:
