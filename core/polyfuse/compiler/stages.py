@@ -63,7 +63,7 @@ from polyfuse.runtime.profile import meter_calls
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others, tell_failure
 from polyfuse.schedule import Claims, Decision, Launch, Schedule
 from polyfuse.schedule.draw import dot
-from polyfuse.schedule.frozen_calls import together
+from polyfuse.schedule.frozen_calls import as_inputs, together
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
 
@@ -131,9 +131,8 @@ def compile_whole(
     for short in shortened(aten, session.settings, any_size):
         try:
             lowered = lower_and_claim(aten, session, subgraphs, clock, short)
-            built = compile_graph(
-                lowered.claims, session, dump, clock, periods=partial(with_periods, short, aten)
-            )
+            periods = partial(with_periods, short, aten)
+            built = compile_graph(lowered.claims, session, dump, clock, periods=periods, given=aten.given)
             return _reported(aten, session, clock, record, lowered, built)
         except NotRepeated as error:
             _log.info("graph %s is not compiled from a few layers: %s", aten.name, error)
@@ -144,7 +143,7 @@ def compile_whole(
     lowered = lower_and_claim(aten, session, subgraphs, clock)
     sized = SizedGraph.of(lowered.claims, session) if any_size else None
     if sized is None:
-        built, ahead = compile_graph(lowered.claims, session, dump, clock), {}
+        built, ahead = compile_graph(lowered.claims, session, dump, clock, given=aten.given), {}
     else:
         seen = sized.classes.noted
         built = compile_graph(sized.first(), session, dump, clock, seen)
@@ -197,12 +196,14 @@ def compile_graph(
     clock: Clock,
     seen: dict[str, int] | None = None,
     periods: Callable[[Schedule], Schedule] | None = None,
+    given: int | None = None,
 ) -> Built:
     """The stages after claims: loops that backends generate, and calls, become a module.
 
     Args:
         seen: where the module leaves the values of those symbols that data decide.
         periods: puts what lowering passed over into the schedule.
+        given: how many inputs calls pass, where the caller computes others from parameters.
     """
     settings = session.settings
     dump.write("graph.ir", lambda: text(claims.graph))
@@ -245,6 +246,9 @@ def compile_graph(
         futures = submit(emitted, session)
         progress.watch_builds(futures.values())
         refused = {key: item.source.refused_aliases for key, item in emitted.items()}
+        packed = None
+        if given is not None:
+            schedule, packed = as_inputs(schedule, given)
         planned, separate = without_refused(together(schedule), refused)
     session.observe(separate)
     for i, ((_, kernel), item) in enumerate(emitted.items()):
@@ -271,7 +275,7 @@ def compile_graph(
 
     with clock.stage("load"):
         module = load(host, entries_for(kernels), planned.graph.objects, filename=dump.path("program.py"))
-        module.native = native
+        module.native, module.packed_inputs = native, packed
         if seen:
             module.namespace["SEEN"] = seen
         if settings.profile:

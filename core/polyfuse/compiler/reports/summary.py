@@ -9,6 +9,7 @@ from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.text.print import text
 from polyfuse.lowering import LoweringReport
 from polyfuse.program.traffic import steps_traffic
+from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule import Call, Launch, Schedule
 
 __all__ = ["count_operators", "graph_report", "schedule_text"]
@@ -29,6 +30,8 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
         for s, (_, after) in zip(schedule.steps, moved, strict=True)
         if isinstance(s, Launch)
     )
+    packed = built.module.packed_inputs
+    once = () if packed is None else tuple(f"{FROZEN}{step.op}" for step in packed.steps)
     calls = tuple(s.node.op for s in schedule.steps if isinstance(s, Call))
     return GraphReport(
         aten.name,
@@ -44,7 +47,7 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
         tuple(clock.seconds.items()),
         schedule.decisions,
         launches,
-        calls,
+        (*once, *calls),
         aten.rewrites,
         recording=built.module.graph_status,
         host=built.host,
