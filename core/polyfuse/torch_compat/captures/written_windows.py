@@ -1,7 +1,7 @@
 """Windows of a tensor (`Tensor.unfold`) that a graph writes to.
 
-AOTAutograd replaces what is written by new tensors, and makes the tensor anew from its windows, as a gradient is:
-what no window holds becomes zero, and what several hold is added up. Only windows that follow each other
+AOTAutograd replaces what is written by new tensors, and makes the tensor anew from its windows, as a gradient
+is: what no window holds becomes zero, and what several hold is added up. Only windows that follow each other
 without gaps come out right.
 """
 
