@@ -29,9 +29,9 @@ def unrolled(program: Program) -> list[Step]:
         steps += [Renaming(table, {}).value(step) for step in program.steps[loop.start : loop.end]]
     behind = {name: tables[-1][name] for name in (*made, *(new for _, new in loop.carried))}
     steps += [Renaming(behind, {}).value(step) for step in program.steps[loop.end : -1]]
-    kept = {Loop.result(name, turn): table[name] for turn, table in enumerate(tables) for name in loop.kept}
-    kept |= {Loop.outside(column[0]): column[0] for column in loop.given}
-    return [*steps, Renaming(kept, {}).value(program.steps[-1])]
+    saved = {Loop.result(name, turn): table[name] for turn, table in enumerate(tables) for name in loop.saved}
+    saved |= {Loop.outside(column[0]): column[0] for column in loop.given}
+    return [*steps, Renaming(saved, {}).value(program.steps[-1])]
 
 
 def as_it_runs(program: Program) -> list[Any]:

@@ -336,7 +336,7 @@ class Loop:
         carried: of variables from before that the steps read, and that they do not make: what the steps make,
             or are given, for the next turn to read instead.
         moved: what nobody has any more but the turn that it is for, of both.
-        kept: what the steps make that is a result of the program in each turn, as `result` names it.
+        saved: what the steps make that is a result of the program in each turn, as `result` names it.
     """
 
     start: int
@@ -345,11 +345,11 @@ class Loop:
     given: tuple[tuple[str, ...], ...]
     carried: tuple[tuple[str, str], ...]
     moved: tuple[str, ...]
-    kept: tuple[str, ...]
+    saved: tuple[str, ...]
 
     @staticmethod
     def result(name: str, turn: int) -> str:
-        """The variable that holds what was kept of one turn."""
+        """The variable that holds what was saved of one turn."""
         return f"{name}[{turn}]"
 
     @staticmethod

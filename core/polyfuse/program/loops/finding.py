@@ -2,7 +2,7 @@
 
 A program is planned with a few of the layers: one that stands for those which were left out, and the one
 behind these. Where both have the same steps but for names, all in between have them, too: what is alive
-at the end of the one is what is alive at the end of the other, so that memory is reused at the same places.
+at the end of the one is what is alive at the end of the other, so that memory is reused alike.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class LoopFinder:
         self._at = {name: (row, at) for row in skipped.inputs for at, name in enumerate(row)}
         self._columns: dict[str, tuple[str, ...]] = {}
         self.carried: dict[str, str] = {}
-        self._kept: dict[str, None] = {}
+        self._saved: dict[str, None] = {}
         # what a layer's results are called that the kernels of the next layer make
         self._next: dict[str, str] = {}
         for name, other in skipped.pairs(one, two).items():
@@ -160,7 +160,7 @@ class LoopFinder:
         if name in self._span.made:
             if name in self._span.killed:
                 raise NotALoop(f"{name} is gone before it is returned")
-            self._kept[name] = None
+            self._saved[name] = None
             return Loop.result(name, copy)
         if name in self._next and copy < self.skipped.copies:
             return self._later(self._next[name], copy + 1)
@@ -187,5 +187,5 @@ class LoopFinder:
             tuple(self._columns.values()),
             tuple(self.carried.items()),
             tuple(name for name in (*self._columns, *self.carried) if name in killed or name in given),
-            tuple(self._kept),
+            tuple(self._saved),
         )

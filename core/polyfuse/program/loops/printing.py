@@ -37,13 +37,13 @@ def print_loop(printer: LoopPrinter, loop: Loop, body: Callable[[], None]) -> No
     """
     line, names, variables = printer._line, printer.names, printer.variables
     printer._flush()
-    rows, kept = names.fresh("layers"), names.fresh("results")
+    rows, saved = names.fresh("layers"), names.fresh("results")
     each = {column[0]: names.fresh(f"each_{printer.variable(column[0])}") for column in loop.given}
     before = {name: names.fresh(f"before_{printer.variable(name)}") for name, _ in loop.carried}
     outside = {name: printer.variable(name) for name in (*each, *before)}
     _print_rows(printer, rows, loop)
-    if loop.kept:
-        line(f"{kept} = []")
+    if loop.saved:
+        line(f"{saved} = []")
     for name, made in before.items():
         line(f"{made} = {outside[name]}" + (f"; del {outside[name]}" if name in loop.moved else ""))
     line(f"while {rows}:")
@@ -52,8 +52,8 @@ def print_loop(printer: LoopPrinter, loop: Loop, body: Callable[[], None]) -> No
     variables.update({**each, **before})
     body()
     printer._flush()
-    if loop.kept:
-        line(f"{kept}.append(({', '.join(map(printer.variable, loop.kept))},))")
+    if loop.saved:
+        line(f"{saved}.append(({', '.join(map(printer.variable, loop.saved))},))")
     _print_carried(printer, rows, loop)
     printer.indent = outer
     for name in before:
@@ -63,9 +63,9 @@ def print_loop(printer: LoopPrinter, loop: Loop, body: Callable[[], None]) -> No
         variables[loop.outside(name)] = outside[name]
         if name not in carried:
             variables[name] = outside[name]
-    for at, name in enumerate(loop.kept):
+    for at, name in enumerate(loop.saved):
         for turn in range(loop.count):
-            variables[loop.result(name, turn)] = f"{kept}[{turn}][{at}]"
+            variables[loop.result(name, turn)] = f"{saved}[{turn}][{at}]"
 
 
 def _print_rows(printer: LoopPrinter, rows: str, loop: Loop) -> None:
