@@ -68,7 +68,7 @@ class TritonBackend(Backend):
 
     def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
         """As many as one instruction takes; a single one needs none. Not where the depth is several axes."""
-        return (16, 1) if len(matmul.raxes) == 1 else (0, 0)
+        return 64, 1
 
     def streaming_parts(self, matmul: Reduction) -> int:
         """Where every multiprocessor then reads a part of the weight."""
