@@ -31,8 +31,8 @@ class SplitGemm:
 
 
 def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
-    """A GEMM with its depth in so many equal parts, which are added in their order. Of a depth of several axes
-    it is the first one that is divided.
+    """A GEMM with its depth in so many equal parts, which are added in their order. Of a depth of several
+    axes it is the first one that is divided.
 
     Raises:
         Unavailable: the depth has no such parts, or a size has no bound.

@@ -33,8 +33,8 @@ _MOST_PARTS: Final = 8
 """Parts that whoever reads a result adds up."""
 _TYPES: Final = (DType.bf16, DType.f16)
 _NARROW_SIDE: Final = 128
-"""Columns of a narrow weight in a tile where each is multiplied with more rows than one instruction takes: what it
-is multiplied with is read for each tile.
+"""Columns of a narrow weight in a tile where there are more rows than one instruction takes, which each
+tile reads.
 """
 _FEW: Final = 16
 _NARROW_DEPTH: Final = 128
@@ -74,8 +74,8 @@ def streaming_parts(matmul: Reduction, target: Target) -> int:
 
 
 def _narrow_parts(matmul: Reduction, target: Target) -> int:
-    """The same for a weight of bytes that is converted in the kernel: each part has some of the groups that are
-    scaled together. 1 without groups, and where the parts' sums would take as long as the weight.
+    """The same for a weight of bytes that is converted in the kernel: each part has some of the groups that
+    are scaled together. 1 without groups, and where the parts' sums would take as long as the weight.
     """
     sizes = [axis_size(a) for a in (*matmul.axes, *matmul.raxes)]
     counts = [n for n in sizes if isinstance(n, int)]
@@ -92,7 +92,7 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
         if outer % more or outer // more < 2 or depth // more < _SHORTEST:
             break
         # the sums are four bytes each, written and read
-        if more * rows * 8 * _PARTIAL > read and tiles * parts >= target.multiprocessors:
+        if more * rows * 8 * _PARTIAL > read and tiles * parts * 8 >= 7 * target.multiprocessors:
             break
         parts = more
     return parts

@@ -13,7 +13,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, Writer
 from polyfuse.kit.contraction import Operand
 from polyfuse.plugin import Source
-from polyfuse.symbolic import Index, axis, free_axes, substitute
+from polyfuse.symbolic import Index, IndexLike, axis, free_axes, substitute
 from polyfuse_triton.build.meta import PRODUCT
 from polyfuse_triton.dtypes import triton_type
 from polyfuse_triton.loops.coordinates import renamed
@@ -239,7 +239,7 @@ class _Writing:
         # read side by side, as memory holds them, and taken apart in registers
         outer = dims.replace(INSIDE, "")
         scope = NarrowScope(*self._scope_parts(f"{outer}{BOTH}", letter))
-        both = {INSIDE: 0, HALF: axis(BOTH, 2 * self._plan.k)}
+        both: dict[str, IndexLike] = {INSIDE: 0, HALF: axis(BOTH, 2 * self._plan.k)}
         value = scope.evaluate(with_index(load, lambda index: substitute(index, both)))
         tile = scope.spread(value.text, value.dims, frozenset((outer, BOTH)))
         names = [scope.name() for _ in range(narrow.numbers)]

@@ -1,6 +1,6 @@
-"""Matmuls of which one operand is made of bytes along the depth: a weight of 8 or 4 bits that is converted, and
-scaled in groups. A program walks the depth in steps that lie in one group, so that what a group has for itself
-is a column, not a tile; and it takes both numbers out of a byte that it has read once.
+"""Matmuls of which one operand is made of bytes along the depth: a weight of 8 or 4 bits that is converted,
+and scaled in groups. A program walks the depth in steps that lie in one group, so that what a group has for
+itself is a column, not a tile; and it takes both numbers out of a byte that it has read once.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from polyfuse_triton.loops.scope import Value
 __all__ = ["BOTH", "HALF", "INSIDE", "STEP", "Narrow", "NarrowScope", "narrow_of", "stepped"]
 
 HALF, STEP, INSIDE, BOTH = "half", "step", "k", "w"
-"""Axes in place of those of the depth: of the numbers in a byte, of a program's steps, of bytes in a step, and
-of the numbers in these.
+"""Axes in place of those of the depth: of the numbers in a byte, of a program's steps, of bytes in a step,
+and of the numbers in these.
 """
 
 _TYPES = (DType.bf16, DType.f16)
@@ -115,7 +115,7 @@ def _number(value: IndexLike | None) -> int:
 
 
 def _byte_load(made: Operand, depth: Sequence[Index]) -> IndexLike | None:
-    """The index at which an operand reads bytes along the depth; None where it reads several, or otherwise."""
+    """The index at which an operand reads bytes along the depth; None where it does otherwise."""
     names = {axis_name(a) for a in depth}
     found: list[IndexLike] = []
     for stmt in made.body:
@@ -129,7 +129,7 @@ def _byte_load(made: Operand, depth: Sequence[Index]) -> IndexLike | None:
 
 
 def stepped(kernel: Kernel, narrow: Narrow, length: int) -> Kernel:
-    """The kernel with the depth's axes in terms of `STEP`, `INSIDE` and `HALF`, where a step has so many bytes."""
+    """The kernel with the depth's axes in terms of `STEP`, `INSIDE` and `HALF`; a step has `length` bytes."""
     inner = narrow.sizes[-1] // length
     step = axis(STEP, narrow.bytes // length)
     rest: IndexLike = step

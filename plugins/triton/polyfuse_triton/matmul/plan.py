@@ -106,7 +106,11 @@ class MatmulPlan:
             return (*outer, Dim("k", found.depth, found.extent(found.depth), self.k))
         # of a step: which one is known where it is used
         inside = Dim(INSIDE, (), self.k, self.k)
-        return (*outer, inside, Dim(BOTH, (), 2 * self.k, 2 * self.k)) if found.narrow.together else (*outer, inside)
+        return (
+            (*outer, inside, Dim(BOTH, (), 2 * self.k, 2 * self.k))
+            if found.narrow.together
+            else (*outer, inside)
+        )
 
     def plan(self, found: Matmul, *names: str) -> Plan:
         """As a plan for those who write statements: the tile has the dimensions of some names."""

@@ -114,7 +114,9 @@ def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
     if found.narrow is not None and found.narrow.longest % plan.k:
         return False
     sides = ((found.contraction.left, plan.m), (found.contraction.right, plan.n))
-    if found.narrow is None and any(operand.plain is None and side * plan.k > _SCATTERED * threads for operand, side in sides):
+    if found.narrow is None and any(
+        operand.plain is None and side * plan.k > _SCATTERED * threads for operand, side in sides
+    ):
         return False
     if _registers(found, plan) > _REGISTERS:
         return False
