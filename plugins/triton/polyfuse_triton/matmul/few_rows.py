@@ -35,10 +35,12 @@ _TYPES: Final = (DType.bf16, DType.f16)
 _INSTRUCTION: Final = 16
 """Steps of the depth that an instruction takes."""
 _NARROW_SIDE: Final = 128
-"""Columns of a narrow weight in a tile where there are more rows than one instruction takes, which each
-tile reads.
+"""Columns of a narrow weight in a tile where there are many rows, which each tile reads."""
+_FEW: Final = 32
+_HALF_STAGES: Final = 3
+"""Where a byte holds two numbers, whose factors take shared memory: more programs at a time gain more than
+more stages.
 """
-_FEW: Final = 16
 _NARROW_DEPTH: Final = 128
 """Numbers of a step."""
 _RESIDENT: Final = 4
@@ -101,9 +103,9 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
 
 
 def narrow_rows(matmul: Reduction) -> tuple[int, int]:
-    """Up to how many rows a weight of bytes is converted in the kernel (`Backend.narrow_weight_rows`): as many
-    as make reading it what takes time. Of other types than those of 16 bits, and of groups that no instruction
-    takes whole, the rows of one instruction, without groups.
+    """Up to how many rows a weight of bytes is converted in the kernel (`narrow_weight_rows`): as many
+    as make reading it what takes time. Of types of other than 16 bits, and of groups that instructions
+    do not take whole, the rows of one instruction, without groups.
     """
     usual = (16, 1) if len(matmul.raxes) == 1 else (0, 0)
     if any(value.dtype not in _TYPES for value in matmul.values):
@@ -190,7 +192,7 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
         few = max(16, power_of_two(_extent(found.columns)))
         side = _narrow_side(few)
         length = min(narrow.longest, _NARROW_DEPTH // narrow.numbers)
-        return side, few, length, side // 16, _STAGES
+        return side, few, length, side // 16, _HALF_STAGES if narrow.half else _STAGES
     stages = min(_STAGES, max(2, found.shape[-1] // _DEPTH))
     side = max(16, power_of_two(_extent(found.columns)))
     return _side(_extent(found.rows)), side, _DEPTH, _WARPS, stages
