@@ -103,7 +103,7 @@ class GroupedText(MatmulText):
 
     def _declare_item(self) -> None:
         out = self.out
-        out.line("const i64 down_at = item / over % down, over_at = item % over;")
+        out.line("const i64 down_at = item % down, over_at = item / down % over;")
         out.line("const i64 tile_from = tile_count * down_at / down;")
         out.line("const i64 tile_to = tile_count * (down_at + 1) / down;")
         out.line("const i64 block_from = block_count * over_at / over;")

@@ -20,7 +20,7 @@ from polyfuse.plugin import Source
 from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.body import Frame
-from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_team, kernel_unit
+from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parts, kernel_unit
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
@@ -108,15 +108,16 @@ class MatmulText:
             points = index_text(product(facts.sizes[a] for a in facts.axes))
             out.line(f"if (({points}) <= 0) return;")
             work = f"({points}) * index_max(depth_count, 8)"
-            out.line(f"const int team = team_for(batch_count * tile_count * block_count, {work});")
+            out.line(f"const i64 work = {work};")
+            out.line("const int team = team_for(batch_count * tile_count * block_count, work);")
             with out.block("if (team == 1)"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, 1, 1);")
                 out.line("return;")
             counts = "batch_count, tile_count, block_count"
-            out.line(f"const matmul_parts parts = matmul_share({counts}, team, {layout});")
+            out.line(f"const matmul_parts parts = matmul_share({counts}, team, {layout}, work);")
             out.line("const i64 items = batch_count * parts.down * parts.over;")
             share = "items * at / of, items * (at + 1) / of, parts.down, parts.over"
-            in_team(out, f"{Source.SYMBOL}_run({passed}{share});")
+            in_parts(out, f"{Source.SYMBOL}_run({passed}{share});", "items", "work")
 
     # The part of one thread.
 
@@ -209,7 +210,8 @@ class MatmulText:
         """Declare the position of an item: some tiles of rows and blocks of columns, over the whole depth."""
         out = self.out
         start_at(self.matmul.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
-        out.line("const i64 down_at = item / over % down, over_at = item % over;")
+        # what follows each other has the same columns, so that a thread keeps those that it read
+        out.line("const i64 down_at = item % down, over_at = item / down % over;")
         out.line("const i64 tile_from = tile_count * down_at / down;")
         out.line("const i64 tile_to = tile_count * (down_at + 1) / down;")
         out.line("const i64 block_from = block_count * over_at / over;")

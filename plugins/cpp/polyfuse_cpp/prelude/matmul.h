@@ -86,8 +86,9 @@ struct matmul_parts { i64 down, over; };
 
 // The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles, and to
 // have the rows of a tile come from memory as much as an eighth of one: where columns are shared out, each thread reads all
-// rows, writes chunks of lines that lie beside another's, and what runs next finds its rows in two caches.
-static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
+// rows, writes chunks of lines that lie beside another's, and what runs next finds its rows in two caches. Where nothing is laid
+// out, the tiles of a thread are several parts, which others may take (`in_parts`).
+static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout, i64 work) {
   matmul_parts best{1, 1};
   i64 least = -1;
   for (i64 down = 1; down <= team && down <= tiles; ++down)
@@ -95,9 +96,10 @@ static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i
       i64 rounds = (batch * down * over + team - 1) / team;
       i64 wide = (blocks + over - 1) / over;
       i64 longest = (tiles + down - 1) / down;
-      i64 work = rounds * (wide * (longest * 16 + layout) + longest * 2);
-      if (least < 0 || work < least) { least = work; best = {down, over}; }
+      i64 slowest = rounds * (wide * (longest * 16 + layout) + longest * 2);
+      if (least < 0 || slowest < least) { least = slowest; best = {down, over}; }
     }
+  if (layout == 0) best.down = index_min(tiles, best.down * (parts_for(team, batch * tiles * blocks, work) / team));
   return best;
 }
 
