@@ -114,7 +114,13 @@ class MatmulText:
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, 1, 1);")
                 out.line("return;")
             counts = "batch_count, tile_count, block_count"
-            out.line(f"const matmul_parts parts = matmul_share({counts}, team, {layout}, work);")
+            shared = f"matmul_share({counts}, team, {layout})"
+            if not layout:  # where blocks are laid out, each part lays out its own
+                block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
+                each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
+                sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
+                shared = f"matmul_finer({shared}, {sizes})"
+            out.line(f"const matmul_parts parts = {shared};")
             out.line("const i64 items = batch_count * parts.down * parts.over;")
             share = "items * at / of, items * (at + 1) / of, parts.down, parts.over"
             in_parts(out, f"{Source.SYMBOL}_run({passed}{share});", "items", "work")

@@ -86,9 +86,8 @@ struct matmul_parts { i64 down, over; };
 
 // The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles, and to
 // have the rows of a tile come from memory as much as an eighth of one: where columns are shared out, each thread reads all
-// rows, writes chunks of lines that lie beside another's, and what runs next finds its rows in two caches. Where nothing is laid
-// out, the tiles of a thread are several parts, which others may take (`in_parts`).
-static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout, i64 work) {
+// rows, writes chunks of lines that lie beside another's, and what runs next finds its rows in two caches.
+static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
   matmul_parts best{1, 1};
   i64 least = -1;
   for (i64 down = 1; down <= team && down <= tiles; ++down)
@@ -99,8 +98,16 @@ static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i
       i64 slowest = rounds * (wide * (longest * 16 + layout) + longest * 2);
       if (least < 0 || slowest < least) { least = slowest; best = {down, over}; }
     }
-  if (layout == 0) best.down = index_min(tiles, best.down * (parts_for(team, batch * tiles * blocks, work) / team));
   return best;
+}
+
+// The same in `each` times as many parts, which threads may take from each other (`in_parts`), where that costs nothing: in
+// groups of as many blocks as are multiplied with one tile after the other, and in fewer tiles where all blocks of a part,
+// of so many bytes each, stay in the second cache between them.
+static __attribute__((unused)) matmul_parts matmul_finer(matmul_parts parts, i64 tiles, i64 blocks, i64 group, i64 bytes, i64 each) {
+  const i64 over = index_max(parts.over, index_min(parts.over * each, (blocks + group - 1) / group));
+  const i64 down = (blocks + over - 1) / over * bytes <= (768 << 10) ? parts.down * index_max(1, each * parts.over / over) : parts.down;
+  return {index_min(tiles, down), over};
 }
 
 // Steps of a pass over the depth, of which one takes `most`: passes of like length, in whole vectors.
