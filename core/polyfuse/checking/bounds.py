@@ -13,7 +13,7 @@ a sum that cancels has a wide bound where it cancels, and none elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -176,6 +176,8 @@ class BoundedEvaluator(KernelEvaluator):
             own = steps * info.eps * found.abs().nan_to_num(0.0, 0.0) + info.tiny
             if op in _NEAR_ZERO:
                 own = own + 4 * info.eps
+            elif bool((zero := found == 0).any()):
+                own = torch.where(zero & _of_zeros(op, values), 0.0, own)
             own = torch.where(found.isfinite(), own, 0.0)
             error = own if error is None else error + own
         return error
@@ -307,6 +309,16 @@ class BoundedEvaluator(KernelEvaluator):
 def _with_operand(op: str, values: tuple[Tensor, ...], number: int, value: Tensor) -> Tensor:
     """An operation with one of its operands replaced."""
     return semantics.scalar(op, (*values[:number], value, *values[number + 1 :]), type_of(values[-1]))
+
+
+def _of_zeros(op: str, values: tuple[Tensor, ...]) -> Tensor | bool:
+    """Where a result that is zero is so exactly, and not for being smaller than all numbers of its type: sums
+    are exact where they are that small, and other operations where an operand is a zero or infinite.
+    """
+    if op in ("add", "sub"):
+        return True
+    plain = [(v == 0) | v.isinf() for v in values]
+    return reduce(torch.logical_or, plain)
 
 
 def _moved(function: Callable[[Tensor], Tensor], arg: Bounded, found: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "SIGN_KNOWN",
     "ZERO",
     "Mismatch",
     "agree",
@@ -23,9 +22,7 @@ __all__ = [
 ]
 
 ZERO = 1e-30
-"""The bound of a zero that may have either sign."""
-SIGN_KNOWN = 1e-36
-"""A bound below which the sign of a zero is known: what operations add for subnormal numbers is less."""
+"""The bound of a zero that may have either sign; one with no bound at all has its own."""
 
 
 def apart(one: Tensor, other: Tensor) -> Tensor:
@@ -40,7 +37,7 @@ def apart(one: Tensor, other: Tensor) -> Tensor:
 
 def of_unknown_sign(value: Tensor, error: Tensor) -> Tensor:
     """Whether a value is a zero, or may be one, whose sign is not known."""
-    return (error >= value.double().abs()) & (error >= SIGN_KNOWN)
+    return (error >= value.double().abs()) & (error > 0)
 
 
 def spread(value: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:

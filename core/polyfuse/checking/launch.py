@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfuse.base.errors import IRError
 from polyfuse.checking.bounds import BoundedEvaluator, Ledger
-from polyfuse.checking.compare import SIGN_KNOWN, Mismatch, agree, mismatch, same_bits
+from polyfuse.checking.compare import Mismatch, agree, mismatch, same_bits
 from polyfuse.checking.operands import Copied, Layout, Span, copied, put_back, raw
 from polyfuse.ir.interpreter.kernel import begin_stores, bind_operands, run_kernel, run_part
 from polyfuse.ir.interpreter.space import Space, spaces
@@ -252,7 +252,7 @@ def _compared(
         dtype = arg.dtype.torch
         got, want = (raw(t, span.nbytes).view(dtype) for t in (mine, right))
         written, error = ledger.written[arg.name], ledger.errors[arg.name]
-        good = agree(got, want, error, error < SIGN_KNOWN) | ~written
+        good = agree(got, want, error, error == 0) | ~written
         if whole:
             # what the interpreter stores nothing to, nobody may store to
             good &= written | same_bits(got, want) | (error == torch.inf)

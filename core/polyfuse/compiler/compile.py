@@ -147,6 +147,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
             more=more,
             channels_last=session.wants_channels_last,
             lookup=lookup,
+            shared=shared,
         )
         graph_cache.count_outcome()
     return compiled

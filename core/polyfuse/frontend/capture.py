@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from polyfuse.frontend.graph import InnerCompiler, WantsChannelsLast
     from polyfuse.frontend.rewrites.passes import MoreRewrites
     from polyfuse.frontend.traced import Traced
+    from polyfuse.torch_compat.captures.shared_inputs import SharedInputs
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
 __all__ = ["compile_graph"]
@@ -45,11 +46,12 @@ def compile_graph(
     more: MoreRewrites | None = None,
     channels_last: WantsChannelsLast | None = None,
     lookup: Lookup | None = None,
+    shared: SharedInputs | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
     graph. `more` are rewrites that run after those of this package; `channels_last` says of the activation
     and the weight of a convolution, and of whether gradients are needed, what should have its channels last.
-    `lookup` gives the graph's entry in the graph cache.
+    `lookup` gives the graph's entry in the graph cache; `shared` are inputs that overlap, if it may write.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """
@@ -94,6 +96,7 @@ def compile_graph(
                     decomposition_table(settings.numerics), settings.force_fallback
                 ),
                 entry=entry,
+                shared=shared,
             )
     except dynamo.restart_exceptions():
         raise

@@ -149,6 +149,57 @@ def test_nan_and_infinity_are_where_they_belong(body, numerics):
     assert checked(kernel, finite, (A, B, torch.empty(8))).problem
 
 
+NARROWED = ELEMENTS.replace("out0: f32", "out0: bf16").replace(
+    "    store f32 set out0[p0] = v9", "    v10 = cast bf16 (v9)\n    store bf16 set out0[p0] = v10"
+)
+TINY = torch.finfo(torch.float32).tiny
+
+
+def flushed(x: torch.Tensor) -> torch.Tensor:
+    """Numbers below the normal ones as a device drops them that has none."""
+    return torch.where(x.abs() < TINY, x * 0, x)
+
+
+@pytest.mark.parametrize("defect", ["", "sign of a zero", "NaN", "infinity"])
+def test_a_zero_that_is_none_but_for_rounding_may_have_either_sign(defect):
+    """A gradient of a cross entropy: probabilities below the normal numbers, and zeros that are exact."""
+    body = "v2 = exp f32 (v0); v3 = mul f32 (v2, v1); v4 = const f32 0; v9 = sub f32 (v4, v3)"
+    kernel = parse_kernel(NARROWED.replace("NUMERICS", "fast").replace("BODY", body.replace("; ", "\n")))
+    a = torch.tensor([-92.0, -95.0, -92.0, -120.0, 1.0, 1.0, 1.0, 1.0])
+    b = torch.tensor([0.01, -0.01, 0.5, 0.3, 0.0, float("nan"), float("inf"), 2.0])
+    exact = torch.empty(8, dtype=torch.bfloat16)
+    run_kernel(kernel, (a, b, exact))
+    assert exact[0] == 0 and exact[0].signbit()
+
+    def without_subnormal(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(0 - flushed(flushed(x.exp()) * y))
+        assert not out[0].signbit()
+        match defect:
+            case "sign of a zero":
+                out[4] = -0.0
+            case "NaN":
+                out[5] = 0.0
+            case "infinity":
+                out[6] = 0.0
+
+    found = checked(kernel, without_subnormal, (a, b, torch.empty(8, dtype=torch.bfloat16)))
+    assert bool(found.problem) == bool(defect)
+
+
+@pytest.mark.parametrize("body", ["v9 = mul f32 (v0, v1)", "v9 = sub f32 (v0, v0)", "v9 = sqrt f32 (v0)"])
+@pytest.mark.parametrize("numerics", ["fast", "eager"])
+def test_an_exact_zero_has_its_sign(body, numerics):
+    kernel = elements(body, numerics)
+    a = torch.tensor([0.0, -0.0, 0.0, -0.0, 0.0, -0.0, 0.0, -0.0])
+    b = torch.tensor([0.0, 0.0, -3.0, -3.0, 1e-30, 1e-30, -1e30, -1e30])
+
+    def turned(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
+        run_kernel(kernel, (x, y, out))
+        out[3] = -out[3]
+
+    assert checked(kernel, turned, (a, b, torch.empty(8))).problem
+
+
 def test_a_choice_that_may_fall_either_way_is_not_judged():
     """Where a comparison's operands are as near as their roundings, either branch is right."""
     body = "v2 = mul f32 (v0, v1); v3 = const f32 0.3; v4 = lt bool (v2, v3); v9 = where f32 (v4, v0, v1)"

@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
+from torch._prims_common import compute_required_storage_length
 from torch.fx import GraphModule
 
 from polyfuse.base.errors import InputLayoutError
@@ -161,10 +162,8 @@ def really_overlap(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    if not tensor.numel():
-        return 0
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(last + 1) * tensor.element_size()
+    """Bytes from the first element to behind the last."""
+    return int(compute_required_storage_length(tensor.shape, tensor.stride(), 0)) * tensor.element_size()
 
 
 def _text(memory: InputMemory, pairs: Sequence[tuple[int, int]]) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
-from polyfuse.torch_compat.captures.shared_inputs import shared_and_written
+from polyfuse.torch_compat.captures.shared_inputs import SharedInputs
 from polyfuse.torch_compat.captures.written_inputs import input_memory, with_written_apart
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
 from polyfuse.torch_compat.tracing.written_strides import preserved_strides
@@ -51,15 +51,16 @@ def compile_module(
     partition: Partitioner,
     decompositions: Mapping[Any, Callable[..., Any]],
     entry: GraphCacheEntry | None = None,
+    shared: SharedInputs | None = None,
 ) -> Callable[..., Any]:
     """Trace `gm` with AOTAutograd and compile what comes out with the given compilers; with the `entry`
-    of a graph cache, only if nothing is found under its key. The compilers then return `CachedCode`.
+    of a graph cache, only if nothing is found under its key. The compilers then return `CachedCode`. `shared`
+    are its inputs that overlap, as `shared_and_written` finds them.
 
     Mutations of inputs stay in the graphs as trailing `aten.copy_`.
     """
     from torch._functorch.aot_autograd import aot_module_simplified
 
-    shared = shared_and_written(gm)
     memory = input_memory(gm, example_inputs, () if shared is None else shared.overlapping)
     views = views_of_inputs(gm, of_numbers=shared is not None)
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
