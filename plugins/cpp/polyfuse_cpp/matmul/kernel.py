@@ -111,7 +111,7 @@ class MatmulText:
             out.line(f"const i64 work = {work};")
             out.line("const int team = team_for(batch_count * tile_count * block_count, work);")
             with out.block("if (team == 1)"):
-                out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, 1, 1);")
+                out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, {{1, 1, 1, 1}});")
                 out.line("return;")
             counts = "batch_count, tile_count, block_count"
             shared = f"matmul_share({counts}, team, {layout})"
@@ -121,8 +121,8 @@ class MatmulText:
                 sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
                 shared = f"matmul_finer({shared}, {sizes})"
             out.line(f"const matmul_parts parts = {shared};")
-            out.line("const i64 items = batch_count * parts.down * parts.over;")
-            share = "items * at / of, items * (at + 1) / of, parts.down, parts.over"
+            out.line("const i64 items = batch_count * parts.count();")
+            share = "items * at / of, items * (at + 1) / of, parts"
             in_parts(out, f"{Source.SYMBOL}_run({passed}{share});", "items", "work")
 
     # The part of one thread.
@@ -210,19 +210,22 @@ class MatmulText:
 
     def _shares(self) -> str:
         """Parameters that say what one thread does."""
-        return "i64 first_item, i64 end_item, i64 down, i64 over"
+        return "i64 first_item, i64 end_item, matmul_parts parts"
 
     def _declare_item(self) -> None:
         """Declare the position of an item: some tiles of rows and blocks of columns, over the whole depth."""
         out = self.out
-        start_at(self.matmul.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
-        # what follows each other has the same columns, so that a thread keeps those that it read
-        out.line("const i64 down_at = item % down, over_at = item / down % over;")
-        out.line("const i64 tile_from = tile_count * down_at / down;")
-        out.line("const i64 tile_to = tile_count * (down_at + 1) / down;")
-        out.line("const i64 block_from = block_count * over_at / over;")
-        out.line("const i64 block_to = block_count * (over_at + 1) / over;")
+        start_at(self.matmul.batch, self.facts.sizes, "item / parts.count()", out, fixed=True)
+        self._declare_part()
         out.line("const i64 pass_from = 0, pass_to = pass_count;")
+
+    def _declare_part(self) -> None:
+        """Declare which tiles of rows and blocks of columns an item has."""
+        out = self.out
+        out.line("const i64 part = item % parts.count();")
+        for name, kind in (("tile", "down"), ("block", "over")):
+            out.line(f"const i64 {name}_from = {name}_count * parts.{kind}_at(part) / parts.{kind}s();")
+            out.line(f"const i64 {name}_to = {name}_count * (parts.{kind}_at(part) + 1) / parts.{kind}s();")
 
     def _sums(self) -> str:
         """Where the sums of the tile at hand are: they wait for the next pass if there is one."""
