@@ -11,7 +11,7 @@ from requirements import TRITON
 
 pytest.importorskip("triton", reason=TRITON)
 
-from polyfuse.ir.expr import load
+from polyfuse.ir.expr import cast, load
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, symbol
@@ -136,3 +136,21 @@ def test_layers_on_a_device(rows: int, dtype: torch.dtype, dynamic: bool) -> Non
         truth = function(*(t.double() for t in (x, gate, up, down)))
     error, own = ((r.double() - truth).norm() / truth.norm() for r in (result, eager))
     assert error < max(1.5 * own, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "rows, columns, depth, parts",
+    [(8, 11008, 4096, 4), (8, 4096, 4096, 8), (64, 11008, 4096, 2), (64, 4096, 4096, 4), (8, 4096, 256, 1)],
+)
+def test_narrow_weights_are_split_by_groups(rows: int, columns: int, depth: int, parts: int) -> None:
+    """Into so many parts that every multiprocessor has asked for enough, and no more than that pays."""
+    row, column, group, inside = (
+        axis("i0", rows),
+        axis("i1", columns),
+        axis("k1", depth // 64),
+        axis("k0", 64),
+    )
+    x = load("x", row * depth + group * 64 + inside, DType.bf16)
+    w = cast(load("w", column * depth + group * 64 + inside, DType.i8), DType.bf16)
+    matmul = Reduction("mm", (row, column), (group, inside), ("sums",), row * columns + column, "dot", (x, w))
+    assert streaming_parts(matmul, HOPPER) == parts

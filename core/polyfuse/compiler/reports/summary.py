@@ -23,9 +23,9 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
     """What became of a graph, and how long that took."""
     schedule = built.schedule
     moved = steps_traffic(schedule)
-    names = {launch: entry.name for entry in built.program.kernels for launch in entry.launches}
+    names = {(item.launch.backend, item.launch.kernel): name for name, item in built.kernels.items()}
     launches = tuple(
-        _launch_report(s, after, built, names[s.name])
+        _launch_report(s, after, built, names[s.backend, s.kernel])
         for s, (_, after) in zip(schedule.steps, moved, strict=True)
         if isinstance(s, Launch)
     )
@@ -35,7 +35,7 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
         aten.kind,
         count_operators(aten),
         len(launches),
-        len(built.program.kernels),
+        len(built.kernels),
         len(calls),
         tuple((f.op, f.reason) for f in lowering.fallbacks),
         sum(before for before, _ in moved),
