@@ -69,7 +69,7 @@ PARTS = """
 extern "C" void held(i32* counts, i64* done, i64 team, i64 parts) {
   in_parts(int(team), parts, [&](i64 at, i64 of) {
     // whoever begins the first part is held in it until all others are done, by other threads
-    for (i64 tries = 0; at == 0 && tries < 4000000000 && __atomic_load_n(done, __ATOMIC_RELAXED) < of - 1; ++tries) {}
+    for (i64 n = 0; at == 0 && n < 4000000000 && __atomic_load_n(done, __ATOMIC_RELAXED) < of - 1; ++n) {}
     __atomic_fetch_add(counts + at, 1, __ATOMIC_RELAXED);
     if (at != 0 || *done == of - 1) __atomic_fetch_add(done, 1, __ATOMIC_RELAXED);
   });

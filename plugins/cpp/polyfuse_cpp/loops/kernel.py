@@ -133,8 +133,8 @@ def _launch_all(stages: Sequence[StageText], ordered: bool, out: Writer) -> None
 
 @dataclass(frozen=True)
 class _Calls:
-    """The calls of a stage's function: for all its items, and for share `at` of `of`; how many items can be shared
-    out, and their work.
+    """The calls of a stage's function: for all its items, and for share `at` of `of`; how many items can be
+    shared out, and their work.
     """
 
     alone: str
