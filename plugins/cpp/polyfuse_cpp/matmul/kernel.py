@@ -31,7 +31,7 @@ from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["MatmulText"]
+__all__ = ["MatmulText", "declare_part"]
 
 _FETCHING = (OperandPath.PACKED, OperandPath.PREPACKED, OperandPath.DIRECT)
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
@@ -216,16 +216,8 @@ class MatmulText:
         """Declare the position of an item: some tiles of rows and blocks of columns, over the whole depth."""
         out = self.out
         start_at(self.matmul.batch, self.facts.sizes, "item / parts.count()", out, fixed=True)
-        self._declare_part()
+        declare_part(out)
         out.line("const i64 pass_from = 0, pass_to = pass_count;")
-
-    def _declare_part(self) -> None:
-        """Declare which tiles of rows and blocks of columns an item has."""
-        out = self.out
-        out.line("const i64 part = item % parts.count();")
-        for name, kind in (("tile", "down"), ("block", "over")):
-            out.line(f"const i64 {name}_from = {name}_count * parts.{kind}_at(part) / parts.{kind}s();")
-            out.line(f"const i64 {name}_to = {name}_count * (parts.{kind}_at(part) + 1) / parts.{kind}s();")
 
     def _sums(self) -> str:
         """Where the sums of the tile at hand are: they wait for the next pass if there is one."""
@@ -410,6 +402,14 @@ class MatmulText:
 
 
 _FACTOR, _SUMMAND = "factor", "summand"
+
+
+def declare_part(out: Writer) -> None:
+    """Declare which tiles of rows and blocks of columns an item has."""
+    out.line("const i64 part = item % parts.count();")
+    for name, kind in (("tile", "down"), ("block", "over")):
+        out.line(f"const i64 {name}_from = {name}_count * parts.{kind}_at(part) / parts.{kind}s();")
+        out.line(f"const i64 {name}_to = {name}_count * (parts.{kind}_at(part) + 1) / parts.{kind}s();")
 
 
 def _table(name: str) -> str:
