@@ -68,7 +68,9 @@ class TritonBackend(Backend):
 
     def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
         """As many as make reading the weight what takes time; a single row needs no instruction."""
-        return 64, 1
+        from polyfuse_triton.matmul.few_rows import narrow_rows
+
+        return narrow_rows(matmul)
 
     def streaming_parts(self, matmul: Reduction) -> int:
         """Where every multiprocessor then reads a part of the weight."""

@@ -16,7 +16,7 @@ from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse_triton.codegen import configs, emit
-from polyfuse_triton.matmul.few_rows import streaming_parts
+from polyfuse_triton.matmul.few_rows import narrow_rows, streaming_parts
 from polyfuse_triton.matmul.plan import matmul_of
 from polyfuse_triton.target import known_target
 from triton_gemms import Case, kernel_of, matmul_faults
@@ -154,3 +154,25 @@ def test_narrow_weights_are_split_by_groups(rows: int, columns: int, depth: int,
     w = cast(load("w", column * depth + group * 64 + inside, DType.i8), DType.bf16)
     matmul = Reduction("mm", (row, column), (group, inside), ("sums",), row * columns + column, "dot", (x, w))
     assert streaming_parts(matmul, HOPPER) == parts
+
+
+@pytest.mark.parametrize(
+    "dtype, groups, size, rows",
+    [
+        (DType.bf16, 1, 4096, (64, 1)),
+        (DType.f16, 64, 64, (64, 1)),
+        (DType.f16, 64, 24, (0, 0)),
+        (DType.f32, 1, 4096, (16, 1)),
+        (DType.f32, 64, 64, (0, 0)),
+    ],
+)
+def test_rows_up_to_which_a_narrow_weight_is_read_as_it_is_stored(
+    dtype: DType, groups: int, size: int, rows: tuple[int, int]
+) -> None:
+    row, column, inside = axis("i0", 8), axis("i1", 512), axis("k0", size)
+    depth, outer = groups * size, (axis("k1", groups),) if groups > 1 else ()
+    step = (outer[0] * size if outer else 0) + inside
+    x = load("x", row * depth + step, dtype)
+    w = cast(load("w", column * depth + step, DType.i8), dtype)
+    matmul = Reduction("mm", (row, column), (*outer, inside), ("sums",), row * 512 + column, "dot", (x, w))
+    assert narrow_rows(matmul) == rows

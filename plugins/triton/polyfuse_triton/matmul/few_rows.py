@@ -18,7 +18,7 @@ from polyfuse_triton.matmul.narrow import narrow_of
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["long_side_first", "streaming_parts", "streams", "tile_of"]
+__all__ = ["long_side_first", "narrow_rows", "streaming_parts", "streams", "tile_of"]
 
 _OLDEST: Final = 90
 """The architecture from which that was measured."""
@@ -32,11 +32,15 @@ _SHORTEST: Final = 2 * _DEPTH
 _MOST_PARTS: Final = 8
 """Parts that whoever reads a result adds up."""
 _TYPES: Final = (DType.bf16, DType.f16)
+_INSTRUCTION: Final = 16
+"""Steps of the depth that an instruction takes."""
 _NARROW_SIDE: Final = 128
-"""Columns of a narrow weight in a tile where there are more rows than one instruction takes, which each
-tile reads.
+"""Columns of a narrow weight in a tile where there are many rows, which each tile reads."""
+_FEW: Final = 32
+_HALF_STAGES: Final = 3
+"""Where a byte holds two numbers, whose factors take shared memory: more programs at a time gain more than
+more stages.
 """
-_FEW: Final = 16
 _NARROW_DEPTH: Final = 128
 """Numbers of a step."""
 _RESIDENT: Final = 4
@@ -96,6 +100,23 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
             break
         parts = more
     return parts
+
+
+def narrow_rows(matmul: Reduction) -> tuple[int, int]:
+    """Up to how many rows a weight of bytes is converted in the kernel (`narrow_weight_rows`): as many
+    as make reading it what takes time. Of types of other than 16 bits, and of groups that instructions
+    do not take whole, the rows of one instruction, without groups.
+    """
+    usual = (16, 1) if len(matmul.raxes) == 1 else (0, 0)
+    if any(value.dtype not in _TYPES for value in matmul.values):
+        return usual
+    read = [load for load in loads(*matmul.values) if load.dtype.itemsize == 1 and not load.indirect]
+    inside = [
+        axis_size(a) for a in matmul.raxes if any(coefficient(e.index, axis_name(a)) == 1 for e in read)
+    ]
+    if len(inside) != 1 or not isinstance(inside[0], int) or inside[0] % _INSTRUCTION:
+        return usual
+    return _MOST_ROWS, 1
 
 
 def _byte_axes(matmul: Reduction) -> set[str]:
@@ -171,7 +192,7 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
         few = max(16, power_of_two(_extent(found.columns)))
         side = _narrow_side(few)
         length = min(narrow.longest, _NARROW_DEPTH // narrow.numbers)
-        return side, few, length, side // 16, _STAGES
+        return side, few, length, side // 16, _HALF_STAGES if narrow.half else _STAGES
     stages = min(_STAGES, max(2, found.shape[-1] // _DEPTH))
     side = max(16, power_of_two(_extent(found.columns)))
     return _side(_extent(found.rows)), side, _DEPTH, _WARPS, stages
