@@ -20,7 +20,7 @@ __all__ = ["writes_to_windows"]
 
 def writes_to_windows(gm: Any) -> bool:
     """Whether a captured graph writes to windows that overlap, leave gaps, or may do so."""
-    if not isinstance(gm, GraphModule):
+    if not isinstance(gm, GraphModule) or not any(_name(node) == "unfold" for node in gm.graph.nodes):
         return False
     windows: dict[Node, Any] = {}
     """Them and their views, each with the memory in which it lies."""
@@ -56,7 +56,12 @@ def _memory(node: Node) -> Any:
     value = node.meta.get("example_value")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    return value.untyped_storage()._cdata
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):  # inside `torch.func` transforms
+        value = torch._C._functorch.get_unwrapped(value)
+    try:
+        return value.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # of a class of tensors that has no memory of its own
+        return None
 
 
 def _name(node: Node) -> str:
