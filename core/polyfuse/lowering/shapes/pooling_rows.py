@@ -55,7 +55,8 @@ def maximum_by_rows(
     """
     lead = value.rank - len(w.kernel)
     plane = value.size[lead:]
-    few = all(isinstance(n, int) for n in plane) and math.prod(plane) < 2**31  # type: ignore[arg-type]
+    known = [n for n in plane if isinstance(n, int)]
+    few = len(known) == len(plane) and math.prod(known) < 2**31
     kind = DType.i32 if few else DType.i64
     needed = any(user.args[1] for user in node.users)
     rows, found = value, None
