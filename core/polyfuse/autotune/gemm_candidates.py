@@ -216,7 +216,9 @@ def narrow_gemm(
         return None
     narrow = reading_less(graph, call, form, backend.narrow_weight_rows)
     if narrow is not None:
-        item = GeneratedGemm(f"{backend.name}{PROLOGUE}", backend, narrow.loops, narrow.removed)
+        parts = _parts(narrow.loops, backend)
+        name = f"{backend.name}{PROLOGUE}{SPLIT if parts > 1 else ''}"
+        item = GeneratedGemm(name, backend, narrow.loops, narrow.removed, parts=parts)
     else:
         streamed = _streamed(graph, form, backend)
         if streamed is None:
@@ -241,6 +243,17 @@ def _streamed(graph: Graph, form: GemmLoops, backend: Backend) -> GeneratedGemm 
     except Unavailable:
         return None
     return GeneratedGemm(f"{backend.name}{SPLIT}", backend, form, parts=parts)
+
+
+def _parts(form: GemmLoops, backend: Backend) -> int:
+    """Into how many parts the depth of a GEMM that converts its weight is split: 1 for none."""
+    parts = backend.streaming_parts(form.gemm) if form.gemm.kind == "dot" else 1
+    try:
+        if parts > 1:
+            split_depth(form, parts)
+    except Unavailable:
+        return 1
+    return max(1, parts)
 
 
 @dataclass(frozen=True)

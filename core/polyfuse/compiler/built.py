@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from polyfuse.compiler.kernels import PendingKernel
@@ -15,20 +15,47 @@ from polyfuse.runtime.module import CompiledModule
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import Schedule
 
-__all__ = ["Built", "BuiltGraph"]
+__all__ = ["Built", "BuiltGraph", "Delayed"]
+
+
+class Delayed:
+    """A program that is planned when somebody asks for it.
+
+    Args:
+        make: plans it.
+    """
+
+    def __init__(self, make: Callable[[], Program]) -> None:
+        self._make = make
+        self._made: Program | None = None
+
+    def __call__(self) -> Program:
+        """The program."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
 
 @dataclass(frozen=True)
 class Built:
-    """What `compile_graph` made, with what came before it."""
+    """What `compile_graph` made, with what came before it.
+
+    Attributes:
+        whole: the program of all steps; that of the module may run some of them in a loop.
+    """
 
     module: CompiledModule
     schedule: Schedule
-    program: Program
+    whole: Delayed
     notes: Mapping[tuple[str, Kernel], str]
     kernels: Mapping[str, PendingKernel]
     host: HostStatus | None
     providers: Mapping[tuple[str, Kernel], Provider]
+
+    @property
+    def program(self) -> Program:
+        """The program of all steps."""
+        return self.whole()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from polyfuse.distributed.costs import load_costs
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.runtime.ranks.agreement import compiling_for_others
 from polyfuse.torch_compat.captures.shared_inputs import shared_and_written
+from polyfuse.torch_compat.captures.written_windows import writes_to_windows
 from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.options.counterparts import translated
 from polyfuse.torch_compat.tracing.aot import saved_ahead
@@ -88,6 +89,13 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     if shared is not None and shared.refused:
         return _eager(
             gm, session.settings, f"a graph that writes to {shared.refused}", "pass copies or views"
+        )
+    if writes_to_windows(gm):
+        return _eager(
+            gm,
+            session.settings,
+            "a graph that writes to windows of a tensor (unfold) that overlap or leave gaps",
+            "write to slices",
         )
     agreement = None
     if this_rank() >= 0:

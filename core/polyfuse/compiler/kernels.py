@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -31,7 +31,7 @@ from polyfuse.compiler.reports.report import Provider
 from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Launchable, Source
-from polyfuse.program.steps import Program, ProgramKernel
+from polyfuse.program import Program, ProgramKernel, Scratch
 from polyfuse.runtime.profile import metered
 from polyfuse.schedule import Launch, Schedule, is_unasked, note_interpreted
 from polyfuse.workers import BuildFuture
@@ -353,6 +353,14 @@ def _build_output(error: PolyfuseError) -> str:
         return ""
     tail = error.output.strip().splitlines()[-_TAIL:]
     return "".join(f"\n  {line}" for line in (f"command: {shlex.join(error.command)}", *tail))
+
+
+def program_needs(
+    emitted: Mapping[tuple[str, Kernel], Emitted],
+) -> tuple[dict[tuple[str, Kernel], Scratch], frozenset[str]]:
+    """What a program has to know of kernels: their scratch, and the backends that launch several at once."""
+    scratch = {key: Scratch(item.source.scratch, item.source.zeroed) for key, item in emitted.items()}
+    return scratch, frozenset(name for (name, _), item in emitted.items() if item.backend.joins_launches)
 
 
 def pending_kernels(

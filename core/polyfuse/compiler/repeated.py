@@ -92,8 +92,11 @@ def _worthwhile(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> b
 
 
 def _is_large(region: GraphRegion) -> bool:
-    """Whether calling a region apart costs little beside what it does."""
-    values = [node.meta["example_value"] for node in (*region.inputs, *region.outputs, *region.nodes)]
+    """Whether calling a region apart costs little beside what it does, as far as its values are known."""
+    nodes = (*region.inputs, *region.outputs, *region.nodes)
+    if not all("example_value" in node.meta for node in nodes):
+        return False
+    values = [node.meta["example_value"] for node in nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     on_cpu = all(value.device.type == "cpu" for value in tensors)
     return on_cpu and sum(value.nbytes for value in tensors) >= _LEAST_BYTES

@@ -30,10 +30,10 @@ from polyfuse.autotune.kernels import time_fusions
 from polyfuse.base.errors import WrongCandidateError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.text import PassTexts
-from polyfuse.compiler.built import Built, BuiltGraph
+from polyfuse.compiler.built import Built, BuiltGraph, Delayed
 from polyfuse.compiler.claims import Lowered, lower_and_claim
-from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit, tune_kernels
-from polyfuse.compiler.layers import shortened, with_periods
+from polyfuse.compiler.kernels import emit_kernels, pending_kernels, program_needs, submit, tune_kernels
+from polyfuse.compiler.layers import Expansion, program_in_loop, shortened, with_periods
 from polyfuse.compiler.native import native_host
 from polyfuse.compiler.ranks import agreed, scheduled_rows
 from polyfuse.compiler.reports import progress
@@ -56,14 +56,14 @@ from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
-from polyfuse.program import Scratch, find_series, plan, python_text, with_scratch
+from polyfuse.program import make_program, python_text
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.runtime.profile import meter_calls
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others, tell_failure
 from polyfuse.schedule import Claims, Decision, Launch, Schedule
 from polyfuse.schedule.draw import dot
-from polyfuse.schedule.frozen_calls import together
+from polyfuse.schedule.frozen_calls import as_inputs, together
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
 
@@ -131,9 +131,8 @@ def compile_whole(
     for short in shortened(aten, session.settings, any_size):
         try:
             lowered = lower_and_claim(aten, session, subgraphs, clock, short)
-            built = compile_graph(
-                lowered.claims, session, dump, clock, periods=partial(with_periods, short, aten)
-            )
+            periods = partial(with_periods, short, aten)
+            built = compile_graph(lowered.claims, session, dump, clock, periods=periods)
             return _reported(aten, session, clock, record, lowered, built)
         except NotRepeated as error:
             _log.info("graph %s is not compiled from a few layers: %s", aten.name, error)
@@ -144,7 +143,7 @@ def compile_whole(
     lowered = lower_and_claim(aten, session, subgraphs, clock)
     sized = SizedGraph.of(lowered.claims, session) if any_size else None
     if sized is None:
-        built, ahead = compile_graph(lowered.claims, session, dump, clock), {}
+        built, ahead = compile_graph(lowered.claims, session, dump, clock, given=aten.given), {}
     else:
         seen = sized.classes.noted
         built = compile_graph(sized.first(), session, dump, clock, seen)
@@ -196,13 +195,15 @@ def compile_graph(
     dump: Dump,
     clock: Clock,
     seen: dict[str, int] | None = None,
-    periods: Callable[[Schedule], Schedule] | None = None,
+    periods: Callable[[Schedule], Expansion] | None = None,
+    given: int | None = None,
 ) -> Built:
     """The stages after claims: loops that backends generate, and calls, become a module.
 
     Args:
         seen: where the module leaves the values of those symbols that data decide.
-        periods: puts what lowering passed over into the schedule.
+        periods: what puts what lowering passed over into the schedule.
+        given: how many inputs calls pass, where the caller computes others from parameters.
     """
     settings = session.settings
     dump.write("graph.ir", lambda: text(claims.graph))
@@ -223,8 +224,9 @@ def compile_graph(
             texts=texts,
         )
         schedule = chosen.with_choices(schedule)
-        if periods is not None:
-            schedule = periods(schedule)
+        expansion = None if periods is None else periods(schedule)
+        if expansion is not None:
+            schedule = expansion.whole
             _verify_graph(schedule.graph, settings.verify)
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
 
@@ -245,6 +247,9 @@ def compile_graph(
         futures = submit(emitted, session)
         progress.watch_builds(futures.values())
         refused = {key: item.source.refused_aliases for key, item in emitted.items()}
+        packed = None
+        if given is not None:
+            schedule, packed = as_inputs(schedule, given)
         planned, separate = without_refused(together(schedule), refused)
     session.observe(separate)
     for i, ((_, kernel), item) in enumerate(emitted.items()):
@@ -253,12 +258,12 @@ def compile_graph(
 
     with clock.stage("plan"):
         planned = replace(planned, decisions=(*decisions, *separate))
-        scratch = {key: Scratch(item.source.scratch, item.source.zeroed) for key, item in emitted.items()}
-        program = plan(with_scratch(planned, scratch), settings, observe=settings.observe)
-        if settings.launch_series:
-            joining = {name for (name, _), item in emitted.items() if item.backend.joins_launches}
-            program = replace(program, series=find_series(program, joining))
-        program = replace(program, noted=tuple(seen or ()))
+        needs = program_needs(emitted)
+        whole = Delayed(partial(make_program, planned, settings, *needs, tuple(seen or ())))
+        program = None
+        if expansion is not None and not seen:
+            program = program_in_loop(expansion, refused, settings, *needs)
+        program = program or whole()
         host = python_text(program, harness=settings.benchmark_harness)
     dump.write("program.py", lambda: host)
     if settings.benchmark_harness:
@@ -271,14 +276,14 @@ def compile_graph(
 
     with clock.stage("load"):
         module = load(host, entries_for(kernels), planned.graph.objects, filename=dump.path("program.py"))
-        module.native = native
+        module.native, module.packed_inputs = native, packed
         if seen:
             module.namespace["SEEN"] = seen
         if settings.profile:
             meter_calls(module, (program.device or "").partition(":")[0])
     notes = {key: item.source.note for key, item in emitted.items()}
     providers = {key: item.provider for key, item in emitted.items()}
-    return Built(module, planned, program, notes, kernels, status, providers)
+    return Built(module, planned, whole, notes, kernels, status, providers)
 
 
 def compile_sizes(

@@ -90,6 +90,7 @@ def describe(
     rewrites: Sequence[tuple[str, int]] = (),
     passes: Sequence[PassText] = (),
     notes: Sequence[Note] = (),
+    given: int | None = None,
 ) -> AtenGraph:
     """Put a finished graph and the facts about its inputs and outputs into an `AtenGraph`."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -120,6 +121,7 @@ def describe(
         rewrites=tuple(rewrites),
         passes=tuple(passes),
         notes=tuple(notes),
+        given=given,
     )
 
 

@@ -103,6 +103,9 @@ class AtenGraph:
     """The text before and after each pass of the rewrites, where stages are dumped."""
     notes: tuple[Note, ...] = ()
     """What rewrites decided about single nodes."""
+    given: int | None = None
+    """How many inputs calls pass, where the caller computes those behind from parameters, and others that the
+    compiled graph asks for (`packed_inputs`)."""
 
     def node(self, name: str) -> Node:
         """The node called `name`."""
@@ -117,7 +120,8 @@ class InnerCompiler(Protocol):
 
     The callable takes one list of flat arguments, which it may clear, and returns the flat outputs. It may
     carry `output_strides`, a sequence with one tuple or None an output, when it chose other strides for
-    outputs that are `saved`.
+    outputs that are `saved`, and `packed_inputs` (`polyfuse.runtime.frozen.PackedInputs`) where it takes
+    others than the graph does, whose `given` allows that.
     """
 
     def __call__(self, graph: AtenGraph, /) -> BoxedCallable: ...

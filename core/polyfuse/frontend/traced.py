@@ -30,7 +30,7 @@ from polyfuse.frontend.rewrites.layouts import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
 from polyfuse.frontend.saved_inputs import copy_overwritten
 from polyfuse.frontend.shared_arguments import note_shared_arguments
-from polyfuse.runtime.frozen import FrozenProgram
+from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import aot, dynamo, fake, fx, shapes
 from polyfuse.torch_compat.tracing.structured import is_traced
@@ -114,7 +114,8 @@ class Traced:
         notes: list[Note] = []
         rewrites = _rewritten(gm, kind, self.settings, self.more, texts, notes)
         static = tuple(dynamo.static_input_indices()) if kind != "backward" else ()
-        frozen = freeze(gm, static, self.settings) if self.settings.freezing and kind == "inference" else None
+        freezing = self.settings.freezing and kind == "inference"
+        frozen = freeze(gm, static, self.settings) if freezing else None
         if frozen is not None:
             static = (*static, *range(len(inputs), len(inputs) + len(frozen.layouts)))
             rewrites = (*rewrites, ("freezing", len(frozen.layouts)))
@@ -129,6 +130,7 @@ class Traced:
             rewrites=rewrites,
             passes=texts.made,
             notes=notes,
+            given=len(inputs) if freezing else None,
         )
         with fake.real_tensors():
             compiled = self.inner(graph)
@@ -137,6 +139,9 @@ class Traced:
             strides = _reported_strides(graph, compiled)
             dynamo.report_output_strides(strides)
             results = list(zip(_traced_results(graph), strides, strict=True))
+        packed = getattr(compiled, "packed_inputs", None)
+        if packed is not None:
+            frozen = (frozen or FrozenValues()).packed(packed, len(inputs))
         if frozen is not None:
             compiled = FrozenProgram(compiled, frozen, frozen.sources)
         if self.cached:

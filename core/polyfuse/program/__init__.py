@@ -1,5 +1,6 @@
 """From a schedule to the host program that runs it: steps, memory, text."""
 
+from polyfuse.program.making import make_program
 from polyfuse.program.memory import MemoryPlan
 from polyfuse.program.plan import memory_plan, plan
 from polyfuse.program.python_text import python_text
@@ -15,6 +16,7 @@ __all__ = [
     "ProgramKernel",
     "bytes_moved",
     "find_series",
+    "make_program",
     "memory_plan",
     "plan",
     "python_text",

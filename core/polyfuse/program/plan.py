@@ -7,13 +7,14 @@ from typing import Any
 
 from polyfuse.base.errors import IRError
 from polyfuse.base.settings import Settings
-from polyfuse.ir.graph import Graph, GraphInput, views_in
+from polyfuse.ir.graph import Graph, GraphInput, GraphOutput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
 from polyfuse.ir.records import changed
 from polyfuse.program.device_graphs import doubtful, graph_facts, partition_fault, preventing_option
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_buffers, used_constants
-from polyfuse.program.memory import MemoryPlan, plan_memory
+from polyfuse.program.loops.finding import LoopFinder, NotALoop, Skipped
+from polyfuse.program.memory import Block, MemoryPlan, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
 from polyfuse.program.pools import ALIGNMENT, Pool, PoolSlice, cached_pools, plan_pools
 from polyfuse.program.steps import (
@@ -48,18 +49,22 @@ from polyfuse.schedule.result import Call, Launch, Schedule
 __all__ = ["memory_plan", "plan"]
 
 
-def plan(schedule: Schedule, settings: Settings, *, observe: bool = False) -> Program:
+def plan(
+    schedule: Schedule, settings: Settings, *, observe: bool = False, skipped: Skipped | None = None
+) -> Program:
     """The host program of a schedule.
 
     Args:
         schedule: what to run.
         settings: which checks and markers to put in, and whether memory is reused.
         observe: whether every computed value is shown to the observer (`polyfuse.runtime.set_observer`).
+        skipped: the layers that the schedule leaves out; the program runs them in a loop.
 
     Raises:
         UnsupportedError: a size cannot be computed from the inputs.
+        NotALoop: what was left out has no loop.
     """
-    return _Planner(schedule, settings, observe).program()
+    return _Planner(schedule, settings, observe, skipped).program()
 
 
 def memory_plan(schedule: Schedule, settings: Settings) -> MemoryPlan:
@@ -70,28 +75,36 @@ def memory_plan(schedule: Schedule, settings: Settings) -> MemoryPlan:
 class _Planner:
     """The state of planning one schedule."""
 
-    def __init__(self, schedule: Schedule, settings: Settings, observe: bool) -> None:
+    def __init__(
+        self, schedule: Schedule, settings: Settings, observe: bool, skipped: Skipped | None = None
+    ) -> None:
         self.schedule = schedule
+        self.skipped = skipped
         self.graph: Graph = schedule.graph
         self.settings = settings
         self.observe = observe
         self.removed = frozenset(schedule.removed)
+        given = dict(skipped.given) if skipped is not None else {}
         self.alignments = _assumed_alignments(schedule)
+        self.alignments |= {n: self.alignments[like] for n, like in given.items() if like in self.alignments}
         graph, mutated = self.graph, frozenset(self.graph.mutated_inputs())
         self.inputs = tuple(_program_input(i, graph, self.alignments, mutated) for i in graph.inputs)
         # the first device of the graph that is not the CPU
         devices = (b.device for b in graph.buffers.values())
         self.device = next((d for d in devices if d and not device_of(d).is_host), "")
         self.live_out = frozenset(self.graph.output_buffers())
-        self.used = used_buffers(schedule)
+        self.used = used_buffers(schedule).union(given)
         self.unused = unused_inputs(graph, self.used)
         self.lifetimes = lifetimes(schedule, settings)
         self.slices = self._slices()
+        blocks: list[Block] = list(dict.fromkeys(part.pool for part in self.slices.values()))
+        if skipped is not None:
+            blocks.append(skipped.held(self.lifetimes))
         self.memory = plan_memory(
             [item for item in self.lifetimes if item.name not in self.slices],
             len(schedule.steps),
             settings.reuse_buffers,
-            tuple(dict.fromkeys(part.pool for part in self.slices.values())),
+            blocks,
         )
         self.taken = {old: new for new, old in self.memory.takes.items()}
         self.dead: set[str] = set()
@@ -121,7 +134,11 @@ class _Planner:
     def program(self) -> Program:
         """Plan everything."""
         prologue_end = self._prologue()
+        marks: list[int] = []
+        borders = (self.skipped.first, self.skipped.behind, self.skipped.end) if self.skipped else ()
         for position, step in enumerate(self.schedule.steps):
+            if position in borders:
+                marks.append(len(self.steps))
             self.origins = _origins(step)
             dying = self.schedule.last_use[position]
             if isinstance(step, Launch):
@@ -134,12 +151,17 @@ class _Planner:
         # what would be forgotten after the last launch goes with the return anyway
         while len(self.steps) > prologue_end and isinstance(self.steps[-1], Free):
             self.steps.pop()
-        self._return()
+        constants = tuple((name, name) for name in used_constants(self.graph, self.used))
+        finder = None
+        if self.skipped is not None:
+            if self.device or len(marks) != 3:
+                raise NotALoop("layers of a device's program, or without steps of their own, are shown each")
+            finder = LoopFinder(self.steps, marks, self.skipped, frozenset(name for name, _ in constants))
+        self._return(finder)
         steps = tuple(self.steps)
         once, always = self._layout_checks()
         symbols = self._symbols((*always, *steps))
         recording = graph_facts(self.schedule, self.inputs, self.unused, self.settings)
-        constants = tuple((name, name) for name in used_constants(self.graph, self.used))
         first = len(symbols) + len(always)
         steps = (*symbols, *always, *steps)
         return Program(
@@ -155,7 +177,8 @@ class _Planner:
             symbol_hints=tuple(sorted(self.graph.symbol_hints.items())),
             recording=recording,
             partitions=self._partitions(recording, steps, first, frozenset(name for name, _ in constants)),
-            views=_views_of_inputs(self.graph),
+            views=_views_of_inputs(self.graph, self.skipped),
+            loop=None if finder is None else finder.loop(first),
         )
 
     def _partitions(
@@ -408,11 +431,16 @@ class _Planner:
             self.views[value] = name
         return Ref(self.views[value])
 
-    def _return(self) -> None:
+    def _return(self, finder: LoopFinder | None = None) -> None:
         values: list[Any] = []
-        for output in self.graph.outputs:
+        for output, copy in _results(self.graph, self.skipped):
             value = output.value
-            if isinstance(value, View):
+            if isinstance(value, View) and finder is not None and finder.changes(value):
+                if _is_view_of_result(value, self.graph):
+                    raise NotALoop("layers return views of what they make")
+                whole = is_whole(value, self.graph.buffers[value.buffer])
+                value = finder.result(Ref(value.buffer) if whole else value, copy, self.views)
+            elif isinstance(value, View):
                 self._ensure(value.buffer)
                 if _is_view_of_result(value, self.graph):
                     name = self._temporary("view")
@@ -478,13 +506,22 @@ def _is_view_of_result(view: View, graph: Graph) -> bool:
     return all(view.buffer != item.name for item in graph.inputs)
 
 
-def _views_of_inputs(graph: Graph) -> tuple[tuple[int, int], ...]:
+def _results(graph: Graph, skipped: Skipped | None) -> Iterable[tuple[GraphOutput, int]]:
+    """The results of a program, and how many layers later than it stands there each is made."""
+    return [(output, 0) for output in graph.outputs] if skipped is None else skipped.outputs
+
+
+def _views_of_inputs(graph: Graph, skipped: Skipped | None) -> tuple[tuple[int, int], ...]:
     if graph.kind != "forward":
         return ()
+    single = {name for row in skipped.inputs for name in row} if skipped is not None else set()
     inputs = {item.name: i for i, item in enumerate(graph.inputs) if item.name in graph.buffers}
+    outputs = [output for output, _ in _results(graph, skipped)]
+    if any(isinstance(o.value, View) and not o.saved and o.value.buffer in single for o in outputs):
+        raise NotALoop("layers return what they are given")
     return tuple(
         (k, inputs[output.value.buffer])
-        for k, output in enumerate(graph.outputs)
+        for k, output in enumerate(outputs)
         if isinstance(output.value, View) and not output.saved and output.value.buffer in inputs
         if output.value.dtype is None and not is_whole(output.value, graph.buffers[output.value.buffer])
     )

@@ -6,7 +6,7 @@ import builtins
 import keyword
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.names import Names, plain_word
 from polyfuse.base.text import shorten
 from polyfuse.ir.nodes import Opaque, Origin, View
+from polyfuse.program.loops.printing import print_loop
 from polyfuse.program.partitions import uses
 from polyfuse.program.steps import (
     Allocate,
@@ -290,6 +291,11 @@ class _Printer:
             _print_part(self, part, lost)
             lost.update(part.lost)
             done = part.end
+        loop = self.program.loop
+        if loop is not None:
+            self._steps(done, loop.start, plain_inputs, lost)
+            print_loop(self, loop, partial(self._steps, loop.start, loop.end, plain_inputs, lost))
+            done = loop.end
         self._steps(done, len(self.program.steps), plain_inputs, lost)
 
     def _steps(self, start: int, end: int, plain_inputs: set[str], lost: set[str]) -> None:

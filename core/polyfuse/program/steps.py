@@ -326,6 +326,39 @@ class Series(Part):
 
 
 @dataclass(frozen=True)
+class Loop:
+    """Steps that are done several times, each time with other variables.
+
+    Attributes:
+        start, end: the steps.
+        count: how many turns.
+        given: variables from before, one for each turn; in the steps, the first one of each stands for all.
+        carried: of variables from before that the steps read, and that they do not make: what the steps make,
+            or are given, for the next turn to read instead.
+        moved: what nobody has any more but the turn that it is for, of both.
+        saved: what the steps make that is a result of the program in each turn, as `result` names it.
+    """
+
+    start: int
+    end: int
+    count: int
+    given: tuple[tuple[str, ...], ...]
+    carried: tuple[tuple[str, str], ...]
+    moved: tuple[str, ...]
+    saved: tuple[str, ...]
+
+    @staticmethod
+    def result(name: str, turn: int) -> str:
+        """The variable that holds what was saved of one turn."""
+        return f"{name}[{turn}]"
+
+    @staticmethod
+    def outside(name: str) -> str:
+        """The variable that the first turn is given, where `name` is what the last one was."""
+        return f"{name}[]"
+
+
+@dataclass(frozen=True)
 class Program:
     """A host program.
 
@@ -344,6 +377,7 @@ class Program:
         views: (result, input) for each result of a forward that is part of an input, as autograd must know.
         noted: symbols whose values, which data decide, each call leaves in the table `SEEN`.
         series: launches that one call of a launcher can carry out, in order; none where there are partitions.
+        loop: steps that stand for those of several layers; only the text of such a program is of use.
     """
 
     name: str
@@ -361,6 +395,7 @@ class Program:
     views: tuple[tuple[int, int], ...] = ()
     noted: tuple[str, ...] = ()
     series: tuple[Series, ...] = ()
+    loop: Loop | None = None
 
     @property
     def has_partitioned_form(self) -> bool:

@@ -18,6 +18,7 @@ from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import Aligned, assert_layout, misaligned, realigned, with_memory, with_views
 from polyfuse.runtime.devices.series import attach_series
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
+from polyfuse.runtime.frozen import PackedInputs
 from polyfuse.runtime.graphs.status import GraphStatus
 from polyfuse.runtime.launching import alone
 from polyfuse.runtime.marked import Marking
@@ -84,6 +85,7 @@ class CompiledModule:
         collectives: that it starts, in their order.
         agreement: the check with other processes before it runs for the first time; None: nothing.
         sized: the programs of its graph for other sizes; None: this one serves all.
+        packed_inputs: inputs that it takes behind those of its graph; None: there are none.
     """
 
     _boxed_call = True
@@ -109,6 +111,7 @@ class CompiledModule:
         self.collectives: tuple[CollectiveRow, ...] = ()
         self.agreement: Agreement | None = None
         self.sized: SizedPrograms[Callable[[list[Any]], Any]] | None = None
+        self.packed_inputs: PackedInputs | None = None
         self._pending = dict(kernels)
         self._provisional: dict[str, Provisional] = {}
         self._lock = threading.Lock()

@@ -1,21 +1,102 @@
-"""Calls that are done once for each parameter become one call of all of them, before the others.
+"""Calls that are done once for each parameter leave the program.
 
-Between kernels, each of them would look at its parameter and what it keeps of it, which are in no cache.
+Between kernels, each of them would look at its parameter and at what was made of it, which are in no cache.
+Where the program's caller computes values from parameters anyway, their results become inputs of the program,
+and nothing holds what they were made of. Elsewhere they become one call of all of them, before the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
+from typing import cast
 
-from polyfuse.ir.graph import Graph
+from polyfuse.ir.graph import Graph, GraphInput
 from polyfuse.ir.nodes import ExternCall, Origin, View
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.frozen import FROZEN, TOGETHER
+from polyfuse.runtime.frozen import FROZEN, TOGETHER, FrozenOperand, FrozenStep, PackedInputs
 from polyfuse.schedule.deps import storage_roots
 from polyfuse.schedule.result import Call, Launch, Schedule
 
-__all__ = ["together"]
+__all__ = ["as_inputs", "together"]
+
+
+def as_inputs(schedule: Schedule, given: int) -> tuple[Schedule, PackedInputs | None]:
+    """The schedule without these calls, whose results its graph takes as further inputs, and how to make
+    them; None: there are none. Those of which libraries alone know what is in them stay where they are.
+
+    Args:
+        given: how many inputs calls pass. Those behind follow from parameters; where nothing reads one any
+            more, the graph does not take it.
+    """
+    graph = schedule.graph
+    returned = graph.output_buffers()
+    moved = [
+        call
+        for call in _packing(schedule)
+        if (name := call.node.outputs[0]) not in returned and graph.buffers[name].kind == "temp"
+    ]
+    if not moved:
+        return schedule, None
+    names = {call.node.name for call in moved}
+    steps: list[Launch | Call] = []
+    last_use: list[tuple[str, ...]] = []
+    dead: tuple[str, ...] = ()
+    for step, dying in zip(schedule.steps, schedule.last_use, strict=True):
+        dead += dying
+        if isinstance(step, Call) and step.node.name in names:
+            continue  # what it was the last to read dies with the next step
+        steps.append(step)
+        last_use.append(dead)
+        dead = ()
+    read = {*graph.output_buffers(), *(name for step in steps for name in _touched(step))}
+    unread = {i for i, item in enumerate(graph.inputs) if i >= given and item.name not in read}
+    inputs = [item for i, item in enumerate(graph.inputs) if i not in unread]
+    buffers = dict(graph.buffers)
+    for i in unread:
+        del buffers[graph.inputs[i].name]
+    for call in moved:
+        buffer = buffers[call.node.outputs[0]]
+        inputs.append(GraphInput(buffer.name, "tensor", static=True, address="aligned"))
+        buffers[buffer.name] = replace(buffer, kind="input")
+    apart = replace(
+        graph,
+        inputs=tuple(inputs),
+        buffers=buffers,
+        nodes=tuple(node for node in graph.nodes if node.name not in names),
+    )
+    left = replace(schedule, graph=apart, steps=tuple(steps), last_use=tuple(last_use))
+    return left, _made(moved, graph, unread)
+
+
+def _made(calls: Sequence[Call], graph: Graph, unread: Set[int]) -> PackedInputs:
+    positions = {item.name: i for i, item in enumerate(graph.inputs)}
+    steps, layouts = [], []
+    for call in calls:
+        operand, *plain = call.node.args
+        source = FrozenOperand(positions[operand.buffer])
+        steps.append(FrozenStep(call.node.op.removeprefix(FROZEN), (source, *plain), {}))
+        buffer = graph.buffers[call.node.outputs[0]]
+        # those of parameters, and so of what is made of them, do not vary
+        layouts.append((cast(tuple[int, ...], buffer.size), cast(tuple[int, ...], buffer.stride)))
+    return PackedInputs(tuple(steps), tuple(layouts), frozenset(unread))
+
+
+def _touched(step: Launch | Call) -> Iterator[str]:
+    yield from step.reads
+    yield from step.writes
+    if isinstance(step, Launch):
+        yield from (operand for operand in step.operands if isinstance(operand, str))
+
+
+def _packing(schedule: Schedule) -> Iterator[Call]:
+    """Calls that are done once for an input on the host that the graph does not write to."""
+    roots = storage_roots(schedule.graph)
+    written = {roots[name] for name in _written(schedule.graph)}
+    for step in schedule.steps:
+        if isinstance(step, Call) and _may_begin(step.node, schedule.graph):
+            if roots[step.node.args[0].buffer] not in written:
+                yield step
 
 
 def together(schedule: Schedule) -> Schedule:
@@ -23,13 +104,9 @@ def together(schedule: Schedule) -> Schedule:
 
     Those that it writes to are looked at where they were, and so are those of other devices than the host.
     """
-    roots = storage_roots(schedule.graph)
-    written = {roots[name] for name in _written(schedule.graph)}
     groups: dict[str, list[Call]] = {}
-    for step in schedule.steps:
-        if isinstance(step, Call) and _may_begin(step.node, schedule.graph):
-            if roots[step.node.args[0].buffer] not in written:
-                groups.setdefault(step.node.op, []).append(step)
+    for call in _packing(schedule):
+        groups.setdefault(call.node.op, []).append(call)
     groups = {op: calls for op, calls in groups.items() if len(calls) > 1}
     if not groups:
         return schedule

@@ -80,7 +80,7 @@ one of so many elements, which the comparison reads from memory.
 """
 _PACKED_PIXELS = range(16, 1025)
 """Pixels under windows of 1x1 whose weight is better packed once than at each call, with `freezing`: fewer
-read it as it is, and more do not notice. With AVX-512 packing takes too little to be noticed at all.
+read it as it is, and more do not notice.
 """
 _MOSTLY = 0.94
 """Part of the taps of a dilated window in the image, from which on a kernel is as fast as a library."""
@@ -149,7 +149,7 @@ def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     if not grouped and all(axis_size(a) == 1 for a in matmul.raxes[1:]):
         channels = axis_size(matmul.axes[1])
         fills = isinstance(channels, int) and channels % (2 * isa.lanes) == 0
-        return fills and isa.name == "avx2" and pixels in _PACKED_PIXELS
+        return fills and isa.register_bytes >= 32 and pixels in _PACKED_PIXELS
     if grouped or pixels > _UNPACKED_PIXELS:
         return True
     weight = prod(axis_size(a) for a in matmul.raxes) * axis_size(matmul.axes[1])

@@ -67,8 +67,10 @@ class TritonBackend(Backend):
         return target_info_of(self.target, column_reductions=wanted not in ("0", "False", "false"))
 
     def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
-        """As many as one instruction takes; a single one needs none. Not where the depth is several axes."""
-        return (16, 1) if len(matmul.raxes) == 1 else (0, 0)
+        """As many as make reading the weight what takes time; a single row needs no instruction."""
+        from polyfuse_triton.matmul.few_rows import narrow_rows
+
+        return narrow_rows(matmul)
 
     def streaming_parts(self, matmul: Reduction) -> int:
         """Where every multiprocessor then reads a part of the weight."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cpp_kernels import KernelBuilder, backend, compiled
+from cpp_layer import build, levels
 from polyfuse.ir.kernel import Kernel
 
 TASKS = "/proc/self/task"
@@ -62,3 +63,39 @@ def test_stages_of_a_sum_share_one_region(columns: int, three_threads: None) -> 
     for _ in range(3):
         run(a, o.fill_(float("nan")))
         torch.testing.assert_close(o, a.double().sum(0).float(), rtol=1e-5, atol=1e-4)
+
+
+PARTS = """
+extern "C" void held(i32* counts, i64* done, i64 team, i64 parts) {
+  in_parts(int(team), parts, [&](i64 at, i64 of) {
+    // whoever begins the first part is held in it until all others are done, by other threads
+    for (i64 n = 0; at == 0 && n < 4000000000 && __atomic_load_n(done, __ATOMIC_RELAXED) < of - 1; ++n) {}
+    __atomic_fetch_add(counts + at, 1, __ATOMIC_RELAXED);
+    if (at != 0 || *done == of - 1) __atomic_fetch_add(done, 1, __ATOMIC_RELAXED);
+  });
+}
+extern "C" void counted(i32* counts, i64 team, i64 parts) {
+  in_parts(int(team), parts, [&](i64 at, i64) { __atomic_fetch_add(counts + at, 1, __ATOMIC_RELAXED); });
+}
+extern "C" void how_many(i64* parts, i64 team, i64 items, i64 work) { *parts = parts_for(team, items, work); }
+"""
+
+
+@pytest.mark.quick(1)
+def test_parts_that_a_slow_thread_has_not_begun_are_taken_by_others(three_threads: None) -> None:
+    kernels = build(
+        levels()[0], PARTS, {"held": "ppii", "counted": "pii", "how_many": "piii"}, ("kernel", "omp")
+    )
+    for team, parts in ((3, 24), (2, 16), (3, 7)):
+        counts, done = torch.zeros(parts, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+        kernels["held"](counts, done, team, parts)
+        assert done.item() == parts and (counts == 1).all()
+    for team, parts in ((3, 1), (3, 2), (3, 3), (2, 1000)):
+        counts = torch.zeros(parts, dtype=torch.int32)
+        kernels["counted"](counts, team, parts)
+        assert (counts == 1).all(), (team, parts)
+    # few items, short work and long work
+    for items, work, expected in ((5, 10**9, 5), (1000, 10**6, 4), (1000, 24 * 10**6, 12), (1000, 10**9, 32)):
+        found = torch.zeros(1, dtype=torch.int64)
+        kernels["how_many"](found, 4, items, work)
+        assert found.item() == expected

@@ -11,12 +11,12 @@ from requirements import TRITON
 
 pytest.importorskip("triton", reason=TRITON)
 
-from polyfuse.ir.expr import load
+from polyfuse.ir.expr import cast, load
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse_triton.codegen import configs, emit
-from polyfuse_triton.matmul.few_rows import streaming_parts
+from polyfuse_triton.matmul.few_rows import narrow_rows, streaming_parts
 from polyfuse_triton.matmul.plan import matmul_of
 from polyfuse_triton.target import known_target
 from triton_gemms import Case, kernel_of, matmul_faults
@@ -136,3 +136,43 @@ def test_layers_on_a_device(rows: int, dtype: torch.dtype, dynamic: bool) -> Non
         truth = function(*(t.double() for t in (x, gate, up, down)))
     error, own = ((r.double() - truth).norm() / truth.norm() for r in (result, eager))
     assert error < max(1.5 * own, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "rows, columns, depth, parts",
+    [(8, 11008, 4096, 4), (8, 4096, 4096, 8), (64, 11008, 4096, 2), (64, 4096, 4096, 4), (8, 4096, 256, 1)],
+)
+def test_narrow_weights_are_split_by_groups(rows: int, columns: int, depth: int, parts: int) -> None:
+    """Into so many parts that every multiprocessor has asked for enough, and no more than that pays."""
+    row, column, group, inside = (
+        axis("i0", rows),
+        axis("i1", columns),
+        axis("k1", depth // 64),
+        axis("k0", 64),
+    )
+    x = load("x", row * depth + group * 64 + inside, DType.bf16)
+    w = cast(load("w", column * depth + group * 64 + inside, DType.i8), DType.bf16)
+    matmul = Reduction("mm", (row, column), (group, inside), ("sums",), row * columns + column, "dot", (x, w))
+    assert streaming_parts(matmul, HOPPER) == parts
+
+
+@pytest.mark.parametrize(
+    "dtype, groups, size, rows",
+    [
+        (DType.bf16, 1, 4096, (64, 1)),
+        (DType.f16, 64, 64, (64, 1)),
+        (DType.f16, 64, 24, (0, 0)),
+        (DType.f32, 1, 4096, (16, 1)),
+        (DType.f32, 64, 64, (0, 0)),
+    ],
+)
+def test_rows_up_to_which_a_narrow_weight_is_read_as_it_is_stored(
+    dtype: DType, groups: int, size: int, rows: tuple[int, int]
+) -> None:
+    row, column, inside = axis("i0", 8), axis("i1", 512), axis("k0", size)
+    depth, outer = groups * size, (axis("k1", groups),) if groups > 1 else ()
+    step = (outer[0] * size if outer else 0) + inside
+    x = load("x", row * depth + step, dtype)
+    w = cast(load("w", column * depth + step, DType.i8), dtype)
+    matmul = Reduction("mm", (row, column), (*outer, inside), ("sums",), row * 512 + column, "dot", (x, w))
+    assert narrow_rows(matmul) == rows

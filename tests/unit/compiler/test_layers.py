@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
@@ -25,7 +26,9 @@ from polyfuse.frontend.periods import NotRepeated, periods_of
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import View
 from polyfuse.ir.records import changed
+from polyfuse.program import Program
 from polyfuse.schedule import Call, Schedule
+from unrolled import as_it_runs
 
 
 class _Layer(nn.Module):
@@ -72,24 +75,34 @@ class _Both:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.same: list[bool] = []
         self.left_out: list[int] = []
-        plain, expand = stages.compile_whole, repeats.with_periods
+        self.loops: list[bool] = []
+        printed: list[Program] = []
+        plain, expand, print_text = stages.compile_whole, repeats.with_periods, stages.python_text
 
         def compile_both(aten: AtenGraph, session: CompileSession, *rest: Any) -> Any:
             built, all_of_it = plain(aten, session, *rest), copy(session)
             all_of_it.settings = session.settings.with_options(repeated_layers="off")
             other = plain(aten, all_of_it, *rest)
             self.same.append(_text(built.schedule) == _text(other.schedule))
-            self.same.append(built.module.text == other.module.text)
+            self.same.append(print_text(built.program) == other.module.text)
+            self.same.append(as_it_runs(printed[-2]) == as_it_runs(printed[-1]))
+            self.same.append(_facts(printed[-2]) == _facts(printed[-1]))
+            self.loops.append(printed[-2].loop is not None)
             self.same.append(_moved(built) == _moved(other))
             return built
 
-        def noted(short: Any, aten: AtenGraph, schedule: Schedule) -> Schedule:
+        def noted(short: Any, aten: AtenGraph, schedule: Schedule) -> Any:
             found = expand(short, aten, schedule)
             self.left_out.append(short.periods.skipped)
             return found
 
+        def keep(program: Program, **rest: Any) -> str:
+            printed.append(program)
+            return print_text(program, **rest)
+
         monkeypatch.setattr(stages, "compile_whole", compile_both)
         monkeypatch.setattr(stages, "with_periods", noted)
+        monkeypatch.setattr(stages, "python_text", keep)
         monkeypatch.setattr("polyfuse.compiler.compile.compile_repeated", lambda *rest: None)
 
     def run(self, network: nn.Module, x: torch.Tensor, training: bool = False, **options: Any) -> None:
@@ -124,6 +137,12 @@ def _text(schedule: Schedule) -> list[object]:
     ]
     graph = schedule.graph
     return [steps, schedule.last_use, schedule.removed, graph.outputs, graph.inputs, sorted(graph.buffers)]
+
+
+def _facts(program: Program) -> list[object]:
+    """What else a program is made of than steps."""
+    kernels = [(item.name, item.kernel, item.backend) for item in program.kernels]
+    return [program.inputs, program.checks, program.constants, program.views, kernels]
 
 
 def _moved(built: BuiltGraph) -> list[object]:
@@ -191,6 +210,44 @@ def _schedules(aten: AtenGraph) -> tuple[Schedule, Schedule]:
     return found[0], found[1]
 
 
+def test_layers_run_in_a_loop_that_gives_up_their_inputs_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[Program] = []
+    print_text = stages.python_text
+
+    def keep(program: Program, **rest: Any) -> str:
+        programs.append(program)
+        return print_text(program, **rest)
+
+    monkeypatch.setattr(stages, "python_text", keep)
+    short, whole = (
+        stages.compile_whole(
+            _traced(9),
+            session_for(Settings.resolve(None, {"backends": ["interpreter"], "repeated_layers": wanted})),
+        )
+        for wanted in ("auto", "off")
+    )
+    assert [program.loop is not None for program in programs] == [True, False]
+    assert as_it_runs(programs[0]) == as_it_runs(programs[1]) == as_it_runs(short.program)
+    given = torch.randn(10, 4, 4)
+    one, two = _alive(short, given), _alive(whole, given)
+    assert torch.equal(one[0], two[0]) and one[1] == two[1] and sum(one[1][-1]) < 3
+
+
+def _alive(built: BuiltGraph, given: torch.Tensor) -> tuple[torch.Tensor, list[list[bool]]]:
+    """What a program makes of copies of its inputs, and which of them are there at each product."""
+    inputs = [one.clone() for one in given.unbind()]
+    known, alive = [weakref.ref(one) for one in inputs], list[list[bool]]()
+    multiply = built.module.namespace["aten_mm_out"]
+
+    def noted(*args: Any, **out: Any) -> None:
+        alive.append([one() is not None for one in known])
+        multiply(*args, **out)
+
+    built.module.namespace["aten_mm_out"] = noted
+    (result,) = built.module(inputs)
+    return result, alive
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("odd", [-1, 5])
 def test_layers_that_are_left_out_become_what_they_would_have_become(odd: int) -> None:
@@ -222,13 +279,13 @@ def test_names_that_do_not_go_on_evenly_are_no_names_of_equal_layers() -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_what_layers_share_is_shared_by_those_that_are_left_out(both: _Both, training: bool) -> None:
     both.run(_Masked(14), torch.randn(4, 8), training)
-    assert len(both.left_out) >= 1
+    assert len(both.left_out) >= 1 and any(both.loops)
 
 
 @pytest.mark.slow
 def test_gradients_of_layers_that_are_left_out(both: _Both) -> None:
     both.run(_chain(14), torch.randn(4, 8), training=True)
-    assert both.left_out
+    assert both.left_out and any(both.loops)
 
 
 @pytest.mark.slow
@@ -248,7 +305,7 @@ def test_what_layers_save_of_two_norms(both: _Both) -> None:
 
     # with few rows gradients take more than what is saved, and other steps change places for the peak's sake
     both.run(_chain(12, lambda at: Behind()), torch.randn(64, 8), training=True)
-    assert len(both.left_out) == 2
+    assert len(both.left_out) == 2 and any(both.loops)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from polyfuse.base.settings import Settings
+from polyfuse.compiler import repeated
 from polyfuse.compiler.repeated import compile_repeated
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 
@@ -135,3 +137,13 @@ def test_left_whole(options: dict[str, Any], grad: bool) -> None:
 
     with torch.set_grad_enabled(grad):
         torch.compile(Layers(7), backend=backend)(torch.randn(3, 16))
+
+
+def test_a_region_of_unknown_values_is_not_called_apart():
+    """As of a Perceiver, where Dynamo says of a node in the region no value."""
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    region = SimpleNamespace(inputs=(), outputs=(), nodes=(node,))
+    assert not repeated._is_large(region)  # type: ignore[arg-type]
+    node.meta["example_value"] = torch.empty(1 << 24)
+    assert repeated._is_large(region)  # type: ignore[arg-type]

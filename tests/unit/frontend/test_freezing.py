@@ -13,7 +13,7 @@ from torch import nn
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.frontend import traced
 from polyfuse.frontend.freezing.freeze import freeze
-from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
+from polyfuse.runtime.frozen import FrozenOperand, FrozenProgram, FrozenStep, FrozenValues, PackedInputs
 
 OPTIONS = {"freezing": True, "strict": True, "graph_cache": False, "backends": ["interpreter"]}
 
@@ -259,7 +259,7 @@ def test_a_parameter_that_took_the_place_of_another_is_met_anew():
 
 
 def test_few_models_are_remembered(monkeypatch):
-    monkeypatch.setattr("polyfuse.runtime.frozen._MOST_MODELS", 2)
+    monkeypatch.setattr("polyfuse.runtime.frozen.values.MOST_MODELS", 2)
     computed: list[float] = []
 
     def values(given: Any) -> list[torch.Tensor]:
@@ -271,3 +271,38 @@ def test_few_models_are_remembered(monkeypatch):
     for model in (*models, models[2], models[0]):
         assert run([model]) == [2 * float(model)]
     assert computed == [0.0, 1.0, 2.0, 0.0]
+
+
+def test_values_that_are_packed_are_not_held_beside_what_was_made_of_them():
+    """A value that is packed alone, one that is read as it is too, and a parameter."""
+    step = FrozenStep("aten.mul.Tensor", (FrozenOperand(0), 2), {})
+    values = FrozenValues((1,), (), (step, step), (1, 2), (((2, 3), (1, 2)), ((2, 3), (3, 1))))
+    inputs = PackedInputs(
+        tuple(FrozenStep("aten.clone.default", (FrozenOperand(k),), {}) for k in (0, 2, 3)),
+        (None, ((2, 3), (1, 2)), None),
+        frozenset({2}),
+    )
+    packed = values.packed(inputs, count=2)
+    assert packed.sources == (1, 0)
+    weight, other = torch.randn(2, 3), torch.randn(4)
+    plain, first, second, third = packed([weight, other])
+    assert torch.equal(plain, weight * 2) and torch.equal(first, other) and torch.equal(third, weight * 2)
+    assert torch.equal(second, weight * 2) and second.stride() == (1, 2)  # packed from the layout asked for
+
+
+@torch.no_grad()
+def test_packed_weights_are_computed_again_after_a_change():
+    seen: list[torch.Tensor] = []
+
+    def program(args: list[Any]) -> list[Any]:
+        seen.append(args[-1])
+        return [args[-1].to_dense()]
+
+    to_opaque = FrozenStep("aten.to_mkldnn.default", (FrozenOperand(0),), {})
+    values = FrozenValues().packed(PackedInputs((to_opaque,), (None,), frozenset()), count=1)
+    run, weight = FrozenProgram(program, values, values.sources), torch.randn(4, 4)
+    for _ in range(2):
+        for _ in range(2):
+            assert torch.equal(run([weight])[0], weight)
+        weight.mul_(3)
+    assert len({id(value) for value in seen}) == 2

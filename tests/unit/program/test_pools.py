@@ -260,8 +260,8 @@ def test_models_agree_and_training_keeps_to_handing_on() -> None:
 @pytest.mark.slow
 def test_graphs_of_sizes_that_vary_have_pools_too(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    plan = stages.plan
-    monkeypatch.setattr(stages, "plan", lambda *a, **k: plans.append(plan(*a, **k)) or plans[-1])
+    plan = stages.make_program
+    monkeypatch.setattr(stages, "make_program", lambda *a, **k: plans.append(plan(*a, **k)) or plans[-1])
     options = {"backends": ["interpreter"], "memory_pools": True, "strict": True, "cache": False}
     compiled = torch.compile(model, backend="polyfuse", options=options, dynamic=True)
     with torch.no_grad():
@@ -322,8 +322,8 @@ def _both_types(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 def test_a_kept_block_is_seen_once_as_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
     workspace.forget_memory()
-    plan, seen = stages.plan, []
-    monkeypatch.setattr(stages, "plan", lambda *a, **k: seen.append(plan(*a, **k)) or seen[-1])
+    plan, seen = stages.make_program, []
+    monkeypatch.setattr(stages, "make_program", lambda *a, **k: seen.append(plan(*a, **k)) or seen[-1])
     options = {"strict": True, "gemm": "library", "graph_cache": False}
     call = torch.compile(_both_types, backend="polyfuse", options=options)
     x, w = torch.randn(1100, 1000), torch.randn(1000, 1000) / 30

@@ -1,12 +1,13 @@
-"""Calls that are done once for each parameter, gathered at the beginning of a schedule."""
+"""Calls that are done once for each parameter: inputs of the program, or gathered at its beginning."""
 
 from __future__ import annotations
 
 from polyfuse.base.settings import Settings
 from polyfuse.program import plan
 from polyfuse.program.steps import ExternStep, Free
+from polyfuse.runtime.frozen import FrozenOperand
 from polyfuse.schedule import Call
-from polyfuse.schedule.frozen_calls import together
+from polyfuse.schedule.frozen_calls import as_inputs, together
 from schedule_builder import Maker
 
 LAYS_OUT = "frozen.aten.as_strided_copy.default"
@@ -63,3 +64,27 @@ def test_arguments_of_the_call() -> None:
     operands, plain = step.node.args
     assert [view.buffer for view in operands] == ["w0", "w1"] and plain == (((4, 4), (1, 4)),) * 2
     assert step.reads == ("w0", "w1") and step.writes == ("p0", "p1") == step.node.writes()
+
+
+def test_results_become_inputs_instead_of_what_nothing_reads() -> None:
+    schedule, packed = as_inputs(network(packs=2).schedule("x2"), given=2)
+    assert packed is not None and packed.unread == {2}  # `w0` is passed, `w1` follows from parameters
+    assert [(step.op, step.args[0]) for step in packed.steps] == [
+        ("aten.as_strided_copy.default", FrozenOperand(1)),
+        ("aten.as_strided_copy.default", FrozenOperand(2)),
+    ]
+    assert packed.layouts == (((4, 4), (4, 1)),) * 2
+    program = plan(schedule, Settings())
+    assert [item.name for item in program.inputs] == ["x0", "w0", "p0", "p1"]
+    assert [step.op for step in program.steps if isinstance(step, ExternStep)] == ["aten.mm.out"] * 2
+    assert Free(("w0",)) in program.steps  # not held until the end of the call
+
+
+def test_what_is_written_read_elsewhere_or_returned_stays() -> None:
+    make = network("w1")
+    make.buffer("y", 4, 4)
+    make.call("aten.mm.out", ("y",), "x0", "w2", out="out")
+    schedule, packed = as_inputs(make.schedule("x3", "y", "p0"), given=1)
+    assert packed is not None and [step.args[0].number for step in packed.steps] == [3]
+    assert packed.unread == set() and len(schedule.graph.inputs) == 5
+    assert as_inputs(network(packs=0).schedule("x0"), given=1)[1] is None

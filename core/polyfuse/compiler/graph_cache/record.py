@@ -25,7 +25,7 @@ from polyfuse.checking.first import FirstLaunch
 from polyfuse.compiler.packages.kernels import GeneratedFrom, Unpacked
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.runtime.checks import spared
-from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
+from polyfuse.runtime.frozen import FrozenProgram, FrozenValues, PackedInputs
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.subgraphs import Layout, Subgraph
 
@@ -101,6 +101,7 @@ class GraphRecord:
         sized: the graph of all sizes, where it has programs for classes of them.
         called: functions that the program gives to operators, by their keys.
         frozen: computes its last inputs from parameters, once for each set of them; None: it has no such.
+        packed: inputs that it takes behind those of its graph; None: there are none.
         code: the byte code of the host program.
     """
 
@@ -116,6 +117,7 @@ class GraphRecord:
     sized: SizedRecord | None = None
     called: Mapping[str, CalledRecord] = field(default_factory=dict)
     frozen: FrozenValues | None = None
+    packed: PackedInputs | None = None
     code: bytes = b""
 
     @property
@@ -221,6 +223,7 @@ def revived(
             objects[key] = Subgraph(run, called.layouts, called.single, called.name)
         module = load(stored.text, kernels, objects, code=stored.code)
         module.collectives, module.agreement = stored.collectives, agreement
+        module.packed_inputs = stored.packed
         if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:
             module.native = reading.host(stored.host, stored.kernels)
         if stored.sized is not None:

@@ -97,5 +97,6 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
     return GraphRecord(
         *(module.text, records, constants, report, (), host, made, session.settings, module.collectives),
         called=called,
+        packed=module.packed_inputs,
         code=b"" if module.code is None else stored_code(module.code),
     )

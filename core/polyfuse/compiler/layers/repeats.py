@@ -8,7 +8,7 @@ the graph is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,32 +22,38 @@ from polyfuse.ir.nodes import Buffer, Node, Origin
 from polyfuse.ir.records import changed
 from polyfuse.lowering.lower import input_names
 from polyfuse.lowering.shortened import Shortening
+from polyfuse.program.loops import NotALoop, Skipped
 from polyfuse.schedule import Call, Decision, Launch, Schedule
 from polyfuse.schedule.deps import storage_roots
 from polyfuse.schedule.kernels.lifetimes import last_uses
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx
 
-__all__ = ["with_periods"]
+__all__ = ["Expansion", "with_periods"]
 
 _Step = Launch | Call
 
 
-def with_periods(short: Shortening, aten: AtenGraph, schedule: Schedule) -> Schedule:
-    """The schedule of a whole graph, from that of one with fewer periods.
+def with_periods(short: Shortening, aten: AtenGraph, schedule: Schedule) -> Expansion:
+    """What makes the schedule of a whole graph, from that of one with fewer periods.
 
     Raises:
         NotRepeated: the periods that are there did not become the same, or there is no room for the weights
             that all pack.
     """
-    whole = _Expansion(schedule, short, aten).schedule()
-    if not is_within_room(whole.graph):
+    found = Expansion(schedule, short, aten)
+    if not is_within_room(found.whole.graph):
         raise NotRepeated("packed weights of all layers have no room")
-    return whole
+    return found
 
 
-class _Expansion:
-    """One schedule: the steps up to the end of one period, those of the other one, and the rest."""
+class Expansion:
+    """One schedule: the steps up to the end of one period, those of the other one, and the rest.
+
+    Attributes:
+        old: the schedule.
+        whole: that of all periods.
+    """
 
     def __init__(self, schedule: Schedule, short: Shortening, aten: AtenGraph) -> None:
         if len(short.marks) != 3:
@@ -77,6 +83,53 @@ class _Expansion:
         self.late_names = tables[-1]
         if any(self.matching.pairs.get(name, name) == name for name in self.written):
             raise NotRepeated("layers write to one buffer")
+        self.whole = self._schedule()
+
+    def skipped(self, planned: Schedule) -> Skipped:
+        """What the schedule leaves out.
+
+        Args:
+            planned: the schedule, as it is to be planned.
+
+        Raises:
+            NotALoop: the layers are not where they were any more.
+        """
+        at = {_name(step): position for position, step in enumerate(planned.steps)}
+        steps = self.old.steps
+        first, behind, end = (at.get(_name(steps[i]), -1) for i in (self.first, self.behind, self.other))
+        if not 0 <= first < behind < end:
+            raise NotALoop("a layer's first step is moved away from it")
+        return Skipped(
+            first,
+            behind,
+            end,
+            self.copies,
+            self.matching.inputs,
+            self.matching.readers,
+            self._numbered_outputs(),
+            self._pairs,
+        )
+
+    def _pairs(self, one: Sequence[object], two: Sequence[object]) -> Mapping[str, str]:
+        """The names in the steps of one program with those that they match in others'."""
+        matching, known = replace(self.matching, pairs={}), self.matching.pairs
+        matching.match(one, two)
+        if any(known.get(name, other) != other for name, other in matching.pairs.items()):
+            raise NotALoop("the steps of a layer do not follow each other as they were scheduled")
+        return matching.pairs
+
+    def _numbered_outputs(self) -> Sequence[tuple[GraphOutput, int]]:
+        """All results as the first period makes them, and how many periods later each is made."""
+        short, given = self.short, self.old.graph.outputs
+        index, missing = {position: at for at, position in enumerate(short.present)}, short.left_out
+        found: list[tuple[GraphOutput, int]] = []
+        for position in range(len(given) + len(missing)):
+            item = missing.get(position)
+            if item is None:
+                found.append((given[index[position]], self.copies if short.present[position] else 0))
+            else:
+                found.append((given[index[item.like]], item.copy))
+        return found
 
     def _cut(self) -> tuple[int, int, int]:
         """Where the steps of the first period begin and end, and where those of the other one do."""
@@ -126,8 +179,7 @@ class _Expansion:
                 ) or not _are_alike(item[1], known[1]):
                     raise NotRepeated(f"{name} is not like {row[0]}")
 
-    def schedule(self) -> Schedule:
-        """All of it."""
+    def _schedule(self) -> Schedule:
         old, steps = self.old, list(self.old.steps[: self.behind])
         for copy, renaming in enumerate(self.renamings, 1):
             steps += [renaming.step(step, f"_{copy}") for step in self._first_steps()]
@@ -212,17 +264,13 @@ class _Expansion:
         return tuple(sorted(found))
 
     def _outputs(self) -> tuple[GraphOutput, ...]:
-        short, given = self.short, self.old.graph.outputs
-        index, missing = {position: at for at, position in enumerate(short.present)}, short.left_out
+        missing = self.short.left_out
         found: list[GraphOutput] = []
-        for position in range(len(given) + len(missing)):
-            item = missing.get(position)
-            if item is None:
-                output = given[index[position]]
-                found.append(self.late.value(output) if short.present[position] else output)
+        for position, (output, copy) in enumerate(self._numbered_outputs()):
+            if position not in missing:
+                found.append(self.late.value(output) if copy else output)
                 continue
-            output = given[index[item.like]]
-            renamed = self.renamings[item.copy - 1].value(output)
+            renamed = self.renamings[copy - 1].value(output)
             if renamed == output:
                 raise NotRepeated("a result of each layer is the same")
             found.append(renamed)

@@ -80,7 +80,8 @@ class GraphReport:
         stage_seconds: the same by stage.
         decisions: of the scheduler.
         launches: of generated kernels, in order.
-        calls: operators called from the library, in order.
+        calls: operators called from the library, in order. First, after `frozen.`, those whose results are
+            inputs of the program, which are not in `extern_calls`.
         rewrites: rewrites of the captured graph, as (pass, how many).
         eager: why the whole graph runs in eager mode; empty if it does not.
         cached: whether the graph was read from the graph cache.

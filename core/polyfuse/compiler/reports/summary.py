@@ -9,6 +9,7 @@ from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.text.print import text
 from polyfuse.lowering import LoweringReport
 from polyfuse.program.traffic import steps_traffic
+from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule import Call, Launch, Schedule
 
 __all__ = ["count_operators", "graph_report", "schedule_text"]
@@ -23,19 +24,21 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
     """What became of a graph, and how long that took."""
     schedule = built.schedule
     moved = steps_traffic(schedule)
-    names = {launch: entry.name for entry in built.program.kernels for launch in entry.launches}
+    names = {(item.launch.backend, item.launch.kernel): name for name, item in built.kernels.items()}
     launches = tuple(
-        _launch_report(s, after, built, names[s.name])
+        _launch_report(s, after, built, names[s.backend, s.kernel])
         for s, (_, after) in zip(schedule.steps, moved, strict=True)
         if isinstance(s, Launch)
     )
+    packed = built.module.packed_inputs
+    once = () if packed is None else tuple(f"{FROZEN}{step.op}" for step in packed.steps)
     calls = tuple(s.node.op for s in schedule.steps if isinstance(s, Call))
     return GraphReport(
         aten.name,
         aten.kind,
         count_operators(aten),
         len(launches),
-        len(built.program.kernels),
+        len(built.kernels),
         len(calls),
         tuple((f.op, f.reason) for f in lowering.fallbacks),
         sum(before for before, _ in moved),
@@ -44,7 +47,7 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
         tuple(clock.seconds.items()),
         schedule.decisions,
         launches,
-        calls,
+        (*once, *calls),
         aten.rewrites,
         recording=built.module.graph_status,
         host=built.host,

@@ -31,7 +31,8 @@ class SplitGemm:
 
 
 def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
-    """A GEMM with its depth in so many equal parts, which are added in their order.
+    """A GEMM with its depth in so many equal parts, which are added in their order. Of a depth of several
+    axes it is the first one that is divided.
 
     Raises:
         Unavailable: the depth has no such parts, or a size has no bound.
@@ -39,21 +40,21 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     gemm, total = form.gemm, form.accumulator
     depth = gemm.raxes[0]
     steps, dtype = axis_size(depth), total.dtype
-    if len(gemm.raxes) != 1 or not isinstance(steps, int) or steps % parts:
+    if not isinstance(steps, int) or steps % parts:
         raise Unavailable(f"its depth is not divided into {parts} parts")
     # parts of a size that is known only at run time lie as far apart as they may be long, so that no size is
     # a factor of a stride
     count = bounds(total.numel)[1]
     if dtype is None or count is None:
         raise Unavailable("the size of its result has no bound")
-    part, inside = axis("s0", parts), axis("k0", steps // parts)
+    part, inside = axis("s0", parts), axis(axis_name(depth), steps // parts)
     moved = {axis_name(depth): part * (steps // parts) + inside}
     name = f"{total.name}_parts"
     each = replace(
         gemm,
         name=f"{gemm.name}_parts",
         axes=(part, *gemm.axes),
-        raxes=(inside,),
+        raxes=(inside, *gemm.raxes[1:]),
         outputs=(name,),
         index=part * count + gemm.index,
         values=tuple(reindex(value, moved) for value in gemm.values),

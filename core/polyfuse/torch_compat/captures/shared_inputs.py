@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat.captures.written_inputs import part_of_memory, really_overlap
 
-__all__ = ["SharedInputs", "shared_and_written"]
+__all__ = ["IN_PLACE", "SharedInputs", "shared_and_written"]
 
 Memory: TypeAlias = tuple[Any, ...]
 """How much memory an input lies in, and the layout of what it is a view of."""
@@ -144,9 +144,10 @@ def _may_write(node: Node) -> bool:
     foreign = node.op == "call_module" or not home.startswith(("torch", "_operator", "math", "builtins"))
     packet = isinstance(node.target, torch._ops.OpOverloadPacket)
     return (
-        name.endswith("_") or name in _IN_PLACE or "out" in node.kwargs or "norm" in name or foreign or packet
+        name.endswith("_") or name in IN_PLACE or "out" in node.kwargs or "norm" in name or foreign or packet
     )
 
 
 _OPERATORS = "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor"
-_IN_PLACE = frozenset(("setitem", *(f"i{name}" for name in _OPERATORS.split())))
+IN_PLACE = frozenset(("setitem", *(f"i{name}" for name in _OPERATORS.split())))
+"""Names of functions that write to their first argument, besides those that end in an underscore."""

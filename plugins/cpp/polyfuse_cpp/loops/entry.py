@@ -10,7 +10,7 @@ from polyfuse.ir.kernel import Alias, Kernel
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 
-__all__ = ["KernelText", "arguments", "entry", "function", "in_team", "kernel_unit"]
+__all__ = ["KernelText", "arguments", "entry", "function", "in_parts", "in_team", "kernel_unit"]
 
 
 @dataclass(frozen=True)
@@ -71,3 +71,11 @@ def in_team(out: Writer, *stages: str, indent: str = "") -> None:
     for number, stage in enumerate(stages):
         out.line(f"{indent}const auto stage{number} = [&](i64 at, i64 of) {{ {stage} }};")
     out.line(f"{indent}in_team(team, {', '.join(f'stage{number}' for number in range(len(stages)))});")
+
+
+def in_parts(out: Writer, stage: str, items: str, work: str, indent: str = "") -> None:
+    """One stage, whose shares may be done in any order. There are more of them than threads, where `work` is
+    worth it, and at most as many as `items`: who is done with its own takes another's.
+    """
+    out.line(f"{indent}const auto stage0 = [&](i64 at, i64 of) {{ {stage} }};")
+    out.line(f"{indent}in_parts(team, parts_for(team, {items}, {work}), stage0);")

@@ -12,7 +12,7 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.cuts.ranges import cut_into_ranges
 from polyfuse_cpp.cuts.residues import planned
 from polyfuse_cpp.facts import Facts
-from polyfuse_cpp.loops.entry import KernelText, arguments, entry, in_team, kernel_unit
+from polyfuse_cpp.loops.entry import KernelText, arguments, entry, in_parts, in_team, kernel_unit
 from polyfuse_cpp.loops.ranged import RangedText
 from polyfuse_cpp.loops.split_reductions import Scratch, Stage, refused_by_split, stages_of
 from polyfuse_cpp.loops.stage import StageText
@@ -102,7 +102,7 @@ def _launch(stage: StageText, out: Writer) -> None:
         return
     with out.block("if (team == 1)", "} else {"):
         out.line(call.alone)
-    in_team(out, call.shared, indent="  ")
+    in_parts(out, call.shared, call.items, call.work, indent="  ")
     out.line("}")
 
 
@@ -133,10 +133,14 @@ def _launch_all(stages: Sequence[StageText], ordered: bool, out: Writer) -> None
 
 @dataclass(frozen=True)
 class _Calls:
-    """The calls of a stage's function: for all its items, and for the share of thread `at` of `of`."""
+    """The calls of a stage's function: for all its items, and for share `at` of `of`; how many items can be
+    shared out, and their work.
+    """
 
     alone: str
     shared: str
+    items: str = "1"
+    work: str = "0"
 
 
 def _prepare(stage: StageText, suffix: str, out: Writer) -> _Calls:
@@ -162,9 +166,11 @@ def _prepare(stage: StageText, suffix: str, out: Writer) -> _Calls:
         out.line(f"const i64 {whole} = {size}, {shares} = ({items} + {whole} - 1) / {whole};")
         first = f"{shares} * at / of * {whole}"
         last = f"index_min({items}, {shares} * (at + 1) / of * {whole})"
-    out.line(f"const int team{suffix} = team_for({shares}, ({index_text(total)}) * {_price(stage)});")
+    work = f"({index_text(total)}) * {_price(stage)}"
+    out.line(f"const int team{suffix} = team_for({shares}, {work});")
     only = "true" if plan.along else "of == 1" if suffix else "false"
-    return _Calls(alone, f"{stage.name}({passed}{first}, {last}, {only}{past});")
+    shared = f"{stage.name}({passed}{first}, {last}, {only}{past});"
+    return _Calls(alone, shared, shares, work)
 
 
 def _price(stage: StageText) -> int:

@@ -18,7 +18,7 @@ from polyfuse.plugin import Source
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.entry import function
 from polyfuse_cpp.loops.odometer import advance, start_at
-from polyfuse_cpp.matmul.kernel import MatmulText
+from polyfuse_cpp.matmul.kernel import MatmulText, declare_part
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.window import Window, group_of, lanes_of
 from polyfuse_cpp.matmul.window_text import WindowText
@@ -101,17 +101,9 @@ class GroupedText(MatmulText):
 
     # Loops.
 
-    def _declare_item(self) -> None:
-        out = self.out
-        out.line("const i64 down_at = item / over % down, over_at = item % over;")
-        out.line("const i64 tile_from = tile_count * down_at / down;")
-        out.line("const i64 tile_to = tile_count * (down_at + 1) / down;")
-        out.line("const i64 block_from = block_count * over_at / over;")
-        out.line("const i64 block_to = block_count * (over_at + 1) / over;")
-
     def _item(self) -> None:
         out, plan, kind = self.out, self.plan, self.matmul.dtype
-        self._declare_item()
+        declare_part(out)
         with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
             out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
             out.line(f"const {kind}* rows_at[{_TILES * self._tile_words}];")

@@ -20,7 +20,7 @@ from polyfuse.plugin import Source
 from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.body import Frame
-from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_team, kernel_unit
+from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parts, kernel_unit
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
@@ -31,7 +31,7 @@ from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["MatmulText"]
+__all__ = ["MatmulText", "declare_part"]
 
 _FETCHING = (OperandPath.PACKED, OperandPath.PREPACKED, OperandPath.DIRECT)
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
@@ -108,15 +108,22 @@ class MatmulText:
             points = index_text(product(facts.sizes[a] for a in facts.axes))
             out.line(f"if (({points}) <= 0) return;")
             work = f"({points}) * index_max(depth_count, 8)"
-            out.line(f"const int team = team_for(batch_count * tile_count * block_count, {work});")
+            out.line(f"const i64 work = {work};")
+            out.line("const int team = team_for(batch_count * tile_count * block_count, work);")
             with out.block("if (team == 1)"):
-                out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, 1, 1);")
+                out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, {{1, 1, 1, 1}});")
                 out.line("return;")
             counts = "batch_count, tile_count, block_count"
-            out.line(f"const matmul_parts parts = matmul_share({counts}, team, {layout});")
-            out.line("const i64 items = batch_count * parts.down * parts.over;")
-            share = "items * at / of, items * (at + 1) / of, parts.down, parts.over"
-            in_team(out, f"{Source.SYMBOL}_run({passed}{share});")
+            shared = f"matmul_share({counts}, team, {layout})"
+            if not layout:  # where blocks are laid out, each part lays out its own
+                block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
+                each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
+                sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
+                shared = f"matmul_finer({shared}, {sizes})"
+            out.line(f"const matmul_parts parts = {shared};")
+            out.line("const i64 items = batch_count * parts.count();")
+            share = "items * at / of, items * (at + 1) / of, parts"
+            in_parts(out, f"{Source.SYMBOL}_run({passed}{share});", "items", "work")
 
     # The part of one thread.
 
@@ -203,17 +210,13 @@ class MatmulText:
 
     def _shares(self) -> str:
         """Parameters that say what one thread does."""
-        return "i64 first_item, i64 end_item, i64 down, i64 over"
+        return "i64 first_item, i64 end_item, matmul_parts parts"
 
     def _declare_item(self) -> None:
         """Declare the position of an item: some tiles of rows and blocks of columns, over the whole depth."""
         out = self.out
-        start_at(self.matmul.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
-        out.line("const i64 down_at = item / over % down, over_at = item % over;")
-        out.line("const i64 tile_from = tile_count * down_at / down;")
-        out.line("const i64 tile_to = tile_count * (down_at + 1) / down;")
-        out.line("const i64 block_from = block_count * over_at / over;")
-        out.line("const i64 block_to = block_count * (over_at + 1) / over;")
+        start_at(self.matmul.batch, self.facts.sizes, "item / parts.count()", out, fixed=True)
+        declare_part(out)
         out.line("const i64 pass_from = 0, pass_to = pass_count;")
 
     def _sums(self) -> str:
@@ -399,6 +402,14 @@ class MatmulText:
 
 
 _FACTOR, _SUMMAND = "factor", "summand"
+
+
+def declare_part(out: Writer) -> None:
+    """Declare which tiles of rows and blocks of columns an item has."""
+    out.line("const i64 part = item % parts.count();")
+    for name, kind in (("tile", "down"), ("block", "over")):
+        out.line(f"const i64 {name}_from = {name}_count * parts.{kind}_at(part) / parts.{kind}s();")
+        out.line(f"const i64 {name}_to = {name}_count * (parts.{kind}_at(part) + 1) / parts.{kind}s();")
 
 
 def _table(name: str) -> str:

@@ -48,6 +48,40 @@ static inline void in_team(int team, const First& first, const Others&... others
   }
 }
 
+// Parts of the work that a team does: up to eight for each thread, none of which is so short that to begin it would count.
+PF_INLINE i64 parts_for(i64 team, i64 items, i64 work) {
+  const i64 each = index_max(1, index_min(8, work / (team * 2000000)));
+  return index_min(items, team * each);
+}
+
+// Parts that are a thread's own as long as nobody else takes them.
+struct alignas(64) part_range { i64 next, end; };
+
+// What a thread does: its own parts, then what others have not begun.
+template <class Stage> struct parts_of {
+  const Stage& stage;
+  part_range* ranges;
+  i64 team, parts;
+  __attribute__((always_inline)) void operator()(i64 at, i64) const {
+    for (i64 k = 0; k < team; ++k) {
+      part_range& range = ranges[at + k < team ? at + k : at + k - team];
+      while (__atomic_load_n(&range.next, __ATOMIC_RELAXED) < range.end) {
+        const i64 part = __atomic_fetch_add(&range.next, 1, __ATOMIC_RELAXED);
+        if (part < range.end) stage(part, parts);
+      }
+    }
+  }
+};
+
+// One stage in parts that may be done in any order. Threads are not equally fast: two may share a core, or the system lets
+// another program run in between. Each begins with a range of its own, the same one in each kernel.
+template <class Stage> static inline void in_parts(int team, i64 parts, const Stage& stage) {
+  if (parts == team) return in_team(team, stage);
+  part_range ranges[team];
+  for (i64 k = 0; k < team; ++k) ranges[k] = {parts * k / team, parts * (k + 1) / team};
+  in_team(team, parts_of<Stage>{stage, ranges, team, parts});
+}
+
 // Scratch memory, aligned to 64 bytes; the pointer that malloc gave stands in front of it.
 static inline void* scratch_new(i64 bytes) {
   char* raw = (char*)malloc(bytes + 128);

@@ -81,24 +81,44 @@ static __attribute__((unused)) void* matmul_scratch(i64 bytes) {
   return own->at;
 }
 
-// How results are shared out among threads: the tiles of rows in `down` parts, the blocks of columns in `over` parts.
-struct matmul_parts { i64 down, over; };
+// How results are shared out among threads: the tiles of rows in `down` parts, the blocks of columns in `over` parts; each of
+// those in `tiles` times `blocks` parts, one behind the other, which threads may take from each other (`in_parts`).
+struct matmul_parts {
+  i64 down, over, tiles, blocks;
+  i64 downs() const { return down * tiles; }
+  i64 overs() const { return over * blocks; }
+  i64 count() const { return downs() * overs(); }
+  // Which rows and which columns a part of all has.
+  i64 down_at(i64 part) const { return part / (tiles * blocks) / over * tiles + part % tiles; }
+  i64 over_at(i64 part) const { return part / (tiles * blocks) % over * blocks + part / tiles % blocks; }
+};
 
 // The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles, and to
 // have the rows of a tile come from memory as much as an eighth of one: where columns are shared out, each thread reads all
 // rows, writes chunks of lines that lie beside another's, and what runs next finds its rows in two caches.
 static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
-  matmul_parts best{1, 1};
+  matmul_parts best{1, 1, 1, 1};
   i64 least = -1;
   for (i64 down = 1; down <= team && down <= tiles; ++down)
     for (i64 over = 1; over <= blocks && (over == 1 || down * over <= 2 * team); ++over) {
       i64 rounds = (batch * down * over + team - 1) / team;
       i64 wide = (blocks + over - 1) / over;
       i64 longest = (tiles + down - 1) / down;
-      i64 work = rounds * (wide * (longest * 16 + layout) + longest * 2);
-      if (least < 0 || work < least) { least = work; best = {down, over}; }
+      i64 slowest = rounds * (wide * (longest * 16 + layout) + longest * 2);
+      if (least < 0 || slowest < least) { least = slowest; best = {down, over, 1, 1}; }
     }
   return best;
+}
+
+// The same, each part in up to `each`, where that costs nothing: in groups of as many blocks as are multiplied with one tile
+// after the other, and in fewer tiles where the blocks of a part, of so many bytes each, stay in the second cache.
+static __attribute__((unused)) matmul_parts matmul_finer(matmul_parts parts, i64 tiles, i64 blocks, i64 group, i64 bytes,
+                                                         i64 each) {
+  const i64 wide = (blocks + parts.over - 1) / parts.over;
+  parts.blocks = index_min(each, (wide + group - 1) / group);
+  if ((wide + parts.blocks - 1) / parts.blocks * bytes <= 768 << 10)
+    parts.tiles = index_max(1, index_min(each / parts.blocks, tiles / parts.down));
+  return parts;
 }
 
 // Steps of a pass over the depth, of which one takes `most`: passes of like length, in whole vectors.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from polyfuse.symbolic import IndexLike, is_less
 from polyfuse_triton.loops.coordinates import host_text, needed
 from polyfuse_triton.loops.indexing import Indexer, Variable
+from polyfuse_triton.matmul.narrow import STEP
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Dim
 
@@ -29,6 +30,8 @@ class MatmulCoordinates:
         self.definitions: dict[str, str] = {}
         self.in_loop: dict[str, str] = {}
         self.batch: dict[str, Variable] = {}
+        if found.narrow is not None:
+            self.batch[STEP] = Variable(STEP)
         self._define_program()
         for name in ("m", "n"):
             dim = self.dims[name]
@@ -129,7 +132,7 @@ class TileCoordinates:
                 narrow = isinstance(dim.extent, int) and not wide
                 into[mask] = f"{lane} < {left}" if narrow else f"{lane} < tl.cast({left}, tl.int32)"
                 self._masks[n] = mask
-            if dim.is_one and n != "k":
+            if dim.is_one and (n != "k" or STEP in program.batch):
                 self._variables[n] = Variable(lane, frozenset((n,)), "", lane, dim.block)
             else:
                 self._variables[n] = Variable(whole, frozenset((n,)), start, lane, dim.block, wide)

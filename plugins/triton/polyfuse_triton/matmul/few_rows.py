@@ -6,17 +6,19 @@ padding. Of rows whose number is known only at run time, the most that there can
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Final
 
-from polyfuse.ir.expr import Expr
+from polyfuse.ir.expr import Expr, loads
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, coefficient, free_axes, product
+from polyfuse_triton.matmul.narrow import narrow_of
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["long_side_first", "streaming_parts", "streams", "tile_of"]
+__all__ = ["long_side_first", "narrow_rows", "streaming_parts", "streams", "tile_of"]
 
 _OLDEST: Final = 90
 """The architecture from which that was measured."""
@@ -30,11 +32,28 @@ _SHORTEST: Final = 2 * _DEPTH
 _MOST_PARTS: Final = 8
 """Parts that whoever reads a result adds up."""
 _TYPES: Final = (DType.bf16, DType.f16)
+_INSTRUCTION: Final = 16
+"""Steps of the depth that an instruction takes."""
+_NARROW_SIDE: Final = 128
+"""Columns of a narrow weight in a tile where there are many rows, which each tile reads."""
+_FEW: Final = 32
+_HALF_STAGES: Final = 3
+"""Where a byte holds two numbers, whose factors take shared memory: more programs at a time gain more than
+more stages.
+"""
+_NARROW_DEPTH: Final = 128
+"""Numbers of a step."""
+_RESIDENT: Final = 4
+"""Programs of a multiprocessor, of which each has asked for little where weights are narrow."""
+_PARTIAL: Final = 4
+"""Bytes of a weight for each byte of the parts' sums that are stored and read again, at least."""
 _UNBOUNDED: Final = 1 << 62
 
 
 def streaming_parts(matmul: Reduction, target: Target) -> int:
     """Into how many parts the depth is split; 0 where the library is as fast."""
+    if target.arch >= _OLDEST and matmul.kind == "dot" and len(matmul.axes) == 2 and _byte_axes(matmul):
+        return _narrow_parts(matmul, target)
     if target.arch < _OLDEST or matmul.kind != "dot" or len(matmul.axes) != 2 or len(matmul.raxes) != 1:
         return 0
     sizes = [axis_size(a) for a in matmul.axes]
@@ -58,10 +77,63 @@ def streaming_parts(matmul: Reduction, target: Target) -> int:
     return parts
 
 
+def _narrow_parts(matmul: Reduction, target: Target) -> int:
+    """The same for a weight of bytes that is converted in the kernel: each part has some of the groups that
+    are scaled together. 1 without groups, and where the parts' sums would take as long as the weight.
+    """
+    sizes = [axis_size(a) for a in (*matmul.axes, *matmul.raxes)]
+    counts = [n for n in sizes if isinstance(n, int)]
+    if len(counts) != len(sizes):
+        return 1
+    rows, columns = sorted(counts[:2])
+    if rows > _MOST_ROWS or columns < _FEWEST_COLUMNS:
+        return 1
+    inside, outer, depth = _byte_axes(matmul), counts[2], prod(counts[2:])
+    read = prod(n for a, n in zip(matmul.raxes, counts[2:], strict=True) if axis_name(a) in inside)
+    tiles, parts = -(-columns // _narrow_side(rows)), 1
+    while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
+        more = 2 * parts
+        if outer % more or outer // more < 2 or depth // more < _SHORTEST:
+            break
+        # the sums are four bytes each, written and read
+        if more * rows * 8 * _PARTIAL > read and tiles * parts * 8 >= 7 * target.multiprocessors:
+            break
+        parts = more
+    return parts
+
+
+def narrow_rows(matmul: Reduction) -> tuple[int, int]:
+    """Up to how many rows a weight of bytes is converted in the kernel (`narrow_weight_rows`): as many
+    as make reading it what takes time. Of types of other than 16 bits, and of groups that instructions
+    do not take whole, the rows of one instruction, without groups.
+    """
+    usual = (16, 1) if len(matmul.raxes) == 1 else (0, 0)
+    if any(value.dtype not in _TYPES for value in matmul.values):
+        return usual
+    read = [load for load in loads(*matmul.values) if load.dtype.itemsize == 1 and not load.indirect]
+    inside = [
+        axis_size(a) for a in matmul.raxes if any(coefficient(e.index, axis_name(a)) == 1 for e in read)
+    ]
+    if len(inside) != 1 or not isinstance(inside[0], int) or inside[0] % _INSTRUCTION:
+        return usual
+    return _MOST_ROWS, 1
+
+
+def _byte_axes(matmul: Reduction) -> set[str]:
+    """The axes of the depth along which bytes are read."""
+    found = {axis_name(a) for a in matmul.raxes}
+    read = [load for load in loads(*matmul.values) if load.dtype.itemsize == 1 and not load.indirect]
+    return found & {name for load in read for name in free_axes(load.index)}
+
+
 def _most(size: IndexLike) -> int:
     """The most that a size can be."""
     most = bounds(size)[1]
     return _UNBOUNDED if most is None else most
+
+
+def _narrow_side(rows: int) -> int:
+    return _SIDE if rows <= _FEW else _NARROW_SIDE
 
 
 def _side(columns: int) -> int:
@@ -87,6 +159,10 @@ def streams(found: Contraction) -> bool:
     """Whether a matmul is one of those here: each operand contiguous along the depth, and of a known size but
     for the few rows.
     """
+    narrow = narrow_of(found)
+    if narrow is not None:
+        few, many = (_extent(axes) for axes in (found.rows, found.columns)[:: -1 if narrow.is_left else 1])
+        return 2 <= few <= _MOST_ROWS and many >= _FEWEST_COLUMNS
     if len(found.depth) != 1 or not isinstance(axis_size(found.depth[0]), int):
         return False
     if not all(_is_streamed(o, axis_name(found.depth[0])) for o in (found.left, found.right)):
@@ -111,6 +187,12 @@ def _is_streamed(operand: Operand, depth: str) -> bool:
 
 def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
     """Rows, columns and depth of a tile, warps and stages that stream a matmul with its long side first."""
+    narrow = narrow_of(found)
+    if narrow is not None:
+        few = max(16, power_of_two(_extent(found.columns)))
+        side = _narrow_side(few)
+        length = min(narrow.longest, _NARROW_DEPTH // narrow.numbers)
+        return side, few, length, side // 16, _HALF_STAGES if narrow.half else _STAGES
     stages = min(_STAGES, max(2, found.shape[-1] // _DEPTH))
     side = max(16, power_of_two(_extent(found.columns)))
     return _side(_extent(found.rows)), side, _DEPTH, _WARPS, stages

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Cast, Constant, Load, Statement, Store, indices
+from polyfuse.ir.statements import Cast, Constant, Load, Statement, Store, indices, with_index
 from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, Writer
 from polyfuse.kit.contraction import Operand
 from polyfuse.plugin import Source
-from polyfuse.symbolic import Index, free_axes
+from polyfuse.symbolic import Index, IndexLike, axis, free_axes, substitute
 from polyfuse_triton.build.meta import PRODUCT
 from polyfuse_triton.dtypes import triton_type
 from polyfuse_triton.loops.coordinates import renamed
@@ -20,6 +21,7 @@ from polyfuse_triton.loops.kernel import KernelText, parameter_names
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.matmul.coordinates import MatmulCoordinates, TileCoordinates
+from polyfuse_triton.matmul.narrow import BOTH, HALF, INSIDE, STEP, Narrow, NarrowScope, stepped
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Plan
 
@@ -130,13 +132,16 @@ class _Writing:
         self._out = Writer()
         # every tile has its axes under the same names
         everything = plan.plan(found, "m", "n", "k")
+        self._uniform = KernelFacts.of(kernel).uniform
+        before = kernel
+        if found.narrow is not None:
+            kernel = stepped(kernel, found.narrow, plan.k)
         self._moved = renamed(kernel, everything, KernelFacts.of(kernel))
         self._facts = KernelFacts.of(self._moved)
-        self._uniform = KernelFacts.of(kernel).uniform
         self._moved_statement = {
             id(old): new
-            for before, after in zip(kernel.sections, self._moved.sections, strict=True)
-            for old, new in zip(before.body, after.body, strict=True)
+            for own, after in zip(before.sections, self._moved.sections, strict=True)
+            for old, new in zip(own.body, after.body, strict=True)
         }
 
     def head(self, name: str) -> str:
@@ -168,6 +173,9 @@ class _Writing:
 
     def _write_sum(self) -> None:
         """The loop over the depth, which leaves the sum in `acc`."""
+        if self._found.narrow is not None:
+            self._write_narrow_sum(self._found.narrow)
+            return
         out, found = self._out, self._found.contraction
         left, right = self._scope(_OperandScope, "mk", "a"), self._scope(_OperandScope, "kn", "b")
         for scope, operand in ((left, found.left), (right, found.right)):
@@ -185,6 +193,59 @@ class _Writing:
             for line in self.coordinates.loop_lines(body):
                 out.line(line)
             out.add(body)
+
+    def _write_narrow_sum(self, narrow: Narrow) -> None:
+        """The same where an operand is made of bytes: one matmul for each number in a byte."""
+        out, found = self._out, self._found.contraction
+        sides = ((found.left, "mk", "a"), (found.right, "kn", "b"))
+        made, dims, letter = sides[0 if narrow.is_left else 1]
+        other, other_dims, other_letter = sides[1 if narrow.is_left else 0]
+        scope = NarrowScope(*self._scope_parts(dims, letter))
+        along = (*self._found.depth, narrow.half)
+        body = [self._moved_statement[id(stmt)] for stmt in made.body]
+        hoisted = [
+            new for old, new in zip(made.body, body, strict=True) if self._uniform(old.targets[0], along)
+        ]
+        scope.at(hoisted, 0, {})
+        before = {stmt.targets[0]: scope.value(stmt.targets[0]) for stmt in hoisted}
+        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {triton_type(found.dtype)})")
+        out.line(f"for {STEP} in range(0, {narrow.bytes // self._plan.k}):")
+        with out.indented(), out.detached() as lines:
+            plain = other.plain
+            assert plain is not None
+            load = self._moved_statement[id(plain)]
+            beside = self._beside(load, other_dims, other_letter, narrow)
+            for number, text in enumerate(beside):
+                scope.at(body, number, before)
+                value = scope.value(made.value)
+                tile = scope.spread(scope.typed(value), value.dims, frozenset(dims))
+                pair = (tile, text) if narrow.is_left else (text, tile)
+                out.line(f"acc = tl.dot({', '.join(pair)}, acc{self._precision()})")
+        with out.indented():
+            for line in self.coordinates.loop_lines(lines):
+                out.line(line)
+            out.add(lines)
+
+    def _beside(self, load: Statement, dims: str, letter: str, narrow: Narrow) -> list[str]:
+        """The texts of the other operand's tiles, one for each number in a byte."""
+        if not narrow.together:
+            scope = NarrowScope(*self._scope_parts(dims, letter))
+            found = []
+            for number in range(narrow.numbers):
+                scope.at((load,), number, {})
+                value = scope.value(load.targets[0])
+                found.append(scope.spread(scope.typed(value), value.dims, frozenset(dims)))
+            return found
+        # read side by side, as memory holds them, and taken apart in registers
+        outer = dims.replace(INSIDE, "")
+        scope = NarrowScope(*self._scope_parts(f"{outer}{BOTH}", letter))
+        both: dict[str, IndexLike] = {INSIDE: 0, HALF: axis(BOTH, 2 * self._plan.k)}
+        value = scope.evaluate(with_index(load, lambda index: substitute(index, both)))
+        tile = scope.spread(value.text, value.dims, frozenset((outer, BOTH)))
+        names = [scope.name() for _ in range(narrow.numbers)]
+        shape = f"[{outer.upper()}BLOCK, KBLOCK, {narrow.numbers}]"
+        self._out.line(f"{', '.join(names)} = tl.split(tl.reshape({tile}, {shape}))")
+        return [f"tl.trans({name})" for name in names] if dims[0] == INSIDE else names
 
     def _operand(self, scope: MemoryScope, operand: Operand, dims: str) -> str:
         """The text of a whole tile of an operand."""
@@ -220,9 +281,13 @@ class _Writing:
         return "" if dtype is DType.f32 else f", out_dtype={triton_type(dtype)}"
 
     def _scope(self, kind: type[MemoryScope], names: str, letter: str) -> MemoryScope:
+        return kind(*self._scope_parts(names, letter))
+
+    def _scope_parts(self, names: str, letter: str) -> tuple[Any, ...]:
+        """What a scope for a tile of some dimensions is made of."""
         plan: Plan = self._plan.plan(self._found, *names)
         coordinates = TileCoordinates(self.coordinates, names, letter)
-        return kind(self._moved, self._facts, plan, coordinates, self._out, self.arguments, letter)
+        return self._moved, self._facts, plan, coordinates, self._out, self.arguments, letter
 
 
 def _names(stmt: Statement) -> set[str]:

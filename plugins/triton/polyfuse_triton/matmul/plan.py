@@ -12,6 +12,7 @@ from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.plugin import Config
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
 from polyfuse_triton.matmul.few_rows import long_side_first
+from polyfuse_triton.matmul.narrow import BOTH, INSIDE, Narrow, narrow_of
 from polyfuse_triton.tiling.plan import Dim, Plan
 
 __all__ = ["Matmul", "MatmulPlan", "is_tile", "matmul_of"]
@@ -30,6 +31,7 @@ class Matmul:
             memory holds them.
         sizes: extent of each axis.
         itemsize: bytes of an operand's element.
+        narrow: how an operand of bytes is walked; None where there is none.
     """
 
     contraction: Contraction
@@ -39,11 +41,18 @@ class Matmul:
     depth: tuple[str, ...]
     sizes: dict[str, IndexLike]
     itemsize: int
+    narrow: Narrow | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Example extents: batch, rows, columns, depth."""
-        return self.contraction.shape
+        """Example extents: batch, rows, columns, depth; of a depth of bytes, these."""
+        batch, rows, columns, depth = self.contraction.shape
+        return batch, rows, columns, depth // self.numbers
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of the depth a step of a tile stands for."""
+        return self.narrow.numbers if self.narrow is not None else 1
 
     @property
     def is_exact(self) -> bool:
@@ -87,12 +96,20 @@ class MatmulPlan:
         m, n, k, group, warps, stages = (config.get(f) for f in ("m", "n", "k", "group", "warps", "stages"))
         return MatmulPlan(m, n, k, group, warps, stages)
 
-    def dims(self, found: Matmul) -> tuple[Dim, Dim, Dim]:
+    def dims(self, found: Matmul) -> tuple[Dim, ...]:
         """Tile dimensions over rows, columns and depth."""
-        return (
+        outer = (
             Dim("m", found.rows, found.extent(found.rows), self.m),
             Dim("n", found.columns, found.extent(found.columns), self.n),
-            Dim("k", found.depth, found.extent(found.depth), self.k),
+        )
+        if found.narrow is None:
+            return (*outer, Dim("k", found.depth, found.extent(found.depth), self.k))
+        # of a step: which one is known where it is used
+        inside = Dim(INSIDE, (), self.k, self.k)
+        return (
+            (*outer, inside, Dim(BOTH, (), 2 * self.k, 2 * self.k))
+            if found.narrow.together
+            else (*outer, inside)
         )
 
     def plan(self, found: Matmul, *names: str) -> Plan:
@@ -116,7 +133,9 @@ def matmul_of(kernel: Kernel) -> Matmul | None:
     groups = (found.batch, found.rows, found.columns, found.depth)
     sizes = {axis_name(a): axis_size(a) for axes in groups for a in axes}
     batch, rows, columns = (tuple(axis_name(a) for a in axes) for axes in groups[:3])
-    return Matmul(found, batch, rows, columns, _in_memory_order(found), sizes, found.left.dtype.itemsize)
+    narrow = narrow_of(found)
+    depth = _in_memory_order(found) if narrow is None else narrow.depth
+    return Matmul(found, batch, rows, columns, depth, sizes, found.left.dtype.itemsize, narrow)
 
 
 def _has_instruction(left: DType, right: DType) -> bool:

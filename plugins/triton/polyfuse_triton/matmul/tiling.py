@@ -111,8 +111,12 @@ def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
     held = plan.m * plan.n // threads
     if held > _most_held(found) or held < 4:
         return False
+    if found.narrow is not None and found.narrow.longest % plan.k:
+        return False
     sides = ((found.contraction.left, plan.m), (found.contraction.right, plan.n))
-    if any(operand.plain is None and side * plan.k > _SCATTERED * threads for operand, side in sides):
+    if found.narrow is None and any(
+        operand.plain is None and side * plan.k > _SCATTERED * threads for operand, side in sides
+    ):
         return False
     if _registers(found, plan) > _REGISTERS:
         return False
@@ -165,7 +169,12 @@ def _most_held(found: Matmul) -> int:
 
 def _shared(found: Matmul, plan: MatmulPlan) -> int:
     """Bytes of shared memory that the operands of all stages take."""
-    return plan.stages * (plan.m + plan.n) * plan.k * found.itemsize
+    if found.narrow is None:
+        return plan.stages * (plan.m + plan.n) * plan.k * found.itemsize
+    # bytes on one side, and what they are multiplied with on the other; both once more as they are multiplied
+    few, many = (plan.n, plan.m) if found.narrow.is_left else (plan.m, plan.n)
+    wide = few * plan.k * found.numbers * found.itemsize
+    return plan.stages * (many * plan.k + wide) + wide + many * plan.k * found.itemsize
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,42 @@
+"""A program from a schedule and from what its kernels need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+
+from polyfuse.base.settings import Settings
+from polyfuse.ir.kernel import Kernel
+from polyfuse.program.loops.finding import Skipped
+from polyfuse.program.plan import plan
+from polyfuse.program.scratch import Scratch, with_scratch
+from polyfuse.program.series import find_series
+from polyfuse.program.steps import Program
+from polyfuse.schedule.result import Schedule
+
+__all__ = ["make_program"]
+
+
+def make_program(
+    schedule: Schedule,
+    settings: Settings,
+    scratch: Mapping[tuple[str, Kernel], Scratch],
+    joining: Set[str],
+    noted: tuple[str, ...] = (),
+    skipped: Skipped | None = None,
+) -> Program:
+    """The program of a schedule.
+
+    Args:
+        scratch: what kernels need while they run, by (backend, kernel).
+        joining: the backends whose launches one call can carry out.
+        noted: symbols whose values each call leaves behind.
+        skipped: the layers that the schedule leaves out.
+
+    Raises:
+        NotALoop: these have no loop.
+    """
+    program = plan(with_scratch(schedule, scratch), settings, observe=settings.observe, skipped=skipped)
+    if settings.launch_series:
+        program = replace(program, series=find_series(program, joining))
+    return replace(program, noted=noted)

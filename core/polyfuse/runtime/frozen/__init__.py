@@ -1,0 +1,39 @@
+"""Frozen constants: values that follow from the parameters of a model alone, such as weights laid out for a
+library. They are computed when parameters are met for the first time, and again when these have changed.
+
+`entries` sees whether parameters changed. `values` has programs that take such values as inputs, and `calls`
+operators that a program calls once for each parameter. What is frozen is decided elsewhere, by
+`frontend.freezing` and by autotuning.
+"""
+
+from polyfuse.runtime.frozen.calls import (
+    CHECKED,
+    FROZEN,
+    ONCE,
+    TOGETHER,
+    CheckedCall,
+    FrozenCall,
+    FrozenCalls,
+)
+from polyfuse.runtime.frozen.values import (
+    FrozenOperand,
+    FrozenProgram,
+    FrozenStep,
+    FrozenValues,
+    PackedInputs,
+)
+
+__all__ = [
+    "CHECKED",
+    "FROZEN",
+    "ONCE",
+    "TOGETHER",
+    "CheckedCall",
+    "FrozenCall",
+    "FrozenCalls",
+    "FrozenOperand",
+    "FrozenProgram",
+    "FrozenStep",
+    "FrozenValues",
+    "PackedInputs",
+]

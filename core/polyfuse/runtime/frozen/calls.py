@@ -1,0 +1,180 @@
+"""Calls of operators that are made once for each parameter."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
+
+__all__ = ["CHECKED", "FROZEN", "ONCE", "TOGETHER", "CheckedCall", "FrozenCall", "FrozenCalls"]
+
+FROZEN = "frozen."
+"""Before the name of an operator that is called through `FrozenCall`."""
+
+TOGETHER = "frozen.together."
+"""Before the name of an operator that is called through `FrozenCalls`."""
+
+CHECKED = "checked."
+"""Before the name of an operator that is called through `CheckedCall`."""
+
+ONCE = (FROZEN, CHECKED)
+"""All such beginnings."""
+
+_RUN = 64
+"""Numbers of a parameter that are multiplied with random ones together, where they divide it."""
+
+_BITS = {2: torch.int16, 4: torch.int32}
+"""Types of as many bytes, in which NaN is equal to itself; others are seen as numbers of 64 bits."""
+
+
+class FrozenCall:
+    """Called as the operator is, with a parameter first and with plain values. A result lives as long as its
+    parameter.
+    """
+
+    def __init__(self, operator: Callable[..., Any]) -> None:
+        self._operator = operator
+        self._known: dict[tuple[int, Hashable], Entry] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, parameter: torch.Tensor, *args: Any) -> Any:
+        key: tuple[int, Hashable] = (id(parameter), args)
+        try:
+            entry = self._known.get(key)
+        except TypeError:  # lists among them
+            key = id(parameter), tuple(tuple(a) if isinstance(a, list) else a for a in args)
+            entry = self._known.get(key)
+        if entry is not None and entry.is_current((parameter,)):
+            return entry.value
+        with self._lock:
+            now = stamp_of((parameter,))
+            # a tensor made in inference mode would not say when it is written to
+            with torch.inference_mode(False), torch.no_grad():
+                result = self._operator(parameter.detach(), *args)
+            known = weakref.ref(parameter, lambda _: self._known.pop(key, None))
+            self._known[key] = Entry((known,), now, result)
+            return result
+
+
+@dataclass
+class _Row(Entry):
+    """What a program is given for all its parameters.
+
+    Attributes:
+        plain: the values beside each parameter: the object that came with the call.
+    """
+
+    plain: tuple[Any, ...]
+
+
+class FrozenCalls:
+    """`FrozenCall` for all parameters of a program at once: called with these, and a tuple of plain values
+    for each. Returns as many results. Programs hold the plain values as one constant, which is known by its
+    identity.
+    """
+
+    def __init__(self, operator: Callable[..., Any]) -> None:
+        self._each = FrozenCall(operator)
+        self._known: OrderedDict[tuple[int, ...], _Row] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...]:
+        key = tuple(map(id, parameters))
+        row = self._known.get(key)
+        if row is None or row.plain is not plain or not row.is_current(parameters):
+            row = self._renewed(key, parameters, plain)
+        values: tuple[Any, ...] = row.value
+        return values
+
+    def _renewed(
+        self, key: tuple[int, ...], parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]
+    ) -> _Row:
+        with self._lock:
+            now = stamp_of(parameters)
+            values = tuple(self._each(p, *given) for p, given in zip(parameters, plain, strict=True))
+            gone = partial(forget, weakref.ref(self), key)
+            row = self._known[key] = _Row(tuple(weakref.ref(p, gone) for p in parameters), now, values, plain)
+            while len(self._known) > MOST_MODELS:
+                self._known.popitem(last=False)
+            return row
+
+
+class CheckedCall(FrozenCall):
+    """`FrozenCall` for users who did not ask for it: each call looks at the parameter's numbers, too, for
+    they can be written to in ways that leave no trace, such as through `parameter.data`.
+
+    Each run of numbers in memory is multiplied with a fixed vector of random numbers. A change that leaves
+    all these products as they were is so small that a layer would round it away as well. Reading a parameter
+    takes a fraction of the time that laying it out does.
+    """
+
+    def __init__(self, operator: Callable[..., Any]) -> None:
+        super().__init__(operator)
+        self._seen: dict[int, _Snapshot] = {}
+
+    def __call__(self, parameter: torch.Tensor, *args: Any) -> Any:
+        number = id(parameter)
+        seen = self._seen.get(number)
+        if seen is None or not seen.still(parameter):
+            with self._lock:
+                for key in [key for key in self._known if key[0] == number]:
+                    del self._known[key]
+                known = weakref.ref(parameter, lambda _: self._seen.pop(number, None))
+                self._seen[number] = _Snapshot.of(parameter, known)
+        return super().__call__(parameter, *args)
+
+
+@dataclass(frozen=True, eq=False)
+class _Snapshot:
+    """What a dense parameter was when it was looked at.
+
+    Attributes:
+        parameter: that it belongs to.
+        address: of its memory.
+        runs: a view of that memory, a row for each run.
+        probe: random numbers between 1 and 2, by which each run is multiplied.
+        bits: of the products.
+    """
+
+    parameter: weakref.ref[torch.Tensor]
+    address: int
+    runs: torch.Tensor
+    probe: torch.Tensor
+    bits: torch.Tensor
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor]) -> _Snapshot:
+        count, dtype = parameter.numel(), parameter.dtype
+        # short runs are read one after the other; of long ones, the library reads several side by side
+        run = _RUN if count % _RUN == 0 else count // parameter.shape[0]
+        with torch.inference_mode(False), torch.no_grad():
+            runs = torch.as_strided(parameter.detach(), (count // run, run), (run, 1))
+            probe = _probe(run, dtype)
+            return cls(known, parameter.data_ptr(), runs, probe, _bits(torch.mv(runs, probe)))
+
+    def still(self, parameter: torch.Tensor) -> bool:
+        """Whether this is the parameter, and its numbers are the same."""
+        known = self.parameter()
+        if known is None or known is not parameter or known.data_ptr() != self.address:
+            return False
+        return torch.equal(self.bits, _bits(torch.mv(self.runs, self.probe)))
+
+
+def _bits(numbers: torch.Tensor) -> torch.Tensor:
+    """The same as integers, where NaN is equal to itself."""
+    return numbers.view(_BITS.get(numbers.dtype.itemsize, torch.int64))
+
+
+@lru_cache(maxsize=256)
+def _probe(length: int, dtype: torch.dtype) -> torch.Tensor:
+    with torch.inference_mode(False):
+        own = torch.Generator().manual_seed(length)
+        return torch.rand(length, generator=own, dtype=dtype) + 1

@@ -1,0 +1,234 @@
+"""Programs whose last inputs follow from the parameters of a model, and what computes these."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
+from polyfuse.torch_compat.ops import resolve
+from polyfuse.torch_compat.tracing.pytree import flatten, unflatten
+
+__all__ = ["FrozenOperand", "FrozenProgram", "FrozenStep", "FrozenValues", "PackedInputs"]
+
+_CONSTANT_BYTES = 1 << 20
+"""Larger constants are not copied into an entry of the graph cache."""
+
+_Values = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
+_Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]] | None
+
+
+@dataclass(frozen=True)
+class FrozenOperand:
+    """Instead of an argument: a parameter, a constant, or the result of an earlier step."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class FrozenStep:
+    """A call of an operator.
+
+    Attributes:
+        op: its name such as `aten.mul.Tensor`; `getitem` for one of several results; `laid_out` with a size
+            and a stride for the same numbers in that layout.
+        args, kwargs: `FrozenOperand` and plain values, in tuples and lists, too.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def run(self, made: Sequence[Any]) -> Any:
+        """Its result, from what was made before."""
+        call = _OWN.get(self.op) or resolve(self.op)
+        leaves, nesting = flatten((self.args, dict(self.kwargs)))
+        filled = [made[leaf.number] if isinstance(leaf, FrozenOperand) else leaf for leaf in leaves]
+        args, kwargs = unflatten(filled, nesting)
+        return call(*args, **kwargs)
+
+    def takes(self) -> set[int]:
+        """Numbers of what it needs."""
+        leaves, _ = flatten((self.args, dict(self.kwargs)))
+        return {leaf.number for leaf in leaves if isinstance(leaf, FrozenOperand)}
+
+    def renumbered(self, numbers: Mapping[int, int]) -> FrozenStep:
+        """The step with operands of other numbers."""
+        leaves, nesting = flatten((self.args, dict(self.kwargs)))
+        moved = [FrozenOperand(numbers[x.number]) if isinstance(x, FrozenOperand) else x for x in leaves]
+        return FrozenStep(self.op, *unflatten(moved, nesting))
+
+
+@dataclass(frozen=True)
+class PackedInputs:
+    """What a program takes as inputs behind those of its graph: what operators make of some of these, once
+    for all calls.
+
+    Attributes:
+        steps: the calls, whose `FrozenOperand`s are positions among the inputs of the graph.
+        layouts: size and stride of each result; None: it is no tensor with strides.
+        unread: positions of inputs of the graph that the program does not take.
+    """
+
+    steps: tuple[FrozenStep, ...]
+    layouts: tuple[_Layout, ...]
+    unread: frozenset[int]
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenValues:
+    """Computes values from the parameters of a model: the same for all numbers in them, so that it can be
+    stored without them.
+
+    Attributes:
+        sources: positions of the parameters among the inputs of a graph.
+        constants: tensors that the graph holds.
+        steps: calls, in order; a number of `FrozenOperand` counts parameters, then constants, then these.
+        results: which of these numbers are the values.
+        layouts: size and stride of each value; None: it is no tensor with strides.
+        folded: how many operations went into the weights of a convolution.
+    """
+
+    sources: tuple[int, ...] = ()
+    constants: tuple[torch.Tensor, ...] = ()
+    steps: tuple[FrozenStep, ...] = ()
+    results: tuple[int, ...] = ()
+    layouts: tuple[_Layout, ...] = ()
+    folded: int = 0
+
+    def __call__(self, given: Sequence[Any]) -> list[torch.Tensor]:
+        """The values, in the layouts that the graph was compiled for."""
+        with torch.inference_mode(False), torch.no_grad():
+            return [
+                value if layout is None else _laid_out(value, *layout)
+                for value, layout in zip(self.compute(*given), self.layouts, strict=True)
+            ]
+
+    def compute(self, *given: Any) -> list[torch.Tensor]:
+        """The values, laid out as operators leave them. What no later step takes is released."""
+        made: list[Any] = [*given, *self.constants]
+        first = len(made)
+        last = {number: first + k for k, step in enumerate(self.steps) for number in step.takes()}
+        needed = {*self.results, *range(first)}
+        for number, step in enumerate(self.steps, first):
+            made.append(step.run(made))
+            for taken in step.takes():
+                if last[taken] == number and taken not in needed:
+                    made[taken] = None
+        return [made[number] for number in self.results]
+
+    def packed(self, inputs: PackedInputs, count: int) -> FrozenValues:
+        """What computes the last inputs of a program that takes packed ones.
+
+        Args:
+            count: of the graph's inputs that calls pass; those behind them are these values.
+        """
+        taken = {position for step in inputs.steps for position in step.takes()}
+        further = sorted(p for p in taken if p < count and p not in self.sources)
+        sources = (*self.sources, *further)
+        first = len(sources) + len(self.constants)
+        moved = [*range(len(self.sources)), *range(len(sources), first + len(self.steps))]
+        numbers = dict(enumerate(moved))
+        steps = [step.renumbered(numbers) for step in self.steps]
+        at = {position: number for number, position in enumerate(sources)}
+        results: list[int] = []
+        layouts: list[_Layout] = []
+        for position, (result, layout) in enumerate(zip(self.results, self.layouts, strict=True), count):
+            at[position] = numbers[result]
+            if position in taken and layout is not None:
+                at[position] = first + len(steps)
+                steps.append(FrozenStep("laid_out", (FrozenOperand(numbers[result]), *layout), {}))
+            if position not in inputs.unread:
+                results.append(at[position])
+                layouts.append(layout)
+        results += range(first + len(steps), first + len(steps) + len(inputs.steps))
+        steps += [step.renumbered(at) for step in inputs.steps]
+        return replace(
+            self,
+            sources=sources,
+            steps=tuple(steps),
+            results=tuple(results),
+            layouts=(*layouts, *inputs.layouts),
+        )
+
+
+def _laid_out(value: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    if tuple(value.stride()) == stride:
+        return value
+    return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).copy_(value)
+
+
+_OWN: Mapping[str, Callable[..., Any]] = {"getitem": operator.getitem, "laid_out": _laid_out}
+
+
+class FrozenProgram:
+    """Called as the program is, but without its last inputs.
+
+    Args:
+        program: takes one list, which it empties.
+        values: computes the last inputs from the parameters.
+        sources: positions of the parameters.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self, program: Callable[[list[Any]], Sequence[Any]], values: _Values, sources: Sequence[int]
+    ) -> None:
+        self.program = program
+        self._compute = values
+        self._sources = tuple(sources)
+        self._known: OrderedDict[tuple[int, ...], Entry] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def cache_record(self) -> Any:
+        """What the graph cache stores: the program's record, with how the values are computed."""
+        record: Any = getattr(self.program, "cache_record", "it falls back to eager")
+        if isinstance(record, str) or not isinstance(self._compute, FrozenValues):
+            return record
+        constants = self._compute.constants
+        if any(type(constant) is not torch.Tensor or constant.requires_grad for constant in constants):
+            return "its parameters meet a constant that is no plain tensor"
+        if sum(constant.nbytes for constant in constants) > _CONSTANT_BYTES:
+            return "its constants are large"
+        return replace(record, frozen=self._compute)
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        given = [args[i] for i in self._sources]
+        entry = self._known.get(tuple(map(id, given)))
+        if entry is None or not entry.is_current(given):
+            entry = self._renewed(given)
+        args.extend(entry.value)
+        return self.program(args)
+
+    def _renewed(self, given: Sequence[torch.Tensor]) -> Entry:
+        key = tuple(map(id, given))
+        with self._lock:
+            entry = self._known.get(key)
+            if entry is not None and entry.is_current(given):
+                return entry
+            now = stamp_of(given)
+            values = self._compute(given)
+            if entry is not None and entry.is_of(given):
+                # at the same addresses, which recordings of the program may hold
+                entry.value = [
+                    old.copy_(new) if old.layout is torch.strided else new
+                    for old, new in zip(entry.value, values, strict=True)
+                ]
+                entry.stamp = now
+                return entry
+            gone = partial(forget, weakref.ref(self), key)
+            entry = self._known[key] = Entry(tuple(weakref.ref(t, gone) for t in given), now, values)
+            while len(self._known) > MOST_MODELS:
+                self._known.popitem(last=False)
+            return entry

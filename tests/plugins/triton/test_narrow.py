@@ -1,0 +1,148 @@
+"""Weights of 8 and 4 bits that a matmul of several rows reads as they are stored, and scales in registers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from requirements import TRITON
+
+pytest.importorskip("triton", reason=TRITON)
+
+from polyfuse.plugin import Source
+from polyfuse_triton.build.meta import KernelMeta
+from polyfuse_triton.codegen import emit
+from polyfuse_triton.target import known_target
+from triton_gemms import kernel_of
+from triton_interpreted import in_interpreter
+
+
+def low_first(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Two numbers in a byte, the first one in its lower half."""
+    return torch.stack([(w & 15).to(x.dtype), (w >> 4).to(x.dtype)], -1)
+
+
+def high_first(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Two numbers in a byte, the first one in its upper half."""
+    return torch.stack([(w >> 4) & 15, w & 15], -1).to(x.dtype)
+
+
+def signed(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Two numbers in a byte, with a sign in the upper bit of each half."""
+    wide = w.view(torch.int8)
+    return torch.stack([(wide << 4) >> 4, wide >> 4], -1).to(x.dtype)
+
+
+def whole(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """One number in a byte."""
+    return w.to(x.dtype)
+
+
+def one_scale(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The same, where no groups divide the depth."""
+    return w.view(torch.int8).to(x.dtype)
+
+
+PACKED = {f.__name__: f for f in (low_first, high_first, signed, whole, one_scale)}
+
+
+def faults(name: str, rows: int, group: int, dtype: torch.dtype, dynamic: bool = False) -> list[str]:
+    """What is wrong with a layer whose weight is taken apart by a function of `PACKED`: 256 columns, a depth
+    of 512.
+    """
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
+    from triton_interpreted import offer
+
+    offer()
+    torch._dynamo.reset()
+    reset_reports()
+    torch.manual_seed(0)
+    columns, depth, apart = 256, 512, PACKED[name]
+    numbers, groups = (1, 1 if name == "one_scale" else depth // group)
+    numbers = 1 if name in ("whole", "one_scale") else 2
+    w = torch.randint(0, 256, (columns, depth // numbers), dtype=torch.uint8)
+    zero = torch.randint(0, 16, (columns, groups)).to(dtype)
+    scale = torch.rand(columns, groups, dtype=dtype) + 0.5
+
+    def layer(x, w, zero, scale):
+        weight = (apart(w, x).reshape(columns, groups, -1) - zero[:, :, None]) * scale[:, :, None]
+        return torch.nn.functional.linear(x, weight.reshape(columns, depth)).relu()
+
+    x = torch.randn(rows, depth, dtype=dtype)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=64)
+    found = torch.compile(layer, backend="polyfuse", options={"backends": "interpreted"})(x, w, zero, scale)
+    truth = layer(x.double(), w, zero.double(), scale.double())
+    off, usual = (
+        float((t.double() - truth).norm() / truth.norm()) for t in (found, layer(x, w, zero, scale))
+    )
+    wrong = [f"off by {off}, where eager mode is by {usual}"] if off > 1.5 * usual + 1e-6 else []
+    (report,) = last_reports()
+    return wrong + [f"calls {call}" for call in report.calls]
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("rows, group, dtype", [(8, 64, torch.bfloat16), (40, 128, torch.float16)])
+def test_layers(name: str, rows: int, group: int, dtype: torch.dtype) -> None:
+    assert not in_interpreter(faults, name, rows, group, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("rows", [2, 3, 16, 17, 64])
+@pytest.mark.parametrize("group", [16, 32, 256])
+def test_layers_of_other_sizes(name: str, rows: int, group: int) -> None:
+    assert not in_interpreter(faults, name, rows, group, torch.bfloat16)
+
+
+TEXT = """
+kernel narrow on cuda {
+ numerics fast
+ axes p0{8} ~ 8, p1{1024} ~ 1024
+ raxes r0{16} ~ 16, r1{32} ~ 32, r2{2} ~ 2
+ in x: bf16[8192] aligned
+ in w: u8[524288] aligned
+ in s: bf16[16384] aligned
+ out out0: f32[8192] aligned
+ once {
+  one = const i64 1
+  none = const u8 0
+  low = const u8 15
+  four = const u8 4
+ }
+ loop {
+  a = load bf16 x[1024*p0 + 64*r0 + 2*r1 + r2]
+  at = index i64 <r2>
+  first = lt bool (at, one)
+  b0 = load u8 w[512*p1 + 32*r0 + r1] if first else none
+  b1 = bitwise_and u8 (b0, low)
+  second = ge bool (at, one)
+  b2 = load u8 w[512*p1 + 32*r0 + r1] if second else none
+  b3 = shift_right u8 (b2, four)
+  b4 = where u8 (first, b1, b3)
+  b5 = cast f32 (b4)
+  s0 = load bf16 s[16*p1 + r0]
+  s1 = cast f32 (s0)
+  b6 = mul f32 (b5, s1)
+  b = cast bf16 (b6)
+  acc = reduce f32 dot (a, b)
+ }
+ once {
+  store f32 set out0[1024*p0 + p1] = acc
+ }
+}
+"""
+
+
+@pytest.mark.quick(1)
+def test_a_byte_is_read_once_and_is_converted_in_registers() -> None:
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
+
+    source = emit(kernel_of(TEXT), None, known_target("sm_90"))
+    assert source.text.count("tl.load(") == 3 and source.text.count("tl.dot(") == 2
+    function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
+    made = compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, False)
+    # bytes arrive past registers while others are multiplied, and weights are the operand that registers hold
+    assert "cp.async" in made.ptx and "wgmma.mma_async.sync.aligned.m64n16k16" in made.ptx
+    assert made.spilled_bytes == 0
