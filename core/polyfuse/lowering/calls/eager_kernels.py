@@ -23,6 +23,7 @@ import torch
 from polyfuse.base.settings import Settings
 from polyfuse.lowering.calls.extern import call
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.shapes.pooling_rows import by_rows
 from polyfuse.plugin.lowering import Lowering
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
@@ -139,11 +140,14 @@ def _lost(traced: TracedCall, own: Lowering, rows: Mapping[Any, Lowering | None]
 
 
 def _max_pool(traced: TracedCall) -> Preferred:
-    """Up to some size of the windows they are one expression; larger ones are a loop that tests at each
-    position whether it is inside the image.
+    """Up to some size of the windows they are one expression, and where they overlap much they are pooled
+    by rows; others are a loop that tests at each position whether it is inside the image.
     """
-    windows = math.prod(_pair(traced.argument(1)))
+    kernel = _pair(traced.argument(1))
+    stride, windows = _pair(traced.argument(2, ()) or kernel), math.prod(kernel)
     if not traced.has_channels_last(traced.result) or windows <= _ONE_EXPRESSION:
+        return Preferred()
+    if by_rows(kernel, stride, str(traced.result.device)):
         return Preferred()
     return Preferred(f"with the channels last, it reads windows of {windows} faster than a loop", windows / 2)
 

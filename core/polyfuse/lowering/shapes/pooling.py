@@ -26,6 +26,7 @@ from polyfuse.lowering.shapes.windows import (
     adaptive_windows,
     added,
     element,
+    ordered_as,
     pooled_rank,
     steps_of,
     sum_over_windows,
@@ -34,7 +35,7 @@ from polyfuse.lowering.shapes.windows import (
 )
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import make
-from polyfuse.symbolic import IndexLike, contiguous_strides, maximum, minimum
+from polyfuse.symbolic import IndexLike, maximum, minimum
 
 _MANY = 4
 """Elements of a window from which on what it passes back is stored."""
@@ -186,17 +187,9 @@ def adaptive_avg_pool_backward(
             ctx.realize(found, "read by many elements")
         size = (*grad.size[: lead + d], *result.size[lead + d :])
         spread = _spread_out(found, lead + d, size)
-        like = result if d == 0 else TensorValue(kind, kind.torch, grad.device, size, _ordered(size, result))
+        like = result if d == 0 else ordered_as(result, kind, size)
         found = ctx.lazy(like, spread)
     return found
-
-
-def _ordered(size: tuple[IndexLike, ...], like: TensorValue) -> tuple[IndexLike, ...]:
-    """Dense strides, the channels innermost where those of `like` are."""
-    if like.rank < 4 or like.stride[1] != 1 or like.size[1] == 1:
-        return contiguous_strides(size)
-    outer, inner, *rest = contiguous_strides((size[0], *size[2:], size[1]))
-    return (outer, rest[-1], inner, *rest[:-1])
 
 
 def _spread_out(shares: TensorValue, dim: int, size: tuple[IndexLike, ...]) -> Expr:

@@ -14,6 +14,7 @@ from polyfuse.lowering.indexing.conditions import exists
 from polyfuse.lowering.indexing.scatter import neutral
 from polyfuse.lowering.reductions.reduction import reduce
 from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.shapes.pooling_rows import by_rows, first_largest, maximum_by_rows
 from polyfuse.lowering.shapes.windows import (
     LARGEST_WRITTEN_OUT,
     AnyWindows,
@@ -61,6 +62,8 @@ def _maximum(
     kind, rank, counts = best.kernel_type.compute, best.rank, w.counts
     if kind is DType.bool:
         raise UnsupportedError("no kernel computes maxima of windows of truth values")
+    if isinstance(w, Windows) and by_rows(w.kernel, w.stride, value.device):
+        return maximum_by_rows(ctx, node, value, w, best, position)
     lowest = neutral("max", kind)
 
     def taps() -> Iterator[tuple[Expr, Expr]]:
@@ -80,7 +83,7 @@ def _maximum(
         return element(w, value, p[:rank], at, lowest), here
 
     if math.prod(counts) <= LARGEST_WRITTEN_OUT:
-        return _first_largest(ctx, taps(), best, position)
+        return first_largest(ctx, taps(), best, position)
     target = best if best.dtype is kind else ctx.temporary(kind, best.device, best.size)
     space, dims = (*best.size, *counts), range(rank, rank + len(counts))
     found = ctx.temporary(DType.i64, position.device, position.size) if kind.is_float else position
@@ -111,21 +114,6 @@ def _last_nan(
 
     target = ctx.temporary(kind, position.device, position.size)
     return cast(reduce(ctx, "max", space, range(rank, len(space)), values, (target,))[0], DType.i64)
-
-
-def _first_largest(
-    ctx: LoweringContext, taps: Iterator[tuple[Expr, Expr]], best: TensorValue, position: TensorValue
-) -> tuple[TensorValue, TensorValue]:
-    """The largest of a few elements, each with its position, and the position of the first that large."""
-    top, where_ = next(taps)
-    for item, here in taps:
-        # a NaN beats everything and is beaten by the next NaN, as eager mode has it
-        wins = make("gt", item, top)
-        if item.dtype.is_float:
-            wins = make("bitwise_or", wins, make("isnan", item))
-        where_ = where(wins, here, where_)
-        top = make("maximum", top, item)
-    return ctx.lazy(best, top), ctx.lazy(position, where_)
 
 
 def _flat(indices: Axes, size: Axes) -> IndexLike:

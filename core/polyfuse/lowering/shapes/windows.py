@@ -11,12 +11,13 @@ from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const
+from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import all_of, at_least, exists, less, masked
 from polyfuse.lowering.reductions.reduction import reduce
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import make
-from polyfuse.symbolic import IndexLike, maximum, product
+from polyfuse.symbolic import IndexLike, contiguous_strides, maximum, product
 
 LARGEST_WRITTEN_OUT = 25
 """Most terms of a sum, or elements of a window, that are written out; more are reduced by a loop."""
@@ -173,6 +174,15 @@ def windows_of(rank: int, kernel: Any, stride: Any, padding: Any, dilation: Any 
         spread(padding, (0,) * rank),
         spread(dilation, (1,) * rank),
     )
+
+
+def ordered_as(like: TensorValue, dtype: DType, size: tuple[IndexLike, ...]) -> TensorValue:
+    """A dense value of another size and no content yet, its channels innermost where those of `like` are."""
+    stride = contiguous_strides(size)
+    if like.rank >= 4 and like.stride[1] == 1 and like.size[1] != 1:
+        outer, inner, *rest = contiguous_strides((size[0], *size[2:], size[1]))
+        stride = (outer, rest[-1], inner, *rest[:-1])
+    return TensorValue(dtype, dtype.torch, like.device, size, stride)
 
 
 def adaptive_windows(size: Axes, out: Axes) -> AdaptiveWindows:
