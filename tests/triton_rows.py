@@ -1,7 +1,9 @@
-"""A layer of one row, compiled with Triton where it is interpreted."""
+"""Layers of one and of few rows, compiled with Triton where it is interpreted."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,13 +33,47 @@ class Layer(nn.Module):
 
 def faults(width: int, dtype: str, norm: str) -> tuple[list[str], list[str]]:
     """What is wrong with the layer, and the texts of its kernels; runs where Triton interprets."""
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
+    model = Layer(width, kind, getattr(nn, norm))
+    wrong, texts, report = _compared(model, torch.randn(1, width).to(kind))
+    if report.calls or report.kernels != 5:
+        wrong.append(f"{report.kernels} launches and the calls {report.calls} instead of 5 launches")
+    return wrong, texts
+
+
+class Projections(nn.Module):
+    """Some linear layers of one operand."""
+
+    def __init__(self, depth: int, columns: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(depth, n, bias=False) for n in columns)
+        self.to(torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(layer(x) for layer in self.layers)
+
+
+def projection_faults(columns: Sequence[int], rows: int) -> tuple[list[str], list[str]]:
+    """What is wrong with projections of a few rows, and the texts of their kernels; runs where Triton
+    interprets.
+    """
+    seed = random.randrange(1 << 30)
+    torch.manual_seed(seed)
+    wrong, texts, report = _compared(Projections(512, columns), torch.randn(rows, 512).bfloat16())
+    if report.calls:
+        wrong.append(f"the calls {report.calls}")
+    return [f"{text} (seed {seed})" for text in wrong], texts
+
+
+def _compared(model: nn.Module, x: torch.Tensor) -> tuple[list[str], list[str], Any]:
+    """Which results are further from the truth than eager mode's, the texts of kernels, and the report."""
     from polyfuse.compiler.reports.report import last_reports, reset_reports
     from triton_interpreted import InterpretedTriton, offer
 
     offer()
     torch._dynamo.reset()
     reset_reports()
-    torch.manual_seed(0)
     texts: list[str] = []
     emit = InterpretedTriton.emit
 
@@ -46,8 +82,6 @@ def faults(width: int, dtype: str, norm: str) -> tuple[list[str], list[str]]:
         texts.append(found.text)
         return found
 
-    model = Layer(width, getattr(torch, dtype), getattr(nn, norm))
-    x = torch.randn(1, width).to(getattr(torch, dtype))
     InterpretedTriton.emit = noting  # type: ignore[method-assign]
     try:
         with torch.no_grad():
@@ -58,11 +92,9 @@ def faults(width: int, dtype: str, norm: str) -> tuple[list[str], list[str]]:
     finally:
         InterpretedTriton.emit = emit  # type: ignore[method-assign]
     wrong = []
-    for name, got, plain, wanted in zip(("result", "k"), found, eager, truth, strict=True):
+    for number, (got, plain, wanted) in enumerate(zip(found, eager, truth, strict=True)):
         off, usual = (float((t.double() - wanted).norm() / wanted.norm()) for t in (got, plain))
         if off > 1.5 * usual + 1e-6:
-            wrong.append(f"{name}: off by {off}, where eager mode is by {usual}")
+            wrong.append(f"result {number}: off by {off}, where eager mode is by {usual}")
     (report,) = last_reports()
-    if report.calls or report.kernels != 5:
-        wrong.append(f"{report.kernels} launches and the calls {report.calls} instead of 5 launches")
-    return wrong, texts
+    return wrong, texts, report

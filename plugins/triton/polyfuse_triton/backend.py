@@ -97,7 +97,7 @@ class TritonBackend(Backend):
         return estimate(kernel, config, self.target)
 
     def may_group(self, kernel: Kernel) -> Claim:
-        """Loops of known sizes without reductions, and matmuls of a matrix and a row."""
+        """Loops of known sizes without reductions, and matmuls of a matrix and few rows."""
         from polyfuse_triton.codegen import may_group
 
         return may_group(kernel, self.target)

@@ -16,6 +16,7 @@ from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.loops.aliases import refused_aliases
 from polyfuse_triton.loops.group import grouped_text
 from polyfuse_triton.loops.kernel import KernelText, kernel_text
+from polyfuse_triton.matmul.few_rows import streams
 from polyfuse_triton.matmul.kernel import matmul_text
 from polyfuse_triton.matmul.multiply_add import as_sums
 from polyfuse_triton.matmul.plan import MatmulPlan, is_tile, matmul_of
@@ -60,18 +61,21 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> Sequence[Confi
 
 
 def may_group(kernel: Kernel, target: Target) -> Claim:
-    """Loops that compute each element by itself and matmuls of a matrix and a row, of known sizes: how many
-    programs each part has is text.
+    """Loops that compute each element by itself and matmuls of a matrix and few rows, of known sizes: how
+    many programs each part has is text.
     """
     if kernel.row_buffers or any(arg.kind == "size" for arg in kernel.args):
         return No("only loops of known sizes without row buffers become parts of a kernel")
     if not kernel.raxes:
         return Yes()
-    if matmul_of(kernel) is None and matrices_of_row(kernel, KernelFacts.of(kernel)):
+    matmul = matmul_of(kernel)
+    if matmul is not None and streams(matmul.contraction):
+        return Yes()
+    if matmul is None and matrices_of_row(kernel, KernelFacts.of(kernel)):
         plan = choose_plan(kernel, target, None)
         if plan.persistent and plan.groups is None and not plan.is_shared:
             return Yes()
-    return No("of kernels with reductions, only matmuls of a matrix and a row become parts of a kernel")
+    return No("of kernels with reductions, only matmuls of a matrix and few rows become parts of a kernel")
 
 
 def _grouped(kernel: Kernel, target: Target) -> Source:

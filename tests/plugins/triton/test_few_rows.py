@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,15 +13,19 @@ from requirements import TRITON
 pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.ir.expr import cast, load
+from polyfuse.ir.kernel import KernelPart
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
+from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, axis, symbol
-from polyfuse_triton.codegen import configs, emit
+from polyfuse_triton.build.meta import KernelMeta
+from polyfuse_triton.codegen import configs, emit, may_group
 from polyfuse_triton.matmul.few_rows import narrow_rows, streaming_parts
 from polyfuse_triton.matmul.plan import matmul_of
 from polyfuse_triton.target import known_target
 from triton_gemms import Case, kernel_of, matmul_faults
 from triton_interpreted import in_interpreter
+from triton_rows import projection_faults
 
 HOPPER = known_target("sm_90")
 
@@ -111,6 +116,43 @@ def test_the_tile_of_many_columns() -> None:
     assert [config.get(name) for name in ("m", "n", "k", "warps", "stages")] == [64, 16, 128, 4, 5]
     # the weight is operand A, whose rows fill the instruction
     assert "(kla + mla * 2048)" in emit(kernel, config, HOPPER).text
+
+
+def test_which_become_parts_of_a_launch() -> None:
+    few = Case(16, 512, 2048, right_by_rows=False, out="bf16")
+    assert may_group(kernel_of(few), HOPPER)
+    assert may_group(kernel_of(replace(few, epilogue="bias_gelu")), HOPPER)
+    for other in (
+        replace(few, m=128),
+        replace(few, m="s0~16", most=64),
+        replace(few, dtype="f32", out="f32"),
+    ):
+        assert not may_group(kernel_of(other), HOPPER), str(other)
+
+
+@pytest.mark.quick(1)
+def test_projections_of_one_operand_are_one_launch() -> None:
+    """Different numbers of columns, none of which fills its last tile."""
+    wrong, texts = in_interpreter(projection_faults, (300, 260, 260), 5)
+    assert not wrong
+    assert sum("if program <" in text and "tl.dot" in text for text in texts) == 1
+
+
+@pytest.mark.quick(1)
+def test_parts_compile_as_one_kernel() -> None:
+    """The loop of each copies past registers."""
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
+
+    one = Case(8, 2048, 2048, right_by_rows=False, out="f32")
+    parts = [kernel_of(case) for case in (one, replace(one, n=512))]
+    args = [replace(arg, name=f"{arg.name}_{k}") for k, part in enumerate(parts) for arg in part.args]
+    args.sort(key=lambda arg: arg.kind)
+    joined = tuple(KernelPart(p, tuple(f"{arg.name}_{k}" for arg in p.args)) for k, p in enumerate(parts))
+    whole = replace(parts[0], axes=(), raxes=(), sections=(), size_hints=(), args=tuple(args), parts=joined)
+    source = emit(whole, None, HOPPER)
+    function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
+    made = compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, False)
+    assert made.spilled_bytes == 0 and "wgmma" in made.ptx and "ld.global" not in made.ptx
 
 
 @pytest.mark.gpu

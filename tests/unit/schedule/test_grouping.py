@@ -13,7 +13,7 @@ from polyfuse.ir.text.parse import parse_kernel
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.kit.roofline import work_of
-from polyfuse.plugin import Claim, Yes
+from polyfuse.plugin import Claim, TargetInfo, Yes
 from polyfuse.schedule import Launch, Schedule
 from schedule_builder import Anything, Maker, axes, reasons, run
 
@@ -109,6 +109,43 @@ def test_a_call_in_between_keeps_its_place() -> None:
     schedule = m.schedule("y0", "y1", "y7", "y8", horizontal_fusion=True)
     kinds = [isinstance(step, Launch) for step in schedule.steps]
     assert sorted(kinds) == [False, True, True]
+
+
+class Costly(Grouping):
+    """Where a launch takes the time of 4 KiB."""
+
+    def target_info(self, device: str) -> TargetInfo:
+        return dataclasses.replace(super().target_info(device), launch_bytes=1 << 12)
+
+
+def multiplied(columns: int, rows: int = 4) -> Maker:
+    """Two matmuls and a loop that read one matrix of some rows."""
+    m, depth = Maker(backend=Costly), 32
+    m.buffer("x", rows, depth, kind="input")
+    (i, j), (r,) = axes(rows, columns), axes(depth, prefix="r")
+    for k in range(2):
+        m.buffer(f"w{k}", columns, depth, kind="input")
+        m.buffer(f"y{k}", rows, columns)
+        m.reduce(f"y{k}", (i, j), (r,), "dot", m.load("x", i, r), m.load(f"w{k}", j, r))
+    m.buffer("z", rows, depth)
+    i, j = axes(rows, depth)
+    m.pointwise("z", (i, j), apply("sin", m.load("x", i, j)))
+    return m
+
+
+@pytest.mark.parametrize(
+    "columns, rows, parts",
+    [(100, 4, [2, 1]), (600, 4, [1, 1, 1]), (100, 400, [1, 1, 1])],
+    ids=["few rows", "a large weight", "many rows"],
+)
+def test_matmuls_with_few_rows_are_one_launch(columns: int, rows: int, parts: list[int]) -> None:
+    """Beside loops, which have programs of their own."""
+    schedule = multiplied(columns, rows).schedule("y0", "y1", "z", max_fusion_size=1)
+    assert sorted(launched(schedule), reverse=True) == parts
+    given = {name: torch.randn(n, 32) for name, n in (("x", rows), ("w0", columns), ("w1", columns))}
+    found = run(schedule, given)
+    for k in range(2):
+        torch.testing.assert_close(found[f"y{k}"], given["x"] @ given[f"w{k}"].t())
 
 
 class TestKernel:

@@ -37,6 +37,13 @@ _MATVECS = 4
 the next begins, memory idles.
 """
 
+_FEW_ROWS = 16
+"""The same of a matrix multiplication with few rows, a tile of whose weight is what a program reads in any
+case.
+"""
+_WEIGHT = 4
+"""A matrix multiplication has few rows where its largest tensor is all but one in so many of its bytes."""
+
 Step = Launch | Call
 
 
@@ -74,13 +81,14 @@ def _grouped(launches: Sequence[Launch], context: ScheduleContext, decisions: li
     if sum(able) < 2:
         return list(launches)
     levels = _levels(launches, context.roots)
-    groups: dict[tuple[int, str, str], list[_Group]] = {}
+    groups: dict[tuple[int, str, str, bool], list[_Group]] = {}
     alone: dict[int, list[Launch]] = {}
     for step, level, groupable in zip(launches, levels, able, strict=True):
         if not groupable:
             alone.setdefault(level, []).append(step)
             continue
-        key = level, step.backend, _device(step, context.graph)
+        # loops run best in programs that have no room for tiles
+        key = level, step.backend, _device(step, context.graph), any(map(_multiplies, step.nodes))
         _add(groups.setdefault(key, []), step, context, key[2])
     found = [group for several in groups.values() for group in several]
     if not any(len(group.launches) >= _enough(group, context) for group in found):
@@ -88,7 +96,7 @@ def _grouped(launches: Sequence[Launch], context: ScheduleContext, decisions: li
     out: list[Step] = []
     for level in sorted(set(levels)):
         out += alone.get(level, ())
-        for (at, _, _), several in groups.items():
+        for (at, *_), several in groups.items():
             for group in several if at == level else ():
                 if len(group.launches) < _enough(group, context):
                     out += group.launches
@@ -108,11 +116,19 @@ def _is_able(step: Launch, context: ScheduleContext) -> bool:
     if limit and not context.settings.horizontal_fusion:
         if not all(isinstance(node, Pointwise) for node in step.nodes):
             # what is large and has loops of its own runs best alone
-            if any(_multiplies_row(node) for node in step.nodes):
+            each = [nbytes(context.graph, (name,), context.hint) for name in (*step.reads, *step.writes)]
+            if any(map(_multiplies_row, step.nodes)):
                 limit *= _MATVECS
-            if nbytes(context.graph, (*step.reads, *step.writes), context.hint) > limit:
+            elif any(map(_multiplies, step.nodes)) and _WEIGHT * max(each) >= (_WEIGHT - 1) * sum(each):
+                limit *= _FEW_ROWS
+            if sum(each) > limit:
                 return False
     return bool(context.backends[step.backend].may_group(step.kernel))
+
+
+def _multiplies(node: Node) -> bool:
+    """Whether a node is a matrix multiplication."""
+    return isinstance(node, Reduction) and node.kind == "dot"
 
 
 def _multiplies_row(node: Node) -> bool:
