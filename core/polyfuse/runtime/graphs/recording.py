@@ -128,8 +128,9 @@ class Recording(Recorded):
             copy_all(self.targets, [_once(s) for s in sources] if self.repeated else sources)
         held = {p.number: args[p.number] for p in self.passed} if self.passed else {}
         returned = [args[i] for i in plan.returned]
-        args.clear()
         self.graph.replay()
+        # not before: who lets go of an input that is read where it is lets others write there
+        args.clear()
         self.replays += 1
         if returned:
             position = {i: k for k, i in enumerate(plan.copied)}
