@@ -10,8 +10,8 @@ import torch
 from polyfuse.base.settings import Settings
 from polyfuse.ir.communication import is_communication
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Collective, ExternCall, Opaque
-from polyfuse.lowering.calls.fallback import OBJECT_CALL, Rebuilt
+from polyfuse.ir.nodes import OBJECT_CALL, Collective, ExternCall, Opaque
+from polyfuse.lowering.calls.fallback import Rebuilt
 from polyfuse.program.steps import ProgramInput
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.graphs.replay import GraphFacts
