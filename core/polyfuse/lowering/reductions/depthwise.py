@@ -70,7 +70,8 @@ def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
     if not isinstance(made, Pointwise) or made.value.op != "load" or made.value.buffer == name:
         return None
     inner = graph.buffers[made.value.buffer]
-    if inner.dtype is not DType.f32 or len(inner.size) != len(whole) or inner.size[:2] != whole[:2]:
+    kind = inner.dtype
+    if kind not in _TYPES or len(inner.size) != len(whole) or inner.size[:2] != whole[:2]:
         return None
     room = [a - b for a, b in zip(whole[2:], inner.size[2:], strict=True)]
     axes, zero = axes_of(whole), const(0.0, DType.f32)
@@ -79,7 +80,7 @@ def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
             return None
         at = [*axes[:2], *(a - n for a, n in zip(axes[2:], before, strict=True))]
         where = sum(i * s for i, s in zip(at, inner.stride, strict=True))
-        value = masked(load(inner.name, where, DType.f32), exists(at, inner.size), zero)
+        value = masked(load(inner.name, where, kind), exists(at, inner.size), zero)
         if value is made.value or value == made.value:
             return Margin(made.name, inner.view(), before)
     return None
