@@ -32,16 +32,17 @@ class SplitGemm:
 
 def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     """A GEMM with its depth in so many equal parts, which are added in their order. Of a depth of several
-    axes it is the first one that is divided.
+    axes it is the first one with such parts that is divided.
 
     Raises:
         Unavailable: the depth has no such parts, or a size has no bound.
     """
     gemm, total = form.gemm, form.accumulator
-    depth = gemm.raxes[0]
-    steps, dtype = axis_size(depth), total.dtype
-    if not isinstance(steps, int) or steps % parts:
+    sizes, dtype = [axis_size(a) for a in gemm.raxes], total.dtype
+    place = next((k for k, n in enumerate(sizes) if isinstance(n, int) and n % parts == 0), -1)
+    if place < 0:
         raise Unavailable(f"its depth is not divided into {parts} parts")
+    depth, steps = gemm.raxes[place], sizes[place]
     # parts of a size that is known only at run time lie as far apart as they may be long, so that no size is
     # a factor of a stride
     count = bounds(total.numel)[1]
@@ -54,7 +55,7 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
         gemm,
         name=f"{gemm.name}_parts",
         axes=(part, *gemm.axes),
-        raxes=(inside, *gemm.raxes[1:]),
+        raxes=(*gemm.raxes[:place], inside, *gemm.raxes[place + 1 :]),
         outputs=(name,),
         index=part * count + gemm.index,
         values=tuple(reindex(value, moved) for value in gemm.values),
