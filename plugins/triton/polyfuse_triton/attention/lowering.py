@@ -81,6 +81,8 @@ def _attended(
         raise UnsupportedError("attention with dropout, or causal by position, is computed by the library")
     if any(user.args[1] != 0 for user in node.users):
         raise UnsupportedError("only the library gives sums of exponentials")
+    if str(ctx.settings.plugin_option("triton", "attention", "") or "0") in ("0", "False", "false"):
+        raise UnsupportedError("attention is the library's unless the option `triton.attention` is set")
     call = _problem(operands, scale)
     target = first_target(ctx.settings)
     if not is_faster(call, target):

@@ -1,5 +1,5 @@
-"""Bytes as numbers of 16 bits, made by their bits: a GPU converts 16 integers in the time in which it adds 128
-numbers, and adds two of 16 bits at a time.
+"""Bytes as numbers of 16 bits, made by their bits: a GPU converts 16 integers in the time in which it adds
+128 numbers, and adds two of 16 bits at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["integer_bf16", "integer_f16", "signed_byte_bf16"]
 
 @triton.jit
 def integer_bf16(a: tl.tensor, low: tl.constexpr) -> tl.tensor:
-    """A byte that is less than 128 above `low`, exactly: behind 128 follow 128 integers, in the lower bits."""
+    """A byte that is less than 128 above `low`, exactly: behind 128 follow 128 integers, in lower bits."""
     bits = a.to(tl.int16) + (0x4300 - low)
     return (bits.to(tl.bfloat16, bitcast=True).to(tl.float32) - (128.0 - low)).to(tl.bfloat16).to(tl.float32)
 

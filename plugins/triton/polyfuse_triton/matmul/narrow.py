@@ -29,7 +29,19 @@ from polyfuse.symbolic import (
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 
-__all__ = ["AHEAD", "BOTH", "HALF", "INSIDE", "STEP", "TURN", "Narrow", "NarrowScope", "factored", "narrow_of", "stepped"]
+__all__ = [
+    "AHEAD",
+    "BOTH",
+    "HALF",
+    "INSIDE",
+    "STEP",
+    "TURN",
+    "Narrow",
+    "NarrowScope",
+    "factored",
+    "narrow_of",
+    "stepped",
+]
 
 HALF, STEP, TURN, INSIDE, BOTH = "half", "step", "turn", "k", "w"
 """Axes in place of those of the depth: of the numbers in a byte, of a program's rounds, of steps in a round,
@@ -240,7 +252,9 @@ class NarrowScope(MemoryScope):
         if isinstance(stmt, Compute) and stmt.op in ("bitwise_and", "shift_right"):
             left, right = (self.value(name) for name in stmt.args)
             if stmt.op == "bitwise_and":
-                limits = [v.constant for v in (left, right) if isinstance(v.constant, int) and v.constant >= 0]
+                limits = [
+                    v.constant for v in (left, right) if isinstance(v.constant, int) and v.constant >= 0
+                ]
                 return (0, min(limits)) if limits else whole
             span = left.span or whole
             if isinstance(right.constant, int) and 0 <= right.constant < 8 and span is not None:
