@@ -274,6 +274,9 @@ ADDS_IN_PLACE = frozenset({"aten.addmm.out", "aten.baddbmm.out"})
 """Operators that add a matmul to their first argument, which may be the result's own memory."""
 
 
+OBJECT_CALL = "object."
+"""Prefix of `ExternCall.op` where what is called is an entry of the object table, not a named operator."""
+
 RAISE = "polyfuse.raise_failed"
 """Call that looks at a status to which stores of `ops.CHECK_MODE` were made, and raises if there were any.
 Its arguments are the status, and for each element of it the name of a built-in exception, a text, and a size;

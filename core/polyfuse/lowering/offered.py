@@ -16,11 +16,10 @@ from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger
 from polyfuse.ir.expr import Expr
 from polyfuse.ir.graph import Graph, reads
-from polyfuse.ir.nodes import Node
+from polyfuse.ir.nodes import OBJECT_CALL, Node
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.verify import verify_expr, verify_graph
 from polyfuse.lowering.calls import extern
-from polyfuse.lowering.calls.fallback import OBJECT_CALL
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements import pointwise
 from polyfuse.lowering.reductions import reduction

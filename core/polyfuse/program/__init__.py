@@ -3,10 +3,10 @@
 from polyfuse.program.making import make_program
 from polyfuse.program.memory import MemoryPlan
 from polyfuse.program.plan import memory_plan, plan
-from polyfuse.program.python_text import python_text
 from polyfuse.program.scratch import Scratch, with_scratch
 from polyfuse.program.series import find_series
 from polyfuse.program.steps import Program, ProgramInput, ProgramKernel
+from polyfuse.program.text import python_text
 from polyfuse.program.traffic import bytes_moved, step_bytes
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.nodes import Opaque, View
+from polyfuse.ir.nodes import OBJECT_CALL, Opaque, View
 from polyfuse.plugin.host import (
     Address,
     BindSize,
@@ -40,7 +40,6 @@ from polyfuse.program.native_memory import (
     plan_plain_memory,
     quiet_runs,
 )
-from polyfuse.program.python_text import OBJECT_CALL, is_plain_layout, origin_text
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -60,6 +59,7 @@ from polyfuse.program.steps import (
     Reuse,
     Step,
 )
+from polyfuse.program.text import origin_text
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, bounds, storage_size, symbol
 from polyfuse.symbolic.index import as_atom
 from polyfuse.torch_compat.tracing import shapes
@@ -315,7 +315,7 @@ class _Lowering:
         if isinstance(step, AssertLayout):
             operands: list[str | IndexLike] = [self._slot(step.name)]
             args = (Operand(0), *self._layout(step, operands))
-            function = "assert_size_stride" if is_plain_layout(step) else "assert_layout"
+            function = "assert_size_stride" if step.has_strides else "assert_layout"
             subject = self.shown.get(step.name, step.name)
             self._send("runtime", function, args, operands, (), subject=subject)
         elif isinstance(step, RaiseFailed):

@@ -71,6 +71,11 @@ class AssertLayout(Step):
     size: tuple[IndexLike, ...]
     stride: tuple[IndexLike, ...]
 
+    @property
+    def has_strides(self) -> bool:
+        """Whether the input surely has strides: zeros describe tensors without, and expanded ones, too."""
+        return not self.stride or any(n != 0 for n in self.stride)
+
 
 @dataclass(frozen=True)
 class AssertFinite(Step):

@@ -16,8 +16,7 @@ import torch
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.compiler.built import Built
 from polyfuse.compiler.native_host import NativeHost
-from polyfuse.ir.nodes import RAISE, Collective, Wait
-from polyfuse.program.python_text import OBJECT_CALL
+from polyfuse.ir.nodes import OBJECT_CALL, RAISE, Collective, Wait
 from polyfuse.program.steps import ExternStep, LaunchKernel
 from polyfuse.runtime.devices.device import Device
 from polyfuse.runtime.devices.registry import device_of

@@ -318,7 +318,7 @@ def load(
     """Make a host program callable.
 
     Args:
-        text: what `polyfuse.program.python_text` printed.
+        text: what `polyfuse.program.text` printed.
         kernels: a launchable, or a future of one, for each name in the program's ``KERNELS``.
         objects: the graph's object table: constants and other host values by key.
         filename: of the text on disk, if it is there.

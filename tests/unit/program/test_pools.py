@@ -16,8 +16,8 @@ from polyfuse.ir.types import DType
 from polyfuse.program import memory_plan
 from polyfuse.program.memory import Lifetime, storage_bytes
 from polyfuse.program.pools import ALIGNMENT, plan_pools
-from polyfuse.program.python_text import python_text
 from polyfuse.program.steps import Allocate, Free, MakeView
+from polyfuse.program.text import python_text
 from polyfuse.runtime import workspace
 from polyfuse.schedule.kernels.lifetimes import storage_key
 from polyfuse.symbolic import example_value, free_symbols, symbol

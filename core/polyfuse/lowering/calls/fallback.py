@@ -11,6 +11,7 @@ import torch
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import warn_once
 from polyfuse.base.text import short_source
+from polyfuse.ir.nodes import OBJECT_CALL
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering.calls.extern import call, host_object
 from polyfuse.lowering.context import LoweringContext, tensors_in
@@ -18,11 +19,6 @@ from polyfuse.lowering.report import Fallback
 from polyfuse.lowering.value import TensorValue
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx
-
-OBJECT_CALL = "object."
-"""Prefix of `ExternCall.op` where what is called is an entry of the object table rather than a named
-operator."""
-
 
 ACCEPT = "name it in `force_fallback` to accept that, or unset strict"
 """What `strict` advises where an operator would fall back to eager."""

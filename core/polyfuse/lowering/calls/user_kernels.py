@@ -12,10 +12,9 @@ import torch
 from torch.fx import Node
 
 from polyfuse.ir.graph import views_in
-from polyfuse.ir.nodes import ExternCall, Opaque, View
+from polyfuse.ir.nodes import OBJECT_CALL, ExternCall, Opaque, View
 from polyfuse.lowering.calls.call_memory import CallMemory
 from polyfuse.lowering.calls.extern import argument
-from polyfuse.lowering.calls.fallback import OBJECT_CALL
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue

@@ -1,6 +1,5 @@
 """Equal layers of a program as a loop: which steps repeat themselves, and what differs from turn to turn."""
 
 from polyfuse.program.loops.finding import LoopFinder, NotALoop, Skipped
-from polyfuse.program.loops.printing import print_loop
 
-__all__ = ["LoopFinder", "NotALoop", "Skipped", "print_loop"]
+__all__ = ["LoopFinder", "NotALoop", "Skipped"]

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from polyfuse.base.names import Names
 from polyfuse.program.steps import Loop
+from polyfuse.program.text.writer import Writer
 
 __all__ = ["print_loop"]
 
 
-class LoopPrinter(Protocol):
-    """What prints the steps of a program."""
-
-    names: Names
-    variables: dict[str, str]
-    indent: str
-
-    def variable(self, name: str) -> str:
-        """The Python name of a variable."""
-
-    def _line(self, text: str) -> None: ...
-
-    def _flush(self) -> None: ...
-
-
-def print_loop(printer: LoopPrinter, loop: Loop, body: Callable[[], None]) -> None:
+def print_loop(writer: Writer, loop: Loop, body: Callable[[], None]) -> None:
     """Print a loop.
 
     In its body, what the loop is given and what is carried from turn to turn have names of their own, since
@@ -35,27 +19,25 @@ def print_loop(printer: LoopPrinter, loop: Loop, body: Callable[[], None]) -> No
     Args:
         body: prints the steps of a turn.
     """
-    line, names, variables = printer._line, printer.names, printer.variables
-    printer._flush()
+    line, names, variables = writer.line, writer.names, writer.variables
+    writer.flush()
     rows, saved = names.fresh("layers"), names.fresh("results")
-    each = {column[0]: names.fresh(f"each_{printer.variable(column[0])}") for column in loop.given}
-    before = {name: names.fresh(f"before_{printer.variable(name)}") for name, _ in loop.carried}
-    outside = {name: printer.variable(name) for name in (*each, *before)}
-    _print_rows(printer, rows, loop)
+    each = {column[0]: names.fresh(f"each_{writer.variable(column[0])}") for column in loop.given}
+    before = {name: names.fresh(f"before_{writer.variable(name)}") for name, _ in loop.carried}
+    outside = {name: writer.variable(name) for name in (*each, *before)}
+    _print_rows(writer, rows, loop)
     if loop.saved:
         line(f"{saved} = []")
     for name, made in before.items():
         line(f"{made} = {outside[name]}" + (f"; del {outside[name]}" if name in loop.moved else ""))
-    line(f"while {rows}:")
-    outer, printer.indent = printer.indent, printer.indent + "    "
-    line(f"{_targets(list(each.values()))}{rows}.pop()")
-    variables.update({**each, **before})
-    body()
-    printer._flush()
-    if loop.saved:
-        line(f"{saved}.append(({', '.join(map(printer.variable, loop.saved))},))")
-    _print_carried(printer, rows, loop)
-    printer.indent = outer
+    with writer.block(f"while {rows}:"):
+        line(f"{_targets(list(each.values()))}{rows}.pop()")
+        variables.update({**each, **before})
+        body()
+        writer.flush()
+        if loop.saved:
+            line(f"{saved}.append(({', '.join(map(writer.variable, loop.saved))},))")
+        _print_carried(writer, rows, loop)
     for name in before:
         variables[name] = outside[name]
     carried = {new for _, new in loop.carried}
@@ -68,26 +50,26 @@ def print_loop(printer: LoopPrinter, loop: Loop, body: Callable[[], None]) -> No
             variables[loop.result(name, turn)] = f"{saved}[{turn}][{at}]"
 
 
-def _print_rows(printer: LoopPrinter, rows: str, loop: Loop) -> None:
+def _print_rows(writer: Writer, rows: str, loop: Loop) -> None:
     """The table of what each turn is given, the last one first, and nothing else that holds it."""
-    line = printer._line
+    line = writer.line
     if not loop.given:
         line(f"{rows} = [None] * {loop.count}")
         return
     line(f"{rows} = [")
     for row in reversed(list(zip(*loop.given, strict=True))):
-        line(f"    ({', '.join(map(printer.variable, row))},),")
+        line(f"    ({', '.join(map(writer.variable, row))},),")
     line("]")
-    moved = [printer.variable(name) for column in loop.given if column[0] in loop.moved for name in column]
+    moved = [writer.variable(name) for column in loop.given if column[0] in loop.moved for name in column]
     if moved:
         line(f"del {', '.join(moved)}")
 
 
-def _print_carried(printer: LoopPrinter, rows: str, loop: Loop) -> None:
+def _print_carried(writer: Writer, rows: str, loop: Loop) -> None:
     """What the next turn gets from this one; behind the last turn it has the names that it has here."""
     if not loop.carried:
         return
-    line, variable = printer._line, printer.variable
+    line, variable = writer.line, writer.variable
     old = [variable(name) for name, _ in loop.carried]
     new = [variable(name) for _, name in loop.carried]
     gone = [variable(made) for name, made in loop.carried if name in loop.moved]
