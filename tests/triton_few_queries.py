@@ -24,7 +24,6 @@ def operands(
     key_heads: int = 2,
     depth: int = 32,
     dtype: torch.dtype = torch.bfloat16,
-    device: str = "cpu",
     mask: str = "",
 ) -> dict[str, Any]:
     """Queries, keys, values and a mask.
@@ -33,11 +32,11 @@ def operands(
         mask: `"seen"`: the first keys alone, for all; `"window"`: some in the middle, for each sequence
             others; `"heads"`: a bias for each head and query; `"none"`: a sequence of which no key counts.
     """
-    make = lambda *size: torch.randn(*size, device=device).to(dtype)  # noqa: E731
+    make = lambda *size: torch.randn(*size).to(dtype)  # noqa: E731
     q = make(batch, queries, heads, depth).transpose(1, 2)
     k, v = (make(batch, key_heads, keys, depth) for _ in range(2))
-    place = torch.arange(keys, device=device)
-    first = torch.arange(batch, device=device)[:, None, None, None] * 70
+    place = torch.arange(keys)
+    first = torch.arange(batch)[:, None, None, None] * 70
     found = {
         "seen": lambda: (place < 0.6 * keys)[None, None, None],
         "window": lambda: (place >= first + 33) & (place < first + 180),
@@ -113,7 +112,8 @@ def faults(cases: Mapping[str, Callable[[], dict[str, Any]]] = CASES, device: st
     """What is further from float64 than eager mode is, or was left to the library."""
     from polyfuse.compiler.reports.report import last_reports, reset_reports
 
-    given = {name: make() for name, make in cases.items()}
+    with torch.device(device):
+        given = {name: make() for name, make in cases.items()}
 
     def every() -> dict[str, torch.Tensor]:
         return {name: _attend(of) for name, of in given.items()}

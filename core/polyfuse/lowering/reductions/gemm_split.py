@@ -40,10 +40,10 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     """
     gemm, total = form.gemm, form.accumulator
     sizes, dtype = [axis_size(a) for a in gemm.raxes], total.dtype
-    place = next((k for k, n in enumerate(sizes) if isinstance(n, int) and n % parts == 0), -1)
-    if place < 0:
+    position = next((k for k, n in enumerate(sizes) if isinstance(n, int) and n % parts == 0), -1)
+    if position < 0:
         raise Unavailable(f"its depth is not divided into {parts} parts")
-    depth, steps = gemm.raxes[place], sizes[place]
+    depth, steps = gemm.raxes[position], sizes[position]
     # parts of a size that is known only at run time lie as far apart as they may be long, so that no size is
     # a factor of a stride
     count = bounds(total.numel)[1]
@@ -56,7 +56,7 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
         gemm,
         name=f"{gemm.name}_parts",
         axes=(part, *gemm.axes),
-        raxes=(*gemm.raxes[:place], inside, *gemm.raxes[place + 1 :]),
+        raxes=(*gemm.raxes[:position], inside, *gemm.raxes[position + 1 :]),
         outputs=(name,),
         index=part * count + gemm.index,
         values=tuple(reindex(value, moved) for value in gemm.values),

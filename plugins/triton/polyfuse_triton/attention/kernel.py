@@ -81,10 +81,10 @@ def _write_head(out: Writer, call: FewQueries, tiles: Tiles) -> None:
         out.line(f"{name} = tl.arange(0, {power_of_two(max(_SHORTEST, size))})")
     mask = _both("exists[:, None]", _columns("d", call.depth))
     start = _at("q", (("b64", call.query[0]),))
-    place = _sum(
+    offset = _sum(
         (("h[:, None]", call.query[1]), ("m[:, None]", call.query[2]), ("d[None, :]", call.query[3]))
     )
-    out.line(f"qt = tl.load({start} + ({place}){_masked(mask)})")
+    out.line(f"qt = tl.load({start} + ({offset}){_masked(mask)})")
 
 
 def _write_part(out: Writer, call: FewQueries, tiles: Tiles) -> None:
@@ -126,8 +126,8 @@ def _write_loop(out: Writer, call: FewQueries, tiles: Tiles) -> None:
             ("vt", "values", call.values, call.value, "e"),
         ):
             mask = _both("inside[:, None]" if inside else "", _columns(column, size))
-            place = _sum((("n[:, None]", step[2]), (f"{column}[None, :]", step[3])))
-            out.line(f"{name} = tl.load({base} + n64 * {step[2]} + ({place}){_masked(mask)})")
+            offset = _sum((("n[:, None]", step[2]), (f"{column}[None, :]", step[3])))
+            out.line(f"{name} = tl.load({base} + n64 * {step[2]} + ({offset}){_masked(mask)})")
         out.line(f"x = tl.dot(qt, tl.trans(kt)) * {call.scale * _LOG2E!r}")
         if call.bias:
             _write_bias(out, call, inside)
@@ -159,10 +159,10 @@ def _write_results(out: Writer, call: FewQueries, tiles: Tiles) -> None:
     mask = _both("exists[:, None]", _columns("e", call.values))
     if tiles.parts == 1:
         start = _at("out", (("b64", call.out[0]),))
-        place = _sum((("h[:, None]", call.out[1]), ("m[:, None]", call.out[2]), ("e[None, :]", call.out[3])))
+        offset = _sum((("h[:, None]", call.out[1]), ("m[:, None]", call.out[2]), ("e[None, :]", call.out[3])))
         out.line("whole = tl.where(total == 0.0, 1.0, total)")
         text = f"(acc / whole[:, None]).to({triton_type(call.dtype)})"
-        out.line(f"tl.store({start} + ({place}), {text}, mask={mask})")
+        out.line(f"tl.store({start} + ({offset}), {text}, mask={mask})")
         return
     out.line(f"at = ((part * {call.batch} + b) * {call.heads} + h) * {call.queries} + m")
     out.line(f"tl.store(sums + at[:, None] * {call.values} + e[None, :], acc, mask={mask})")

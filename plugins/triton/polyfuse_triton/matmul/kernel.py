@@ -227,9 +227,9 @@ class _Writing:
         name, factors = factored(made, lambda name: self._uniform(name, inner))
         kind, turns = triton_type(found.dtype), narrow.turns(self._plan.k)
         rounds = narrow.bytes // (self._plan.k * turns)
-        places = [{TURN: turn} for turn in range(turns)]
+        positions = [{TURN: turn} for turn in range(turns)]
         out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
-        held = [self._asked(scope, of_step, {**place, STEP: 0}, before) for place in places]
+        held = [self._asked(scope, of_step, {**position, STEP: 0}, before) for position in positions]
         for turn, values in enumerate(held):
             for number, value in enumerate(values):
                 out.line(f"next{turn}_{number} = {value.text}")
@@ -243,20 +243,20 @@ class _Writing:
                 for number, (stmt, value) in enumerate(zip(of_step, values, strict=True)):
                     out.line(f"now{turn}_{number} = next{turn}_{number}")
                     known[-1][stmt.targets[0]] = replace(value, text=f"now{turn}_{number}")
-            for turn, place in enumerate(places):
-                later = {**place, STEP: axis(AHEAD, rounds)}
+            for turn, position in enumerate(positions):
+                later: dict[str, IndexLike] = {**position, STEP: axis(AHEAD, rounds)}
                 for number, value in enumerate(self._asked(scope, of_step, later, before)):
                     out.line(f"next{turn}_{number} = {value.text}")
             plain = other.plain
             assert plain is not None
             load = self._moved_statement[id(plain)]
-            for place, values in zip(places, known, strict=True):
+            for position, given in zip(positions, known, strict=True):
                 total = "part" if factors else "acc"
                 if factors:
                     out.line(f"part = tl.zeros([MBLOCK, NBLOCK], {kind})")
-                beside = self._beside(load, other_dims, other_letter, narrow, place)
+                beside = self._beside(load, other_dims, other_letter, narrow, position)
                 for number, text in enumerate(beside):
-                    scope.at(tuple(moved.values()), {**place, HALF: number}, values)
+                    scope.at(tuple(moved.values()), {**position, HALF: number}, given)
                     tile = self._narrow_tile(scope, name, made, dims)
                     pair = (tile, text) if narrow.is_left else (text, tile)
                     out.line(f"{total} = tl.dot({', '.join(pair)}, {total}{self._precision()})")
@@ -272,13 +272,13 @@ class _Writing:
         self,
         scope: NarrowScope,
         loads: Sequence[Statement],
-        place: Mapping[str, IndexLike],
+        position: Mapping[str, IndexLike],
         before: Mapping[str, Value],
     ) -> list[Value]:
         """What a group has for itself, read a round before it is used: such loads pass no copy unit, whose
         answers the loop awaits.
         """
-        scope.at(loads, place, before)
+        scope.at(loads, position, before)
         return [scope.value(stmt.targets[0]) for stmt in loads]
 
     def _narrow_tile(self, scope: NarrowScope, name: str, made: Operand, dims: str) -> str:
@@ -288,21 +288,21 @@ class _Writing:
         return text if value.dtype is made.dtype else f"({text}).to({triton_type(made.dtype)})"
 
     def _beside(
-        self, load: Statement, dims: str, letter: str, narrow: Narrow, place: Mapping[str, IndexLike]
+        self, load: Statement, dims: str, letter: str, narrow: Narrow, position: Mapping[str, IndexLike]
     ) -> list[str]:
         """The texts of the other operand's tiles, one for each number in a byte."""
         if not narrow.together:
             scope = NarrowScope(*self._scope_parts(dims, letter))
             found = []
             for number in range(narrow.numbers):
-                scope.at((load,), {**place, HALF: number}, {})
+                scope.at((load,), {**position, HALF: number}, {})
                 value = scope.value(load.targets[0])
                 found.append(scope.spread(scope.typed(value), value.dims, frozenset(dims)))
             return found
         # read side by side, as memory holds them, and taken apart in registers
         outer = dims.replace(INSIDE, "")
         scope = NarrowScope(*self._scope_parts(f"{outer}{BOTH}", letter))
-        both = {**place, INSIDE: 0, HALF: axis(BOTH, 2 * self._plan.k)}
+        both = {**position, INSIDE: 0, HALF: axis(BOTH, 2 * self._plan.k)}
         value = scope.evaluate(with_index(load, lambda index: substitute(index, both)))
         tile = scope.spread(value.text, value.dims, frozenset((outer, BOTH)))
         names = [scope.name() for _ in range(narrow.numbers)]

@@ -210,14 +210,14 @@ class NarrowScope(MemoryScope):
     """The type of what is multiplied."""
 
     def at(
-        self, body: Sequence[Statement], place: Mapping[str, IndexLike], before: Mapping[str, Value]
+        self, body: Sequence[Statement], position: Mapping[str, IndexLike], before: Mapping[str, Value]
     ) -> None:
         """Begin with one of the numbers in each byte (`HALF`) of a step (`TURN`). `before`: values that are
         known already.
         """
         self.values = dict(before)
         self._known = {
-            stmt.targets[0]: with_index(stmt, lambda index: substitute(index, place)) for stmt in body
+            stmt.targets[0]: with_index(stmt, lambda index: substitute(index, position)) for stmt in body
         }
 
     def value(self, name: str) -> Value:
