@@ -103,6 +103,17 @@ def kernels(selection: Selection) -> Plan:
     return [functools.partial(_measured_row, task) for task in tasks]
 
 
+def blocks(selection: Selection) -> Plan:
+    from polyfuse_bench.blocks import BLOCKS, CANDIDATES, rows_of
+
+    names = _chosen(BLOCKS, selection.only, "block")
+    tasks = {task["name"]: task for task in _selecting_tasks("blocks", names, CANDIDATES, selection)}
+    return [
+        functools.partial(_cold_row, {**tasks[name], "mode": mode})
+        for name, mode in rows_of(names, selection.modes, selection.dtype)
+    ]
+
+
 def models(selection: Selection) -> Plan:
     from polyfuse_bench.models import FAMILIES, MAIN_FAMILIES
 
@@ -295,6 +306,7 @@ def memory(selection: Selection) -> Plan:
 
 CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "kernels": kernels,
+    "blocks": blocks,
     "models": models,
     "linear": linear,
     "weights": weights,
@@ -341,6 +353,15 @@ def _measured_row(task: Mapping[str, Any]) -> Row:
         return dict(run_child(task))
     except ChildFailed as failure:
         return _failed(task, str(failure))
+
+
+def _cold_row(task: Mapping[str, Any]) -> Row:
+    """A row whose compilers start with empty caches."""
+    with empty_caches() as environment:
+        try:
+            return dict(run_child(task, environment=environment))
+        except ChildFailed as failure:
+            return _failed(task, str(failure))
 
 
 def _own_row(task: Mapping[str, Any]) -> Row:

@@ -23,6 +23,7 @@ SOURCE_ROOT = Path(__file__).resolve().parent.parent
 # A task's `kind` is the module whose `measure(task)` answers it.
 TASKS = {
     "kernel": "polyfuse_bench.kernel_timing",
+    "blocks": "polyfuse_bench.blocks",
     "linear": "polyfuse_bench.linear",
     "weights": "polyfuse_bench.weights",
     "flex": "polyfuse_bench.flex",

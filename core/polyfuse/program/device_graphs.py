@@ -93,12 +93,14 @@ def graph_facts(
     positions = [
         (i, item) for i, item in enumerate(inputs) if item.kind == "tensor" and item.name not in unused
     ]
+    varying = tuple(i for i, item in positions if not item.static)
     return GraphFacts(
         device=next(iter(devices), "cpu"),
         fixed=tuple(i for i, item in positions if item.static),
-        varying=tuple(i for i, item in positions if not item.static),
+        varying=varying,
         mutated=tuple(i for i, item in positions if item.name in mutated),
-        carried=_carried(graph, [i for i, item in positions if not item.static]),
+        carried=_carried(graph, varying),
+        gradients=tuple(i for i in varying if _is_gradient(graph, i)),
         saved=tuple(i for i, output in enumerate(graph.outputs) if output.saved),
         objects=tuple(i for i, item in enumerate(inputs) if item.kind == "object"),
         refused=_refusal(schedule, inputs, devices, settings),
@@ -123,6 +125,11 @@ def _carried(graph: Graph, varying: Sequence[int]) -> tuple[int, ...]:
     if graph.kind != "backward":
         return ()
     return tuple(i for i in varying if not graph.inputs[i].name.startswith(("tangents", "primals")))
+
+
+def _is_gradient(graph: Graph, number: int) -> bool:
+    """Whether an input of a backward is the gradient of a result."""
+    return graph.kind == "backward" and graph.inputs[number].name.startswith("tangents")
 
 
 def _refusal(

@@ -146,3 +146,26 @@ def test_a_wide_device_takes_the_largest_in_any_order() -> None:
     run, planned = wide(largest, deterministic="on")
     assert torch.equal(run(x, i, v), largest(x, i, v))
     assert "aten." not in planned.texts[0].partition("def call")[0]
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_uninitialised_memory_holds_what_eager_mode_fills_it_with(filled: bool) -> None:
+    """Where it is read: whole, beside what a slice was written to, and as operand."""
+
+    def make(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        part = torch.empty_like(x)
+        part[1:] = x[1:]
+        kinds = (torch.float64, torch.bfloat16, torch.uint8, torch.int16, torch.int64, torch.bool)
+        return part, x.new_empty(4) + 1, *(torch.empty(3, dtype=kind) for kind in kinds)
+
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+    try:
+        x = torch.randn(4, 3)
+        found = torch.compile(make, backend="polyfuse", options={"backends": ["interpreter"]})(x)
+        if filled:
+            torch.testing.assert_close(found, make(x), equal_nan=True, rtol=0, atol=0)
+        else:
+            assert found[0][0].eq(0).all() and all(t.eq(0).all() for t in found[2:])
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True

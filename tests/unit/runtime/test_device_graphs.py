@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import types
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from recorded import compiled, report, status
 
 from fake_graphs import FakeDevice
 from polyfuse.compiler.reports.explain import explain_graph
-from polyfuse.runtime.graphs import replay
+from polyfuse.runtime.graphs import copied, replay
+from polyfuse.runtime.graphs import memory as graph_memory
 
 Seen = Callable[[], list[str]]
 
@@ -82,6 +84,66 @@ def test_a_variable_that_is_bound_anew_holds_the_last_result(device: FakeDevice)
         kept = run(x, w)
         same(kept, affine(x, w))
     assert device.replays == 4
+
+
+def copies_in(device: FakeDevice, run: Callable[..., torch.Tensor], calls: int) -> int:
+    """How many of some calls, whose results nobody holds, give copies."""
+    found = 0
+    places = {block.memory.data_ptr() for pool in device.pools for block in pool.blocks}
+    for _ in range(calls):
+        x, w = fresh()
+        result = run(x, w)
+        same(result, affine(x, w))
+        found += result.data_ptr() not in places
+        del result
+    return found
+
+
+def test_copies_end_when_nobody_holds_results_any_more(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copied, "LARGE", 1)
+    monkeypatch.setattr(copied, "PATIENCES", (8, 16))
+    run = compiled(affine)
+    kept = []
+    for before, copies in ((6, 8), (6, 16), (6, 40)):
+        kept += [(run(x, w), affine(x, w)) for x, w in (fresh() for _ in range(before))]
+        assert copies_in(device, run, copies) == copies
+    # whoever holds results again gets copies again, and in the end for good
+    assert copies_in(device, run, 9) == 9
+    same(*zip(*kept, strict=True))
+    assert status().recordings <= replay.INSTANCES
+
+
+def test_copies_that_are_needed_now_and_then_go_on(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copied, "LARGE", 1)
+    run = compiled(affine)
+    kept = [(run(x, w), affine(x, w)) for x, w in (fresh() for _ in range(6))]
+    plain = status().plain
+    for number in range(24):
+        x, w = fresh()
+        result = run(x, w)
+        if number % 4 == 0:
+            kept.append((result, affine(x, w)))
+        del result
+    same(*zip(*kept, strict=True))
+    assert status().plain == plain
+
+
+def test_copies_end_where_steps_are_told(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copied, "LARGE", 1)
+    steps = itertools.count()
+    run = compiled(affine)
+    kept = [run(*fresh()) for _ in range(6)]
+    # from here on every call is a step, so what earlier ones gave is not needed however long it is held
+    monkeypatch.setattr(graph_memory, "step_number", lambda: next(steps))
+    for _ in range(12):
+        x, w = fresh()
+        kept.append(run(x, w))
+        same(kept[-1], affine(x, w))
+    assert copies_in(device, run, 1) == 0
 
 
 @pytest.mark.parametrize("hold", [lambda r: r[1:], lambda r: r.detach(), lambda r: r.untyped_storage()])

@@ -13,6 +13,7 @@ from torch import nn
 
 from fake_graphs import FakeDevice
 from obstacle import around
+from polyfuse.runtime.graphs import copied
 from polyfuse.runtime.graphs import inputs as graph_inputs
 
 
@@ -131,7 +132,11 @@ class Session:
 def test_random_use(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch, seed: int, parts: bool, steps: int
 ) -> None:
-    """Of whole programs, and of such as are recorded in partitions; of large inputs with odd seeds."""
+    """Of whole programs, and of such as are recorded in partitions; of large inputs with odd seeds. It soon
+    turns out that copies are not needed.
+    """
+    monkeypatch.setattr(copied, "LARGE", 1)
+    monkeypatch.setattr(copied, "PATIENCES", (1, 2, 3))
     if seed % 2:
         monkeypatch.setattr(graph_inputs, "IN_PLACE", 1)
     session = Session(seed, parts)

@@ -92,6 +92,30 @@ def test_a_backward_reads_what_its_forward_saved_where_it_is(device: FakeDevice)
     assert len(backward.slots) >= 3
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_large_gradients_that_come_in_are_read_where_they_are(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    from polyfuse.runtime.graphs import inputs as graph_inputs
+
+    monkeypatch.setattr(graph_inputs, "IN_PLACE", 5 * 4 * 4)
+    model = nn.Linear(8, 4)
+    run, reference = compiled(model), copy.deepcopy(model)
+    rooms = [torch.empty(5, 4) for _ in range(6 if moves else 1)]
+    for step in range(6):
+        x = torch.randn(5, 8)
+        gradient = rooms[step % len(rooms)].normal_()
+        model.zero_grad()
+        reference.zero_grad()
+        run(x).backward(gradient)
+        reference(x).backward(gradient)
+        same(state(model), state(reference))
+    places = {a.data_ptr() for a in device.graphs[1].args if isinstance(a, torch.Tensor)}
+    assert rooms[1 if moves else 0].data_ptr() in places
+    assert status("backward").recordings == 1 + moves
+    assert status("backward").replays == 5
+
+
 def test_gradients_that_add_up(device: FakeDevice) -> None:
     model, run, reference = pair()
     mine, theirs = optimizers(model, reference)

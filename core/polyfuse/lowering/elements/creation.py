@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import torch
 
 from polyfuse.ir.expr import const, index_value
 from polyfuse.ir.types import DType
@@ -32,16 +35,24 @@ for _number, _stem in ((0, "zeros"), (1, "ones")):
         _filled(_number)
     )
 
-# What uninitialised memory holds is nobody's to rely on, so these cost nothing: they are zero wherever they
-# are read.
-lowers(
+
+@lowers(
     "aten.empty.memory_format",
     "aten.empty_like.default",
     "aten.empty_strided.default",
     "aten.empty_permuted.default",
     "aten.new_empty.default",
     "aten.new_empty_strided.default",
-)(_filled(0))
+)
+def uninitialised(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> TensorValue:
+    """What such memory holds is nobody's to rely on, so it costs nothing: it is zero wherever it is read, and
+    what eager mode fills it with where torch asks for deterministic algorithms, so that a read is seen."""
+    result = ctx.template(node.meta["val"])
+    kind = result.kernel_type
+    number: Any = 0
+    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
+        number = math.nan if kind.is_float else kind.highest
+    return ctx.lazy(result, const(number, kind.compute))
 
 
 @lowers("prims.iota.default")

@@ -40,6 +40,7 @@ class GraphFacts:
         varying: positions of the other tensor inputs that it reads.
         mutated: positions of inputs that it writes to.
         carried: positions of inputs that a forward computed for this backward.
+        gradients: positions of inputs that are gradients of the forward's results.
         saved: positions of results that are saved for a backward, which the caller never sees.
         objects: positions of inputs that are neither tensors nor numbers.
         refused: why it is not to be recorded; empty if it may be.
@@ -52,6 +53,7 @@ class GraphFacts:
     varying: tuple[int, ...] = ()
     mutated: tuple[int, ...] = ()
     carried: tuple[int, ...] = ()
+    gradients: tuple[int, ...] = ()
     saved: tuple[int, ...] = ()
     objects: tuple[int, ...] = ()
     refused: str = ""
@@ -110,7 +112,6 @@ def plan_inputs(
     where = {i: args[i].data_ptr() for i in (*facts.fixed, *facts.varying)}
     moved = {i for t in earlier for i, a in zip(t.fixed, t.addresses, strict=True) if where[i] != a}
     slots: dict[int, Slot] = {}
-    large = not facts.saved and not facts.carried
     moving = _moving(facts, args, where, brief)
     fixed = [i for i in facts.fixed if i not in moving]
     for i in facts.varying:
@@ -121,7 +122,7 @@ def plan_inputs(
         elif i not in moved and (
             memory.is_static(args[i])
             or i in facts.mutated
-            or (large and args[i].nbytes >= IN_PLACE and not memory.is_recorded(where[i]))
+            or (_may_stay(facts, i) and args[i].nbytes >= IN_PLACE and not memory.is_recorded(where[i]))
         ):
             # a seed that a recorded forward left on the CPU is among these
             fixed.append(i)
@@ -137,6 +138,13 @@ def plan_inputs(
         tuple((i, args[i]) for i in facts.objects),
         _refusal(facts, args, copied, slots, earlier),
     )
+
+
+def _may_stay(facts: GraphFacts, number: int) -> bool:
+    """Whether a large input is likely to be at the same address in the next call. A forward in training gets
+    another batch in every step, but the gradient of its result an allocator puts where the last one was.
+    """
+    return number in facts.gradients or not (facts.saved or facts.carried or facts.gradients)
 
 
 def _moving(

@@ -17,8 +17,8 @@ outside are given up here too (`release`), and later recordings share their memo
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.devices.device_graphs import (
+    copy_all,
     forbid_access,
     outside_inference,
     step_number,
@@ -36,6 +37,7 @@ from polyfuse.torch_compat.devices.device_graphs import (
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import DeviceGraph, GraphRecorder
+    from polyfuse.runtime.graphs.copied import CopiedResults
 
 __all__ = [
     "GraphMemory",
@@ -44,6 +46,7 @@ __all__ = [
     "Recorded",
     "Slot",
     "Window",
+    "copies_of",
     "forget_graph_memory",
     "graph_memory",
 ]
@@ -104,6 +107,7 @@ class Slot:
         owned: whether the pool knows that it is in use: what was allocated in the recording, until given up.
         hold: of the recording.
         templates: a tensor for each result.
+        copy_needed: whether the last copy was held when this memory was overwritten.
     """
 
     def __init__(
@@ -126,6 +130,8 @@ class Slot:
         self._storage: torch.UntypedStorage | None = None
         self._key = 0
         self._base = 0
+        self._copy: StorageWeakRef | None = None
+        self.copy_needed = False
         self._dress(storage)
 
     def _dress(self, storage: torch.UntypedStorage) -> None:
@@ -146,6 +152,11 @@ class Slot:
         """Whether somebody else holds a tensor in this memory."""
         watched = self.watched
         return watched._storage is not None and storage_use(watched._key) > watched._base
+
+    @property
+    def positions(self) -> list[int]:
+        """Of its results."""
+        return [window.position for window in self.windows]
 
     def contains(self, address: int) -> bool:
         """Whether an address is in this memory."""
@@ -170,22 +181,51 @@ class Slot:
             forbid_access(self._storage, self.templates[0], _OVER)
             self.release()
 
-    def copies(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each result in memory of its own; those that shared memory share it again."""
+    def copies(self) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, torch.Tensor]]]:
+        """New memory for the results, and what is to be copied there: `(target, source, results)`, where
+        results that shared memory share it again.
+        """
         with outside_inference():
             if len(self.windows) == 1:
-                window, template = self.windows[0], self.templates[0]
-                copy = torch.empty_strided(window.size, window.stride, dtype=window.dtype, device=self.device)
-                yield window.position, copy.copy_(template)
-                return
-            assert self._storage is not None
-            whole = torch.empty(0, dtype=torch.uint8, device=self.device).set_(
-                self._storage, 0, (self.nbytes,), (1,)
-            )
-            storage = whole.clone().untyped_storage()
-            for w in self.windows:
-                made = torch.empty(0, dtype=w.dtype, device=self.device)
-                yield w.position, made.set_(storage, w.offset, w.size, w.stride)
+                window, source = self.windows[0], self.templates[0]
+                target = torch.empty_strided(
+                    window.size, window.stride, dtype=window.dtype, device=self.device
+                )
+                made = [(window.position, target)]
+            else:
+                assert self._storage is not None
+                source = torch.empty(0, dtype=torch.uint8, device=self.device)
+                source.set_(self._storage, 0, (self.nbytes,), (1,))
+                target = torch.empty_like(source)
+                storage = target.untyped_storage()
+                made = []
+                for w in self.windows:
+                    view = torch.empty(0, dtype=w.dtype, device=self.device)
+                    made.append((w.position, view.set_(storage, w.offset, w.size, w.stride)))
+        self._copy, self.copy_needed = StorageWeakRef(target.untyped_storage()), False
+        return target, source, made
+
+    def see_copy(self) -> None:
+        """This memory is about to be overwritten: if the last copy is held, it was needed."""
+        self.copy_needed = self.copy_needed or (self._copy is not None and not self._copy.expired())
+
+    def forget_copy(self) -> None:
+        """The last copy, held or not, has nothing to say."""
+        self._copy = None
+
+
+def copies_of(slots: Sequence[Slot]) -> Iterator[tuple[int, torch.Tensor]]:
+    """The position of each result in some slots, and the result in memory of its own."""
+    made = [slot.copies() for slot in slots]
+    # one type at a time is one launch
+    pairs: defaultdict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
+    for target, source, _ in made:
+        pairs[target.dtype].append((target, source))
+    with outside_inference():
+        for group in pairs.values():
+            copy_all([target for target, _ in group], [source for _, source in group])
+    for _, _, results in made:
+        yield from results
 
 
 @dataclass(eq=False)
@@ -207,8 +247,8 @@ class Recorded:
         hold: the results at hand.
         spared: slots of others that it does not harm: it shares no memory with them, or uses their memory
             only after it has read them for the last time.
-        owner: called with slots that callers hold for so long that the results are better copied; returns if
-            that is news.
+        owner: knows which results callers hold; None: its program is gone.
+        lent: slots whose results last went out as copies.
         exposed: other recording -> its slots that this one may overwrite.
     """
 
@@ -217,7 +257,8 @@ class Recorded:
     slots: tuple[Slot, ...]
     hold: HeldResults
     spared: frozenset[Slot]
-    owner: Callable[[Slot], bool]
+    owner: CopiedResults | None
+    lent: tuple[Slot, ...] = field(default=(), kw_only=True)
     exposed: dict[Recorded, tuple[Slot, ...]] = field(default_factory=dict, kw_only=True)
 
     def may_overwrite(self, other: Recorded) -> tuple[Slot, ...]:
@@ -255,6 +296,8 @@ class GraphMemory:
                 # of a group, the watched one would be gone before the others are asked
                 for slot in [slot for slot in recorded.slots if slot.alive]:
                     slot.expire()
+                for slot in recorded.lent:
+                    slot.forget_copy()
             self._live.clear()
         self.device.follow()
 
@@ -267,6 +310,14 @@ class GraphMemory:
                     if slot.alive:
                         found.append((other, slot))
         return found
+
+    def overwriting(self, wanted: Recorded) -> None:
+        """A recording is about to be replayed: see which copies there were good for something."""
+        for other in (*self._live, wanted):
+            if other.lent and other.pool is wanted.pool:
+                for slot in other.lent:
+                    if slot not in wanted.spared:
+                        slot.see_copy()
 
     def handed_out(self, recorded: Recorded) -> None:
         """Results of a recording went to a caller."""
@@ -333,7 +384,7 @@ class GraphMemory:
         """Forget retired recordings whose results nobody holds; memory goes with a pool's last one."""
         while self._leaving:
             recorded = self._leaving.popleft()
-            recorded.owner = _nobody
+            recorded.owner = None
             self._retired.append(recorded)
         waiting = [r for r in self._retired if any(slot.alive and not slot.owned for slot in r.slots)]
         for recorded in self._retired:
@@ -346,11 +397,6 @@ class GraphMemory:
                 if not recorded.pool.recordings and recorded.pool in self._pools:
                     self._pools.remove(recorded.pool)
         self._retired = waiting
-
-
-def _nobody(slot: Slot) -> bool:
-    """The program that made these results is gone."""
-    return False
 
 
 _memories: dict[str, GraphMemory] = {}

@@ -6,7 +6,7 @@ memory, or as copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.runtime.graphs.memory import GraphMemory, HeldResults, Recorded, Slot, Window
+from polyfuse.runtime.graphs.memory import GraphMemory, HeldResults, Recorded, Slot, Window, copies_of
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.devices.device_graphs import (
     backward_may_repeat,
@@ -26,6 +26,7 @@ from polyfuse.torch_compat.devices.device_graphs import (
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
+    from polyfuse.runtime.graphs.copied import CopiedResults
     from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
 
 __all__ = ["Recording", "make_recording"]
@@ -139,11 +140,11 @@ class Recording(Recorded):
         if not self.hold.complete:
             self._prepare()
         results = list(self.hold.ready)
+        self.lent = ()
         if copied:
-            for slot in self.slots:
-                if any(window.position in copied for window in slot.windows):
-                    for position, tensor in slot.copies():
-                        results[position] = tensor
+            self.lent = tuple(s for s in self.slots if any(w.position in copied for w in s.windows))
+            for position, tensor in copies_of(self.lent):
+                results[position] = tensor
         for position, template, size, stride in self.hold.fresh:
             if position not in copied:
                 results[position] = bindings.reinterpret_tensor(template, size, stride, 0)
@@ -177,7 +178,7 @@ def make_recording(
     args: list[Any],
     plan: InputPlan,
     generators: Sequence[torch.Generator],
-    owner: Callable[[Slot], bool],
+    owner: CopiedResults,
 ) -> Recording:
     """Record `program` for `args`, which stay as they are. Nothing is computed: replay it.
 

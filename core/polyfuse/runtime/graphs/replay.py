@@ -5,9 +5,9 @@ second is recorded; what follows are replays, as long as a recording fits: the t
 they are, are there, and nobody holds what it would overwrite (`graph_memory`). Where none fits another one
 is made, up to a limit, or the call runs as it is, which is always right.
 
-Results belong to the caller. One that is still held when the program runs again is handed out as a copy from
-then on, unless `torch.compiler.cudagraph_mark_step_begin` said that results of earlier steps are no longer
-needed.
+Results belong to the caller. One that is still held when the program runs again is handed out as a copy for
+as long as such copies are needed, unless `torch.compiler.cudagraph_mark_step_begin` said that results of
+earlier steps are no longer needed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyfuse.base.log import get_logger, warn_once
+from polyfuse.runtime.graphs.copied import CopiedResults
 from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory, Recorded, Slot, graph_memory
 from polyfuse.runtime.graphs.recording import Recording, make_recording
@@ -80,9 +81,7 @@ def recorded_program(
 
 @dataclass(eq=False)
 class _Runner:
-    """Chooses for each call: replay, record, or run as it is. `copied` are positions of results that callers
-    keep, and so get as copies.
-    """
+    """Chooses for each call: replay, record, or run as it is. `copied` are results that callers keep."""
 
     program: Program
     facts: GraphFacts
@@ -93,7 +92,7 @@ class _Runner:
     memory: GraphMemory
     fallback: Callable[[], Program] | None
     variants: dict[tuple[int, ...], list[Recording]] = field(default_factory=dict)
-    copied: set[int] = field(default_factory=set)
+    copied: CopiedResults = field(default_factory=CopiedResults)
     patience: int = PATIENCE
     tries: int = TRIES
     made: list[Recorded] = field(default_factory=list)
@@ -121,7 +120,7 @@ class _Runner:
             if fitting is not None:
                 return self._replay(fitting, args)
             if blocking and self._wait_for(blocking):
-                reason = "a caller held results that it would overwrite, and gets copies from now on"
+                reason = "a caller held results that it would overwrite, and gets copies"
                 return self._plain(args, reason)
             return self._record(recordings, args)
 
@@ -148,7 +147,9 @@ class _Runner:
         """Whether what callers hold is likely to be let go of: from now on they get copies, so that only what
         they have already is in the way.
         """
-        news = [recorded.owner(slot) for recorded, slot in blocking]
+        news = [
+            recorded.owner.held(slot.positions) for recorded, slot in blocking if recorded.owner is not None
+        ]
         self.patience = PATIENCE if any(news) else self.patience - 1
         return self.patience > 0
 
@@ -176,7 +177,10 @@ class _Runner:
         return self.program(args)
 
     def _replay(self, recording: Recording, args: list[Any]) -> Sequence[Any]:
-        results = recording.replay(args, self.copied)
+        self.memory.overwriting(recording)
+        for slot in recording.lent:
+            self.copied.overwritten(slot.positions, slot.nbytes, slot.copy_needed)
+        results = recording.replay(args, self.copied.positions)
         self.status.replays += 1
         if recording.slots:
             self.memory.handed_out(recording)
@@ -199,7 +203,7 @@ class _Runner:
             return self._plain(args, plan.refused)
         try:
             recording = make_recording(
-                self.program, self.facts, memory, args, plan, self.generators, _Owner(self.copied)
+                self.program, self.facts, memory, args, plan, self.generators, self.copied
             )
         except Exception as error:
             self.tries -= is_out_of_memory(error)
@@ -250,15 +254,3 @@ class _Runner:
         if self.fallback is not None:
             self.program, self.fallback = self.fallback(), None
         return self.program(args)
-
-
-class _Owner:
-    """Called with results that callers keep: these are copied from now on."""
-
-    def __init__(self, copied: set[int]) -> None:
-        self.copied = copied
-
-    def __call__(self, slot: Slot) -> bool:
-        new = {window.position for window in slot.windows} - self.copied
-        self.copied |= new
-        return bool(new)
