@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.device import DeviceProperties
 
-__all__ = ["TargetInfo", "is_near", "near_divisor"]
-
 _MIN_SPLITS = 4
 """A loop is split only where it has room for so many parts of `TargetInfo.split_chunk` elements."""
 _LAUNCH_POINTS = 8192

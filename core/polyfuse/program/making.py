@@ -14,8 +14,6 @@ from polyfuse.program.series import find_series
 from polyfuse.program.steps import Program
 from polyfuse.schedule.result import Schedule
 
-__all__ = ["make_program"]
-
 
 def make_program(
     schedule: Schedule,

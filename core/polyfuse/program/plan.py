@@ -46,8 +46,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.schedule.result import Call, Launch, Schedule
 
-__all__ = ["memory_plan", "plan"]
-
 
 def plan(
     schedule: Schedule, settings: Settings, *, observe: bool = False, skipped: Skipped | None = None

@@ -14,8 +14,6 @@ from polyfuse.ir.nodes import Buffer, LoopNode
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable
 from polyfuse.symbolic import axis, axis_name, axis_size, bounds
 
-__all__ = ["SplitGemm", "axes_by_strides", "split_depth"]
-
 
 @dataclass(frozen=True)
 class SplitGemm:

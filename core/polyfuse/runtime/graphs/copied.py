@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["CopiedResults"]
-
 PATIENCES = (8, 128)
 """Calls in a row without need of a copy, after which none is made: the first time, and so on. Then never."""
 

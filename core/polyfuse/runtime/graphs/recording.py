@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.graphs.copied import CopiedResults
     from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
 
-__all__ = ["Recording", "make_recording"]
-
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with repeated elements (a stride of zero) taken once, so that it can be written."""

@@ -15,8 +15,6 @@ from polyfuse_triton.flex.tiles import tiles_of
 from polyfuse_triton.target import Target, known_target, targets_of
 from polyfuse_triton.template import triton_template
 
-__all__ = ["LOWERINGS", "TritonKernels"]
-
 
 class TritonKernels(FlexKernels):
     """A kernel for the forward, one for the gradients of queries, and one for those of keys and values."""

@@ -28,8 +28,6 @@ from polyfuse.symbolic import (
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 
-__all__ = ["BOTH", "HALF", "INSIDE", "STEP", "Narrow", "NarrowScope", "narrow_of", "stepped"]
-
 HALF, STEP, INSIDE, BOTH = "half", "step", "k", "w"
 """Axes in place of those of the depth: of the numbers in a byte, of a program's steps, of bytes in a step,
 and of the numbers in these.
