@@ -26,15 +26,15 @@ class OnFakes(CppBackend):
     """The C++ backend, for devices whose memory is the host's."""
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
-        """One library of all kernels, without bindings: no process with Python launches them."""
+        """A library for each kernel, without bindings: no process with Python launches them."""
         if "KERNEL" not in sources[0].text:
             super().build(sources, folder)
             return
-        path = folder / "host.cpp"
-        path.write_text(self._head(sources) + "".join(s.rendered() for s in sources), encoding="utf-8")
-        self._build_library(path, path.with_suffix(".so"), sources[0].name)
         rows = {}
         for source in sources:
+            path = folder / f"{source.symbol}.cpp"
+            path.write_text(self._head([source]) + source.rendered(), encoding="utf-8")
+            self._build_library(path, path.with_suffix(".so"), source.name)
             call = self.host(source)
             assert call is not None
             rows[source.key] = (source.name, source.symbol, call.arguments)
@@ -57,7 +57,7 @@ def host_kernels(folder: Path) -> Mapping[str, DeviceKernel]:
 def _kernel(folder: Path, name: str, symbol: str, kinds: Sequence[str]) -> DeviceKernel:
     arguments = tuple((f"n{i}", kind) for i, kind in enumerate(kinds))
     names = tuple(name for name, _ in arguments)
-    code = f"{len(names)} {folder}/host.so\0".encode()
+    code = f"{len(names)} {folder / symbol}.so\0".encode()
     codes = tuple(DeviceCode(chip, code, 32, 1024) for chip in (80, 90))
     return DeviceKernel(name, symbol, host_device(), arguments, (*names, "scratch", ""), (1, 1, 1), codes)
 

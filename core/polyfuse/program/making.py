@@ -8,7 +8,7 @@ from dataclasses import replace
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.program.loops.finding import Skipped
-from polyfuse.program.plan import plan
+from polyfuse.program.planning import plan
 from polyfuse.program.scratch import Scratch, with_scratch
 from polyfuse.program.series import find_series
 from polyfuse.program.steps import Program
