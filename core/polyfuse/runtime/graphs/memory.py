@@ -90,12 +90,13 @@ class Slot:
 
     Attributes:
         address, nbytes: where it is.
-        windows: the results in it.
+        windows: the results in it; `positions` has theirs.
         saved: whether it only carries what a backward needs.
         owned: whether the pool knows that it is in use: what was allocated in the recording, until given up.
         hold: of the recording.
         templates: a tensor for each result.
         copy_needed: whether the last copy was held when this memory was overwritten.
+        added: whether the results last went out as they are, since the copies before were held.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Slot:
         self.address = storage.data_ptr()
         self.nbytes = storage.nbytes()
         self.windows = tuple(windows)
+        self.positions = tuple(window.position for window in windows)
         self.device = device
         self.saved = saved
         self.owned = True
@@ -120,6 +122,7 @@ class Slot:
         self._base = 0
         self._copy: StorageWeakRef | None = None
         self.copy_needed = False
+        self.added = False
         self._dress(storage)
 
     def _dress(self, storage: torch.UntypedStorage) -> None:
@@ -140,11 +143,6 @@ class Slot:
         """Whether somebody else holds a tensor in this memory."""
         watched = self.watched
         return watched._storage is not None and storage_use(watched._key) > watched._base
-
-    @property
-    def positions(self) -> list[int]:
-        """Of its results."""
-        return [window.position for window in self.windows]
 
     def contains(self, address: int) -> bool:
         """Whether an address is in this memory."""
@@ -193,9 +191,14 @@ class Slot:
         self._copy, self.copy_needed = StorageWeakRef(target.untyped_storage()), False
         return target, source, made
 
+    @property
+    def copy_held(self) -> bool:
+        """Whether somebody holds the last copy."""
+        return self._copy is not None and not self._copy.expired()
+
     def see_copy(self) -> None:
         """This memory is about to be overwritten: if the last copy is held, it was needed."""
-        self.copy_needed = self.copy_needed or (self._copy is not None and not self._copy.expired())
+        self.copy_needed = self.copy_needed or self.copy_held
 
     def forget_copy(self) -> None:
         """The last copy, held or not, has nothing to say."""

@@ -118,7 +118,7 @@ class Recording(Recorded):
             return "its backward may run again"
         return ""
 
-    def replay(self, args: list[Any], copied_results: Collection[int]) -> tuple[Any, ...]:
+    def replay(self, args: list[Any], copied: CopiedResults) -> tuple[Any, ...]:
         """Do the recorded work on `args`, which is emptied; results called for come as copies."""
         plan = self.plan
         if plan.copied:
@@ -126,31 +126,42 @@ class Recording(Recorded):
             copy_all(self.targets, [_once(s) for s in sources] if self.repeated else sources)
         held = {p.number: args[p.number] for p in self.passed} if self.passed else {}
         returned = [args[i] for i in plan.returned]
-        args.clear()
         self.graph.replay()
+        # not before: who lets go of an input that is read where it is lets others write there
+        args.clear()
         self.replays += 1
         if returned:
             position = {i: k for k, i in enumerate(plan.copied)}
             copy_all(returned, [self.buffers[position[i]] for i in plan.returned])
-        return self._results(held, copied_results)
+        return self._results(held, copied)
 
-    def _results(self, held: dict[int, torch.Tensor], copied: Collection[int]) -> tuple[Any, ...]:
+    def _results(self, held: dict[int, torch.Tensor], copied: CopiedResults) -> tuple[Any, ...]:
         if not self.hold.complete:
             self._prepare()
         results = list(self.hold.ready)
-        self.lent = ()
-        if copied:
-            self.lent = tuple(s for s in self.slots if any(w.position in copied for w in s.windows))
-            for position, tensor in copies_of(self.lent):
-                results[position] = tensor
+        self.lent = _lent(self.slots, copied) if copied.positions else ()
+        made = dict(copies_of(self.lent)) if self.lent else {}
         for position, template, size, stride in self.hold.fresh:
-            if position not in copied:
-                results[position] = bindings.reinterpret_tensor(template, size, stride, 0)
+            copy = made.get(position)
+            results[position] = (
+                bindings.reinterpret_tensor(template, size, stride, 0) if copy is None else copy
+            )
         for passed in self.passed:
             base = held[passed.number]
             result = base if passed.window is None else _view_of(base, passed.window)
             results[passed.position] = _copy_of(result) if passed.as_copy else result
         return tuple(results)
+
+
+def _lent(slots: Sequence[Slot], copied: CopiedResults) -> tuple[Slot, ...]:
+    """The slots whose results go out as copies this time."""
+    lent = []
+    for slot in slots:
+        if not copied.positions.isdisjoint(slot.positions):
+            slot.added = slot.copy_held and copied.are_added(slot.positions, slot.nbytes)
+            if not slot.added:
+                lent.append(slot)
+    return tuple(lent)
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:

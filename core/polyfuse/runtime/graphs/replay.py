@@ -92,12 +92,13 @@ class _Runner:
     memory: GraphMemory
     fallback: Callable[[], Program] | None
     variants: dict[tuple[int, ...], list[Recording]] = field(default_factory=dict)
-    copied: CopiedResults = field(default_factory=CopiedResults)
+    copied: CopiedResults = field(init=False)
     patience: int = PATIENCE
     tries: int = TRIES
     made: list[Recorded] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.copied = CopiedResults(gradients=bool(self.facts.gradients))
         weakref.finalize(self, self.memory.retire, self.made)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -147,9 +148,7 @@ class _Runner:
         """Whether what callers hold is likely to be let go of: from now on they get copies, so that only what
         they have already is in the way.
         """
-        news = [
-            recorded.owner.held(slot.positions) for recorded, slot in blocking if recorded.owner is not None
-        ]
+        news = [r.owner.held(slot.positions, slot.added) for r, slot in blocking if r.owner is not None]
         self.patience = PATIENCE if any(news) else self.patience - 1
         return self.patience > 0
 
@@ -180,7 +179,7 @@ class _Runner:
         self.memory.overwriting(recording)
         for slot in recording.lent:
             self.copied.overwritten(slot.positions, slot.nbytes, slot.copy_needed)
-        results = recording.replay(args, self.copied.positions)
+        results = recording.replay(args, self.copied)
         self.status.replays += 1
         if recording.slots:
             self.memory.handed_out(recording)

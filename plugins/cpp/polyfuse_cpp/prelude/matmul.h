@@ -96,7 +96,7 @@ struct matmul_parts {
 // The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles, and to
 // have the rows of a tile come from memory as much as an eighth of one: where columns are shared out, each thread reads all
 // rows, writes chunks of lines that lie beside another's, and what runs next finds its rows in two caches.
-static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
+static __attribute__((noinline, unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
   matmul_parts best{1, 1, 1, 1};
   i64 least = -1;
   for (i64 down = 1; down <= team && down <= tiles; ++down)
