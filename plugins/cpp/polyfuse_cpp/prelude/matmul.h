@@ -356,7 +356,7 @@ template <int N, class T> PF_INLINE bool matmul_any_nan(const T* c) {
 }
 
 // Layout of the left operand. A row whose steps are contiguous; up to a vector may be written past its end.
-template <class T, class S> PF_INLINE void matmul_row(T* to, const S* from, i64 depth) {
+template <class T, class S> static __attribute__((noinline)) void matmul_row(T* to, const S* from, i64 depth) {
   i64 k = 0;
   for (; k + int(Vec::lanes) <= depth; k += int(Vec::lanes)) store(to + k, cast<T>(load<Vec>(from + k)));
   if (k < depth) store(to + k, cast<T>(load_n<Vec>(from + k, depth - k)));
