@@ -323,15 +323,21 @@ class LoweringContext:
         return found
 
     def reason_to_store(
-        self, value: TensorValue, readers: int, recomputed: int = 0, across: bool = False
+        self,
+        value: TensorValue,
+        readers: int,
+        recomputed: int = 0,
+        across: bool = False,
+        meet: Callable[[], bool] | None = None,
     ) -> str:
         """Why a lazy value with so many readers, which compute it again at so many points, is better stored;
-        empty if it is better computed where it is read."""
+        empty if it is better computed where it is read. `meet` says whether its readers are for one value.
+        """
         assert value.body is not None
         ops, reads, slow = self.cost(value.body)
         most_ops, most_reads = self.settings.max_inlined_ops, self.settings.max_inlined_reads
         if readers > 1 and reads:
-            if slow:
+            if slow and not (meet is not None and self.hides_arithmetic(value.device) and meet()):
                 return f"costly and read {readers} times"
             if reads > most_reads or ops > most_ops:
                 return f"{ops} operations on {reads} reads, read {readers} times"
@@ -349,12 +355,21 @@ class LoweringContext:
             return f"{ops} operations on {reads} reads are enough for one expression"
         return ""
 
+    def hides_arithmetic(self, device: str) -> bool:
+        """Whether a device may compute a slow operation any number of times, since memory takes longer."""
+        return not self.target_info(device).recomputed_points
+
     def store_if_better(
-        self, value: TensorValue, readers: int, recomputed: int = 0, across: bool = False
+        self,
+        value: TensorValue,
+        readers: int,
+        recomputed: int = 0,
+        across: bool = False,
+        meet: Callable[[], bool] | None = None,
     ) -> TensorValue:
         """Store `value` if that is better for so many readers, which compute it again at so many points."""
         if value.body is not None:
-            reason = self.reason_to_store(value, readers, recomputed, across)
+            reason = self.reason_to_store(value, readers, recomputed, across, meet)
             if reason:
                 self.realize(value, reason)
         return value
