@@ -336,14 +336,14 @@ class LoweringContext:
         assert value.body is not None
         ops, reads, slow = self.cost(value.body)
         most_ops, most_reads = self.settings.max_inlined_ops, self.settings.max_inlined_reads
+        allowed = self.target_info(value.device).recomputed_points
         if readers > 1 and reads:
-            if slow and not (meet is not None and self.hides_arithmetic(value.device) and meet()):
+            if slow and (allowed or meet is None or not meet()):
                 return f"costly and read {readers} times"
             if reads > most_reads or ops > most_ops:
                 return f"{ops} operations on {reads} reads, read {readers} times"
             if reads > _FULL_READS and _full_reads(value) > _FULL_READS:
                 return f"made of more than {_FULL_READS} tensors of its size, read {readers} times"
-        allowed = self.target_info(value.device).recomputed_points
         if 0 < allowed < recomputed:
             if slow:
                 return "costly and broadcast"
@@ -354,10 +354,6 @@ class LoweringContext:
         if ops > _HARD_LIMIT * most_ops or reads > _HARD_LIMIT * most_reads:
             return f"{ops} operations on {reads} reads are enough for one expression"
         return ""
-
-    def hides_arithmetic(self, device: str) -> bool:
-        """Whether a device may compute a slow operation any number of times, since memory takes longer."""
-        return not self.target_info(device).recomputed_points
 
     def store_if_better(
         self,
