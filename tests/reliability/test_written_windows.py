@@ -4,8 +4,35 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from polyfuse.torch_compat.captures.written_windows import writes_to_windows
+
+
+class Holder(torch.Tensor):
+    """A tensor around another one, whose views share memory with it in what they hold alone."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, held.size(), held.stride(), held.storage_offset(), dtype=held.dtype
+        )
+
+    def __init__(self, held):
+        self.held = held
+
+    def __tensor_flatten__(self):
+        return ["held"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, size, stride):
+        return Holder(inner["held"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        given = tree_map_only(Holder, lambda each: each.held, (args, kwargs or {}))
+        made = func(*given[0], **given[1])
+        return args[0] if made is given[0][0] else tree_map_only(torch.Tensor, Holder, made)
 
 
 def tail(x):
@@ -46,6 +73,16 @@ def read_in_vmap(x):
     return torch.func.vmap(lambda row: row.unfold(0, 2, 3).sum(-1) + row.sum())(x[:10].view(2, 5)), x.sin()
 
 
+def columns(x):
+    y = torch.nn.functional.unfold(x[:8].view(1, 1, 2, 4), kernel_size=2, dilation=1)
+    return y.mul_(2), x.sin()
+
+
+def gaps_of_an_operator(x):
+    torch.ops.aten.unfold.default(x, 0, 2, 3).add_(1)
+    return x * 1
+
+
 def written_in_vmap(x):
     def write(row):
         row = row.clone()
@@ -55,10 +92,11 @@ def written_in_vmap(x):
     return torch.func.vmap(write)(x[:10].view(2, 5))
 
 
-READ = [followed, read, read_in_vmap]
+READ = [followed, read, read_in_vmap, columns]
+WRITTEN = [tail, gaps, overlapping, into_out, gaps_of_an_operator, written_in_vmap]
 
 
-@pytest.mark.parametrize("function", [tail, gaps, overlapping, into_out, written_in_vmap, *READ])
+@pytest.mark.parametrize("function", [*WRITTEN, *READ])
 def test_windows_that_are_written(function):
     torch.compiler.reset()
     captured = []
@@ -74,3 +112,17 @@ def test_windows_that_are_written(function):
     compiled = torch.compile(function, backend="polyfuse", options={"backends": ["interpreter"]})
     torch.testing.assert_close(compiled(y), expected)
     torch.testing.assert_close(y, x)
+
+
+def test_windows_of_a_class_of_tensors_that_are_written():
+    torch.compiler.reset()
+
+    def write(x):
+        x.unfold(0, 2, 3).transpose(0, 1).add_(1)
+        return x * 2
+
+    x, y = Holder(torch.arange(8.0)), Holder(torch.arange(8.0))
+    expected = write(x)
+    compiled = torch.compile(write, backend="polyfuse", options={"backends": ["interpreter"]})
+    torch.testing.assert_close(compiled(y).held, expected.held)
+    torch.testing.assert_close(y.held, x.held)

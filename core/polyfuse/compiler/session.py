@@ -17,6 +17,7 @@ from polyfuse.base import log
 from polyfuse.base.code import code_digest
 from polyfuse.cache import KernelStore
 from polyfuse.frontend.graph import ChannelsLast
+from polyfuse.ir.types import DType, from_torch
 from polyfuse.plugin import Backend, Config, Extensions, PluginManager, TargetInfo
 from polyfuse.plugin.hooks.registry import generation
 from polyfuse.plugin.session.discovery import find_candidates
@@ -40,6 +41,9 @@ _OPERATORS_PER_KERNEL = 8
 # of any in 16 bits, and of gradients in single precision. Beyond, they take 1.5 to 6 times as long (H100).
 _DEPTHWISE_WINDOW = 49
 _DEPTHWISE_GRADIENT_WINDOW = 25
+
+_NARROW = 2
+"""Bytes of the types that GPUs multiply as fast as what they round f32 to."""
 
 
 class CompileSession:
@@ -137,14 +141,15 @@ class CompileSession:
         # into their layout costs
         if training and not info.channels_last_weights:
             return ChannelsLast.NONE
-        if single and info.channels_last_f32 and self.settings.numerics == "fast":
+        if single and DType.f32 in info.channels_last and self.settings.numerics == "fast":
             return last
         rounded = single and device_of(device).rounds("convolutions")
         limit = _DEPTHWISE_GRADIENT_WINDOW if single and training else _DEPTHWISE_WINDOW
         if _depthwise_window(weight) > limit:
             return ChannelsLast.NONE
-        narrow = value.dtype.itemsize == 2 or rounded
-        return last if narrow and info.channels_last else ChannelsLast.NONE
+        narrow = {kind for kind in info.channels_last if kind.itemsize == _NARROW}
+        wanted = bool(narrow) if rounded else from_torch(value.dtype) in narrow
+        return last if wanted else ChannelsLast.NONE
 
     def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:
         """Prepare to build kernels for a graph of so many operators on these types of device, unless it was

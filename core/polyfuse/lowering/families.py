@@ -14,12 +14,13 @@ from polyfuse.lowering.shapes import (
     pooling_max,
     strided_scatter,
     upsampling,
+    upsampling_backward,
     views,
 )
 
 FAMILIES = (
     *(pointwise, casts, creation),
-    *(views, strided_scatter, concat_pad, pooling, pooling_max, upsampling, col2im),
+    *(views, strided_scatter, concat_pad, pooling, pooling_max, upsampling, upsampling_backward, col2im),
     *(reduction, moments, scan),
     *(gather, search, scatter),
     *(library, host, collectives, functionalized, user_kernels),

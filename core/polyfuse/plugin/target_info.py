@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from polyfuse.ir.types import DType
     from polyfuse.runtime.devices.device import DeviceProperties
 
 _MIN_SPLITS = 4
@@ -46,13 +47,12 @@ class TargetInfo:
         launch_bytes: bytes that the device moves in the time that a launch takes. Horizontal fusion joins
             equal kernels of up to that, as with the option `horizontal_fusion`; kernels that compute each
             element by itself are joined whatever they compute, and of any size if few.
-        channels_last: whether libraries for the device compute convolutions in 16 bits, and those whose
-            operands torch lets them round to TF32, faster on tensors in the channels-last layout. They get
-            such tensors then, unless gradients are needed.
-        channels_last_f32: the same of convolutions in f32.
+        channels_last: the types in which libraries for the device compute convolutions faster on tensors in
+            the channels-last layout; with a type of 16 bits, also f32 where torch lets them round operands to
+            TF32. They get such tensors then, unless gradients are needed.
         channels_last_weights: whether those libraries want their weights so, too, and compute gradients
             faster then.
-        depthwise_loops: whether the backend's loops over convolutions of f32 with channels last, small
+        depthwise_loops: whether the backend's loops over convolutions with channels last, small
             windows and one, two or four channels for each result are faster than libraries.
         loops_by_ranges: whether the backend cuts loops where comparisons of their positions change. A tensor
             that is made of parts, such as a margin and what it surrounds, is one expression then.
@@ -98,8 +98,7 @@ class TargetInfo:
     repeated_row: int = 0
     loops_by_ranges: bool = False
     alignment: int = 0
-    channels_last: bool = False
-    channels_last_f32: bool = False
+    channels_last: frozenset[DType] = frozenset()
     channels_last_weights: bool = False
     depthwise_loops: bool = False
     separate_gemm_add: bool = False

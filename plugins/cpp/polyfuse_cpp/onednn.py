@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.ir.expr import Expr, apply, const, walk
+from polyfuse.ir.expr import Expr, apply, cast, const, walk
 from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import CallSite, Choice, Claim, No, ReplacementCalls, Yes
@@ -74,6 +74,18 @@ def offered() -> bool:
     """Whether this torch brings oneDNN, and it is not switched off."""
     library = torch.backends.mkldnn
     return library.is_available() and bool(getattr(library, "enabled", True))
+
+
+@lru_cache(maxsize=1)
+def _narrow_types() -> frozenset[DType]:
+    """The types of 16 bits that the library computes by instructions of this CPU."""
+    known = {DType.bf16: "_is_mkldnn_bf16_supported", DType.f16: "_is_mkldnn_fp16_supported"}
+    return frozenset(kind for kind, name in known.items() if getattr(torch.ops.mkldnn, name)())
+
+
+def convolved_types() -> frozenset[DType]:
+    """The types that the library convolves faster than anything that torch has beside it."""
+    return _narrow_types() | {DType.f32} if offered() else frozenset()
 
 
 # What is known without timing.
@@ -144,11 +156,13 @@ _LARGE_WEIGHT = 1 << 16
 
 def _packing_pays(site: CallSite) -> bool:
     """Whether laying out the weight of a convolution is a large part of it: a fourth, where the window is 3x3
-    and the image 7x7. Weights of 1x1 windows are laid out at the speed of memory, small ones in no time.
+    and the image 7x7. Weights of 1x1 windows are laid out at the speed of memory, small ones in no time, but
+    for those of 16 bits, which the library's instructions want in pairs.
     """
     weight = site.call.args[1]
     wide = prod(n for n in weight.size[2:] if isinstance(n, int)) > 1
-    return wide and _fusing_pays(site) and _numel(weight) >= _LARGE_WEIGHT
+    narrow = site.buffers[weight.buffer].dtype is not DType.f32
+    return (wide or narrow) and _fusing_pays(site) and _numel(weight) >= _LARGE_WEIGHT
 
 
 def _numel(view: View) -> int:
@@ -214,11 +228,17 @@ def _activation(site: CallSite) -> _Activation | None:
     result = _result_read(site)
     if site.reader is None or result is None:
         return None
+    value, result = _computed(site.reader.value), cast(result, DType.f32)
     for (name, variant), compute in _ACTIVATIONS.items():
-        if site.reader.value == compute(result):
+        if value == compute(result):
             return name, (), variant
-    slope = _slope(site.reader.value, result)
+    slope = _slope(value, result)
     return None if slope is None else ("leaky_relu", (slope,), "")
+
+
+def _computed(stored: Expr) -> Expr:
+    """What is stored, before it is rounded to 16 bits."""
+    return stored.args[0] if stored.op == "cast" and stored.dtype.itemsize == 2 else stored
 
 
 def _slope(value: Expr, x: Expr) -> float | None:
@@ -236,10 +256,15 @@ def _addend(site: CallSite) -> str | None:
     """The buffer that is added to the result element by element, with nothing else done."""
     result = _result_read(site)
     reader = site.reader
-    if reader is None or result is None or reader.value.op != "add" or result not in reader.value.args:
+    if reader is None or result is None:
         return None
-    other = next((e for e in reader.value.args if e is not result), None)
-    if other is None or other.op != "load" or other.args or other.dtype is not DType.f32:
+    value, summand = _computed(reader.value), cast(result, DType.f32)
+    if value.op != "add" or summand not in value.args:
+        return None
+    other = next((e for e in value.args if e is not summand), None)
+    if other is not None and other.op == "cast":
+        other = other.args[0]
+    if other is None or other.op != "load" or other.args or other.dtype is not result.dtype:
         return None
     name, index = other.buffer, other.index
     same = index == reader.index and name not in (reader.output, site.output.name)
@@ -393,8 +418,9 @@ def _convolution_fault(site: CallSite) -> str:
     views = [image, weight, *([] if bias is None else [bias])]
     if not all(isinstance(v, View) and v.dtype is None for v in views):
         return "an operand is no tensor"
-    if any(site.buffers[v.buffer].dtype is not DType.f32 for v in views):
-        return "only f32 is done in the same go"
+    (kind, *others) = {site.buffers[v.buffer].dtype for v in views}
+    if others or kind not in convolved_types():
+        return "its types are none that the library has instructions for"
     if site.call.args[6]:
         return "it is transposed"
     if any(n == 0 for v in views for n in v.size):

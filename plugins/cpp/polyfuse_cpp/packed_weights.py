@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from polyfuse.ir.nodes import Buffer, ExternCall, View
+from polyfuse.ir.types import DType
 from polyfuse.plugin import CallSite, Claim, No, ReplacementCalls
 
 _WEIGHTS = {
@@ -31,11 +32,19 @@ def with_packed(applies: Callable[[CallSite], Claim], unasked: bool = False) -> 
     def claim(site: CallSite) -> Claim:
         if not (site.freezing or (unasked and site.packing)) or not site.inference:
             return No("weights are packed once only with freezing, in graphs without gradients")
+        if not site.freezing and not _can_be_watched(site):
+            return No("a change of its weight of 16 bits could be missed, without freezing")
         if not site.can_precompute(_weight(site)):
             return No("its weight is no whole parameter in the order of a layer's")
         return applies(site)
 
     return claim
+
+
+def _can_be_watched(site: CallSite) -> bool:
+    """Whether sums of products show a change of the weight: those of 16 bits are rounded."""
+    buffer = site.buffers.get(getattr(_weight(site), "buffer", ""))
+    return buffer is not None and buffer.dtype is DType.f32
 
 
 def packing(instead: Callable[[CallSite], ReplacementCalls]) -> Callable[[CallSite], ReplacementCalls]:

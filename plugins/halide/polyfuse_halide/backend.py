@@ -11,6 +11,7 @@ from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
+from polyfuse.ir.types import DType
 from polyfuse.kit import without_aliases
 from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, TargetInfo
 from polyfuse_cuda.gpu import Gpu
@@ -39,7 +40,7 @@ def device_target_info(gpu: Gpu) -> TargetInfo:
         licm=False,
         launch_bytes=4 << 20,
         alignment=16,
-        channels_last=True,
+        channels_last=frozenset({DType.f16, DType.bf16}),
         double_sums=False,
     )
 

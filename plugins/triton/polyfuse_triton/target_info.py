@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
 from polyfuse_triton.target import Target
 
@@ -32,7 +33,7 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         column_reductions=column_reductions,
         repeated_row=_REPEATED_ROW,
         alignment=16,
-        channels_last=True,
+        channels_last=frozenset({DType.f16, DType.bf16}),
         channels_last_weights=True,
         separate_gemm_add=True,
         separate_convolution_bias=True,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from polyfuse.autotune import packing
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
+from polyfuse.ir.types import DType
 from polyfuse_cpp import onednn
 
 pytestmark = pytest.mark.skipif(
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 PACKS = "checked.mkldnn._reorder_convolution_weight.default"
 X = torch.randn(2, 4, 13, 13)
+FROZEN = {"strict": True, "freezing": True}
 
 
 @pytest.fixture(autouse=True)
@@ -294,7 +298,7 @@ def test_weights_of_depthwise_convolutions_that_are_infinite(groups: int) -> Non
         (nn.Conv2d(8, 8, 1, groups=8), "its window is too large"),
         (nn.Conv2d(4, 4, 3, groups=4), "its channels are few"),
         (nn.Conv2d(8, 16, 3, groups=4), "it is not depthwise"),
-        (nn.Conv2d(8, 8, 3, groups=8).double(), "it is not of f32"),
+        (nn.Conv2d(8, 8, 3, groups=8).double(), "it is not of f32 or of a type of 16 bits"),
         (nn.ConvTranspose2d(8, 8, 3, groups=8), "it is no convolution of images"),
     ],
 )
@@ -382,3 +386,37 @@ def test_eager_numerics_and_switched_off_layouts_leave_all_to_torch() -> None:
         torch.compiler.reset()
         call = torch.compile(model, backend="polyfuse", options={"strict": True, **options})
         assert set(agrees(call, model, X).calls) == {"aten.convolution.default"}
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+def test_bf16_goes_to_the_library_where_it_has_instructions(
+    freezing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computes = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    monkeypatch.setattr(onednn, "_narrow_types", lambda: frozenset({DType.bf16}))
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(4, 16, 3), nn.SiLU(), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1))
+    model, x = nn.Sequential(*layers).eval().bfloat16(), X.bfloat16()
+    call = compiled(model) if not freezing else torch.compile(model, backend="polyfuse", options=FROZEN)
+    refused = nullcontext() if computes else pytest.raises(RuntimeError, match="bf16 path needs the cpu")
+    with torch.no_grad(), refused:
+        torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
+    found = last_reports()[-1].calls
+    # the activation is the library's, the depthwise convolution a loop, and only freezing may miss no change
+    assert found.count("mkldnn._convolution_pointwise.default") == (2 if freezing else 1)
+    assert any("_reorder_convolution_weight" in name for name in found) == freezing
+    assert found.count("aten.convolution.default") == (0 if freezing else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_depthwise_loops_add_up_16_bits_in_single_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(16, 16, 3, padding=1, groups=16).eval()
+    model = nn.Sequential(layer, nn.Hardswish()).to(dtype)
+    x = torch.randn(2, 16, 9, 7, dtype=dtype).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        found = compiled(model)(x)
+        exact = copy.deepcopy(model).double()(x.double())
+    assert last_reports()[-1].calls == ()
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), exact, rtol=2 * ulp, atol=ulp)

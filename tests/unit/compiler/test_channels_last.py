@@ -10,8 +10,10 @@ from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.graph import ChannelsLast
+from polyfuse.ir.types import DType
 from polyfuse.plugin import Device, TargetInfo
 
+NARROW = frozenset({DType.f16, DType.bf16})
 WEIGHT = torch.empty(8, 8, 3, 3)
 
 
@@ -47,7 +49,7 @@ def test_models_agree(option: str) -> None:
 def test_single_precision_wants_it_where_it_may_be_rounded(
     monkeypatch: pytest.MonkeyPatch, rounded: bool
 ) -> None:
-    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=True))
+    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=NARROW))
     monkeypatch.setattr(Device, "rounds", lambda self, what: rounded and what == "convolutions")
     value = torch.empty(1, device="meta")
     assert session_for(Settings()).wants_channels_last(value, WEIGHT, False) == rounded
@@ -56,7 +58,7 @@ def test_single_precision_wants_it_where_it_may_be_rounded(
 
 
 def test_single_precision_wants_it_where_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    info = TargetInfo(channels_last_f32=True)
+    info = TargetInfo(channels_last=frozenset({DType.f32}))
     monkeypatch.setattr(CompileSession, "target_info", lambda self, device: info)
     value = torch.empty(1)
     assert session_for(Settings()).wants_channels_last(value, WEIGHT, False)
@@ -85,7 +87,8 @@ def test_the_backend_is_asked_unless_the_option_says(
     training: bool,
     wanted: bool,
 ) -> None:
-    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=info))
+    types = NARROW if info else frozenset()
+    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=types))
     session = session_for(Settings(channels_last=option))
     assert session.wants_channels_last(torch.empty(1, dtype=dtype), WEIGHT, training) == wanted
 
@@ -94,7 +97,7 @@ def test_the_backend_is_asked_unless_the_option_says(
 def test_libraries_that_want_weights_so_get_them_in_training_too(
     monkeypatch: pytest.MonkeyPatch, training: bool
 ) -> None:
-    info = TargetInfo(channels_last=True, channels_last_weights=True)
+    info = TargetInfo(channels_last=NARROW, channels_last_weights=True)
     monkeypatch.setattr(CompileSession, "target_info", lambda self, device: info)
     value = torch.empty(1, dtype=torch.bfloat16)
     assert session_for(Settings()).wants_channels_last(value, WEIGHT, training) is ChannelsLast.ALL
@@ -117,7 +120,7 @@ def test_libraries_that_want_weights_so_get_them_in_training_too(
 def test_large_depthwise_windows_stay_as_they_are(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: torch.dtype, training: bool, wanted: bool
 ) -> None:
-    info = TargetInfo(channels_last=True, channels_last_weights=True)
+    info = TargetInfo(channels_last=NARROW, channels_last_weights=True)
     monkeypatch.setattr(CompileSession, "target_info", lambda self, device: info)
     monkeypatch.setattr(Device, "rounds", lambda self, what: what == "convolutions")
     value = torch.empty(1, dtype=dtype, device="meta")

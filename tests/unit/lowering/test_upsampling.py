@@ -42,6 +42,36 @@ def test_scales(how: dict[str, Any], dynamic: bool) -> None:
         check(lambda x, scale=scale: F.interpolate(x, scale_factor=scale, **how), x, dynamic=dynamic)
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("corners", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gradients_of_many_terms_read_their_shares(corners: bool) -> None:
+    aten = torch.ops.aten
+
+    def grads(flat: torch.Tensor, solid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            aten.upsample_bicubic2d_backward(flat, [7, 3], [1, 2, 3, 5], corners),
+            aten.upsample_trilinear3d_backward(solid, [4, 6, 5], [1, 1, 2, 3, 2], corners),
+        )
+
+    last = torch.randn(1, 2, 7, 3).to(memory_format=torch.channels_last)
+    record = check(grads, last, torch.randn(1, 1, 4, 6, 5))
+    assert record.kinds().count("Reduction") == 2
+
+
+@pytest.mark.slow
+def test_gradients_of_cubic_resampling() -> None:
+    def both(x: torch.Tensor, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = x.detach().requires_grad_(True)
+        out = F.interpolate(leaf, mode="bicubic", **how)
+        return out.detach() + 1, torch.autograd.grad((out**2).sum(), leaf)[0]
+
+    ways = ({"scale_factor": 1.7}, {"scale_factor": 0.4}, {"size": (1, 9)}, {"size": (5, 6)})
+    for how, corners in itertools.product(ways, (False, True)):
+        check(lambda x, w={**how, "align_corners": corners}: both(x, **w), torch.randn(2, 3, 5, 6))
+    check(lambda x: both(x, scale_factor=2.0), torch.randn(1, 2, 1, 6))
+    check(lambda x: both(x, scale_factor=2.0), torch.randn(1, 2, 4, 6, dtype=torch.float64))
+
+
 def test_doubling_needs_no_arithmetic_on_data() -> None:
     x = torch.randn(2, 3, 5, 6)
     record = check(lambda x: F.interpolate(x, scale_factor=2) + 1, x)

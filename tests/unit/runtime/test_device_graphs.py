@@ -728,3 +728,29 @@ def test_memory_of_results_in_use_is_not(device: FakeDevice) -> None:
     (graph,) = [g for g in device.graphs if g.number == 2]
     assert not graph.harmed
     del held
+
+
+def test_results_held_call_after_call_get_memory_of_their_own(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copied, "LARGE", 1)
+    run = compiled(affine)
+    last = None
+    seen: list[int] = []
+    for _ in range(30):
+        x, w = fresh()
+        result = run(x, w)
+        if last is not None:
+            same(*last)
+        last = result, affine(x, w)
+        same(*last)
+        seen.append(result.data_ptr())
+    # two recordings alternate
+    assert len(set(seen[-8:])) == 2 and seen[-2] != seen[-1]
+    plain, kept = status().plain, []
+    # who holds more than one gets copies
+    for _ in range(8):
+        x, w = fresh()
+        kept.append((run(x, w), affine(x, w)))
+        same(*zip(*kept, strict=True))
+    assert status().plain - plain < 5 and status().recordings <= replay.INSTANCES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from recorded import compiled, status
 from torch import nn
 
 from fake_graphs import FakeDevice
+from polyfuse.runtime.graphs.memory import Slot
 
 Seen = Callable[[], list[str]]
 
@@ -98,7 +99,7 @@ def test_large_gradients_that_come_in_are_read_where_they_are(
 ) -> None:
     from polyfuse.runtime.graphs import inputs as graph_inputs
 
-    monkeypatch.setattr(graph_inputs, "IN_PLACE", 5 * 4 * 4)
+    monkeypatch.setattr(graph_inputs, "GRADIENT_IN_PLACE", 5 * 4 * 4)
     model = nn.Linear(8, 4)
     run, reference = compiled(model), copy.deepcopy(model)
     rooms = [torch.empty(5, 4) for _ in range(6 if moves else 1)]
@@ -129,6 +130,53 @@ def test_gradients_that_add_up(device: FakeDevice) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     assert status("backward").replays >= 4
+
+
+def copies_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of results that each replay copies, as they come."""
+    from polyfuse.runtime.graphs import copied, recording
+
+    monkeypatch.setattr(copied, "LARGE", 1)
+    found: list[int] = []
+    original = recording._lent
+
+    def spy(slots: Sequence[Slot], wanted: copied.CopiedResults) -> tuple[Slot, ...]:
+        lent = original(slots, wanted)
+        found.append(len(lent))
+        return lent
+
+    monkeypatch.setattr(recording, "_lent", spy)
+    return found
+
+
+def test_of_gradients_that_add_up_only_the_first_are_copied(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = copies_made(monkeypatch)
+    model, run, reference = pair()
+    mine, theirs = optimizers(model, reference)
+    for _ in range(5):
+        copies.clear()
+        for _ in range(4):
+            x = torch.randn(5, 8)
+            run(x).backward()
+            reference(x).backward()
+            same(state(model), state(reference))
+        for optimizer in (mine, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert copies == [8, 0, 0, 0]
+    # who keeps all of them gets copies of all
+    kept = []
+    for _ in range(8):
+        x = torch.randn(5, 8)
+        gradients = [
+            torch.autograd.grad(f(x), m.parameters()) for f, m in ((run, model), (reference, reference))
+        ]
+        kept.append(gradients)
+        for actual, expected in kept:
+            same(actual, expected)
+    assert copies[-3:] == [8] * 3
 
 
 def test_gradients_cleared_after_the_forward(device: FakeDevice) -> None:

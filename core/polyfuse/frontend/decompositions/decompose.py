@@ -192,9 +192,9 @@ operator.
 WHOLE: Final[tuple[str, ...]] = _names(
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
     "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
-    "upsample_trilinear3d"
+    "upsample_trilinear3d upsample_bicubic2d"
 )
-"""Operators that torch breaks up before autograd sees them, and which stay whole here: a gradient that
+"""Operators that torch breaks up before autograd sees them, and which stay whole there: a gradient that
 gathers needs no atomic additions, and known sizes make addresses that need no arithmetic on data."""
 
 REPLACED: Final[Mapping[str, Callable[..., Any]]] = {
@@ -207,14 +207,16 @@ REPLACED: Final[Mapping[str, Callable[..., Any]]] = {
 that eager mode refuses, or slower than they need to be."""
 
 
-BEFORE_AUTOGRAD: Final[tuple[str, ...]] = (*WHOLE, *REPLACED, *FLOATING_ONLY, *IN_OPMATH)
+BEFORE_AUTOGRAD: Final[tuple[str, ...]] = tuple(
+    dict.fromkeys((*WHOLE, *REPLACED, *FLOATING_ONLY, *IN_OPMATH))
+)
 """Operators that torch may break up before autograd sees them, where something else is done here."""
 
 
 def before_autograd(op: Any) -> Callable[..., Any] | None:
     """What an operator of `BEFORE_AUTOGRAD` becomes there; None if it stays."""
     name = ops.base_name(op)
-    if name in FLOATING_ONLY:
+    if name in FLOATING_ONLY and name not in WHOLE:
         return operators.floating_before_autograd(op, decomp.registered()[op])
     if name in IN_OPMATH:
         return OWN.get(name) or operators.in_opmath(decomp.registered()[op])

@@ -5,11 +5,11 @@ products, written out, with lanes along the channels. What follows fuses with it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from polyfuse.ir.expr import Expr, apply, const, index_value, load
+from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Pointwise, TemplateCall, View
 from polyfuse.ir.types import DType
@@ -24,6 +24,7 @@ _INSIDE, _MOST_PRODUCTS = (2, 4), 36
 _WIDEST = 8
 """Rows or columns of the widest margin."""
 _FEWEST_CHANNELS = 8
+_TYPES = (DType.f32, DType.bf16, DType.f16)
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
 def depthwise_loops(
     call: TemplateCall, buffers: Mapping[str, Buffer], margin: Margin | None = None
 ) -> DepthwiseLoops:
-    """The loops of an f32 convolution of images with channels last, a small window and one, two or four
-    channels for each result, and of the margin of its image, which these read without it.
+    """The loops of a convolution of images with channels last, a small window and one, two or four channels
+    for each result, and of the margin of its image, which these read without it. Numbers of 16 bits are
+    added up in f32.
 
     Raises:
         Unavailable: it is none.
@@ -100,8 +102,9 @@ def depthwise_loops(
     few = inside in _INSIDE and weight.size[0] == channels
     if not few and (weight.size[:2] != (groups, 1) or channels != groups):
         raise Unavailable("it is not depthwise")
-    if any(v.dtype is not None or buffers[v.buffer].dtype is not DType.f32 for v in views):
-        raise Unavailable("it is not of f32")
+    kinds = {output.dtype, *(buffers[v.buffer].dtype for v in views)}
+    if len(kinds) > 1 or output.dtype not in _TYPES or any(v.dtype is not None for v in views):
+        raise Unavailable("it is not of f32 or of a type of 16 bits")
     window = [n for n in weight.size[2:] if isinstance(n, int)]
     if len(window) != 2 or not 1 < prod(window) <= _MOST_TAPS:
         raise Unavailable("its window is too large")
@@ -137,7 +140,8 @@ def _loops(
     axes = tuple(axis(f"i{d}", n) for d, n in enumerate(output.size))
     batch, channel, *positions = axes
     per, width = contiguous_strides(laid_out.size), laid_out.size[-2]
-    assert isinstance(width, int)
+    kind = output.dtype
+    assert isinstance(width, int) and kind is not None
     # a group has as many results as channels
     first_of_group = channel if width == 1 else channel // width * width
     total: Expr | None = None
@@ -153,18 +157,22 @@ def _loops(
                 inside = test if inside is None else apply("bitwise_and", inside, test)
         # beyond a border of the convolution's own, the weight counts as zero, too: it may be infinite
         index_of_tap = channel + sum(t * s for t, s in zip((*taps, member), per[:-1], strict=True))
-        held = load(laid_out.name, index_of_tap, DType.f32, mask=inside if own else None)
-        term = apply("mul", load(image.buffer, at, DType.f32, mask=inside), held)
+        held = _loaded(laid_out.name, index_of_tap, kind, inside if own else None)
+        term = apply("mul", _loaded(image.buffer, at, kind, inside), held)
         total = term if total is None else apply("add", total, term)
     assert total is not None
     if isinstance(bias, View):
-        total = apply("add", total, load(bias.buffer, bias.offset + channel * bias.stride[0], DType.f32))
+        total = apply("add", total, _loaded(bias.buffer, bias.offset + channel * bias.stride[0], kind))
     where: IndexLike = 0
     for position, stride in zip(axes, output.stride, strict=True):
         where = where + position * stride
     name = f"{call.name}_depthwise"
-    node = Pointwise(name, axes, (), output.name, where, total, origins=call.origins)
+    node = Pointwise(name, axes, (), output.name, where, cast(total, kind), origins=call.origins)
     return DepthwiseLoops((first, node), laid_out)
+
+
+def _loaded(buffer: str, index: IndexLike, kind: DType, mask: Expr | None = None) -> Expr:
+    return cast(load(buffer, index, kind, mask=mask), DType.f32)
 
 
 def _tests(coordinate: IndexLike, first: int, last: IndexLike, extent: IndexLike) -> list[Expr]:
@@ -184,7 +192,9 @@ def _laid_out(
     """The weight with its channels last."""
     size = (*window, weight.size[1], weight.size[0])
     stride = contiguous_strides(size)
-    buffer = Buffer(f"{call.name}_taps", DType.f32, output.device, size, stride, "float32")
+    kind = output.dtype
+    assert kind is not None
+    buffer = replace(output, name=f"{call.name}_taps", size=size, stride=stride, kind="temp")
     axes = tuple(axis(f"i{d}", n) for d, n in enumerate(size))
     source: IndexLike = weight.offset + axes[-1] * weight.stride[0] + axes[-2] * weight.stride[1]
     target: IndexLike = 0
@@ -192,6 +202,6 @@ def _laid_out(
         target = target + a * stride[d]
         if d < len(window):
             source = source + a * weight.stride[2 + d]
-    value = load(weight.buffer, source, DType.f32)
+    value = load(weight.buffer, source, kind)
     node = Pointwise(f"{call.name}_lay_out", axes, (), buffer.name, target, value, origins=call.origins)
     return buffer, node

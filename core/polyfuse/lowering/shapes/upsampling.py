@@ -1,9 +1,8 @@
-"""Resampling on a grid: nearest neighbour and linear interpolation, forward and backward.
+"""Resampling on a grid: nearest neighbour and linear interpolation.
 
 Where an output position comes from is computed as eager mode computes it, in single precision. With known
 sizes the positions are compared with a rational formula when the graph is lowered; where both agree
-everywhere the address is that formula and needs no arithmetic on data. Backwards gather: each input element
-sums what it was interpolated into.
+everywhere the address is that formula and needs no arithmetic on data.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const, index_value
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
-from polyfuse.lowering.indexing.conditions import TRUE, all_of, between, masked
 from polyfuse.lowering.indexing.gather import AnyIndex, fetch
 from polyfuse.lowering.reductions.reduction import number
 from polyfuse.lowering.registry import lowers
-from polyfuse.lowering.shapes.windows import LARGEST_WRITTEN_OUT, added, summed
+from polyfuse.lowering.shapes.windows import added
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.rewrite import cast, make, scalar, where
+from polyfuse.rewrite import cast, make, scalar
 from polyfuse.symbolic import IndexLike, is_equal, maximum, minimum
 from polyfuse.torch_compat.tracing import fake
 
@@ -40,7 +38,8 @@ class Grid:
     Attributes:
         size, out: elements before and after.
         scale: what the caller asked for, if they did.
-        rule: ``"nearest"``, ``"exact"``, ``"linear"``, ``"corners"`` (linear, the corners aligned).
+        rule: ``"nearest"``, ``"exact"``, ``"linear"``, ``"cubic"`` (positions may lie outside), ``"corners"``
+            (linear or cubic, the corners aligned).
         kind: the type that positions are computed in.
     """
 
@@ -82,7 +81,8 @@ class Grid:
         return make("div", number(self.size, self.kind), number(self.out, self.kind))
 
     def coordinate(self, index: Expr) -> Expr:
-        """Where the output position `index` (i64) lies among the input positions: a number not below zero."""
+        """Where the output position `index` (i64) lies among the input positions: a number that is below zero
+        under the rule ``"cubic"`` alone."""
         step = self.step()
         if self.rule == "exact":
             middle = make("add", cast(index, DType.f64), const(0.5, DType.f64))
@@ -91,9 +91,8 @@ class Grid:
         if self.rule in ("nearest", "corners"):
             return make("mul", at, step)
         half = const(0.5, self.kind)
-        return make(
-            "maximum", make("sub", make("mul", step, make("add", at, half)), half), const(0.0, self.kind)
-        )
+        inside = make("sub", make("mul", step, make("add", at, half)), half)
+        return inside if self.rule == "cubic" else make("maximum", inside, const(0.0, self.kind))
 
     def base(self, index: IndexLike) -> AnyIndex:
         """The input position at or before the output position."""
@@ -119,7 +118,7 @@ class Grid:
                 return ((at.double() + 0.5) * step.double()).to(self.kind.torch)
             if self.rule == "linear":
                 return (step * (at + 0.5) - 0.5).clamp_min(0)
-            return at * step
+            return step * (at + 0.5) - 0.5 if self.rule == "cubic" else at * step
 
     def _rational(self, index: IndexLike) -> IndexLike | None:
         """`base` by integer arithmetic, where that gives what eager mode finds."""
@@ -167,7 +166,7 @@ def _formula(grid: Grid) -> Callable[[IndexLike], IndexLike]:
     return position
 
 
-def _grids(
+def grids_of(
     node: Any, rule: str, value: TensorValue, result: TensorValue, scales: Sequence[Any], kind: DType
 ) -> list[Grid]:
     """The resampled dimensions, which are as many as the operator's name says."""
@@ -193,47 +192,38 @@ def _read(
 
 # Nearest neighbour.
 
-_NEAREST = tuple(f"{stem}{n}d" for stem in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3))
+NEAREST = tuple(f"{stem}{n}d" for stem in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3))
 
 
-@lowers(*(f"aten.{name}.default" for name in _NEAREST), passes=4)
+@lowers(*(f"aten.{name}.default" for name in NEAREST), passes=4)
 def nearest(
     ctx: LoweringContext, node: Any, value: TensorValue, output_size: Any, *scales: Any
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
     axes = axes_of(result.size)
-    grids = _grids(node, _nearest_rule(node), value, result, scales, DType.f32)
+    grids = grids_of(node, nearest_rule(node), value, result, scales, DType.f32)
     rank = len(grids)
     indices = [grid.base(a) for grid, a in zip(grids, axes[-rank:], strict=True)]
     return ctx.lazy(result, _read(ctx, value, axes[:-rank], indices))
 
 
-def _nearest_rule(node: Any) -> str:
+def nearest_rule(node: Any) -> str:
     return "exact" if "exact" in str(node.target) else "nearest"
-
-
-@lowers(*(f"aten.{name}_backward.default" for name in _NEAREST), stores=(0,))
-def nearest_backward(
-    ctx: LoweringContext, node: Any, grad: TensorValue, output_size: Any, input_size: Any, *scales: Any
-) -> TensorValue:
-    result = ctx.template(node.meta["val"])
-    grids = _grids(node, _nearest_rule(node), result, grad, scales, DType.f32)
-    return _gathered(ctx, grad, result, [_Copies(g) for g in grids])
 
 
 # Linear interpolation.
 
-_LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 
 
-@lowers(*(f"aten.{name}.default" for name in _LINEAR), stores=(0,))
+@lowers(*(f"aten.{name}.default" for name in LINEAR), stores=(0,))
 def linear(
     ctx: LoweringContext, node: Any, value: TensorValue, output_size: Any, align_corners: bool, *scales: Any
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
     axes = axes_of(result.size)
     rule = "corners" if align_corners else "linear"
-    grids = _grids(node, rule, value, result, scales, _interpolated_in(result))
+    grids = grids_of(node, rule, value, result, scales, interpolated_in(result))
     rank = len(grids)
     sides = [_neighbours(grid, a) for grid, a in zip(grids, axes[-rank:], strict=True)]
 
@@ -246,7 +236,7 @@ def linear(
     return ctx.lazy(result, blend(0, []))
 
 
-def _interpolated_in(result: TensorValue) -> DType:
+def interpolated_in(result: TensorValue) -> DType:
     if result.dtype is None or not result.dtype.is_float:
         raise UnsupportedError(f"eager mode interpolates {result.torch_dtype} in fixed point")
     return result.dtype.compute
@@ -257,7 +247,7 @@ def _neighbours(grid: Grid, index: IndexLike) -> list[tuple[AnyIndex, Expr | Non
     low = grid.base(index)
     if grid.size == 1 or grid.is_identity:
         return [(low, None)]
-    weight = _weight(grid, index_value(index), low)
+    weight = weight_of(grid, index_value(index), low)
     if isinstance(low, Expr):
         high: AnyIndex = make("minimum", make("add", low, const(1, DType.i64)), index_value(grid.size - 1))
     else:
@@ -265,155 +255,7 @@ def _neighbours(grid: Grid, index: IndexLike) -> list[tuple[AnyIndex, Expr | Non
     return [(low, make("sub", const(1.0, grid.kind), weight)), (high, weight)]
 
 
-def _weight(grid: Grid, index: Expr, low: AnyIndex) -> Expr:
+def weight_of(grid: Grid, index: Expr, low: AnyIndex) -> Expr:
     """How far the output position is from input position `low` to the next, from zero to one."""
     start = low if isinstance(low, Expr) else index_value(low)
     return make("sub", grid.coordinate(index), cast(start, grid.kind))
-
-
-@lowers(*(f"aten.{name}_backward.default" for name in _LINEAR), stores=(0,))
-def linear_backward(
-    ctx: LoweringContext,
-    node: Any,
-    grad: TensorValue,
-    output_size: Any,
-    input_size: Any,
-    align_corners: bool,
-    *scales: Any,
-) -> TensorValue:
-    result = ctx.template(node.meta["val"])
-    rule = "corners" if align_corners else "linear"
-    grids = _grids(node, rule, result, grad, scales, _interpolated_in(result))
-    return _gathered(ctx, grad, result, [_Hats(g) for g in grids])
-
-
-# Gradients.
-
-
-class _Spread:
-    """For each input position of a grid, the output positions it goes to: `count` of them from `start` on."""
-
-    def __init__(self, grid: Grid, reach: int) -> None:
-        """`reach`: how many input positions after the first an output position uses."""
-        self.grid = grid
-        size, out = grid.size, grid.out
-        factor = grid.factor
-        if factor and not reach:
-            # every input position goes to a run of output positions
-            self.shift, self.count, self._ratio = 0, factor, (factor, 1)
-            return
-        if not grid.is_static:
-            raise UnsupportedError("no kernel computes gradients of grids of a size that varies")
-        assert isinstance(size, int) and isinstance(out, int)
-        firsts = grid.positions()
-        with fake.real_tensors():
-            inputs = torch.arange(size)
-            # an output position that lies on an input position takes nothing from the next
-            reached = (firsts + reach).minimum(grid.coordinates().ceil().long()) if reach else firsts
-            first = torch.searchsorted(reached.clamp_max(size - 1), inputs)
-            last = torch.searchsorted(firsts, inputs, right=True) - 1
-            guess = inputs * out // size
-            used = last >= first
-            self.shift = int((first - guess)[used].min()) if bool(used.any()) else 0
-            self.count = int((last - guess)[used].max()) - self.shift + 1 if bool(used.any()) else 0
-        self._ratio = (out // math.gcd(size, out), size // math.gcd(size, out))
-
-    def start(self, index: IndexLike) -> IndexLike:
-        """The first output position that may use input position `index`."""
-        return index * self._ratio[0] // self._ratio[1] + self.shift
-
-    def share(self, source: IndexLike, index: IndexLike) -> Expr | None:
-        """The part of output position `source` that comes from input position `index`; None for all of it."""
-        raise NotImplementedError
-
-    def uses(self, source: IndexLike, index: IndexLike) -> Expr:
-        """Whether output position `source` exists and may use input position `index`."""
-        return between(source, 0, self.grid.out)
-
-
-class _Copies(_Spread):
-    """Output positions that copy an input position."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid, 0)
-
-    def share(self, source: IndexLike, index: IndexLike) -> None:
-        return None
-
-    def uses(self, source: IndexLike, index: IndexLike) -> Expr:
-        exists = between(source, 0, self.grid.out)
-        if self.grid.factor or self._is_even():
-            return TRUE
-        low = self.grid.base(source)
-        found = low if isinstance(low, Expr) else index_value(low)
-        return all_of(exists, make("eq", found, index_value(index)))
-
-    def _is_even(self) -> bool:
-        size, out = self.grid.size, self.grid.out
-        assert isinstance(size, int) and isinstance(out, int)
-        return out % size == 0 and self.count == out // size and self.shift == 0
-
-
-class _Hats(_Spread):
-    """Output positions that lie between an input position and its neighbours."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid, 0 if grid.is_identity else 1)
-
-    def share(self, source: IndexLike, index: IndexLike) -> Expr | None:
-        kind = self.grid.kind
-        if self.grid.is_identity:
-            return None
-        low = self.grid.base(source)
-        below = low if isinstance(low, Expr) else index_value(low)
-        assert isinstance(self.grid.size, int)
-        above = make("minimum", make("add", below, const(1, DType.i64)), const(self.grid.size - 1, DType.i64))
-        weight = _weight(self.grid, index_value(source), low)
-        here, zero = index_value(index), const(0.0, kind)
-        left = where(make("eq", below, here), make("sub", const(1.0, kind), weight), zero)
-        return make("add", left, where(make("eq", above, here), weight, zero))
-
-
-def _gathered(
-    ctx: LoweringContext,
-    grad: TensorValue,
-    result: TensorValue,
-    spreads: Sequence[_Spread],
-) -> TensorValue:
-    """Every element of `result` as the sum of what it contributed to."""
-    kind, rank = result.kernel_type.compute, len(spreads)
-    zero = const(0.0, kind)
-
-    counts = [s.count for s in spreads]
-
-    def element(index: Sequence[IndexLike], sources: Sequence[IndexLike]) -> Expr:
-        inner = index[len(index) - rank :]
-        exists = all_of(*(s.uses(at, p) for s, at, p in zip(spreads, sources, inner, strict=True)))
-        safe = [0 if n == 1 else at for n, at in zip(grad.size[-rank:], sources, strict=True)]
-        return masked(cast(grad.at([*index[: len(index) - rank], *safe]), kind), exists, zero)
-
-    def weighted(d: int, found: Expr, index: Sequence[IndexLike], source: IndexLike) -> Expr:
-        share = spreads[d].share(source, index[len(index) - rank + d])
-        return found if share is None else make("mul", found, share)
-
-    def term(index: Sequence[IndexLike], step: Sequence[IndexLike]) -> Expr:
-        sources = [s.start(p) + t for s, p, t in zip(spreads, index[len(index) - rank :], step, strict=True)]
-        found = element(index, sources)
-        for d, source in enumerate(sources):
-            found = weighted(d, found, index, source)
-        return found
-
-    axes = axes_of(result.size)
-
-    def written_out(sources: list[IndexLike]) -> Expr:
-        """The sum along the dimensions after those of `sources`, each of whose weights is a factor of it."""
-        d = len(sources)
-        if d == rank:
-            return element(axes, sources)
-        start = spreads[d].start(axes[len(axes) - rank + d])
-        steps = [start + t for t in range(counts[d])]
-        return added(weighted(d, written_out([*sources, at]), axes, at) for at in steps)
-
-    if 0 < math.prod(counts) <= LARGEST_WRITTEN_OUT:
-        return ctx.lazy(result, written_out([]))
-    return ctx.lazy(result, summed(ctx, result, counts, term))

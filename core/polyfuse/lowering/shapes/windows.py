@@ -39,11 +39,18 @@ def summed(
     ctx: LoweringContext, result: TensorValue, counts: Sequence[int], term: Callable[[Axes, Axes], Expr]
 ) -> Expr:
     """For each element of `result`, the sum of ``term(axes, step)`` over the steps of a space of `counts`."""
-    kind, rank = result.kernel_type.compute, result.rank
     if not math.prod(counts):
-        return const(0, kind)
+        return const(0, result.kernel_type.compute)
     if math.prod(counts) <= LARGEST_WRITTEN_OUT:
         return added(term(axes_of(result.size), step) for step in steps_of(counts))
+    return looped(ctx, result, counts, term)
+
+
+def looped(
+    ctx: LoweringContext, result: TensorValue, counts: Sequence[int], term: Callable[[Axes, Axes], Expr]
+) -> Expr:
+    """The same sum by a loop, however few its terms are."""
+    kind, rank = result.kernel_type.compute, result.rank
     target = ctx.temporary(kind, result.device, result.size)
     space, dims = (*result.size, *counts), range(rank, rank + len(counts))
     return reduce(ctx, "sum", space, dims, lambda p: (term(p[:rank], p[rank:]),), (target,))[0]

@@ -90,12 +90,15 @@ class Slot:
 
     Attributes:
         address, nbytes: where it is.
-        windows: the results in it.
+        windows: the results in it; `positions` has theirs.
         saved: whether it only carries what a backward needs.
         owned: whether the pool knows that it is in use: what was allocated in the recording, until given up.
+        number: which of the program's allocations it is; None if that is not known.
+        room: its memory, if that is outside of the pool.
         hold: of the recording.
         templates: a tensor for each result.
         copy_needed: whether the last copy was held when this memory was overwritten.
+        added: whether the results last went out as they are, since the copies before were held.
     """
 
     def __init__(
@@ -109,9 +112,12 @@ class Slot:
         self.address = storage.data_ptr()
         self.nbytes = storage.nbytes()
         self.windows = tuple(windows)
+        self.positions = tuple(window.position for window in windows)
         self.device = device
         self.saved = saved
         self.owned = True
+        self.number: int | None = None
+        self.room: torch.Tensor | None = None
         self.hold = hold
         self.templates: tuple[torch.Tensor, ...] = ()
         self.watched: Slot = self
@@ -120,6 +126,7 @@ class Slot:
         self._base = 0
         self._copy: StorageWeakRef | None = None
         self.copy_needed = False
+        self.added = False
         self._dress(storage)
 
     def _dress(self, storage: torch.UntypedStorage) -> None:
@@ -141,10 +148,9 @@ class Slot:
         watched = self.watched
         return watched._storage is not None and storage_use(watched._key) > watched._base
 
-    @property
-    def positions(self) -> list[int]:
-        """Of its results."""
-        return [window.position for window in self.windows]
+    def move_to(self, room: torch.Tensor) -> None:
+        """The memory turned out to be `room`, which is in no pool."""
+        self.room, self.owned = room, False
 
     def contains(self, address: int) -> bool:
         """Whether an address is in this memory."""
@@ -193,9 +199,14 @@ class Slot:
         self._copy, self.copy_needed = StorageWeakRef(target.untyped_storage()), False
         return target, source, made
 
+    @property
+    def copy_held(self) -> bool:
+        """Whether somebody holds the last copy."""
+        return self._copy is not None and not self._copy.expired()
+
     def see_copy(self) -> None:
         """This memory is about to be overwritten: if the last copy is held, it was needed."""
-        self.copy_needed = self.copy_needed or (self._copy is not None and not self._copy.expired())
+        self.copy_needed = self.copy_needed or self.copy_held
 
     def forget_copy(self) -> None:
         """The last copy, held or not, has nothing to say."""
@@ -254,7 +265,11 @@ class Recorded:
         found = self.exposed.get(other)
         if found is None:
             found = self.exposed[other] = tuple(
-                dict.fromkeys(slot.watched for slot in other.slots if slot not in self.spared)
+                dict.fromkeys(
+                    slot.watched
+                    for slot in other.slots
+                    if slot not in self.spared and (slot.room is None or other is self)
+                )
             )
         return found
 
@@ -345,7 +360,7 @@ class GraphMemory:
         The pool must know of every slot that somebody holds. What nobody holds is given up first.
         """
         for pool in self._pools:
-            slots = [slot for recorded in pool.recordings for slot in recorded.slots]
+            slots = [s for recorded in pool.recordings for s in recorded.slots if s.room is None]
             alive = frozenset(slot for slot in slots if slot.alive)
             if all(slot.owned for slot in alive):
                 for slot in slots:

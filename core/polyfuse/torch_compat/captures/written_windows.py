@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_any
 
 from polyfuse.torch_compat.captures.shared_inputs import IN_PLACE
@@ -18,13 +19,13 @@ from polyfuse.torch_compat.captures.shared_inputs import IN_PLACE
 
 def writes_to_windows(gm: Any) -> bool:
     """Whether a captured graph writes to windows that overlap, leave gaps, or may do so."""
-    if not isinstance(gm, GraphModule) or not any(_name(node) == "unfold" for node in gm.graph.nodes):
+    if not isinstance(gm, GraphModule) or not any(map(_makes_windows, gm.graph.nodes)):
         return False
-    windows: dict[Node, Any] = {}
-    """Them and their views, each with the memory in which it lies."""
+    windows: dict[Node, frozenset[int]] = {}
+    """Them and their views, each with the memories in which it lies."""
     for node in gm.graph.nodes:
-        memory = _memory(node)
-        if _name(node) == "unfold" and memory is not None and _is_uneven(node):
+        memory = _memory(node.meta.get("example_value"))
+        if _makes_windows(node) and memory and _is_uneven(node):
             windows[node] = memory
             continue
         given = [windows[arg] for arg in node.all_input_nodes if arg in windows]
@@ -32,9 +33,14 @@ def writes_to_windows(gm: Any) -> bool:
             continue
         if _writes(node, windows):
             return True
-        if memory is not None and any(memory == each for each in given):
+        if not all(map(memory.isdisjoint, given)):
             windows[node] = memory
     return False
+
+
+def _makes_windows(node: Node) -> bool:
+    # the function of `torch.nn.functional` copies
+    return _name(node) == "unfold" and node.target is not torch.nn.functional.unfold
 
 
 def _is_uneven(node: Node) -> bool:
@@ -49,23 +55,26 @@ def _is_uneven(node: Node) -> bool:
     return not known or size != step or length % size != 0
 
 
-def _memory(node: Node) -> Any:
-    """Which memory what a node makes lies in, or None."""
-    value = node.meta.get("example_value")
+def _memory(value: Any) -> frozenset[int]:
+    """Which memories a value lies in; none where it is no tensor with strides, or that is not known."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
+        return frozenset()
+    if is_traceable_wrapper_subclass(value):  # whose own views need not share what it has itself
+        names, _ = value.__tensor_flatten__()
+        return frozenset().union(*(_memory(getattr(value, name)) for name in names))
     while torch._C._functorch.is_functorch_wrapped_tensor(value):  # inside `torch.func` transforms
         value = torch._C._functorch.get_unwrapped(value)
     try:
-        return value.untyped_storage()._cdata
+        return frozenset({value.untyped_storage()._cdata})
     except (NotImplementedError, RuntimeError):  # of a class of tensors that has no memory of its own
-        return None
+        return frozenset()
 
 
 def _name(node: Node) -> str:
     if node.op not in ("call_method", "call_function"):
         return ""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.removesuffix(".default")
 
 
 def _writes(node: Node, windows: dict[Node, Any]) -> bool:

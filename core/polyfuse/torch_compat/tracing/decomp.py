@@ -99,7 +99,7 @@ def provide_resampling_shapes() -> None:
 
     for op in expand_packets(_RESAMPLING_GRADIENTS):
         if DispatchKey.Meta not in op.py_kernels and op._overloadname == "default":
-            op.py_impl(DispatchKey.Meta)(_like_input)
+            op.py_impl(DispatchKey.Meta)(_dense if "bicubic" in op.name() else _like_input)
 
 
 _RESAMPLING_GRADIENTS = tuple(
@@ -109,8 +109,14 @@ _RESAMPLING_GRADIENTS = tuple(
         "upsample_linear1d",
         "upsample_bilinear2d",
         "upsample_trilinear3d",
+        "upsample_bicubic2d",
     )
 )
+
+
+def _dense(grad: Any, output_size: Any, input_size: Any, *rest: Any, **named: Any) -> Any:
+    """A gradient of the size of the input, whose channels are never last."""
+    return grad.new_empty(input_size)
 
 
 def _like_input(grad: Any, output_size: Any, input_size: Any, *rest: Any, **named: Any) -> Any:

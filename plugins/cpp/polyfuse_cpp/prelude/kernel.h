@@ -24,28 +24,35 @@ PF_INLINE int team_for(i64 items, i64 work) {
 typedef void (*share_function)(const void* stage, i64 at, i64 of);
 static __thread void (*share_in_pool)(int of, share_function share, const void* stage);
 
+// A stage without its type, called with the number of a share and how many there are. What shares it out is one function for
+// all kernels of a unit: as templates, those took a third of the compiler's time.
+struct any_stage { share_function call; const void* stage; };
 template <class Stage> static void run_share(const void* stage, i64 at, i64 of) { (*(const Stage*)stage)(at, of); }
-static inline void await_team() {
-#pragma omp barrier
-}
 
-// Stages, each of which waits for the one before it; each is called with the number of a share and how many there are.
-// Without a pool of ours OpenMP's whole team enters, and who is beyond `team` waits at the end: GNU's runtime ends the
-// threads that a smaller team leaves over, and whoever asks for more next, as eager mode does, starts them anew.
-template <class First, class... Others>
-static inline void in_team(int team, const First& first, const Others&... others) {
+static __attribute__((noinline, unused)) void enter_team(int team, const any_stage* stages, int count) {
   auto* const share = share_in_pool;
   if (share) {
-    share(team, run_share<First>, &first);
-    (share(team, run_share<Others>, &others), ...);
+    for (int i = 0; i < count; ++i) share(team, stages[i].call, stages[i].stage);
     return;
   }
 #pragma omp parallel
   {
     const i64 at = omp_get_thread_num(), of = index_min(team, omp_get_num_threads());
-    if (at < of) first(at, of);
-    ((await_team(), at < of ? others(at, of) : (void)0), ...);
+    for (int i = 0; i < count; ++i) {
+      if (i > 0) {
+#pragma omp barrier
+      }
+      if (at < of) stages[i].call(stages[i].stage, at, of);
+    }
   }
+}
+
+// Stages, each of which waits for the one before it; each is called with the number of a share and how many there are.
+// Without a pool of ours OpenMP's whole team enters, and who is beyond `team` waits at the end: GNU's runtime ends the
+// threads that a smaller team leaves over, and whoever asks for more next, as eager mode does, starts them anew.
+template <class... Stages> PF_INLINE void in_team(int team, const Stages&... stages) {
+  const any_stage all[] = {{run_share<Stages>, &stages}...};
+  enter_team(team, all, int(sizeof...(Stages)));
 }
 
 // Parts of the work that a team does: up to eight for each thread, none of which is so short that to begin it would count.
@@ -58,28 +65,34 @@ PF_INLINE i64 parts_for(i64 team, i64 items, i64 work) {
 struct alignas(64) part_range { i64 next, end; };
 
 // What a thread does: its own parts, then what others have not begun.
-template <class Stage> struct parts_of {
-  const Stage& stage;
+struct parts_of {
+  any_stage stage;
   part_range* ranges;
   i64 team, parts;
-  __attribute__((always_inline)) void operator()(i64 at, i64) const {
-    for (i64 k = 0; k < team; ++k) {
-      part_range& range = ranges[at + k < team ? at + k : at + k - team];
-      while (__atomic_load_n(&range.next, __ATOMIC_RELAXED) < range.end) {
-        const i64 part = __atomic_fetch_add(&range.next, 1, __ATOMIC_RELAXED);
-        if (part < range.end) stage(part, parts);
-      }
+};
+static void take_parts(const void* all, i64 at, i64) {
+  const parts_of& of = *(const parts_of*)all;
+  for (i64 k = 0; k < of.team; ++k) {
+    part_range& range = of.ranges[at + k < of.team ? at + k : at + k - of.team];
+    while (__atomic_load_n(&range.next, __ATOMIC_RELAXED) < range.end) {
+      const i64 part = __atomic_fetch_add(&range.next, 1, __ATOMIC_RELAXED);
+      if (part < range.end) of.stage.call(of.stage.stage, part, of.parts);
     }
   }
-};
+}
+static __attribute__((noinline, unused)) void enter_in_parts(int team, i64 parts, any_stage stage) {
+  if (parts == team) return enter_team(team, &stage, 1);
+  part_range ranges[team];
+  for (i64 k = 0; k < team; ++k) ranges[k] = {parts * k / team, parts * (k + 1) / team};
+  const parts_of all{stage, ranges, team, parts};
+  const any_stage whole{take_parts, &all};
+  enter_team(team, &whole, 1);
+}
 
 // One stage in parts that may be done in any order. Threads are not equally fast: two may share a core, or the system lets
 // another program run in between. Each begins with a range of its own, the same one in each kernel.
-template <class Stage> static inline void in_parts(int team, i64 parts, const Stage& stage) {
-  if (parts == team) return in_team(team, stage);
-  part_range ranges[team];
-  for (i64 k = 0; k < team; ++k) ranges[k] = {parts * k / team, parts * (k + 1) / team};
-  in_team(team, parts_of<Stage>{stage, ranges, team, parts});
+template <class Stage> PF_INLINE void in_parts(int team, i64 parts, const Stage& stage) {
+  enter_in_parts(team, parts, {run_share<Stage>, &stage});
 }
 
 // Scratch memory, aligned to 64 bytes; the pointer that malloc gave stands in front of it.

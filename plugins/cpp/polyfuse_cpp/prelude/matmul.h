@@ -96,7 +96,7 @@ struct matmul_parts {
 // The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles, and to
 // have the rows of a tile come from memory as much as an eighth of one: where columns are shared out, each thread reads all
 // rows, writes chunks of lines that lie beside another's, and what runs next finds its rows in two caches.
-static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
+static __attribute__((noinline, unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
   matmul_parts best{1, 1, 1, 1};
   i64 least = -1;
   for (i64 down = 1; down <= team && down <= tiles; ++down)
@@ -356,7 +356,7 @@ template <int N, class T> PF_INLINE bool matmul_any_nan(const T* c) {
 }
 
 // Layout of the left operand. A row whose steps are contiguous; up to a vector may be written past its end.
-template <class T, class S> PF_INLINE void matmul_row(T* to, const S* from, i64 depth) {
+template <class T, class S> static __attribute__((noinline)) void matmul_row(T* to, const S* from, i64 depth) {
   i64 k = 0;
   for (; k + int(Vec::lanes) <= depth; k += int(Vec::lanes)) store(to + k, cast<T>(load<Vec>(from + k)));
   if (k < depth) store(to + k, cast<T>(load_n<Vec>(from + k, depth - k)));

@@ -51,6 +51,9 @@ def prefers_sums(found: Matmul) -> bool:
     little depth there is little to multiply.
     """
     _, rows, columns, depth = found.shape
+    if found.narrow is not None and streams(found.contraction):
+        # a number is converted once, and by pairs
+        return False
     return min(rows, columns) == 1 or depth < found.shortest_depth // 2
 
 
