@@ -45,6 +45,8 @@ _ACCURATE = 128
 _ALIGNED, _UNALIGNED = f"aligned_{Source.SYMBOL}", f"unaligned_{Source.SYMBOL}"
 _WIDE = 16
 """Elements of which strides are multiples where rows are copied in wide chunks."""
+_LONG_STEP = 128
+"""Numbers of a step from which on its sums, rather than its numbers, are multiplied with scales."""
 _LONGEST = 1 << 20
 """Longest rows whose steps, as many as a tile has, surely fit in 32 bits."""
 
@@ -224,7 +226,9 @@ class _Writing:
             for name, stmt in moved.items()
             if isinstance(stmt, Load) and name not in before and self._uniform(name, inner)
         ]
-        name, factors = factored(made, lambda name: self._uniform(name, inner))
+        name, factors = made.value, tuple[str, ...]()
+        if self._plan.k * narrow.numbers >= _LONG_STEP:
+            name, factors = factored(made, lambda name: self._uniform(name, inner))
         kind, turns = triton_type(found.dtype), narrow.turns(self._plan.k)
         rounds = narrow.bytes // (self._plan.k * turns)
         positions = [{TURN: turn} for turn in range(turns)]
