@@ -180,5 +180,5 @@ def test_a_byte_is_read_once_and_is_converted_in_registers() -> None:
     # no conversion of integers
     assert not re.search(r"cvt\.rn\S*\.[us]", made.ptx)
     # bytes arrive past registers while others are multiplied, and weights are the operand that registers hold
-    assert "cp.async" in made.ptx and "wgmma.mma_async.sync.aligned.m64n16k16" in made.ptx
+    assert "cp.async" in made.ptx and "mma.sync.aligned.m16n8k16" in made.ptx
     assert made.spilled_bytes == 0
