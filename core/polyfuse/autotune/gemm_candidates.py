@@ -30,20 +30,6 @@ from polyfuse.symbolic import (
     free_axes,
 )
 
-__all__ = [
-    "MATVEC",
-    "PACKED",
-    "PROLOGUE",
-    "REDUCTIONS",
-    "SPLIT",
-    "GeneratedGemm",
-    "TunableCall",
-    "narrow_gemm",
-    "packed_gemm",
-    "tunable_calls",
-    "with_taps_once",
-]
-
 _log = get_logger("autotune")
 
 PROLOGUE = "+prologue"

@@ -15,19 +15,6 @@ from torch import Tensor
 from polyfuse.frontend.decompositions.operators import like_layout
 from polyfuse.torch_compat.tracing import fx, shapes
 
-__all__ = [
-    "adaptive_max_pool_backward",
-    "embedding_dense_backward",
-    "index_add",
-    "index_fill",
-    "index_reduce",
-    "masked_scatter",
-    "max_pool_backward",
-    "put",
-    "take",
-    "unsafe_masked_index",
-]
-
 _FEW_WINDOWS = 25
 """Over one element: so many are gathered from."""
 

@@ -15,8 +15,6 @@ from polyfuse.ir.nodes import Buffer, LoopNode, Reduction, TemplateCall, View
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable
 from polyfuse.symbolic import axis, axis_name, axis_size, bounds
 
-__all__ = ["SplitGemm", "axes_by_strides", "columns_beside", "split_depth", "widened"]
-
 
 @dataclass(frozen=True)
 class SplitGemm:

@@ -13,8 +13,6 @@ from polyfuse_triton.flex.tiles import tiles_of
 from polyfuse_triton.target import first_target
 from polyfuse_triton.template import triton_template
 
-__all__ = ["LOWERINGS", "TritonKernels"]
-
 
 class TritonKernels(FlexKernels):
     """A kernel for the forward, one for the gradients of queries, and one for those of keys and values."""

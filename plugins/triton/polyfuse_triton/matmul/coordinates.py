@@ -16,8 +16,6 @@ from polyfuse_triton.matmul.narrow import AHEAD, STEP
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Dim
 
-__all__ = ["MatmulCoordinates", "TileCoordinates"]
-
 
 class MatmulCoordinates:
     """Lines that find a program's tile, and the names that they define."""

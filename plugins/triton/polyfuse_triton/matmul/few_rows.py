@@ -19,8 +19,6 @@ from polyfuse_triton.matmul.narrow import LONG_STEP, narrow_of
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["is_grouped", "long_side_first", "narrow_rows", "streaming_parts", "streams", "tile_of"]
-
 _OLDEST: Final = 90
 """The architecture from which that was measured."""
 _MOST_ROWS: Final = 64

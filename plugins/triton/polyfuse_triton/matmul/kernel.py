@@ -37,8 +37,6 @@ from polyfuse_triton.matmul.narrow import (
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Plan
 
-__all__ = ["SizeInStrides", "matmul_text", "sizes_in_strides"]
-
 _ACCURATE = 128
 """Matmuls of 8-bit numbers that Hopper may add up with few bits, as libraries have it."""
 

@@ -29,20 +29,6 @@ from polyfuse.symbolic import (
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 
-__all__ = [
-    "AHEAD",
-    "BOTH",
-    "HALF",
-    "INSIDE",
-    "STEP",
-    "TURN",
-    "Narrow",
-    "NarrowScope",
-    "factored",
-    "narrow_of",
-    "stepped",
-]
-
 HALF, STEP, TURN, INSIDE, BOTH = "half", "step", "turn", "k", "w"
 """Axes in place of those of the depth: of the numbers in a byte, of a program's rounds, of steps in a round,
 of bytes in a step, and of the numbers in these.

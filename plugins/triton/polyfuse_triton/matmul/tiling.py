@@ -11,8 +11,6 @@ from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["around", "best_plans", "is_possible", "plan_seconds", "prefers_sums", "shared_bytes"]
-
 _SIDES = (16, 32, 64, 128, 256)
 _DEPTH_BYTES = (32, 64, 128, 256)
 _GOOD_DEPTH = 128
