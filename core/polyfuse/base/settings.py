@@ -27,16 +27,6 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.options import PREFIX, OptionInfo, info_of, neutral, option, parse_text, unknown, validate
 from polyfuse.base.text import join_words
 
-__all__ = [
-    "MODES",
-    "Settings",
-    "changed_environment",
-    "child_environment",
-    "environment",
-    "option_infos",
-    "set_environment",
-]
-
 _TUNED: Mapping[str, object] = {"tune_kernels": True, "autotune_backends": True, "gemm": "fastest"}
 
 # The names that `torch.compile` knows.

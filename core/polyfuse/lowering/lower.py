@@ -495,6 +495,3 @@ def _number(value: torch.Tensor) -> bool | int | float | None:
     with fake.real_tensors():
         known = value.detach().item()
     return known if isinstance(known, (bool, int, float)) else None
-
-
-__all__ = ["input_names", "lower_graph"]

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.host_library import HostLibrary
     from polyfuse.plugin.source import HostCall, Launchable, Source
 
-__all__ = ["Backend"]
-
 
 class Backend(ABC):
     """A code generator for some devices. One object serves a whole session and may be called by several

@@ -64,8 +64,6 @@ from polyfuse.symbolic import Atom, Index, IndexLike, atoms, bounds, storage_siz
 from polyfuse.symbolic.index import as_atom
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["DEVICE_TENSOR", "native_program"]
-
 DEVICE_TENSOR = "empty_strided_device"
 """The request for a tensor on the device, of sizes, strides and a type: programs inside Python make none."""
 

@@ -12,23 +12,6 @@ from polyfuse.base.errors import PolyfuseError, mark_from_model
 from polyfuse.torch_compat.bindings import assert_size_stride
 from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat
 
-__all__ = [
-    "Aligned",
-    "Observer",
-    "assert_finite",
-    "assert_layout",
-    "conform",
-    "misaligned",
-    "observe",
-    "raise_failed",
-    "raise_for",
-    "realigned",
-    "set_observer",
-    "spared",
-    "with_memory",
-    "with_views",
-]
-
 Aligned = Sequence[tuple[int, int, bool, bool]]
 """Of inputs that kernels take to be aligned: position, bytes, whether the program writes to them, and whether
 they are at the same address in every call."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.ranks.collectives import CollectiveRow
     from polyfuse.runtime.sized import SizedPrograms
 
-__all__ = ["CompiledModule", "KernelEntry", "load"]
-
 
 class Pending(Protocol):
     """A kernel that is still being built, such as a `concurrent.futures.Future`."""

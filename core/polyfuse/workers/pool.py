@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin import Backend, Launchable, Source
 
-__all__ = ["BuildPool"]
-
 _log = get_logger("workers")
 
 # Units that stay loaded for whoever asks for a kernel of them next.

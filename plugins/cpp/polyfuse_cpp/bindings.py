@@ -23,8 +23,6 @@ from pathlib import Path
 from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse_cpp.prelude import header_text
 
-__all__ = ["CALL_KINDS", "KernelCall", "KernelLibrary", "bindings_text", "load_library"]
-
 KernelCall = Callable[..., None]
 
 CALL_KINDS = {"p": "ptr", "i": "i64", "d": "f64"}

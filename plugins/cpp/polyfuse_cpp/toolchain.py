@@ -26,8 +26,6 @@ from polyfuse.base.process import find_command, run_bounded, run_program
 if TYPE_CHECKING:
     from polyfuse_cpp.isa import Isa
 
-__all__ = ["Toolchain", "build_command", "build_library", "find_toolchain"]
-
 _BASE_FLAGS = (
     "-std=gnu++17",
     # Kernels are vectorised and unrolled as they are written: -O3 costs a third more time and gains nothing.

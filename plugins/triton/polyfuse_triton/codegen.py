@@ -26,9 +26,6 @@ from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import choice
 from polyfuse_triton.tiling.choice import candidates, choose_plan
 
-__all__ = ["claims", "configs", "emit", "may_group", "neighbours"]
-
-
 _TILES_BESIDE_SUMS = 4
 """Tilings with matrix instructions that are tried where ordinary loops are likely to do as well."""
 

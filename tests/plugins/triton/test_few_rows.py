@@ -199,10 +199,22 @@ def test_narrow_weights_are_split_by_groups(rows: int, columns: int, depth: int,
 
 
 @pytest.mark.parametrize(
+    "groups, size, parts", [(86, 64, 4), (86, 32, 2), (88, 64, 8), (43, 64, 4), (43, 16, 1)]
+)
+def test_groups_are_divided_where_their_number_is_not(groups: int, size: int, parts: int) -> None:
+    row, column, group, inside = axis("i0", 8), axis("i1", 4096), axis("k1", groups), axis("k0", size)
+    depth, step = groups * size, group * size + inside
+    x = load("x", row * depth + step, DType.bf16)
+    w = cast(load("w", column * depth + step, DType.u8), DType.bf16)
+    matmul = Reduction("mm", (row, column), (group, inside), ("sums",), row * 4096 + column, "dot", (x, w))
+    assert streaming_parts(matmul, HOPPER) == parts
+
+
+@pytest.mark.parametrize(
     "dtype, groups, size, rows",
     [
-        (DType.bf16, 1, 4096, (64, 1)),
-        (DType.f16, 64, 64, (64, 1)),
+        (DType.bf16, 1, 4096, (64, 0)),
+        (DType.f16, 64, 64, (64, 0)),
         (DType.f16, 64, 24, (0, 0)),
         (DType.f32, 1, 4096, (16, 1)),
         (DType.f32, 64, 64, (0, 0)),

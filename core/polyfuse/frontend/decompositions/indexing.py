@@ -16,19 +16,6 @@ from polyfuse.frontend.decompositions.layouts import has_channels_last
 from polyfuse.frontend.decompositions.operators import like_layout
 from polyfuse.torch_compat.tracing import fx, shapes
 
-__all__ = [
-    "adaptive_max_pool_backward",
-    "embedding_dense_backward",
-    "index_add",
-    "index_fill",
-    "index_reduce",
-    "masked_scatter",
-    "max_pool_backward",
-    "put",
-    "take",
-    "unsafe_masked_index",
-]
-
 _FEW_WINDOWS = 25
 """Over one element: so many are gathered from."""
 

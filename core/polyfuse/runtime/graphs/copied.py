@@ -19,8 +19,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-__all__ = ["CopiedResults"]
-
 PATIENCES = (8, 128)
 """Calls in a row without need of a copy, after which none is made: the first time, and so on. Then never."""
 

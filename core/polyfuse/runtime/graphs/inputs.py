@@ -17,8 +17,6 @@ import torch
 if TYPE_CHECKING:
     from polyfuse.runtime.graphs.memory import GraphMemory, Slot
 
-__all__ = ["GraphFacts", "InputPlan", "plan_inputs"]
-
 COPY_LIMIT = 256 << 20
 """Bytes of inputs beyond which copying them costs more than launching kernel by kernel."""
 

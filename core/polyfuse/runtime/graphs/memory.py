@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import DeviceGraph, GraphRecorder
     from polyfuse.runtime.graphs.copied import CopiedResults
 
-__all__ = [
-    "GraphMemory",
-    "HeldResults",
-    "Pool",
-    "Recorded",
-    "Slot",
-    "Window",
-    "copies_of",
-    "forget_graph_memory",
-    "graph_memory",
-]
-
 _MANY = 16
 """Recordings with results in callers' hands beyond which it is looked who has none any more."""
 

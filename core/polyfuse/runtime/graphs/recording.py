@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
     from polyfuse.runtime.graphs.own_memory import Allocations
 
-__all__ = ["Recording", "make_recording"]
-
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with repeated elements (a stride of zero) taken once, so that it can be written."""

@@ -25,8 +25,6 @@ from polyfuse.symbolic import (
     symbol,
 )
 
-__all__ = ["group_launches"]
-
 _FEW = 8
 """Launches that are worth grouping where a launch costs little."""
 _HELD = 1 << 20

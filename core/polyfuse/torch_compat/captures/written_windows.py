@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_any
 
 from polyfuse.torch_compat.captures.shared_inputs import IN_PLACE
 
-__all__ = ["writes_to_windows"]
-
 
 def writes_to_windows(gm: Any) -> bool:
     """Whether a captured graph writes to windows that overlap, leave gaps, or may do so."""

@@ -12,8 +12,6 @@ from dataclasses import replace
 from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.statements import Cast, Compute, Statement
 
-__all__ = ["used_early"]
-
 _LONG = 48
 """Statements of a body from which its values do not all fit in registers."""
 

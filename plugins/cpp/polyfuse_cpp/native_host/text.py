@@ -24,8 +24,6 @@ from polyfuse.plugin.host import (
 from polyfuse.symbolic import IndexLike, free_symbols
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["HOST_LANGUAGE", "host_header", "host_text"]
-
 HOST_LANGUAGE = "c++ host program"
 """The language of a `Source` that is a host program, as opposed to kernels."""
 

@@ -5,6 +5,7 @@ padding. Of rows whose number is known only at run time, the most that there can
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -17,8 +18,6 @@ from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, co
 from polyfuse_triton.matmul.narrow import narrow_of
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
-
-__all__ = ["long_side_first", "narrow_rows", "streaming_parts", "streams", "tile_of"]
 
 _OLDEST: Final = 90
 """The architecture from which that was measured."""
@@ -88,18 +87,32 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     rows, columns = sorted(counts[:2])
     if rows > _MOST_ROWS or columns < _FEWEST_COLUMNS:
         return 1
-    inside, outer, depth = _byte_axes(matmul), counts[2], prod(counts[2:])
+    inside, depth = _byte_axes(matmul), prod(counts[2:])
     read = prod(n for a, n in zip(matmul.raxes, counts[2:], strict=True) if axis_name(a) in inside)
     tiles, parts = -(-columns // _narrow_side(rows)), 1
     while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
         more = 2 * parts
-        if outer % more or outer // more < 2 or depth // more < _SHORTEST:
+        if depth // more < _SHORTEST or not _is_divided(matmul, counts[2:], more):
             break
         # the sums are four bytes each, written and read
         if more * rows * 8 * _PARTIAL > read and tiles * parts * 8 >= 7 * target.multiprocessors:
             break
         parts = more
     return parts
+
+
+def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int) -> bool:
+    """Whether the axis that is divided into some parts, the first one that can be, leaves each enough of it:
+    several groups, or, of each group, what an instruction takes.
+    """
+    axis_of = next((a for a, n in zip(matmul.raxes, sizes, strict=True) if n % parts == 0), None)
+    if axis_of is None:
+        return False
+    left = sizes[matmul.raxes.index(axis_of)] // parts
+    name = axis_name(axis_of)
+    read = [load for load in loads(*matmul.values) if load.dtype.itemsize == 1 and not load.indirect]
+    is_inner = len(sizes) > 1 and any(coefficient(load.index, name) == 1 for load in read)
+    return left >= (_INSTRUCTION if is_inner else 2) and name in _byte_axes(matmul)
 
 
 def narrow_rows(matmul: Reduction) -> tuple[int, int]:
@@ -116,7 +129,7 @@ def narrow_rows(matmul: Reduction) -> tuple[int, int]:
     ]
     if len(inside) != 1 or not isinstance(inside[0], int) or inside[0] % _INSTRUCTION:
         return usual
-    return _MOST_ROWS, 1
+    return _MOST_ROWS, 0
 
 
 def _byte_axes(matmul: Reduction) -> set[str]:
@@ -162,7 +175,7 @@ def streams(found: Contraction) -> bool:
     narrow = narrow_of(found)
     if narrow is not None:
         few, many = (_extent(axes) for axes in (found.rows, found.columns)[:: -1 if narrow.is_left else 1])
-        return 2 <= few <= _MOST_ROWS and many >= _FEWEST_COLUMNS
+        return few <= _MOST_ROWS and many >= _FEWEST_COLUMNS
     if len(found.depth) != 1 or not isinstance(axis_size(found.depth[0]), int):
         return False
     if not all(_is_streamed(o, axis_name(found.depth[0])) for o in (found.left, found.right)):

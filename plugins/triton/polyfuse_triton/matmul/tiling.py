@@ -11,8 +11,6 @@ from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["around", "best_plans", "is_possible", "plan_seconds", "prefers_sums"]
-
 _SIDES = (16, 32, 64, 128, 256)
 _DEPTH_BYTES = (32, 64, 128, 256)
 _GOOD_DEPTH = 128
@@ -53,6 +51,9 @@ def prefers_sums(found: Matmul) -> bool:
     little depth there is little to multiply.
     """
     _, rows, columns, depth = found.shape
+    if found.narrow is not None and streams(found.contraction):
+        # a number is converted once, and by pairs
+        return False
     return min(rows, columns) == 1 or depth < found.shortest_depth // 2
 
 
