@@ -102,7 +102,7 @@ def _counts(campaigns: list[dict[str, Any]]) -> list[str]:
     columns, cells = [], []
     for content in campaigns:
         for dtype in in_order(row["dtype"] for row in content["rows"]):
-            columns.append(f"{content['settings']['device']} {TITLES[dtype]}")
+            columns.append(f"{content['settings']['device']} {TITLES[dtype]}, {content['taken'][:10]}")
             cells.append(Counter(row["outcome"] for row in content["rows"] if row["dtype"] == dtype))
     table = [
         [outcome, *(str(count[outcome]) for count in cells)]

@@ -13,8 +13,6 @@ from polyfuse.torch_compat.captures.frames import Frame, around_frames, collecti
 from polyfuse.torch_compat.tracing.dynamo import watch_compiles
 from polyfuse.torch_compat.tracing.registry import allow_registering_twice
 
-__all__ = ["polyfuse"]
-
 
 def polyfuse(
     gm: GraphModule,

@@ -10,8 +10,6 @@ import torch
 
 from polyfuse.base.lazy import rare_collections
 
-__all__ = ["Metrics", "compile", "metrics", "reset"]
-
 
 @dataclass(frozen=True)
 class Metrics:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from polyfuse import aot
-from polyfuse.plugin import API_VERSION, Manifest, Source, hookimpl, register
+from polyfuse.plugin import API_VERSION, Launchable, Manifest, Source, hookimpl, register
 from polyfuse.plugin.host_library import DeviceCode, DeviceKernel
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse_cpp.backend import CppBackend
@@ -26,9 +26,9 @@ class OnFakes(CppBackend):
     """The C++ backend, for devices whose memory is the host's."""
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
-        """A library without bindings too, for each kernel."""
-        super().build(sources, folder)
+        """A library for each kernel, without bindings: no process with Python launches them."""
         if "KERNEL" not in sources[0].text:
+            super().build(sources, folder)
             return
         rows = {}
         for source in sources:
@@ -39,6 +39,14 @@ class OnFakes(CppBackend):
             assert call is not None
             rows[source.key] = (source.name, source.symbol, call.arguments)
         (folder / _KERNELS).write_text(json.dumps(rows), encoding="utf-8")
+
+    def load(self, folder: Path) -> Mapping[str, Launchable]:
+        """No package launches a kernel of it."""
+        return dict.fromkeys(json.loads((folder / _KERNELS).read_text()), _refuse)
+
+
+def _refuse(*operands: Any) -> None:
+    raise AssertionError("a package without Python launched a kernel with it")
 
 
 def host_kernels(folder: Path) -> Mapping[str, DeviceKernel]:

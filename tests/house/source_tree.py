@@ -37,14 +37,14 @@ class Import:
 
 @functools.cache
 def core_files() -> tuple[SourceFile, ...]:
-    return tuple(_read(path, CORE.parent) for path in sorted(CORE.rglob("*.py")))
+    return tuple(read(path, CORE.parent) for path in sorted(CORE.rglob("*.py")))
 
 
 @functools.cache
 def plugin_files() -> tuple[SourceFile, ...]:
     files = []
     for package in sorted(PLUGINS.glob("*/polyfuse_*")):
-        files += [_read(path, package.parent) for path in sorted(package.rglob("*.py"))]
+        files += [read(path, package.parent) for path in sorted(package.rglob("*.py"))]
     return tuple(files)
 
 
@@ -54,10 +54,10 @@ def all_files() -> tuple[SourceFile, ...]:
 
 @functools.cache
 def example_files() -> tuple[SourceFile, ...]:
-    return tuple(_read(path, EXAMPLES) for path in sorted(EXAMPLES.rglob("*.py")))
+    return tuple(read(path, EXAMPLES) for path in sorted(EXAMPLES.rglob("*.py")))
 
 
-def _read(path: Path, root: Path) -> SourceFile:
+def read(path: Path, root: Path) -> SourceFile:
     parts = list(path.relative_to(root).with_suffix("").parts)
     if parts[-1] == "__init__":
         parts.pop()

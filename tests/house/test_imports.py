@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+from collections.abc import Iterable
 
 from house.source_tree import SourceFile, all_files, core_files, imports, plugin_files
 
@@ -40,26 +41,28 @@ def package(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
+def modules_of(files: Iterable[SourceFile]) -> frozenset[str]:
+    return frozenset(file.module for file in files)
+
+
 def imports_among(
-    files: tuple[SourceFile, ...], file: SourceFile, type_checking: bool = False
+    modules: frozenset[str], file: SourceFile, type_checking: bool = False
 ) -> list[tuple[str, int]]:
-    """(module, line) for each import of one of `files`; `from package import module` counts as the module."""
-    modules = {other.module for other in files}
-    packages = {module.split(".")[0] for module in modules}
+    """(module, line) for each import of one of `modules`; `from package import module` is one of that."""
     found = []
     for item in imports(file, type_checking):
-        if item.module.split(".")[0] not in packages:
-            continue
         for name in item.names or ("",):
             full = f"{item.module}.{name}"
-            found.append((full if full in modules else item.module, item.line))
+            if full in modules or item.module in modules:
+                found.append((full if full in modules else item.module, item.line))
     return found
 
 
 def cycle_among(files: tuple[SourceFile, ...]) -> list[str]:
     """Modules that import one another in a circle, be it for the type checker alone; empty if none do."""
+    modules = modules_of(files)
     graph = {
-        file.module: sorted({module for module, _ in imports_among(files, file, True)} - {file.module})
+        file.module: sorted({module for module, _ in imports_among(modules, file, True)} - {file.module})
         for file in files
     }
     try:
@@ -74,10 +77,10 @@ def test_every_room_has_a_floor():
 
 
 def test_imports_go_down():
-    wrong = []
+    wrong, modules = [], modules_of(core_files())
     for file in core_files():
         here = package(file.module)
-        for module, line in imports_among(core_files(), file):
+        for module, line in imports_among(modules, file):
             there = package(module)
             if here == there or (here, there) in DISPATCHED:
                 continue

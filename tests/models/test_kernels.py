@@ -14,17 +14,23 @@ from models import checks
 from polyfuse.checking import tally
 
 
-class Encoder(nn.Module):
-    """torch's own layer, after an embedding whose rows are read more than once."""
+class Block(nn.Module):
+    """A transformer's block, with dropout, residuals, and an embedding that is the last weight, too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, 24)
-        self.layer = nn.TransformerEncoderLayer(24, 2, 48, dropout=0.0, batch_first=True, activation="gelu")
+        self.norm = nn.LayerNorm(24)
+        self.attention = nn.MultiheadAttention(24, 4, batch_first=True)
+        self.up, self.down = nn.Linear(24, 48), nn.Linear(48, 24)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.layer(self.embedding(tokens))
-        return F.log_softmax(out.mean(1), -1)
+        x = self.embedding(tokens)
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        x = x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1, self.training)
+        scores = (x @ self.embedding.weight.t()).flatten(0, 1)
+        return F.cross_entropy(scores, tokens.flatten(), reduction="none")
 
 
 class Convolutions(nn.Module):
@@ -60,11 +66,11 @@ class Recurrence(nn.Module):
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.dtype], Tensor]]] = {
-    "encoder": (Encoder, lambda dtype: torch.randint(0, 50, (3, 11))),
+    "block": (Block, lambda dtype: torch.randint(0, 50, (3, 11))),
     "convolutions": (Convolutions, lambda dtype: torch.randn(2, 3, 12, 12, dtype=dtype)),
     "recurrence": (Recurrence, lambda dtype: torch.randn(3, 9, 16, dtype=dtype)),
 }
-QUICK = ("convolutions-float32", "recurrence-bfloat16")
+QUICK = ("block-float32", "convolutions-float32", "recurrence-bfloat16")
 
 
 def models() -> list[object]:

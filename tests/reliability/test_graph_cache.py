@@ -548,7 +548,7 @@ def test_another_process_compiles_nothing_and_loads_no_part_that_compiles():
     assert counts == [2, 0, {}, 0]
     parts = ("ir", "graph", "lowering", "scheduler", "compile_fx", "codegen.wrapper")
     assert not {f"torch._inductor.{part}" for part in parts} & set(modules)
-    own = {"polyfuse.lowering.lower", "polyfuse.program.plan", "polyfuse.compiler.stages"}
+    own = {"polyfuse.lowering.lower", "polyfuse.program.planning.planner", "polyfuse.compiler.stages"}
     own |= {"polyfuse.frontend.traced", "polyfuse.frontend.rewrites.passes"}
     own |= {"polyfuse.compiler.offered_rewrites", "polyfuse.compiler.guarding", "polyfuse.ir.kernel"}
     own |= {"polyfuse.schedule.claims", "polyfuse.frontend.python_code", "polyfuse.compiler.ranks"}

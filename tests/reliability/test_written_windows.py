@@ -73,6 +73,16 @@ def read_in_vmap(x):
     return torch.func.vmap(lambda row: row.unfold(0, 2, 3).sum(-1) + row.sum())(x[:10].view(2, 5)), x.sin()
 
 
+def columns(x):
+    y = torch.nn.functional.unfold(x[:8].view(1, 1, 2, 4), kernel_size=2, dilation=1)
+    return y.mul_(2), x.sin()
+
+
+def gaps_of_an_operator(x):
+    torch.ops.aten.unfold.default(x, 0, 2, 3).add_(1)
+    return x * 1
+
+
 def written_in_vmap(x):
     def write(row):
         row = row.clone()
@@ -82,10 +92,11 @@ def written_in_vmap(x):
     return torch.func.vmap(write)(x[:10].view(2, 5))
 
 
-READ = [followed, read, read_in_vmap]
+READ = [followed, read, read_in_vmap, columns]
+WRITTEN = [tail, gaps, overlapping, into_out, gaps_of_an_operator, written_in_vmap]
 
 
-@pytest.mark.parametrize("function", [tail, gaps, overlapping, into_out, written_in_vmap, *READ])
+@pytest.mark.parametrize("function", [*WRITTEN, *READ])
 def test_windows_that_are_written(function):
     torch.compiler.reset()
     captured = []

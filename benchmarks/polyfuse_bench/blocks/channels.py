@@ -60,7 +60,7 @@ def _norms() -> list[Block]:
         layer(g, "instance_norm2d", lambda: nn.InstanceNorm2d(64, affine=True), *x),
         layer(g, "group_norm", lambda: nn.GroupNorm(8, 64), *x),
         layer(g, "group_norm_last", lambda: nn.GroupNorm(8, 64), *x, last=True),
-        layer(g, "local_response_norm", lambda: nn.LocalResponseNorm(5), *x),
+        layer(g, "local_response_norm", lambda: nn.LocalResponseNorm(5), *x, low=False),
         layer(g, "layer_norm", lambda: nn.LayerNorm(768), 512, 768),
         layer(g, "rms_norm", lambda: nn.RMSNorm(768), 512, 768),
         function(g, "normalize", lambda x: F.normalize(x, dim=-1), (1024, 512)),

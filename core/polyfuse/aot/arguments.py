@@ -13,8 +13,6 @@ from polyfuse.aot.sizes import condition_holds, size_names, size_value
 from polyfuse.base.errors import PackageError
 from polyfuse.torch_compat.tracing import pytree
 
-__all__ = ["Signature", "nesting"]
-
 
 class Signature:
     """The arguments of one entry."""

@@ -24,8 +24,6 @@ from polyfuse.base.text import shorten
 from polyfuse.cache.archive import zip_entry
 from polyfuse.cache.zip_reader import DamagedArchiveError, ZipReader
 
-__all__ = ["ALIGNMENT", "FORMAT", "MANIFEST", "SIGNATURE", "Archive", "ArchiveWriter", "Member"]
-
 ALIGNMENT = 64
 """Weights begin at multiples of so many bytes, in the file and in memory."""
 

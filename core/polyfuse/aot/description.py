@@ -8,8 +8,6 @@ from typing import Any
 
 from polyfuse.aot.schema import typed
 
-__all__ = ["Argument", "BackendNote", "Description", "Entry", "Source", "Symbol", "Unit", "Weight"]
-
 _HEAD = ("what", "format", "members")
 """Fields of the file, beside those of the description."""
 

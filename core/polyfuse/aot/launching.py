@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from polyfuse.checking.operands import Layout
     from polyfuse.checking.tally import Subject
 
-__all__ = ["Launching", "NamedLaunch"]
-
 _FIX = (
     "see that the package was made for this device, and make it again with this version of Polyfuse;"
     " POLYFUSE_CHECK=first tells a kernel that is wrong from one that cannot be launched"

@@ -20,8 +20,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.module import CompiledModule
 from polyfuse.torch_compat.tracing import pytree
 
-__all__ = ["LoadedEntry", "Package", "Weights"]
-
 DEFAULT = "forward"
 """The entry that calling a package calls, unless it has a single one."""
 

@@ -28,8 +28,6 @@ from polyfuse.runtime.module import CompiledModule
 from polyfuse.runtime.module import load as load_program
 from polyfuse.torch_compat.ops import resolve
 
-__all__ = ["describe", "load"]
-
 Kernels = Mapping[str, Callable[..., Any]]
 
 

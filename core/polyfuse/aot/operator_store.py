@@ -16,8 +16,6 @@ from polyfuse.base.digest import digest
 from polyfuse.base.files import locked
 from polyfuse.cache.records import read_record, write_record
 
-__all__ = ["OperatorFolder", "Row"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -20,8 +20,6 @@ from polyfuse.torch_compat import dispatch
 from polyfuse.torch_compat.ops import resolve
 from polyfuse.torch_compat.tracing import pytree
 
-__all__ = ["Call", "EagerOperators", "Maker"]
-
 _log = get_logger("aot")
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-__all__ = ["SchemaError", "typed"]
-
 _T = TypeVar("_T")
 
 # No number of ours, nor any that C code reads, needs more bits, and no text is longer.

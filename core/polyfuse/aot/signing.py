@@ -17,8 +17,6 @@ from polyfuse.aot.container import Archive
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import PackageError
 
-__all__ = ["Key", "check_signature", "signer"]
-
 Key = Any
 """A key of `cryptography`, its 32 raw bytes, or the path of a file in PEM format."""
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 from polyfuse.aot.description import Size
 from polyfuse.base.expressions import Grammar, expression_problem
 
-__all__ = ["condition_holds", "size_names", "size_problem", "size_value"]
-
 _FUNCTIONS: Final[Mapping[str, Any]] = {
     "__builtins__": {},
     "Eq": operator.eq,

@@ -13,8 +13,6 @@ from polyfuse.aot.description import Argument, Description, Entry, Unit, Weight
 from polyfuse.aot.sizes import size_problem
 from polyfuse.cache.zip_reader import is_plain_name
 
-__all__ = ["unsoundness"]
-
 _DEVICE: Final = re.compile(r"[a-z]{1,20}(:\d{1,4})?")
 _DTYPE: Final = re.compile(r"[a-z][a-z0-9_]{1,40}")
 _LOADER: Final = re.compile(r"[A-Za-z_][\w.]{0,200}:[A-Za-z_]\w{0,100}")

@@ -15,8 +15,6 @@ from polyfuse.aot.container import ALIGNMENT, Archive, ArchiveWriter
 from polyfuse.aot.description import Weight
 from polyfuse.base.errors import PackageError
 
-__all__ = ["WEIGHTS", "Mapped", "aligned_copy", "map_weights", "spanned", "write_weights"]
-
 WEIGHTS = "weights.bin"
 """The member that holds them."""
 

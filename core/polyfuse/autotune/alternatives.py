@@ -25,16 +25,6 @@ from polyfuse.runtime.frozen import ONCE
 from polyfuse.schedule import Decision
 from polyfuse.symbolic import IndexLike, axis_size
 
-__all__ = [
-    "OBJECT",
-    "Alternative",
-    "Replacement",
-    "alternatives",
-    "fixed_inputs",
-    "replace_calls",
-    "site_of",
-]
-
 _log = get_logger("autotune")
 
 

@@ -24,8 +24,6 @@ from polyfuse.plugin.timing import default_timer
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.native import operator
 
-__all__ = ["Benchmark", "threads"]
-
 
 def threads() -> int:
     """How many threads compute."""

@@ -16,25 +16,6 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Launchable, No, Source
 from polyfuse.workers import BuildFuture, BuildPool
 
-__all__ = [
-    "BuiltCall",
-    "CallStep",
-    "BuiltProgram",
-    "WorkerSetup",
-    "CandidateProgram",
-    "KernelStep",
-    "Operand",
-    "KernelRequest",
-    "Problem",
-    "Slot",
-    "Storage",
-    "TorchName",
-    "Window",
-    "Step",
-    "CandidateBuilder",
-    "request_kernel",
-]
-
 _log = get_logger("autotune")
 
 

@@ -21,9 +21,6 @@ from numpy.typing import NDArray
 from polyfuse.cache.samples import KernelSamples
 from polyfuse.cache.timings import FAILED
 
-__all__ = ["CostModel", "fit_model"]
-
-
 # Of fewer samples or kernels no model is fitted, nor of kernels of which fewer were timed.
 _SAMPLES: Final = 40
 _KERNELS: Final = 8

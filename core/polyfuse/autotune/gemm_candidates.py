@@ -12,12 +12,12 @@ from polyfuse.autotune.alternatives import Alternative, Replacement, site_of
 from polyfuse.base.log import get_logger
 from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, ExternCall, Node, TemplateCall
+from polyfuse.ir.nodes import Buffer, ExternCall, Node, Reduction, TemplateCall
 from polyfuse.lowering.reductions.depthwise import DepthwiseLoops
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.lowering.reductions.gemm_narrow import inner_products, matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
-from polyfuse.lowering.reductions.gemm_split import split_depth
+from polyfuse.lowering.reductions.gemm_split import columns_beside, split_depth, widened
 from polyfuse.plugin import Backend, CallSite
 from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
@@ -29,20 +29,6 @@ from polyfuse.symbolic import (
     contiguous_strides,
     free_axes,
 )
-
-__all__ = [
-    "MATVEC",
-    "PACKED",
-    "PROLOGUE",
-    "REDUCTIONS",
-    "SPLIT",
-    "GeneratedGemm",
-    "TunableCall",
-    "narrow_gemm",
-    "packed_gemm",
-    "tunable_calls",
-    "with_taps_once",
-]
 
 _log = get_logger("autotune")
 
@@ -216,11 +202,11 @@ def narrow_gemm(
         return None
     narrow = reading_less(graph, call, form, backend.narrow_weight_rows)
     if narrow is not None:
-        parts = _parts(narrow.loops, backend)
+        parts = _parts(narrow.loops, backend, _beside(graph, call, form, backend))
         name = f"{backend.name}{PROLOGUE}{SPLIT if parts > 1 else ''}"
         item = GeneratedGemm(name, backend, narrow.loops, narrow.removed, parts=parts)
     else:
-        streamed = _streamed(graph, form, backend)
+        streamed = _streamed(graph, form, backend, _beside(graph, call, form, backend))
         if streamed is None:
             return None
         item = streamed
@@ -228,12 +214,14 @@ def narrow_gemm(
     return None if refused else item
 
 
-def _streamed(graph: Graph, form: GemmLoops, backend: Backend) -> GeneratedGemm | None:
-    """A GEMM with few rows by a backend that reads its weight at the memory's rate."""
+def _streamed(graph: Graph, form: GemmLoops, backend: Backend, columns: int = 0) -> GeneratedGemm | None:
+    """A GEMM with few rows by a backend that reads its weight at the memory's rate; `columns`: of all that
+    are launched with it.
+    """
     loops = matvec(graph, form) if backend.streams_matvec else None
     if loops is not None:
         return GeneratedGemm(f"{backend.name}{MATVEC}", backend, loops)
-    parts = backend.streaming_parts(form.gemm)
+    parts = _asked(backend, form.gemm, columns)
     if parts < 1:
         return None
     if parts == 1:
@@ -245,9 +233,27 @@ def _streamed(graph: Graph, form: GemmLoops, backend: Backend) -> GeneratedGemm 
     return GeneratedGemm(f"{backend.name}{SPLIT}", backend, form, parts=parts)
 
 
-def _parts(form: GemmLoops, backend: Backend) -> int:
+def _asked(backend: Backend, gemm: Reduction, columns: int) -> int:
+    """Into how many parts a backend splits the depth; `columns`: of all that are launched together, 0 for one
+    alone. What would be split alone is split, too: what follows it would otherwise be a part of its kernel,
+    and a kernel that waits for others is launched by itself.
+    """
+    alone = backend.streaming_parts(gemm)
+    if not columns or alone < 2:
+        return alone
+    return min(alone, max(2, backend.streaming_parts(widened(gemm, columns))))
+
+
+def _beside(graph: Graph, call: TemplateCall, form: GemmLoops, backend: Backend) -> int:
+    """Columns of all GEMMs that are launched with one, where launches are dear (`Backend.may_group`)."""
+    if not backend.target_info(form.accumulator.device).launch_bytes:
+        return 0
+    return columns_beside(graph, call, form.gemm)
+
+
+def _parts(form: GemmLoops, backend: Backend, columns: int) -> int:
     """Into how many parts the depth of a GEMM that converts its weight is split: 1 for none."""
-    parts = backend.streaming_parts(form.gemm) if form.gemm.kind == "dot" else 1
+    parts = _asked(backend, form.gemm, columns) if form.gemm.kind == "dot" else 1
     try:
         if parts > 1:
             split_depth(form, parts)

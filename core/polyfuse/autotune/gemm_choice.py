@@ -33,8 +33,6 @@ from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, 
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
 from polyfuse.schedule.schedule import schedule_graph
 
-__all__ = ["GemmSelection", "choose_gemms", "gemm_tasks"]
-
 _SPACE_AND_TIME = 5
 """Dimensions of what is convolved over space and time."""
 

@@ -31,8 +31,6 @@ from polyfuse.schedule import Launch, Schedule
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, part_names
 from polyfuse.symbolic import example_value
 
-__all__ = ["LIBRARY", "GemmTask", "Implementation", "implementations_of"]
-
 _log = get_logger("autotune")
 
 LIBRARY = "library"

@@ -33,8 +33,6 @@ from polyfuse.plugin import Backend, Config
 from polyfuse.schedule import Call, Launch, Schedule, TuningDecision, Unfused
 from polyfuse.symbolic import example_value
 
-__all__ = ["FusionTask", "KernelTask", "search_kernels", "time_fusions"]
-
 FUSED, APART = "fused", "apart"
 
 

@@ -11,8 +11,6 @@ from polyfuse.runtime.frozen import CHECKED
 from polyfuse.schedule import Decision
 from polyfuse.symbolic import evaluate
 
-__all__ = ["is_within_room", "room", "within_room"]
-
 _MEGABYTE = 1 << 20
 _BYTES = 64 * _MEGABYTE
 _PART = 10

@@ -19,8 +19,6 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Reduce, Scan
 from polyfuse.plugin import Backend, Config
 
-__all__ = ["CostModels", "guesses", "kernels_of", "worth_building"]
-
 _log = get_logger("autotune")
 
 # What is guessed to take longer than the best guess by more than this is not built: guesses are rough.

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-__all__ = [
-    "ProgressTable",
-    "append_log",
-    "as_json",
-    "gain_of",
-    "lines_of",
-    "row_of",
-    "table_of",
-    "trials_text",
-]
-
 
 # Seconds before anything is shown: short searches need no table.
 _PATIENCE = 2.0

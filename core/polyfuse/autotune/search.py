@@ -27,8 +27,6 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.text import shorten
 from polyfuse.cache.timings import FAILED, Candidate, Record, Trial
 
-__all__ = ["Observer", "RoundHelpers", "Search", "TrialBatch", "TrialRules", "TuningTask", "run_trials"]
-
 _log = get_logger("autotune")
 
 Observer = Callable[[str, float], None]

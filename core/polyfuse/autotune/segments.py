@@ -18,9 +18,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule import Call, Launch, Schedule
 from polyfuse.symbolic import IndexLike, example_value
 
-__all__ = ["Operands", "Segment", "around", "node_names", "segment", "tolerance"]
-
-
 # Relative to the largest result: sums in another order, and matmuls of rounded operands.
 _BY_TYPE: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 1e-2, "bfloat16": 4e-2}
 # Matmuls of float32 that a device may round to ten bits of fraction.

@@ -43,8 +43,6 @@ from polyfuse.runtime.devices.registry import class_name, device_of, known_devic
 from polyfuse.schedule import Decision, Launch
 from polyfuse.workers import BuildPool
 
-__all__ = ["Tuner", "negligible"]
-
 _log = get_logger("autotune")
 
 # Two searches at once, in any session, would disturb each other's measurements.

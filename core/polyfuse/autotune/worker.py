@@ -38,8 +38,6 @@ from polyfuse.plugin.session.guarded_device import import_guarded
 from polyfuse.plugin.timing import default_timer
 from polyfuse.runtime.devices.registry import class_name, device_of
 
-__all__ = ["InProcessRunner", "TrialRunner", "WorkerProcess", "WorkerRunner", "main"]
-
 # Seconds in which a worker starts and imports torch.
 _START_SECONDS = 180.0
 # Seconds after which a wait looks at the clock.

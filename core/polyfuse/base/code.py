@@ -15,8 +15,6 @@ from polyfuse.base.digest import DIGEST_LENGTH, digest
 from polyfuse.base.errors import CacheError
 from polyfuse.base.files import atomic_write, locked, read_text
 
-__all__ = ["begun", "code_digest", "code_stamp"]
-
 # Of the modules that compile this is one of the first to be imported.
 _BEGUN = time.time()
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
 
-__all__ = ["DIGEST_LENGTH", "digest", "digest_files", "stable_json"]
-
 # 256 bits in base32 are 52 characters of which the last carries a single bit's worth of choice: it is
 # dropped.
 DIGEST_LENGTH = 51

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["Grammar", "expression_problem"]
-
 _LONGEST: Final = 10_000
 # A number raised to more, or shifted by more, takes long to compute and is no size.
 _EXPONENT: Final = 1024

@@ -14,18 +14,6 @@ from pathlib import Path
 from polyfuse.base.errors import CacheError
 from polyfuse.base.log import warn_once
 
-__all__ = [
-    "atomic_write",
-    "built_once",
-    "is_out_of_space",
-    "locked",
-    "publish_folder",
-    "read_text",
-    "remove_folder",
-    "replacing",
-    "scratch_folder",
-]
-
 
 def atomic_write(path: Path, content: str | bytes, *, keep_equal: bool = False) -> Path:
     """Write `content` to `path` through a temporary file beside it and a rename; parents are created.

@@ -17,8 +17,6 @@ from polyfuse.base.errors import CacheError
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 
-__all__ = ["cache_root", "distrusted", "process_folder", "readable_root", "writable_root"]
-
 
 def cache_root(settings: Settings) -> Path:
     """Return the root folder of the caches that the settings ask for, whether or not it exists."""

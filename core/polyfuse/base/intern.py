@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["InternTable"]
-
 _T = TypeVar("_T")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 
-__all__ = ["attribute", "rare_collections"]
-
 _YOUNG = 50_000
 """New objects after which the young ones are collected; Python's own 700. A hundred such collections may be
 followed by a look at all that torch and its imports made, which takes some 0.2 s: after 70000 objects, of

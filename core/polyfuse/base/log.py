@@ -12,8 +12,6 @@ from typing import Final
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.text import join_words, nearest, printable
 
-__all__ = ["AREAS", "configure", "get_logger", "reset_warned", "unannounced", "warn_once"]
-
 _ROOT = "polyfuse"
 
 AREAS: Final = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-__all__ = ["Names", "plain_word"]
-
 _LONGEST = 60
 
 

@@ -10,18 +10,6 @@ from typing import Any, Final
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.text import join_words, nearest
 
-__all__ = [
-    "PREFIX",
-    "OptionInfo",
-    "neutral",
-    "option",
-    "info_of",
-    "parse_bool",
-    "parse_text",
-    "unknown",
-    "validate",
-]
-
 PREFIX: Final = "POLYFUSE_"
 """How the names of variables of the environment begin."""
 

@@ -20,16 +20,6 @@ from typing import IO, Final
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError
 from polyfuse.base.settings import child_environment, environment
 
-__all__ = [
-    "Finished",
-    "find_command",
-    "library_errors",
-    "python_command",
-    "python_environment",
-    "run_bounded",
-    "run_program",
-]
-
 # So much is retained of what a program prints, from its beginning and from its end.
 _RETAINED: Final = 1 << 18
 

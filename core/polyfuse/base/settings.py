@@ -27,16 +27,6 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.options import PREFIX, OptionInfo, info_of, neutral, option, parse_text, unknown, validate
 from polyfuse.base.text import join_words
 
-__all__ = [
-    "MODES",
-    "Settings",
-    "changed_environment",
-    "child_environment",
-    "environment",
-    "option_infos",
-    "set_environment",
-]
-
 _TUNED: Mapping[str, object] = {"tune_kernels": True, "autotune_backends": True, "gemm": "fastest"}
 
 # The names that `torch.compile` knows.
@@ -250,7 +240,13 @@ class Settings:
         "else one. All ranks need the same.",
         choices=("auto", "off", "2", "4", "8"),
     )
-    symmetric_memory: str = option("sums", "Through symmetric memory.", choices=("off", "sums", "all"))
+    symmetric_memory: str = option(
+        "sums",
+        "What goes through memory that the GPUs of a host map of each other, in groups for which the program "
+        "enabled that: all-reduces of up to 512 KiB of 16-bit numbers (`sums`), also all-gathers and "
+        "reduce-scatters with the matmuls beside them (`all`, slower where it was measured), or nothing.",
+        choices=("off", "sums", "all"),
+    )
     network_bandwidth: int = option(
         0,
         "Megabytes per second between processes, from which the time of collectives is estimated; 0: what "

@@ -8,19 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "NO_TEXTS",
-    "PassText",
-    "PassTexts",
-    "brief",
-    "join_words",
-    "nearest",
-    "printable",
-    "short_source",
-    "shorten",
-]
-
-
 _FARTHER: Final = 0.25
 """How much less like it a second suggestion may be than the first."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from importlib import metadata
 
-__all__ = ["version"]
-
 
 @cache
 def version() -> str:

@@ -17,8 +17,6 @@ from polyfuse.bench.machine import Machine, this_machine
 from polyfuse.bench.process import ChildError, ChildProcess
 from polyfuse.bench.statistics import Latency, Ratio, latency, speed_up
 
-__all__ = ["Measured", "NotRun", "Plan", "Point", "Results", "run_campaign"]
-
 _TURN = 0.05
 """Seconds of a turn: long enough for a steady median, so short that all engines meet the same noise."""
 _FEWEST_TURNS, _MOST_TURNS = 5, 40

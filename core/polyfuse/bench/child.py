@@ -20,8 +20,6 @@ from polyfuse.bench.engine import Engine
 from polyfuse.bench.subject import Subject, load_subject
 from polyfuse.torch_compat.tracing.pytree import flatten, map_tensors
 
-__all__ = ["Child", "main"]
-
 _SEED = 1234
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-3, torch.float64: 1e-6}
 """Of the largest value of a result, by its type: above it, an engine differs from eager mode."""

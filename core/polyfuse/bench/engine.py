@@ -13,8 +13,6 @@ from polyfuse.base.settings import MODES
 from polyfuse.base.text import join_words
 from polyfuse.plugin.session.names import unknown_backend
 
-__all__ = ["EAGER", "TORCH", "Engine", "parse_engines"]
-
 EAGER = "eager"
 TORCH = "torch.compile"
 """The compiler that torch uses where none is named."""

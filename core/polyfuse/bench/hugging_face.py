@@ -9,8 +9,6 @@ import torch
 
 from polyfuse.base.errors import PolyfuseError
 
-__all__ = ["hugging_face_model"]
-
 _BATCH, _SEQUENCE = 1, 128
 _MOST_PARAMETERS = 2_000_000_000
 """Above this, random weights alone take longer to make than most budgets."""

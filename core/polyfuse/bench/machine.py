@@ -10,8 +10,6 @@ import torch
 
 from polyfuse.base.version import version
 
-__all__ = ["Machine", "this_machine"]
-
 _BUSY = 0.3
 """Load per CPU above which times mean little."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.bench.campaign import Point, Results
 
-__all__ = ["plot", "require_matplotlib"]
-
 
 def require_matplotlib() -> Any:
     """The module that draws, without a display.

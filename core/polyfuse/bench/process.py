@@ -17,8 +17,6 @@ from polyfuse.base.settings import child_environment
 from polyfuse.base.text import shorten
 from polyfuse.bench.engine import Engine
 
-__all__ = ["ChildError", "ChildProcess"]
-
 _SHOWN = 300
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Latency", "Ratio", "latency", "spark", "speed_up"]
-
 _BARS = "▁▂▃▄▅▆▇█"
 _DRAWS = 1000
 _SURE = 0.9

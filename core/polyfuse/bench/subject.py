@@ -17,8 +17,6 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.bench.hugging_face import hugging_face_model
 from polyfuse.torch_compat.tracing.pytree import map_tensors
 
-__all__ = ["Subject", "load_subject"]
-
 
 @dataclass(frozen=True)
 class Subject:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from polyfuse.base.errors import InvalidOptionError
 
-__all__ = ["points", "sweep_of"]
-
 
 def sweep_of(text: str) -> tuple[str, tuple[int, ...]]:
     """A name and its values: `batch=1,2,4..64` is 1, 2, and then 4 doubled up to 64.

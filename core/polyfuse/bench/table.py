@@ -12,8 +12,6 @@ from polyfuse.bench.campaign import Measured, Point, Results
 from polyfuse.bench.engine import EAGER
 from polyfuse.bench.statistics import spark
 
-__all__ = ["as_data", "print_results"]
-
 FORMAT = 1
 """Raised when a field of the JSON changes its meaning."""
 

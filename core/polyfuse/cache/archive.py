@@ -26,8 +26,6 @@ from polyfuse.cache.records import parse_record
 from polyfuse.cache.sealing import seal_of, seals_equal
 from polyfuse.cache.zip_reader import Limits, ZipReader, is_plain_name
 
-__all__ = ["CARRIED", "PICKLED", "AddUnit", "Unpacked", "pack", "unpack", "zip_entry"]
-
 _HEAD: Final = "polyfuse-cache.json"
 _SEAL: Final = "polyfuse-cache.seal"
 

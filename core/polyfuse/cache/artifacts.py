@@ -19,16 +19,6 @@ from polyfuse.base.digest import DIGEST_LENGTH
 from polyfuse.base.files import remove_folder
 from polyfuse.cache.records import read_record
 
-__all__ = [
-    "CONTENTS",
-    "KINDS",
-    "Artifact",
-    "artifacts",
-    "is_address",
-    "kernels_in",
-    "mark_used",
-]
-
 CONTENTS = "contents.json"
 """Lists the files of a unit with their digests, and its kernels. Written last; its time is the last use."""
 

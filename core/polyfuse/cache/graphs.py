@@ -12,8 +12,6 @@ from pathlib import Path
 from polyfuse.base.files import atomic_write, remove_folder
 from polyfuse.cache.artifacts import mark_used
 
-__all__ = ["GraphCounts", "GraphFolder", "graph_counts", "reset_graph_counts"]
-
 
 @dataclass(frozen=True)
 class GraphCounts:

@@ -18,8 +18,6 @@ from typing import Final
 from polyfuse.base.errors import CacheError
 from polyfuse.base.files import atomic_write
 
-__all__ = ["Difference", "KeyNotes", "differences"]
-
 # Bytes of a list of reasons; beyond, no more are counted.
 _MOST: Final = 1 << 20
 

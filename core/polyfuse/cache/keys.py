@@ -25,8 +25,6 @@ from typing import Final
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.version import version
 
-__all__ = ["STORE_FORMAT", "compiled_key", "graph_key", "kernel_key", "unit_key"]
-
 # Raised whenever the layout or meaning of stored files changes; old entries are then simply not found.
 STORE_FORMAT: Final = 2
 

@@ -18,8 +18,6 @@ from filelock import FileLock, Timeout
 from polyfuse.base.log import get_logger
 from polyfuse.cache.artifacts import artifacts
 
-__all__ = ["COUNTED", "Trimmed", "sweep", "trim", "trim_if_due"]
-
 COUNTED: Final = ("kernels", "compiled", "captures")
 """The kinds of artifacts whose bytes the limit is about."""
 

@@ -13,8 +13,6 @@ from typing import Final
 from polyfuse.base.digest import stable_json
 from polyfuse.base.files import atomic_write, read_text
 
-__all__ = ["parse_record", "read_record", "record_text", "write_record"]
-
 _DIGEST: Final = "sha256"
 
 # Larger ones were not written by us: the largest list the files of a unit.

@@ -24,8 +24,6 @@ from polyfuse.base.text import shorten
 from polyfuse.cache.clients.filesystems import FilesystemStore, is_filesystem
 from polyfuse.cache.clients.redis import RedisStore, is_redis
 
-__all__ = ["RemoteStore", "GuardedStore", "remote_store"]
-
 # Seconds in which a request must be over, whatever the store sends meanwhile.
 _PATIENCE: Final = 10.0
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 from polyfuse.cache.records import read_record, write_record
 from polyfuse.cache.timings import FAILED
 
-__all__ = ["KernelSamples", "Sample", "SampleStore"]
-
 # So many kernels of a kind are read: more add little, and each is a file.
 _MOST: Final = 300
 

@@ -15,8 +15,6 @@ from typing import Final
 
 from polyfuse.base.errors import InvalidOptionError
 
-__all__ = ["read_secret", "seal_of", "seals_equal"]
-
 _SHORTEST: Final = 16
 _LONGEST: Final = 1 << 16
 

@@ -25,8 +25,6 @@ from polyfuse.cache.artifacts import Artifact, is_address
 from polyfuse.cache.remote import GuardedStore, RemoteStore, remote_store
 from polyfuse.cache.sealing import seal_of, seals_equal
 
-__all__ = ["Sharing"]
-
 _log = get_logger("cache")
 
 # Requests on their way at once.

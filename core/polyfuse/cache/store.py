@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.cache.sharing import Sharing
 
-__all__ = ["KernelStore", "Located"]
-
 
 @dataclass(frozen=True)
 class Located:

@@ -24,8 +24,6 @@ from polyfuse.cache.records import parse_record, read_record, record_text, write
 if TYPE_CHECKING:
     from polyfuse.cache.sharing import Sharing
 
-__all__ = ["FAILED", "Candidate", "Record", "TimingStore", "Trial", "timing_key"]
-
 _log = get_logger("cache")
 
 FAILED: Final = math.inf

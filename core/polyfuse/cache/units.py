@@ -20,8 +20,6 @@ from polyfuse.base.log import warn_once
 from polyfuse.cache.artifacts import CONTENTS, kernels_in
 from polyfuse.cache.records import read_record, write_record
 
-__all__ = ["file_digests", "seal_unit", "unit_kernels", "unit_size"]
-
 # Units whose check is remembered; beyond it, all are forgotten, and checked again when they are needed.
 _REMEMBERED: Final = 8192
 

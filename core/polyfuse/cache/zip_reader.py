@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Final
 
-__all__ = ["DamagedArchiveError", "Limits", "ZipMember", "ZipReader", "is_plain_name"]
-
 _END: Final = struct.Struct("<4s4H2LH")
 _LOCATOR: Final = struct.Struct("<4sLQL")
 _END_64: Final = struct.Struct("<4sQ2H2L4Q")

@@ -30,8 +30,6 @@ from polyfuse.ir.ops import SCALAR_OPS, combining_op
 from polyfuse.ir.rounding import COARSE, QUICK, coarse_values, stores_halves
 from polyfuse.ir.statements import Cast, Compute, Load, Random, Store
 
-__all__ = ["Bounded", "BoundedEvaluator", "Ledger"]
-
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right")
 # Near their zeros, which are not numbers of the type, these are only as exact as their arguments.

@@ -18,8 +18,6 @@ from polyfuse.runtime.provisional import Provisional, is_out_of_memory
 if TYPE_CHECKING:
     from polyfuse.checking.launch import CheckResult
 
-__all__ = ["CheckedKernel"]
-
 _log = get_logger("checking")
 
 

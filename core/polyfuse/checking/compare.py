@@ -10,17 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ZERO",
-    "Mismatch",
-    "agree",
-    "apart",
-    "mismatch",
-    "of_unknown_sign",
-    "same_bits",
-    "spread",
-]
-
 ZERO = 1e-30
 """The bound of a zero that may have either sign; one with no bound at all has its own."""
 

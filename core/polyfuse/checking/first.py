@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from polyfuse.checking.operands import Layout
     from polyfuse.ir.kernel import Kernel
 
-__all__ = ["FirstLaunch", "is_replaceable"]
-
 
 class FirstLaunch(Provisional):
     """A kernel until its first launch has succeeded.

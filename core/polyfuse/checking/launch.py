@@ -20,8 +20,6 @@ from polyfuse.ir.interpreter.space import Space, spaces
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Store
 
-__all__ = ["CheckResult", "LaunchFailed", "check_launch", "right_results"]
-
 _PART = 1 << 18
 """Points that are interpreted together: small enough that their values and bounds stay in caches."""
 _BUDGET = 1 << 22

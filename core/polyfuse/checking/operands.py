@@ -19,8 +19,6 @@ from polyfuse.symbolic import evaluate
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
 
-__all__ = ["Block", "Copied", "Layout", "Span", "copied", "guarded_block", "layout_of", "put_back"]
-
 _ALIGNMENT = 256
 _GUARD = 1024
 _PATTERN = 0xA5

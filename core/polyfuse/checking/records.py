@@ -15,8 +15,6 @@ from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.log import warn_once
 from polyfuse.cache.records import read_record, write_record
 
-__all__ = ["FORMAT", "Records", "records_in"]
-
 FORMAT = 1
 """Raised whenever kernels are looked at more closely than before: what agreed then is checked again."""
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from polyfuse.checking.compare import ZERO, apart
 from polyfuse.ir.ops import CONTRACTIONS
 
-__all__ = ["reduced", "scanned", "steps"]
-
 Errors = tuple[Tensor | None, ...]
 
 # Operands of a matmul that are rounded to ten bits of fraction, and accumulators of 8-bit floats.

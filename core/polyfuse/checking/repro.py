@@ -19,8 +19,6 @@ from polyfuse.checking.operands import Layout, copied, guarded_block
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.print import text
 
-__all__ = ["Repro", "is_repro", "read_repro", "write_repro"]
-
 _KIND = "polyfuse launch"
 _MOST_BYTES = 1 << 30
 """Larger operands are left out, and made up when the file is run."""

@@ -15,19 +15,6 @@ if TYPE_CHECKING:
     from polyfuse.checking.launch import CheckResult
     from polyfuse.checking.operands import Layout
 
-__all__ = [
-    "Finding",
-    "Subject",
-    "Tally",
-    "begin",
-    "checked",
-    "forgets",
-    "report_difference",
-    "result",
-    "seen",
-    "skip",
-]
-
 
 _log = get_logger("checking")
 

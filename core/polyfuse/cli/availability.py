@@ -10,8 +10,6 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.plugin import PluginManager, PluginState, State
 from polyfuse.torch_compat.devices.present import is_present
 
-__all__ = ["Availability", "PluginStatus", "in_order", "status_of"]
-
 
 class PluginStatus(StrEnum):
     """What a user can expect of a plugin on this machine."""

@@ -15,8 +15,6 @@ from polyfuse.cli.availability import Availability, PluginStatus, status_of
 from polyfuse.cli.paragraphs import paragraph
 from polyfuse.plugin import PluginManager
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse backends                  # what is installed, and what can be used here
 polyfuse backends --load           # load each, to see whether that works

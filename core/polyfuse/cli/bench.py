@@ -20,8 +20,6 @@ from polyfuse.cli.availability import Availability, PluginStatus, in_order, stat
 from polyfuse.cli.durations import seconds_of
 from polyfuse.plugin import PluginManager
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse bench model.py                               # the first function that it compiles and calls
 polyfuse bench package.module:make --sweep batch=1,2,4..64 --budget 5m

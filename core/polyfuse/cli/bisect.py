@@ -16,8 +16,6 @@ from pathlib import Path
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import child_environment
 
-__all__ = ["EXAMPLE", "configure", "first_failing", "run"]
-
 EXAMPLE = """
 polyfuse bisect wrong.py           # a program that exits with 0 only if its numbers are right
 """

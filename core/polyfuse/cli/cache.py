@@ -22,8 +22,6 @@ from polyfuse.cache.key_fields import KeyNotes, differences
 from polyfuse.cache.limit import COUNTED, trim
 from polyfuse.cache.sealing import read_secret
 
-__all__ = ["EXAMPLE", "KindUsage", "configure", "run", "usage"]
-
 EXAMPLE = """
 polyfuse cache info                # what is stored, and how much of it
 polyfuse cache graphs              # the keys of compiled graphs

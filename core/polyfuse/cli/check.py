@@ -8,8 +8,6 @@ from polyfuse.base.settings import set_environment
 from polyfuse.checking import tally
 from polyfuse.cli.explain import configure_program, require_program, run_program
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse check train.py --epochs 1
 """

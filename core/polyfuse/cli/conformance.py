@@ -12,8 +12,6 @@ from polyfuse.testing.conformance import run as run_conformance
 from polyfuse.testing.matrix import Matrix
 from polyfuse.testing.pass_list import update_pass_list
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse conformance NAME --quick -j 2
 polyfuse conformance NAME --format html

@@ -22,8 +22,6 @@ from polyfuse.cli.paragraphs import paragraph
 from polyfuse.plugin import Finding, PluginManager
 from polyfuse.torch_compat.devices.present import is_present
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse doctor                    # what is wrong, most important first, and what can be used
 polyfuse doctor --verbose          # also what is well

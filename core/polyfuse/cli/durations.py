@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 
-__all__ = ["seconds_of"]
-
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 

@@ -14,8 +14,6 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import set_environment
 from polyfuse.cli.ranks import worlds
 
-__all__ = ["EXAMPLE", "configure", "configure_program", "require_program", "run", "run_program"]
-
 EXAMPLE = """
 polyfuse explain model.py          # what matters first, then each graph
 polyfuse explain --all model.py    # nothing is cut

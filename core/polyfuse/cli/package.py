@@ -14,8 +14,6 @@ from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import PackageError
 from polyfuse.base.text import printable
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse package info model.pf
 polyfuse package verify model.pf

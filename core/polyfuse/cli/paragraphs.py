@@ -7,8 +7,6 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["paragraph"]
-
 
 def paragraph(console: Console, text: str, indent: int, style: str = "", label: str = "") -> None:
     """Print plain text as an indented paragraph, broken between words at the width of the terminal. A longer

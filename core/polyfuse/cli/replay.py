@@ -12,8 +12,6 @@ from polyfuse.checking.repro import is_repro
 from polyfuse.compiler.reports.replay import replay, replay_launch
 from polyfuse.compiler.session import session_for
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 POLYFUSE_DUMP=stages python model.py
 polyfuse replay stages/inference_0_0/graph.ir --backend NAME

@@ -15,8 +15,6 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import child_environment
 from polyfuse.cli.explain import require_program
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse report train.py
 polyfuse report -o before.html train.py -- --steps 3

@@ -16,8 +16,6 @@ from polyfuse.base.settings import MODES, Settings, environment, option_infos
 from polyfuse.cli.paragraphs import paragraph
 from polyfuse.plugin import PluginManager
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse settings tune             # options with this word in their name or text
 polyfuse settings --changed        # what differs from the defaults here, and why

@@ -20,8 +20,6 @@ from polyfuse.cache.samples import SampleStore
 from polyfuse.cache.timings import Record, TimingStore
 from polyfuse.cli.durations import seconds_of
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse tune --budget 5m -o tuned.pft model.py   # search; run it again to go on where it stopped
 polyfuse tune load tuned.pft                      # on another machine of the same kind

@@ -15,8 +15,6 @@ from polyfuse.runtime.module import CompiledModule
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import Schedule
 
-__all__ = ["Built", "BuiltGraph", "Delayed"]
-
 
 class Delayed:
     """A program that is planned when somebody asks for it.

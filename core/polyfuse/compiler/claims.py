@@ -15,8 +15,6 @@ from polyfuse.lowering.shortened import Shortening
 from polyfuse.runtime.subgraphs import Subgraph
 from polyfuse.schedule.claims import Claims, Refusal, UnclaimedError, claim_nodes
 
-__all__ = ["Lowered", "lower_and_claim"]
-
 
 @dataclass(frozen=True)
 class Lowered:

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from polyfuse.frontend.rewrites.tools import Rewriting
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
-__all__ = ["compile_fx_graph", "compile_in_session"]
-
 
 def compile_fx_graph(
     gm: Any, example_inputs: Sequence[Any], mode: str | None = None, options: Mapping[str, Any] | None = None

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from polyfuse.ir.kernel import Alias, Kernel
     from polyfuse.plugin import Launchable
 
-__all__ = ["apart"]
-
 
 def apart(kernel: Kernel, pairs: Iterable[Alias], launch: Launchable) -> Launchable:
     """The launches of a kernel with the two arguments of each pair apart: the input is copied where it is

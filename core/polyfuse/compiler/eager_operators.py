@@ -17,8 +17,6 @@ from polyfuse.base.version import version
 from polyfuse.plugin import PluginManager
 from polyfuse.plugin.session.inventory import installed
 
-__all__ = ["eager_operators"]
-
 
 def eager_operators(
     names: Iterable[str],

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
     from polyfuse.plugin import Backend, Source
 
-__all__ = [
-    "BuiltKernel",
-    "Guard",
-    "barred",
-    "called_alike",
-    "interpreted",
-    "replacements",
-]
-
 _log = get_logger("checking")
 
 

@@ -36,8 +36,6 @@ from polyfuse.runtime.profile import metered
 from polyfuse.schedule import Launch, Schedule, is_unasked, note_interpreted
 from polyfuse.workers import BuildFuture
 
-__all__ = ["Emitted", "PendingKernel", "emit_kernels", "pending_kernels", "submit", "tune_kernels"]
-
 _log = get_logger("compiler")
 
 # So many lines of a compiler's output are part of a warning.

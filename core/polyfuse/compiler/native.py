@@ -19,8 +19,6 @@ from polyfuse.program.native import native_program
 from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.workers import BuildFuture
 
-__all__ = ["native_host"]
-
 _log = get_logger("compiler")
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin import Backend, HostCall, HostProgram, Source
     from polyfuse.runtime.native_program import HostStatus, NativeCall, Opener
 
-__all__ = ["NativeHost"]
-
 
 @dataclass
 class NativeHost:

@@ -25,8 +25,6 @@ from polyfuse.plugin import Extensions, Offered, Rewrite
 from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.torch_compat import ops
 
-__all__ = ["OfferedRewrites"]
-
 
 @dataclass(frozen=True)
 class OfferedRewrites:

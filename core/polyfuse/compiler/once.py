@@ -22,8 +22,6 @@ from polyfuse.torch_compat.tracing.aot import backward_at_once
 if TYPE_CHECKING:
     from polyfuse.compiler.session import CompileSession
 
-__all__ = ["CompileLock", "only_rank", "compile_lock"]
-
 _log = get_logger("ranks")
 
 _NOTED: Final = 0.5

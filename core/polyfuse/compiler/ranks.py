@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from polyfuse.ir.graph import Graph
     from polyfuse.schedule import Schedule
 
-__all__ = ["agreed", "agreement_of", "scheduled_rows", "traced_rows"]
-
 _PAIRWISE = frozenset({"isend", "irecv", "batch_p2p_ops"})
 """They concern two processes, which do different things."""
 

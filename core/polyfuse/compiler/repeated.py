@@ -22,8 +22,6 @@ from polyfuse.torch_compat.tracing import aot, dynamo, fx
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
 
-__all__ = ["compile_repeated"]
-
 _log = get_logger("compiler")
 
 _LEAST_BYTES = 1 << 18

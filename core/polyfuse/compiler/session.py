@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from polyfuse.distributed.exchange import RankExchange
     from polyfuse.ir.kernel import Kernel
 
-__all__ = ["CompileSession", "autotuned_problems", "decided", "forget_sessions", "session_for"]
-
 
 # About as many operators of a captured graph become one kernel.
 _OPERATORS_PER_KERNEL = 8

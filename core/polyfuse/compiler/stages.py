@@ -67,8 +67,6 @@ from polyfuse.schedule.frozen_calls import as_inputs, together
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
 
-__all__ = ["compile_aten", "compile_graph", "compile_sizes", "compile_whole"]
-
 _log = get_logger("compiler")
 
 Recorder: TypeAlias = Callable[[AtenGraph, BuiltGraph], object]

@@ -21,8 +21,6 @@ from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx, shapes
 
-__all__ = ["compile_subgraphs"]
-
 _log = get_logger("compiler")
 
 Compiler: TypeAlias = Callable[[AtenGraph, CompileSession], BoxedCallable]

@@ -14,8 +14,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.costs import CollectiveCosts, known_costs, use_costs
 from polyfuse.torch_compat.groups import group_of
 
-__all__ = ["all_costs", "costs_facts", "load_costs", "read_costs", "write_costs"]
-
 _FOLDER: Final = "collectives"
 _FORMAT: Final = "1"
 _SHOWN: Final = 16

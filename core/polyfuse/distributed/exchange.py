@@ -28,8 +28,6 @@ from polyfuse.torch_compat.groups import group_of, processes_of_host, this_rank
 if TYPE_CHECKING:
     from polyfuse.autotune.search import TrialBatch
 
-__all__ = ["RankExchange", "exchange_with_ranks"]
-
 _log = get_logger("ranks")
 
 _OLD: Final = 86400.0

@@ -17,8 +17,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.costs import KINDS, CollectiveCosts, use_costs
 from polyfuse.torch_compat.groups import Group, group_of, processes_of_host
 
-__all__ = ["LARGEST", "SMALLEST", "measure_collectives"]
-
 SMALLEST: Final = 1 << 10
 LARGEST: Final = 256 << 20
 """Bytes of the smallest and the largest collective that is measured."""

@@ -7,8 +7,6 @@ import sys
 
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["PeakMemory"]
-
 
 class PeakMemory:
     """Bytes in use at most since this was made, above what was in use then.

@@ -20,8 +20,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.costs import CollectiveCosts, nearest, restored_costs, use_costs
 from polyfuse.torch_compat.simulated_group import SIMULATED, simulated_groups
 
-__all__ = ["SimulatedRank", "World", "measured_tables", "simulated_rank"]
-
 
 @dataclass(frozen=True)
 class World:

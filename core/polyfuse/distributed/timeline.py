@@ -14,8 +14,6 @@ from typing import Any
 
 from polyfuse.runtime.ranks.costs import CollectiveCosts, kind_of
 
-__all__ = ["TimedCollective", "StepTimes", "Timeline"]
-
 
 @dataclass
 class TimedCollective:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from polyfuse.autotune.candidate import BuiltProgram
     from polyfuse.autotune.search import TrialBatch
 
-__all__ = ["TrialHelpers", "host", "serve"]
-
 _log = get_logger("ranks")
 
 _LARGEST: Final = 4 << 20

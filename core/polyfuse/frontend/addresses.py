@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["PLAIN", "TORCH_AND_PYTHON", "TORCH_NAMESPACES", "address_of"]
-
 # Operators of these namespaces are part of torch, so that its version says what they do.
 TORCH_NAMESPACES = frozenset({"aten", "prim", "prims", "_c10d_functional", "polyfuse_symmetric"})
 

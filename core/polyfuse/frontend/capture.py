@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from polyfuse.torch_compat.captures.shared_inputs import SharedInputs
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
-__all__ = ["compile_graph"]
-
 Lookup: TypeAlias = Callable[[Any, Sequence[Any]], "GraphCacheEntry | None"]
 """From a captured graph and its inputs to its entry in the graph cache; None: it bypasses the cache."""
 

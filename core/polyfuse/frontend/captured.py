@@ -21,8 +21,6 @@ from polyfuse.torch_compat.groups import group_of
 from polyfuse.torch_compat.tracing import fake, fx, global_state, shapes
 from polyfuse.torch_compat.tracing.dynamo import is_static_input, is_static_tensor
 
-__all__ = ["CacheBypass", "captured_text", "value_text"]
-
 # Operators that take functions and do no more than their arguments and these functions say.
 _TAKE_FUNCTIONS = frozenset(
     {

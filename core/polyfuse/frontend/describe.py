@@ -14,8 +14,6 @@ from polyfuse.torch_compat.tracing import fake
 if TYPE_CHECKING:
     from polyfuse.base.text import PassText
 
-__all__ = ["alias_root", "describe", "mutated_placeholders", "output_args", "output_node"]
-
 
 def output_node(module: GraphModule) -> Node:
     """The graph's output node."""

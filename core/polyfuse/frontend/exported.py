@@ -26,8 +26,6 @@ from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 from polyfuse.torch_compat.tracing.exported_names import with_plain_names
 
-__all__ = ["ExportedGraph", "ExportedInput", "functional_graph"]
-
 _ORIGINS: Mapping[InputKind, Literal["argument", "parameter", "buffer", "constant"]] = {
     InputKind.USER_INPUT: "argument",
     InputKind.PARAMETER: "parameter",

@@ -21,8 +21,6 @@ from polyfuse.frontend.shared_arguments import SHARED
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx
 
-__all__ = ["BEFORE", "NotRepeated", "Periods", "periods_of"]
-
 BEFORE = 2
 """Periods that are seen before those that are skipped; the last of them stands for these."""
 

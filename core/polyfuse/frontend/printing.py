@@ -13,8 +13,6 @@ from polyfuse.torch_compat.tracing import fx, shapes
 if TYPE_CHECKING:
     from polyfuse.frontend.graph import AtenGraph
 
-__all__ = ["graph_text", "value_text"]
-
 _SHORT = {
     torch.float32: "f32",
     torch.float64: "f64",

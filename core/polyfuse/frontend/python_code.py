@@ -26,8 +26,6 @@ from polyfuse.torch_compat.custom_operators import Untraceable, described, overl
 if TYPE_CHECKING:
     from polyfuse.torch_compat.ops import OpOverload
 
-__all__ = ["Unreadable", "function_text", "operator_text"]
-
 
 class Unreadable(Exception):
     """Why there is no text for a function."""

@@ -23,8 +23,6 @@ from polyfuse.frontend.runs import longest_repetition
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, global_state
 
-__all__ = ["GraphRegion", "regions_of"]
-
 _LEAST_NODES = 8
 """Of a period: what is smaller costs less to compile than to call apart."""
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["longest_repetition", "longest_run"]
-
 
 def longest_repetition(
     tokens: Sequence[Hashable], least_period: int, least_repeats: int

@@ -13,8 +13,6 @@ from torch.fx import GraphModule, Node
 from polyfuse.frontend.describe import alias_root, mutated_placeholders, output_args, output_node
 from polyfuse.torch_compat.tracing import fake
 
-__all__ = ["copy_overwritten"]
-
 
 def copy_overwritten(forward: GraphModule, user_outputs: int) -> int:
     """Save copies of inputs, and of views of them, that the forward writes to; returns how many there are.

@@ -12,8 +12,6 @@ from torch.fx import Node
 from polyfuse.frontend.rewrites.tools import Rewriting
 from polyfuse.torch_compat import ops
 
-__all__ = ["compute_saved_early"]
-
 
 def compute_saved_early(state: Rewriting) -> int:
     """Move the calls at the end of a forward that only its saved results need, behind what they read."""

@@ -15,8 +15,6 @@ from torch.fx import GraphModule, Node
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake
 
-__all__ = ["SHARED", "note_shared_arguments"]
-
 SHARED = "arguments_in_written_memory"
 """The entry of `Node.meta`: from the name of an argument to the position of the tensor that is written, among
 the call's `_all_bases`, and the fake values of both."""

@@ -35,8 +35,6 @@ from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import aot, dynamo, fake, fx, shapes
 from polyfuse.torch_compat.tracing.structured import is_traced
 
-__all__ = ["Traced", "compile_traced"]
-
 _log = get_logger("frontend")
 
 

@@ -23,8 +23,6 @@ from polyfuse.torch_compat.tracing import fx, shapes
 if TYPE_CHECKING:
     from polyfuse.frontend.graph import AtenGraph
 
-__all__ = ["traced_text"]
-
 _LARGEST = 1 << 12
 """Bytes of a constant that is read to tell it from others."""
 

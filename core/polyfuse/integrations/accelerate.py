@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from polyfuse.base.errors import UnsupportedError
 
-__all__ = ["register"]
-
 _NAME = "POLYFUSE"
 
 

@@ -15,9 +15,6 @@ from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Load, Reduce, Store
 from polyfuse.symbolic import axis_name, axis_size, free_axes
 
-__all__ = ["AliasRule", "permitted_aliases"]
-
-
 _Position = tuple[int, int]
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from polyfuse.ir.graph import reads
 from polyfuse.ir.nodes import Collective, Node, Wait
 
-__all__ = ["Running", "is_communication", "never_awaited"]
-
 
 def is_communication(node: object) -> bool:
     """Whether a node starts or ends communication with other processes."""

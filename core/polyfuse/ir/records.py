@@ -6,8 +6,6 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
 
-__all__ = ["changed"]
-
 _R = TypeVar("_R")
 
 

@@ -11,8 +11,6 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Node
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, axis, free_symbols, substitute
 
-__all__ = ["host_symbols", "resized", "storage_symbols"]
-
 
 def resized(graph: Graph, symbols: Mapping[str, IndexLike], hints: Mapping[str, int]) -> Graph:
     """The graph with symbols replaced by name, in all sizes, indices and expressions.

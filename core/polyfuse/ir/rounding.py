@@ -9,8 +9,6 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Cast, Compute, Statement, Store
 from polyfuse.ir.types import DType
 
-__all__ = ["COARSE", "QUICK", "coarse_values", "stores_halves"]
-
 COARSE: Mapping[str, float] = MappingProxyType({"erf": 2.0**-13})
 """Operations with such a form, and how far its result may be off: this part of it, and of what it lacks
 of ±1."""

@@ -16,27 +16,6 @@ from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike
 
-__all__ = [
-    "Cast",
-    "Compute",
-    "Constant",
-    "IndexValue",
-    "Load",
-    "Random",
-    "Reduce",
-    "Scan",
-    "Statement",
-    "Store",
-    "definition",
-    "expression",
-    "indices",
-    "is_check",
-    "key",
-    "statement",
-    "with_index",
-    "with_names",
-]
-
 
 @dataclass(frozen=True)
 class _Single:

@@ -9,8 +9,6 @@ from polyfuse.ir.statements import Load, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike
 
-__all__ = ["Access"]
-
 
 @dataclass(frozen=True)
 class Access:

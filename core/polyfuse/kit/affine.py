@@ -9,8 +9,6 @@ from polyfuse.kit.spans import fits_i32, known_range
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, free_axes
 from polyfuse.symbolic.index import make
 
-__all__ = ["Affine", "affine", "fits_i32_throughout", "is_multiple", "row_major", "stride"]
-
 
 def stride(index: IndexLike, axis: str) -> IndexLike | None:
     """Elements from one point of an axis to the next; None where that differs from point to point."""

@@ -13,8 +13,6 @@ from dataclasses import replace
 
 from polyfuse.ir.kernel import Alias, Kernel
 
-__all__ = ["memories", "without_aliases"]
-
 
 def memories(kernel: Kernel) -> Mapping[str, str]:
     """For every argument that may be one memory with others, the first of these in calling order."""

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.symbolic import Atom, IndexLike, is_nonnegative
 
-__all__ = ["c_index"]
-
 
 def c_index(
     index: IndexLike, names: Mapping[str, str] | None = None, number: Callable[[int], str] = str

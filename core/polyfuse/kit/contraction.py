@@ -20,8 +20,6 @@ from polyfuse.kit.facts import KernelFacts
 from polyfuse.kit.slices import backward_slice
 from polyfuse.symbolic import Index, axis_name
 
-__all__ = ["Contraction", "Operand", "match"]
-
 
 @dataclass(frozen=True)
 class Operand:

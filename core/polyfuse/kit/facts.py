@@ -28,8 +28,6 @@ from polyfuse.kit.aliasing import memories
 from polyfuse.kit.values import ValueFacts
 from polyfuse.symbolic import IndexLike, free_axes
 
-__all__ = ["KernelFacts"]
-
 
 class KernelFacts(ValueFacts):
     """Facts about one kernel. Axes, buffers and values are known by their names."""

@@ -11,8 +11,6 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Load, Statement, Store, indices, with_index, with_names
 from polyfuse.symbolic import IndexLike, atoms, axis, axis_name, axis_size, substitute, symbol
 
-__all__ = ["with_safe_names"]
-
 
 def with_safe_names(
     kernel: Kernel, keep: re.Pattern[str], values: re.Pattern[str] | None = None, derived: Sequence[str] = ()

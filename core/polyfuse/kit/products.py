@@ -13,8 +13,6 @@ from collections.abc import Hashable
 from polyfuse.ir.statements import Compute, Constant, Load, Reduce, Scan, Store, key
 from polyfuse.kit.facts import KernelFacts
 
-__all__ = ["shared_products"]
-
 
 def shared_products(facts: KernelFacts) -> frozenset[str]:
     """Names of floating-point products that a kernel uses more than once, in whatever section and under

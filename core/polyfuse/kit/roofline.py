@@ -14,8 +14,6 @@ from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Reduce
 from polyfuse.kit.facts import KernelFacts
 
-__all__ = ["Machine", "Work", "fill", "rounds", "seconds", "work_of"]
-
 
 @dataclass(frozen=True)
 class Work:

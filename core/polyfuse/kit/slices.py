@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from polyfuse.ir.statements import Reduce, Statement
 
-__all__ = ["backward_slice"]
-
 
 def backward_slice(
     statements: Sequence[Statement],

@@ -21,8 +21,6 @@ from polyfuse.ir.statements import (
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, bounds
 
-__all__ = ["Span", "fits_i32", "known_range", "span_of", "type_span"]
-
 Span: TypeAlias = tuple[float, float]
 
 _TYPES: Mapping[DType, Span] = {

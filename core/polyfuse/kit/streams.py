@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["too_many_streams"]
-
 _MOST: Final = 16
 """Arrays that the hardware prefetches side by side."""
 

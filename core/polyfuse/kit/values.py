@@ -15,8 +15,6 @@ from polyfuse.ir.verifier.rules import result_types
 from polyfuse.kit.spans import Span, fits_i32, span_of, type_span
 from polyfuse.symbolic import IndexLike, axis_name, coefficient, evaluate, free_axes, free_symbols
 
-__all__ = ["Definition", "ValueFacts"]
-
 _UNKNOWN_EXTENT = 512
 
 

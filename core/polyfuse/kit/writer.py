@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Writer"]
-
 
 class Writer:
     """Collects lines, each with its indentation; `step` is one level of it."""

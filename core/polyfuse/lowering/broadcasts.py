@@ -10,9 +10,6 @@ import torch
 
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["broadcast_run", "reads_across", "recomputed_points"]
-
-
 _MANY = 8
 """Times that a value is read across its memory from which storing it pays: such reads take as long as those
 at positions from data, which are what is spared.

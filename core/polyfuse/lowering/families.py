@@ -31,6 +31,3 @@ FAMILIES = (
 def registry() -> Registry:
     """The filled registry."""
     return REGISTRY
-
-
-__all__ = ["FAMILIES", "registry"]

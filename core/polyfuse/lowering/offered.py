@@ -29,8 +29,6 @@ from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.rewrite import simplify
 from polyfuse.symbolic import Index, IndexLike
 
-__all__ = ["OpenContext", "combined"]
-
 _log = get_logger("lowering")
 
 

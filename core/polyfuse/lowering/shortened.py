@@ -18,8 +18,6 @@ from polyfuse.frontend.periods import BEFORE, NotRepeated, Periods
 if TYPE_CHECKING:
     from polyfuse.lowering.context import LoweringContext
 
-__all__ = ["LeftOutResult", "Shortening"]
-
 
 @dataclass(frozen=True)
 class LeftOutResult:

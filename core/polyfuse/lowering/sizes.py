@@ -117,6 +117,3 @@ def _size_of_maximum(atom: Atom) -> IndexLike:
         if rest and all((bounds(a)[0] or 0) >= 0 for a in rest):
             return maximum(*rest)
     return of_atom(atom)
-
-
-__all__ = ["FAR_BELOW", "SizeTable"]

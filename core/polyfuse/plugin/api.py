@@ -6,8 +6,6 @@ from typing import Final
 
 from polyfuse.base.errors import IncompatibleBackendError
 
-__all__ = ["API_VERSION", "check_api"]
-
 # docs/decisions/plugin-interface-versions.md says what each number promises; a snapshot test keeps it.
 API_VERSION: Final[tuple[int, int]] = (2, 0)
 

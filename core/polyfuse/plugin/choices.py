@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.source import Source
     from polyfuse.symbolic import IndexLike
 
-__all__ = ["Choice", "ReplacementCalls", "TemplateSource", "CallSite"]
-
 
 @dataclass(frozen=True)
 class CallSite:

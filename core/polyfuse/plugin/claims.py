@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Claim", "No", "Yes", "all_of"]
-
 
 @dataclass(frozen=True)
 class Yes:

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.backend import Backend
 
-__all__ = ["Codegen"]
-
 
 @dataclass(frozen=True)
 class Codegen:

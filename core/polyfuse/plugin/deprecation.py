@@ -12,15 +12,6 @@ from typing import Final
 
 from polyfuse.base.log import warn_once
 
-__all__ = [
-    "DEPRECATED",
-    "Deprecation",
-    "deprecated_hooks",
-    "replacements",
-    "warn_of_deprecated",
-    "warn_of_methods",
-]
-
 _MINORS: Final = 2
 """Minor versions for which what is deprecated goes on working, at least."""
 

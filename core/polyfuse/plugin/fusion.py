@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.claims import Claim
     from polyfuse.plugin.target_info import TargetInfo
 
-__all__ = ["FusionPair", "FusionRule"]
-
 
 @dataclass(frozen=True)
 class FusionPair:

@@ -16,25 +16,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.source import HostCall
     from polyfuse.symbolic import IndexLike
 
-__all__ = [
-    "Address",
-    "Constant",
-    "Discard",
-    "Drop",
-    "HostInput",
-    "HostProgram",
-    "HostStep",
-    "BindSize",
-    "Operand",
-    "OffsetAddress",
-    "Quiet",
-    "Raise",
-    "Request",
-    "Reserve",
-    "Run",
-    "MakeRequest",
-]
-
 
 @dataclass(frozen=True)
 class Operand:

@@ -15,19 +15,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.host import HostProgram
     from polyfuse.plugin.source import Source
 
-__all__ = [
-    "SIZE_FUNCTIONS",
-    "DeviceCode",
-    "DeviceKernel",
-    "HostArgument",
-    "HostDevice",
-    "HostLibrary",
-    "HostResult",
-    "HostSymbol",
-    "HostWeight",
-    "SizeText",
-]
-
 SizeText = int | str
 """A number, or the text of an expression over symbols."""
 

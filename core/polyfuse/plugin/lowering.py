@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from polyfuse.ir.types import DType
     from polyfuse.symbolic import IndexLike
 
-__all__ = ["Lowering", "LoweringContext", "TensorValue"]
-
 
 @dataclass(frozen=True)
 class Lowering:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Finding", "Manifest", "Offer", "Requires"]
-
 
 class Offer(StrEnum):
     """A kind of extension that a plugin provides."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from polyfuse.base.settings import Settings
 
-__all__ = ["STAGES", "Rewrite", "RewriteContext"]
-
 STAGES: Final = ("joint", "inference", "forward", "backward")
 """Graphs that are rewritten: the joint graph of training before it is divided, and what is compiled."""
 

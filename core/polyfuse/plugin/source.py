@@ -11,8 +11,6 @@ from polyfuse.base.digest import digest
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Alias
 
-__all__ = ["HostCall", "Launchable", "Source"]
-
 
 @dataclass(frozen=True)
 class Source:

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from polyfuse.ir.types import DType
     from polyfuse.runtime.devices.device import DeviceProperties
 
-__all__ = ["TargetInfo", "is_near", "near_divisor"]
-
 _MIN_SPLITS = 4
 """A loop is split only where it has room for so many parts of `TargetInfo.split_chunk` elements."""
 _LAUNCH_POINTS = 8192

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.device import Device, Event
 
-__all__ = ["DeviceTimer", "HostTimer", "Timer", "cache_bytes", "default_timer"]
-
 _SAMPLE_SECONDS = 0.002
 """Seconds that one sample takes at least, for launches far shorter than that."""
 _LONG_SECONDS = 0.01

@@ -2,7 +2,7 @@
 
 from polyfuse.program.making import make_program
 from polyfuse.program.memory import MemoryPlan
-from polyfuse.program.plan import memory_plan, plan
+from polyfuse.program.planning import memory_plan, plan
 from polyfuse.program.scratch import Scratch, with_scratch
 from polyfuse.program.series import find_series
 from polyfuse.program.steps import Program, ProgramInput, ProgramKernel

@@ -23,8 +23,6 @@ from polyfuse.torch_compat.groups import group_of
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.user_kernels import UserKernel
 
-__all__ = ["doubtful", "graph_facts", "partition_fault", "preventing_option"]
-
 UNSAFE: Final = frozenset(
     {
         "aten._fused_moving_avg_obs_fq_helper",

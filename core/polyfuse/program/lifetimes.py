@@ -11,8 +11,6 @@ from polyfuse.program.memory import Lifetime, storage_bytes
 from polyfuse.schedule.kernels.lifetimes import storage_key
 from polyfuse.schedule.result import Call, Launch, Schedule
 
-__all__ = ["lifetimes", "unused_inputs", "used_buffers", "used_constants"]
-
 
 def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
     """The lifetime of every buffer that gets memory in a schedule's program, by first write."""

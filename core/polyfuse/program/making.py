@@ -8,13 +8,11 @@ from dataclasses import replace
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.program.loops.finding import Skipped
-from polyfuse.program.plan import plan
+from polyfuse.program.planning import plan
 from polyfuse.program.scratch import Scratch, with_scratch
 from polyfuse.program.series import find_series
 from polyfuse.program.steps import Program
 from polyfuse.schedule.result import Schedule
-
-__all__ = ["make_program"]
 
 
 def make_program(

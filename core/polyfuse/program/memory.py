@@ -139,12 +139,3 @@ def _share(lifetimes: Sequence[Lifetime], live: list[int], peak: int, takes: dic
             takes[buffer.name] = dead.name
             for step in held:
                 live[step] += dead.size
-
-
-__all__ = [
-    "Block",
-    "Lifetime",
-    "MemoryPlan",
-    "plan_memory",
-    "storage_bytes",
-]

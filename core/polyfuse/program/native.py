@@ -64,8 +64,6 @@ from polyfuse.symbolic import Atom, Index, IndexLike, atoms, bounds, storage_siz
 from polyfuse.symbolic.index import as_atom
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["DEVICE_TENSOR", "native_program"]
-
 DEVICE_TENSOR = "empty_strided_device"
 """The request for a tensor on the device, of sizes, strides and a type: programs inside Python make none."""
 
@@ -157,28 +155,29 @@ class _Lowering:
     # Steps.
 
     def _step(self, step: Step) -> None:
-        if isinstance(step, KeepMemory):
-            return  # a native program plans its memory itself
-        if isinstance(step, LaunchKernel):
-            self._launch(step)
-        elif isinstance(step, ExternStep):
-            self._extern(step)
-        elif isinstance(step, Allocate):
-            self._allocate(step)
-        elif isinstance(step, Reuse):
-            self._reuse(step)
-        elif isinstance(step, MakeView):
-            self._make_view(step)
-        elif isinstance(step, Free):
-            self._free(step.names)
-        elif isinstance(step, BindSymbol):
-            self._bind(step)
-        elif isinstance(step, Return):
-            self._return(step)
-        elif isinstance(step, Conform):
-            self._conform(step)
-        else:
-            self._check(step)
+        match step:
+            case KeepMemory():
+                pass  # a native program plans its memory itself
+            case LaunchKernel():
+                self._launch(step)
+            case ExternStep():
+                self._extern(step)
+            case Allocate():
+                self._allocate(step)
+            case Reuse():
+                self._reuse(step)
+            case MakeView():
+                self._make_view(step)
+            case Free():
+                self._free(step.names)
+            case BindSymbol():
+                self._bind(step)
+            case Return():
+                self._return(step)
+            case Conform():
+                self._conform(step)
+            case _:
+                self._check(step)
 
     def _launch(self, step: LaunchKernel) -> None:
         call = self.calls.get(step.kernel)

@@ -26,8 +26,6 @@ from polyfuse.program.steps import (
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import storage_size
 
-__all__ = ["STACK_BYTES", "PlainMemory", "is_on", "plan_plain_memory", "quiet_runs"]
-
 STACK_BYTES = 102_400
 """Most bytes of a program's intermediate values that lie on the stack. Threads have half a megabyte and more.
 """

@@ -18,8 +18,6 @@ from polyfuse.runtime.native import operator, tensor_data_ptr_address
 from polyfuse.runtime.native_program import RUNTIME, Answer, Explainer, HostTables, Plan
 from polyfuse.symbolic.text import host_value
 
-__all__ = ["host_tables"]
-
 _CONSTANT, _REFERENCE, _INTEGER, _TUPLE = range(4)
 
 

@@ -32,8 +32,6 @@ from polyfuse.program.symbols import expressions, symbols_in
 from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["LEAST", "RecordingContext", "Span", "Work", "find_partitions", "names_in", "uses"]
-
 LEAST: Final = 4
 """Launches and calls in a run for which recording them pays."""
 

@@ -22,8 +22,6 @@ from polyfuse.ir.nodes import Buffer
 from polyfuse.program.memory import Lifetime
 from polyfuse.symbolic import IndexLike, example_value, free_symbols, maximum
 
-__all__ = ["ALIGNMENT", "PoolSlice", "Pool", "plan_pools"]
-
 ALIGNMENT = 64
 """Of every buffer in a pool, in bytes: a cache line, and more than any vector load needs."""
 

@@ -13,8 +13,6 @@ from polyfuse.ir.nodes import Buffer, ExternCall, View
 from polyfuse.ir.types import DType
 from polyfuse.schedule.result import Call, Launch, Schedule
 
-__all__ = ["Scratch", "with_scratch"]
-
 
 @dataclass(frozen=True)
 class Scratch:

@@ -28,8 +28,6 @@ from polyfuse.program.steps import (
 from polyfuse.symbolic import IndexLike, storage_size
 from polyfuse.symbolic.text import python_text
 
-__all__ = ["LEAST", "find_series"]
-
 LEAST = 8
 """Launches from which on one call was seen to be cheaper than theirs: 37 were, series of four were not."""
 

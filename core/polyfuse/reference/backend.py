@@ -21,8 +21,6 @@ from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Yes
 from polyfuse.torch_compat.tracing.global_state import plain_operators
 
-__all__ = ["InterpreterBackend"]
-
 _SUFFIX = ".ir"
 
 

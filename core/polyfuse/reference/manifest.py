@@ -6,8 +6,6 @@ from polyfuse.plugin.api import API_VERSION
 from polyfuse.plugin.hooks.specs import hookimpl
 from polyfuse.plugin.manifest import Manifest, Offer
 
-__all__ = ["polyfuse_manifest"]
-
 LAST = -1000
 """Below every other backend: it is asked only where no other one answers, or by name."""
 

@@ -13,8 +13,6 @@ import torch
 
 from polyfuse.torch_compat.tracing.frames import is_compiled
 
-__all__ = ["adopting"]
-
 
 @contextmanager
 def adopting() -> Iterator[None]:

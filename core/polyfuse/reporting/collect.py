@@ -21,8 +21,6 @@ from polyfuse.runtime.module import KernelEntry
 from polyfuse.torch_compat.tracing.dynamo import compile_id
 from polyfuse.torch_compat.tracing.frames import Break, Frame, break_after, compiled_frames, keep_frames
 
-__all__ = ["Capture", "Collector", "Compiled"]
-
 _MOST_FRAMES = 4096
 
 

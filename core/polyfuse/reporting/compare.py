@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["compare", "totals"]
-
 
 def totals(data: Mapping[str, Any]) -> dict[str, float | None]:
     """The numbers of a report that are compared, in order of interest; None: not measured."""

@@ -19,8 +19,6 @@ from polyfuse.reporting.timing import ProgramTimer, event_names
 from polyfuse.reporting.work import ceilings
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["FORMAT", "compile_times", "describe"]
-
 FORMAT = 1
 """Raised when a field changes its meaning."""
 

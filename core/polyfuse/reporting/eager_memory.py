@@ -13,8 +13,6 @@ import torch
 from polyfuse.reporting.memory import peak_of
 from polyfuse.torch_compat.tracing.storages import EagerStorage, EagerTrace, trace_storages
 
-__all__ = ["EagerInputs", "eager_memory", "phase"]
-
 
 @dataclass(frozen=True)
 class EagerInputs:

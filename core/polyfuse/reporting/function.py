@@ -23,8 +23,6 @@ from polyfuse.reporting.page import read_report, write_json, write_page
 from polyfuse.torch_compat.tracing.frames import without_compile
 from polyfuse.torch_compat.tracing.pytree import flatten
 
-__all__ = ["Explanation", "Report", "explain", "report"]
-
 _CALLS = 3
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["COLUMN_GAP", "HEIGHT", "WIDTH", "node_corners"]
-
 WIDTH, HEIGHT = 220, 44
 """Of a node, in the units of the coordinates."""
 _GAP_X, _GAP_Y, COLUMN_GAP = 28, 34, 120

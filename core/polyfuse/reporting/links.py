@@ -12,8 +12,6 @@ from polyfuse.ir.statements import Load, Statement, Store
 from polyfuse.ir.text.print import text
 from polyfuse.schedule import Launch
 
-__all__ = ["code_links", "kernel_text", "source_links"]
-
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _SUFFIX = re.compile(r"^(?:acc_)?(v\d+)(?:_\w+)?$")
 _ASSIGNED = re.compile(r"^([^=(]*[\w\]])\s*=(?!=)(.*)$")

@@ -15,8 +15,6 @@ from polyfuse.program.steps import Allocate, ExternStep, Free, LaunchKernel, Reu
 from polyfuse.schedule import Call, Schedule
 from polyfuse.symbolic import example_value, storage_size
 
-__all__ = ["Storage", "as_rows", "peak_of", "storages_of"]
-
 
 @dataclass
 class Storage:

@@ -15,8 +15,6 @@ from polyfuse.reporting.describe import compile_times
 from polyfuse.reporting.sources import SourceTable
 from polyfuse.reporting.steps import KernelTable, refused_pairs, steps_of
 
-__all__ = ["overview", "overview_text"]
-
 _COSTLIEST = 5
 _WORTH = 0.01
 """Of the memory traffic of all graphs: a refused fusion that would have saved less is left out."""

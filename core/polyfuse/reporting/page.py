@@ -14,8 +14,6 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import atomic_write
 from polyfuse.reporting.describe import FORMAT
 
-__all__ = ["document", "page", "read_report", "write_document", "write_json", "write_page"]
-
 _DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The page loads nothing from anywhere."""

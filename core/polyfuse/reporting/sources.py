@@ -6,8 +6,6 @@ import linecache
 import re
 from typing import Any
 
-__all__ = ["SourceTable"]
-
 _FRAME = re.compile(r'^File "(?P<path>.*)", line (?P<line>\d+), in (?P<function>[^:]*)(?:: (?P<code>.*))?$')
 _WHOLE, _AROUND = 400, 12
 """Files of up to so many lines are included whole; of longer ones, so many lines around each one named."""

@@ -19,9 +19,6 @@ from polyfuse.reporting.timing import ProgramTimer, event_names
 from polyfuse.reporting.work import operations_of
 from polyfuse.schedule import Call, Launch, TuningDecision
 
-__all__ = ["KernelTable", "inputs_of", "refused_pairs", "steps_of"]
-
-
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
 

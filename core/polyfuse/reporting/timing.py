@@ -24,8 +24,6 @@ from polyfuse.runtime.module import KernelEntry
 from polyfuse.runtime.native_program import Opener
 from polyfuse.schedule import Call, Launch
 
-__all__ = ["CallTimes", "ProgramTimer"]
-
 _MEASURED = 24
 """Calls of a program that are measured; later ones are not."""
 _REPEATS, _REPEAT_SECONDS, _REPEAT_BYTES = 6, 0.5, 2 << 30

@@ -16,8 +16,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule import Call, Launch
 from polyfuse.symbolic import example_value
 
-__all__ = ["ceilings", "operations_of"]
-
 _MATMULS = ("mm", "linear", "matmul", "addmv", "mv", "dot")
 _ROUNDS, _MOST_ROUNDS, _SECONDS = 5, 100, 0.5
 _CACHED = 1 << 15

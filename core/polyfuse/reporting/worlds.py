@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from polyfuse.reporting.page import document, write_document
 
-__all__ = ["collectives_text", "hidden_seconds", "worlds_page", "write_worlds_page"]
-
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #1f2328; --page: #fff; --line: #d0d7de; --compute: #4878a8;

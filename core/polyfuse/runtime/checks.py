@@ -12,23 +12,6 @@ from polyfuse.base.errors import PolyfuseError, mark_from_model
 from polyfuse.torch_compat.bindings import assert_size_stride
 from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat
 
-__all__ = [
-    "Aligned",
-    "Observer",
-    "assert_finite",
-    "assert_layout",
-    "conform",
-    "misaligned",
-    "observe",
-    "raise_failed",
-    "raise_for",
-    "realigned",
-    "set_observer",
-    "spared",
-    "with_memory",
-    "with_views",
-]
-
 Aligned = Sequence[tuple[int, int, bool, bool]]
 """Of inputs that kernels take to be aligned: position, bytes, whether the program writes to them, and whether
 they are at the same address in every call."""
@@ -93,8 +76,10 @@ def conform(
     """The tensor itself if it has this layout and starts at a multiple of `alignment` bytes, else a copy that
     does.
 
-    An operator may choose other strides when it runs than it announced when it was traced. Another shape or
-    type is an error: kernels would read or write beyond its memory.
+    An operator may choose other strides when it runs than it announced when it was traced.
+
+    Raises:
+        PolyfuseError: it has another shape or type; kernels would read or write beyond its memory.
     """
     if dtype is not None and tensor.dtype != dtype:
         raise PolyfuseError(

@@ -11,8 +11,6 @@ import torch
 
 from polyfuse.base.errors import InputLayoutError
 
-__all__ = ["MARK", "explain", "line_map", "running_note", "shown_name"]
-
 MARK = "# from "
 """What a comment starts with that names the origin of the lines below it."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["main", "random_inputs", "time_call"]
-
 
 def random_inputs(specs: Sequence[Sequence[Any]]) -> list[Any]:
     """Inputs like those in a program's ``INPUTS`` table, of the example sizes and with random contents."""

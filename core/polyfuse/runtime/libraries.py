@@ -19,8 +19,6 @@ from typing import Any
 
 from polyfuse.base.errors import KernelLoadError
 
-__all__ = ["SharedLibrary"]
-
 # what is collected while the lock is held may be a library
 _LOCK = threading.RLock()
 # of the file: where its tables of segments and of sections begin, and the size and number of their rows

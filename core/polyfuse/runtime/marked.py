@@ -10,8 +10,6 @@ from typing import Any
 from polyfuse.runtime.launching import profiler_flag
 from polyfuse.runtime.native import record_function
 
-__all__ = ["Marking"]
-
 
 class _Marked:
     """A kernel whose launches are marked."""

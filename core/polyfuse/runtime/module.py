@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.ranks.collectives import CollectiveRow
     from polyfuse.runtime.sized import SizedPrograms
 
-__all__ = ["CompiledModule", "KernelEntry", "load"]
-
 
 class Pending(Protocol):
     """A kernel that is still being built, such as a `concurrent.futures.Future`."""
@@ -247,7 +245,8 @@ class CompiledModule:
             self._record_partitions(generators)
         elif "PARTITIONS" in self.namespace:
             fallback = partitioned
-        return recorded_program(program, known, sizes, generators, self.name, self.graph_status, fallback)
+        status, space = self.graph_status, self.namespace
+        return recorded_program(program, known, sizes, generators, self.name, status, fallback, space)
 
     def _record_partitions(self, generators: Sequence[torch.Generator]) -> None:
         from polyfuse.runtime.graphs.replay import GraphFacts
@@ -266,7 +265,13 @@ class CompiledModule:
         self.graph_status.partitions.append(status)
         sizes = range(tensors, len(facts.names))
         self.namespace[name] = recorded_program(
-            self.namespace[name], facts, sizes, generators, f"{name} of {self.name}", status
+            self.namespace[name],
+            facts,
+            sizes,
+            generators,
+            f"{name} of {self.name}",
+            status,
+            namespace=self.namespace,
         )
 
     def _check_inputs(self, args: Sequence[Any]) -> None:

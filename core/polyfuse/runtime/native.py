@@ -16,20 +16,6 @@ from polyfuse.torch_compat.calls import fast_call
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.device import Allocate
 
-__all__ = [
-    "allocator",
-    "assert_size_stride",
-    "device_guard",
-    "empty_strided_cpu",
-    "on_device",
-    "operator",
-    "record_function",
-    "reinterpret_tensor",
-    "result_view",
-    "synchronize",
-    "tensor_data_ptr_address",
-]
-
 assert_size_stride = bindings.assert_size_stride
 empty_strided_cpu = bindings.empty_strided_cpu
 reinterpret_tensor = bindings.reinterpret_tensor

@@ -20,8 +20,6 @@ from polyfuse.runtime.native import assert_size_stride, empty_strided_cpu, reint
 if TYPE_CHECKING:
     from polyfuse.runtime.libraries import SharedLibrary
 
-__all__ = ["RUNTIME", "Answer", "Explainer", "HostStatus", "HostTables", "NativeCall", "Opener", "Plan"]
-
 
 @dataclass(frozen=True)
 class Plan:

@@ -21,8 +21,6 @@ from polyfuse.runtime.devices.registry import device_of
 if TYPE_CHECKING:
     from polyfuse.runtime.module import CompiledModule
 
-__all__ = ["Meter", "forget", "meter_calls", "metered", "report"]
-
 _OPERATOR = re.compile(r"^(\w+) = operator\('([^']+)'(?:, out=True)?\)$", re.MULTILINE)
 """How a host program names an operator that it calls."""
 

@@ -8,8 +8,6 @@ import importlib.util
 import marshal
 from types import CodeType
 
-__all__ = ["code_of", "stored_code"]
-
 _VERSION = importlib.util.MAGIC_NUMBER
 """Of byte code: other versions of Python have others."""
 

@@ -9,8 +9,6 @@ import torch
 
 from polyfuse.base.errors import is_from_model
 
-__all__ = ["Provisional", "is_out_of_memory", "is_recoverable"]
-
 Launch = Callable[..., Any]
 
 

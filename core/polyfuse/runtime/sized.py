@@ -9,8 +9,6 @@ from typing import Any, Generic, TypeVar
 
 from polyfuse.runtime.graphs.status import GraphStatus
 
-__all__ = ["SizeStatus", "SizedPrograms"]
-
 _REMEMBERED = 4096
 """Sizes of which the program is remembered."""
 

@@ -10,8 +10,6 @@ import torch
 
 from polyfuse.runtime.checks import conform
 
-__all__ = ["DENSE", "Subgraph", "Layout"]
-
 DENSE = "dense"
 """A layout: row by row, whatever the sizes are."""
 

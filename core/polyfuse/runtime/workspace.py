@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["cached_memory", "forget_memory", "keep_memory"]
-
 _MOST = 16
 """Blocks that are cached: as many calls may run at once and find one."""
 

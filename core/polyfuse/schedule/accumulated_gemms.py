@@ -16,8 +16,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import contiguous_strides
 
-__all__ = ["accumulate"]
-
 _ADDING = {"aten.mm.out": "aten.addmm.out", "aten.bmm.out": "aten.baddbmm.out"}
 """Operators of torch that return a matmul, and those that add it to a term."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin import Backend
     from polyfuse.runtime.devices.device import Limits
 
-__all__ = ["Claims", "Refusal", "UnclaimedError", "claim_nodes", "is_unasked", "note_interpreted"]
-
 
 @dataclass(frozen=True)
 class Refusal:

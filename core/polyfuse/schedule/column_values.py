@@ -28,8 +28,6 @@ from polyfuse.symbolic import (
     product,
 )
 
-__all__ = ["store_column_values"]
-
 _SHORT = 64
 """Columns of a group that fill vectors well enough."""
 _REPEATED = 16

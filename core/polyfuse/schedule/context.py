@@ -10,8 +10,6 @@ from polyfuse.ir.graph import Graph
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.symbolic import IndexLike
 
-__all__ = ["ScheduleContext"]
-
 
 @dataclass(frozen=True)
 class ScheduleContext:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from polyfuse.schedule.result import Launch, Schedule
 
-__all__ = ["dot"]
-
 
 def dot(schedule: Schedule) -> str:
     """A box for each launch and call, an arrow for each buffer that one hands to another."""

@@ -18,8 +18,6 @@ from polyfuse.runtime.frozen import FROZEN, TOGETHER, FrozenOperand, FrozenStep,
 from polyfuse.schedule.deps import storage_roots
 from polyfuse.schedule.result import Call, Launch, Schedule
 
-__all__ = ["as_inputs", "together"]
-
 
 def as_inputs(schedule: Schedule, given: int) -> tuple[Schedule, PackedInputs | None]:
     """The schedule without these calls, whose results its graph takes as further inputs, and how to make

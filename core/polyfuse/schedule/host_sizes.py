@@ -12,8 +12,6 @@ from polyfuse.ir.statements import with_index
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, axis, host, substitute, symbol
 
-__all__ = ["sizes_as_arguments"]
-
 Operands = tuple[str | IndexLike, ...]
 
 

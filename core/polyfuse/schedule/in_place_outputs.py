@@ -16,8 +16,6 @@ from polyfuse.schedule.deps import storage_roots
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import Index, IndexLike, axis_size, coefficient, free_axes, is_nonnegative, substitute
 
-__all__ = ["write_in_place"]
-
 _ALIGNMENT = 16
 """Bytes of which addresses of rows are multiples where devices read and write vectors."""
 

@@ -37,8 +37,6 @@ from polyfuse.schedule.result import Call, Decision, Launch, Schedule, Unfused
 from polyfuse.symbolic import IndexLike, bounds, free_symbols
 from polyfuse.symbolic.text import evaluate
 
-__all__ = ["UNBACKED_HINT", "schedule_graph"]
-
 _DIVISIONS = 4
 """How often kernels are divided because they need more memory than their nodes one by one."""
 

@@ -8,8 +8,6 @@ from functools import lru_cache
 from polyfuse.symbolic.index import Index, IndexLike, axis_name, axis_size, free_symbols
 from polyfuse.symbolic.text import evaluate
 
-__all__ = ["contiguous_strides", "example_value", "flat_index", "storage_size", "unflattened"]
-
 # A guess for an unbacked symbol.
 _UNKNOWN_SIZE = 64
 

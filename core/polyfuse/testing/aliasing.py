@@ -16,8 +16,6 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Source
 from polyfuse.testing.cases.case import Case
 
-__all__ = ["Aliased", "aliased_sources"]
-
 
 @dataclass(frozen=True)
 class Aliased:

@@ -36,8 +36,6 @@ from polyfuse.testing.device_checks import check_device
 from polyfuse.testing.launch import Faults, check
 from polyfuse.testing.matrix import Cell, Matrix, Status
 
-__all__ = ["BATCH", "Run", "all_cases", "run"]
-
 BATCH = 24
 """Kernels built together."""
 _CONFIGS = 3

@@ -9,8 +9,6 @@ import torch
 from polyfuse.runtime.devices.device import Device
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["DEVICE_CHECKS", "check_device"]
-
 _COUNT = 4096
 _LONG = 64
 """Launches that a host gives faster than a device does them."""

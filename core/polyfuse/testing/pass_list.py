@@ -6,8 +6,6 @@ from pathlib import Path
 
 from polyfuse.testing.matrix import Matrix, Status
 
-__all__ = ["update_pass_list"]
-
 
 def update_pass_list(path: Path, matrix: Matrix) -> tuple[str, ...]:
     """Add what passed to the file, and return what it lists that was tried and did not pass.

@@ -24,8 +24,6 @@ from polyfuse.testing.contract import contract_checks
 from polyfuse.testing.device_checks import DEVICE_CHECKS
 from polyfuse.testing.matrix import Cell, Matrix, Status
 
-__all__ = ["conformance_tests"]
-
 
 def conformance_tests(
     backend: str | Callable[[], Backend], quick: bool = False, device: str = "cpu", jobs: int = 1

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["PlainFunction", "direct_backward", "direct_forward", "found_functions", "is_plain"]
-
 _FOUND: ContextVar[list[Any] | None] = ContextVar("polyfuse_autograd_functions", default=None)
 
 

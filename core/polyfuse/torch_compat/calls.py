@@ -9,8 +9,6 @@ import torch
 
 from polyfuse.torch_compat.ops import OpOverload, OpOverloadPacket, resolve
 
-__all__ = ["fast_call", "out_variant"]
-
 # Functions of torch's C extension that take exactly what the operator's schema says, and choose the same
 # overload by the types of a full argument list. They skip the generic boxing of arguments, about half of a
 # call's cost. No operator with a list that may hold None: these functions do not take one.

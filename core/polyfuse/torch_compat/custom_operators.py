@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-__all__ = ["CustomOperator", "Untraceable", "described", "overload_of"]
-
 
 class Untraceable(Exception):
     """Why nobody can say how an operator is traced."""

@@ -12,8 +12,6 @@ from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.library import Library, get_kernel
 
-__all__ = ["Override", "refusal"]
-
 Kernel = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called with torch's own kernel and the arguments of a call."""
 

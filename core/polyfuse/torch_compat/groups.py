@@ -11,16 +11,6 @@ import torch
 
 from polyfuse.base.settings import environment
 
-__all__ = [
-    "Group",
-    "SharedStore",
-    "group_names",
-    "group_of",
-    "processes_of_host",
-    "symmetric_groups",
-    "this_rank",
-]
-
 
 class SharedStore:
     """Text under keys that all processes of a group see. Nothing here waits for another process."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["comes_with_torch"]
-
 _OPERATORS = frozenset(
     {"aten", "prim", "prims", "mkl", "mkldnn", "onednn", "quantized", "_quantized", "_c10d_functional"}
 )

@@ -19,8 +19,6 @@ import torch
 
 from polyfuse.torch_compat.ops import OpOverload, argument_names, base_name
 
-__all__ = ["converts_numbers", "is_ever_refused", "is_refused", "takes_no_number"]
-
 _BOOL = frozenset((torch.bool,))
 _COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
 _HALF = frozenset((torch.float16, torch.bfloat16))

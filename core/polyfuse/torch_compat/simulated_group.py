@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 from polyfuse.torch_compat.tracing.dynamo import disable
 
-__all__ = ["SIMULATED", "Network", "simulated_groups"]
-
 SIMULATED = "simulated"
 """The name of the library that does these collectives."""
 

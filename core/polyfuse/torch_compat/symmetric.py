@@ -16,14 +16,6 @@ from torch import Tensor
 
 from polyfuse.torch_compat.groups import group_of, symmetric_groups
 
-__all__ = [
-    "ALL_GATHER_MATMUL",
-    "ALL_REDUCE",
-    "LARGEST_SUM",
-    "MATMUL_REDUCE_SCATTER",
-    "is_supported",
-]
-
 _SPACE: Final = "polyfuse_symmetric"
 
 LARGEST_SUM: Final = 512 << 10

@@ -16,8 +16,6 @@ import torch
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger
 
-__all__ = ["Dynamic", "UserKernel", "kernel_constants", "kernel_in_table", "kernel_name", "mutated_arguments"]
-
 _log = get_logger("lowering")
 
 _CPU = torch.device("cpu")

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from polyfuse.plugin import Source
 
-__all__ = ["MAX_UNIT", "divide"]
-
 # In characters of source: above it, units are no longer balanced well among CPUs.
 MAX_UNIT: Final = 160_000
 

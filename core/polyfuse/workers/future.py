@@ -13,8 +13,6 @@ from polyfuse.cache import Located
 if TYPE_CHECKING:
     from polyfuse.plugin import Launchable
 
-__all__ = ["BuildFuture", "Location"]
-
 # Where a built kernel lies, or why there is none.
 Location = Located | PolyfuseError
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.plugin import Source
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Serve requests until the input ends."""

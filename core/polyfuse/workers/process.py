@@ -18,8 +18,6 @@ from polyfuse.base.process import python_command, python_environment
 if TYPE_CHECKING:
     from polyfuse.plugin import Source
 
-__all__ = ["WorkerProcess", "WorkerProcesses"]
-
 
 class WorkerProcess:
     """One child that builds what is requested, one request at a time.

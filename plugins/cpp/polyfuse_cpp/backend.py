@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.host import HostProgram
     from polyfuse.plugin.host_library import HostLibrary
 
-__all__ = ["CppBackend"]
-
 _VERSION = "1"
 
 KERNEL_LANGUAGE = "c++"

@@ -23,8 +23,6 @@ from pathlib import Path
 from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse_cpp.prelude import header_text
 
-__all__ = ["CALL_KINDS", "KernelCall", "KernelLibrary", "bindings_text", "load_library"]
-
 KernelCall = Callable[..., None]
 
 CALL_KINDS = {"p": "ptr", "i": "i64", "d": "f64"}
@@ -38,8 +36,8 @@ def bindings_text(kernels: Mapping[str, str], *, release_gil: bool = True) -> st
     parts = [header_text("binding")]
     for name, signature in kernels.items():
         parts.append(_wrapper(name, signature, release_gil))
-    for table, form in (("pf_methods", "false"), ("pf_alone_methods", "true")):
-        rows = ", ".join(f'{{"{name}", pf_call_{name}<{form}>, 0x80, nullptr}}' for name in kernels)
+    for table, form in (("pf_methods", "call"), ("pf_alone_methods", "alone")):
+        rows = ", ".join(f'{{"{name}", pf_{form}_{name}, 0x80, nullptr}}' for name in kernels)
         parts.append(f"static pf_method {table}[] = {{{rows}}};\n")
     parts.append(
         'extern "C" __attribute__((visibility("default")))\n'
@@ -105,11 +103,11 @@ def _wrapper(name: str, signature: str, release_gil: bool) -> str:
         call = f"void* state = PyEval_SaveThread();\n  {call}\n  PyEval_RestoreThread(state);"
     count = len(signature)
     return (
-        "template <bool ALONE>\n"
         f"static PyObject* pf_call_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
         f"  pf::argument a[{count + 1}];\n"
         f'  if (!pf::parse(args, n, "{name}", "{signature}", {count}, a)) return nullptr;\n'
-        "  pf::with_threads<ALONE> pf_threads;\n"
         f"  {call}\n"
         "  return pf::none();\n}\n"
+        f"static PyObject* pf_alone_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
+        f"  return pf::call_alone(pf_call_{name}, args, n);\n}}\n"
     )

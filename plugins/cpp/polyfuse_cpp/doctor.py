@@ -13,8 +13,6 @@ from polyfuse_cpp.isa import Isa, choose_isa
 from polyfuse_cpp.prelude import prelude_for
 from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 
-__all__ = ["findings"]
-
 _TRIAL = 'extern "C" void trial(long long* out, long long n) { *out = n + omp_get_max_threads(); }\n'
 
 

@@ -10,8 +10,6 @@ from polyfuse.ir.statements import Statement, is_check
 from polyfuse.kit import KernelFacts
 from polyfuse_cpp.loops.ops import cost_of
 
-__all__ = ["Facts"]
-
 
 class Facts(KernelFacts):
     """The kit's facts, and what statements cost in vector additions.

@@ -7,8 +7,6 @@ from typing import Final
 from polyfuse.kit.streams import too_many_streams
 from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
 
-__all__ = ["RULES"]
-
 
 def few_streams(pair: FusionPair) -> Claim:
     """Whether two groups of nodes share enough data to become a kernel of many arrays."""

@@ -29,8 +29,6 @@ from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
-__all__ = ["claim", "configs", "estimate", "may_group", "neighbours", "prefers", "text"]
-
 
 def claim(node: Node) -> Claim:
     """All loop nodes on values of the IR's types; anything else is another backend's."""

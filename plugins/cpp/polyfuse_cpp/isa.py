@@ -13,8 +13,6 @@ from pathlib import Path
 
 from polyfuse.base.errors import InvalidOptionError
 
-__all__ = ["ISAS", "Isa", "choose_isa", "detect_isa", "detect_isa_name", "dot_instructions", "gathers_pay"]
-
 
 @dataclass(frozen=True, slots=True)
 class Isa:

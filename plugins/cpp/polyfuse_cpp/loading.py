@@ -10,8 +10,6 @@ from polyfuse.runtime.native import tensor_data_ptr_address
 from polyfuse_cpp.bindings import load_library
 from polyfuse_cpp.isa import ISAS, detect_isa, dot_instructions
 
-__all__ = ["KEYS", "LIBRARY", "load_folder", "load_packaged"]
-
 LIBRARY = "kernels.so"
 KEYS = "kernels.txt"
 """Which symbol is which kernel."""

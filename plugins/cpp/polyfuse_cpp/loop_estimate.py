@@ -8,8 +8,6 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["loop_seconds"]
-
 _THREAD = Machine(operations=3e9, moved=12e9)
 """Vector operations and bytes of one thread, in a second."""
 _LATENCY = 4

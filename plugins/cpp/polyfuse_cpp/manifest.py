@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.fusion import FusionRule
     from polyfuse.plugin.timing import Timer
 
-__all__ = [
-    "polyfuse_choices",
-    "polyfuse_doctor",
-    "polyfuse_fusion_rules",
-    "polyfuse_manifest",
-    "polyfuse_timer",
-]
-
 
 @hookimpl
 def polyfuse_manifest() -> Manifest:

@@ -24,8 +24,6 @@ from polyfuse.symbolic import IndexLike, contiguous_strides, evaluate
 from polyfuse_cpp.isa import detect_isa_name
 from polyfuse_cpp.packed_weights import packing, with_packed
 
-__all__ = ["convolved_types", "library_choices", "offered", "vendor"]
-
 _LINEAR = ("aten.addmm.out", "aten.mm.out")
 _CONVOLUTION = ("aten.convolution.default",)
 

@@ -13,8 +13,6 @@ from polyfuse.ir.nodes import Buffer, ExternCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import CallSite, Claim, No, ReplacementCalls
 
-__all__ = ["packing", "with_packed"]
-
 _WEIGHTS = {
     "mkldnn._linear_pointwise.default": 1,
     "mkldnn._linear_pointwise.binary": 2,

@@ -16,8 +16,6 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.scans import scans_across
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["Plan", "Split", "are_rows_apart", "choose_plan", "choose_split", "is_apart", "lane_choices"]
-
 _FEW = 4
 """A loop shorter than this is not worth vectors."""
 

@@ -10,8 +10,6 @@ from polyfuse.base.settings import Settings
 from polyfuse.plugin import HostTimer, Timer
 from polyfuse.plugin.timing import cache_bytes
 
-__all__ = ["CACHES", "timer_for"]
-
 CACHES: Final = ("cold", "warm", "both")
 """Values of the option `cpp.caches`."""
 

@@ -16,8 +16,6 @@ from polyfuse_cutlass.build.headers import collectives_of, headers_for
 from polyfuse_cutlass.target import target_of
 from polyfuse_cutlass.templates.candidates import is_library
 
-__all__ = ["CutlassBackend"]
-
 _VERSION = "3"
 _NVCC_OPTIONS = ("debug", "fast_math", "keep", "flags")
 _SPILLS_TAKEN = 64

@@ -9,8 +9,6 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, No, Yes
 from polyfuse_cutlass.codegen.ops import unsupported_op
 
-__all__ = ["claim_of"]
-
 _SIMPLE = frozenset(("const", "index", "size", "load", "cast", "bitcast"))
 
 

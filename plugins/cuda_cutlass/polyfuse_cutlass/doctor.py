@@ -9,8 +9,6 @@ from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.headers import find_headers
 from polyfuse_cutlass.target import target_of
 
-__all__ = ["findings"]
-
 
 def findings(settings: Settings) -> list[Finding]:
     """The GPU, and what compiles for it."""

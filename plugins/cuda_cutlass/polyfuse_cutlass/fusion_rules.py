@@ -12,8 +12,6 @@ from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
 from polyfuse.symbolic import free_axes
 
-__all__ = ["RULES"]
-
 _MOST: Final = 4
 """Matrices that an epilogue reads beside the sums, each of which it waits for."""
 

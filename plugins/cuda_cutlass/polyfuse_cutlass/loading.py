@@ -8,8 +8,6 @@ from pathlib import Path
 from polyfuse.plugin import Launchable
 from polyfuse_cutlass.launch.launcher import load_unit
 
-__all__ = ["load_packaged"]
-
 
 def load_packaged(folder: Path, facts: Mapping[str, str]) -> Mapping[str, Launchable]:
     """The kernels of a package, ready on the current device; the driver says where it is another one."""

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.timing import Timer
     from polyfuse.runtime.devices.device import Device
 
-__all__ = [
-    "polyfuse_choices",
-    "polyfuse_device",
-    "polyfuse_doctor",
-    "polyfuse_fusion_rules",
-    "polyfuse_lowerings",
-    "polyfuse_manifest",
-    "polyfuse_timer",
-]
-
 
 @hookimpl
 def polyfuse_manifest() -> Manifest:

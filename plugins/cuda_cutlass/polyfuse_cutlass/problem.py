@@ -14,8 +14,6 @@ from polyfuse.kit import affine, with_safe_names
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size
 
-__all__ = ["Matrix", "Problem", "extent", "problem_of", "strided"]
-
 _SAFE_NAMES = re.compile(r"[a-z]{1,4}[0-9]+")
 """Names of arguments that are no keyword, function or macro."""
 _SAFE_VALUES = re.compile(r"[A-Za-z0-9_]+")

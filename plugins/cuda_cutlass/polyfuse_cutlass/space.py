@@ -16,8 +16,6 @@ from polyfuse_cutlass.problem import Problem, problem_of
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMIT, Tiling
 
-__all__ = ["configs", "cycles", "emit", "estimate", "every_config", "neighbours"]
-
 _MOST = 12
 _MOST_ALIKE = 3
 _MOST_STAGES = 12

@@ -8,8 +8,6 @@ from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings
 from polyfuse_cuda.gpu import Gpu, known_gpu, present_gpus
 
-__all__ = ["Target", "has_hopper", "is_hopper", "target_of"]
-
 _HOPPER = 90
 
 

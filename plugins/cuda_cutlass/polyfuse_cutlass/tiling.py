@@ -8,8 +8,6 @@ from typing import Any
 from polyfuse.plugin import Config
 from polyfuse_cutlass.problem import Problem
 
-__all__ = ["SHARED_LIMIT", "Tiling"]
-
 SHARED_LIMIT = 232448
 """Bytes of shared memory that a block may have."""
 MULTIPROCESSOR_SHARED = 233472

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from polyfuse.plugin import Device, Timer
 
-__all__ = ["ProductTimer"]
-
 _BUDGET_MS: Final = 25.0
 _FEWEST, _MOST = 8, 100
 _LEAST_FLUSH: Final = 64 << 20

@@ -20,9 +20,6 @@ from polyfuse.runtime.devices.switches import (
 from polyfuse.runtime.launching import c_function
 from polyfuse_cuda.gpu import gpu_of
 
-__all__ = ["CudaDevice"]
-
-
 _BUS = 20e9
 """Bytes that PCI Express moves in a second."""
 

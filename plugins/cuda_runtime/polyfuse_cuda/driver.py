@@ -8,19 +8,6 @@ from typing import Any
 
 from polyfuse.base.errors import KernelLoadError
 
-__all__ = [
-    "DRIVER",
-    "EARLIER_ERROR",
-    "MAX_DYNAMIC_SHARED",
-    "NON_PORTABLE_CLUSTER",
-    "OUT_OF_MEMORY",
-    "USUAL_SHARED",
-    "Driver",
-    "driver_version",
-    "free_cached_memory",
-    "has_dependent_launch",
-]
-
 DRIVER = "libcuda.so.1"
 EARLIER_ERROR = "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause"
 """The advice where a launch fails."""

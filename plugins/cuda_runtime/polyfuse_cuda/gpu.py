@@ -8,8 +8,6 @@ from typing import Any
 
 from polyfuse.base.errors import BackendUnavailableError
 
-__all__ = ["OLDEST", "Gpu", "gpu_of", "known_gpu", "present_gpus"]
-
 OLDEST = 80
 """The oldest compute capability that kernels are made for."""
 

@@ -20,8 +20,6 @@ import torch
 from polyfuse.runtime.devices.graphs import Program
 from polyfuse.runtime.launching import clear_workspaces, current_stream, end_allocation_to_pool, release_pool
 
-__all__ = ["CudaGraphs"]
-
 MODE = "thread_local"
 """What other threads do is no part of a recording and does not harm it."""
 

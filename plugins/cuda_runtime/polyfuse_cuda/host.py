@@ -7,8 +7,6 @@ from importlib import resources
 
 from polyfuse.plugin.host_library import HostDevice
 
-__all__ = ["host_device"]
-
 
 @cache
 def host_device() -> HostDevice:

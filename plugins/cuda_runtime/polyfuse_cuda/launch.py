@@ -8,17 +8,6 @@ from typing import Any
 
 from polyfuse_cuda.driver import Driver
 
-__all__ = [
-    "CLUSTER_DIMENSION",
-    "CLUSTER_SCHEDULING",
-    "COOPERATIVE",
-    "DEPENDENT_LAUNCH",
-    "LaunchConfig",
-    "launch",
-    "launch_config",
-    "parameters",
-]
-
 COOPERATIVE, CLUSTER_DIMENSION, CLUSTER_SCHEDULING, DEPENDENT_LAUNCH = 2, 4, 5, 6
 """Attributes of launches, as `CUlaunchAttributeID` numbers them: all blocks at once; blocks of a cluster, and
 how clusters are spread; a start before the kernel before it in the stream has ended.

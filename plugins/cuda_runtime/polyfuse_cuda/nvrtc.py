@@ -11,8 +11,6 @@ from typing import Any
 
 from polyfuse.base.errors import KernelBuildError
 
-__all__ = ["compiled", "version"]
-
 _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 

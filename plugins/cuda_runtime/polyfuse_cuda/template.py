@@ -12,8 +12,6 @@ from typing import Any
 
 from polyfuse.plugin import Launchable
 
-__all__ = ["ALIGNMENT", "TemplateKernel"]
-
 ALIGNMENT = 16
 """Bytes of which the addresses of an aligned kernel's tensors are multiples."""
 _LOCK = threading.Lock()

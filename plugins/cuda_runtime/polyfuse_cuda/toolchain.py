@@ -14,8 +14,6 @@ from polyfuse.base.settings import environment
 from polyfuse.plugin import Source
 from polyfuse_cuda import nvrtc
 
-__all__ = ["Compiler", "find_compiler", "programs", "run_nvcc"]
-
 
 @dataclass(frozen=True)
 class Compiler:

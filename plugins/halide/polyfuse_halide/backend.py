@@ -24,8 +24,6 @@ from polyfuse_halide.schedules.automatic import SCHEDULERS, automatic_configs, a
 from polyfuse_halide.schedules.pins import pin_of, read_pins
 from polyfuse_halide.schedules.plan import pinned_choices
 
-__all__ = ["HalideBackend"]
-
 _VERSION = "1"
 
 

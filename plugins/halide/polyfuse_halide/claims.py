@@ -10,8 +10,6 @@ from polyfuse.plugin import Claim, No, Yes
 from polyfuse.symbolic import atoms
 from polyfuse_halide.codegen.ops import REDUCTIONS, SCANS, unsupported_op
 
-__all__ = ["claim_of"]
-
 _MODES = ("set", "add", "min", "max", "mul")
 """Stores that have a text."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Scan, is_check
 
-__all__ = ["device_fault"]
-
 _WITH_POSITIONS = ("min", "max")
 """Scans that keep the position of what they found: measured on an H200, their positions were not stored."""
 

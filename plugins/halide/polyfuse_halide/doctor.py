@@ -11,8 +11,6 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Finding, Source
 
-__all__ = ["findings"]
-
 _TRIAL = f"""def {Source.SYMBOL}(p):
     in0 = p.input("in0", "f32")
     p.axis("i0", 4)

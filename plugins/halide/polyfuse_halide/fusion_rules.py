@@ -11,8 +11,6 @@ from polyfuse.kit.streams import too_many_streams
 from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, free_axes, product
 
-__all__ = ["RULES"]
-
 _IN_CACHE: Final = 2 << 20
 """Bytes up to which the order of a loop hardly matters."""
 

@@ -8,8 +8,6 @@ from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
 from polyfuse_cuda.gpu import OLDEST, Gpu, known_gpu, present_gpus
 
-__all__ = ["gpu_of"]
-
 _NEWEST = 86
 """The newest compute capability that Halide knows; later GPUs' drivers translate its code."""
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from polyfuse.base.digest import digest
 
-__all__ = ["Host", "host", "library_digest"]
-
 
 @dataclass(frozen=True)
 class Host:

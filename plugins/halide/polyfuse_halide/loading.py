@@ -13,8 +13,6 @@ from polyfuse_halide.host import host
 from polyfuse_halide.launch.launcher import make_launcher
 from polyfuse_halide.launch.objects import link
 
-__all__ = ["load_folder", "load_packaged"]
-
 
 def load_folder(folder: Path, checks: bool) -> Mapping[str, Launchable]:
     """Launchers of a built folder's kernels, by key; with `checks`, of kernels that were built with them."""

@@ -17,8 +17,6 @@ from polyfuse.plugin import Source
 from polyfuse_cuda.gpu import OLDEST
 from polyfuse_halide.schedules.autoschedule import SECONDS, apart, autoschedule
 
-__all__ = ["KEYS", "build", "build_in_worker", "check_memory", "program_of", "warm_up"]
-
 KEYS = "kernels.json"
 """What a built folder says of its kernels."""
 

@@ -16,8 +16,6 @@ from polyfuse.ir.types import DType, from_torch
 from polyfuse.plugin import LoweringContext, TensorValue
 from polyfuse.symbolic import IndexLike
 
-__all__ = ["LOWERINGS"]
-
 ParameterAt = Callable[[TensorValue, Sequence[IndexLike]], Expr]
 """From a tensor of parameters and the indices of an element to the scale or zero point of the element."""
 

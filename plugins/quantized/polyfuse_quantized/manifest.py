@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.rewriting import Rewrite
 
-__all__ = ["polyfuse_cache_key", "polyfuse_lowerings", "polyfuse_manifest", "polyfuse_rewrites"]
-
 
 @hookimpl
 def polyfuse_manifest() -> Manifest:

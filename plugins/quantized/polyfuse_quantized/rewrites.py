@@ -9,8 +9,6 @@ from torch.fx import Node
 
 from polyfuse.plugin import Rewrite, RewriteContext
 
-__all__ = ["REWRITES"]
-
 _QUANTIZE: Final = "quantized_decomposed.quantize_per_tensor.default"
 _DEQUANTIZE: Final = "quantized_decomposed.dequantize_per_tensor.default"
 

@@ -18,8 +18,6 @@ from torch.fx import Node
 
 from polyfuse.plugin import Rewrite, RewriteContext
 
-__all__ = ["REWRITES", "in_epilogue"]
-
 _RELU: Final = "aten.relu.default"
 _ADDMM: Final = "aten.addmm.default"
 _VIEWS: Final = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")

@@ -17,8 +17,6 @@ from polyfuse_triton.launch.loading import LAUNCHER
 from polyfuse_triton.target import Target, driver_major, targets_of
 from polyfuse_triton.target_info import target_info_of
 
-__all__ = ["TritonBackend"]
-
 _VERSION = "2"
 # A few values spilled to memory cost nothing that can be measured.
 _SPILLS_TAKEN = 32

@@ -12,8 +12,6 @@ from polyfuse_triton.reductions.reduce import REDUCTIONS
 from polyfuse_triton.reductions.scans import SCANS
 from polyfuse_triton.target import Target
 
-__all__ = ["claim_of"]
-
 _EIGHT_BIT_FLOATS = 89
 """The first compute capability with conversions of 8-bit floating-point numbers."""
 

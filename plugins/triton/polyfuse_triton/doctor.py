@@ -14,8 +14,6 @@ from polyfuse.plugin import Finding, Source
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.target import Target, driver_major, targets_of
 
-__all__ = ["findings"]
-
 _TRIAL = f"""@triton.jit
 def {Source.SYMBOL}(out0):
     tl.store(out0, tl.program_id(0))

@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from polyfuse.ir.types import DType
 
-__all__ = ["INT_BITS", "inline_literal", "literal", "pointer_type", "triton_type"]
-
 _TRITON: Mapping[str, str] = MappingProxyType(
     {
         "f32": "float32",

@@ -10,8 +10,6 @@ from polyfuse.ir.nodes import LoopNode, Node, Reduction
 from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
 from polyfuse.symbolic import axis_name, axis_size, free_axes, product
 
-__all__ = ["RULES"]
-
 _LONG: Final = 4096
 """Elements of a row from which on it takes a good part of a thread block's registers."""
 

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.timing import Timer
     from polyfuse.runtime.devices.device import Device
 
-__all__ = [
-    "polyfuse_device",
-    "polyfuse_doctor",
-    "polyfuse_fusion_rules",
-    "polyfuse_lowerings",
-    "polyfuse_manifest",
-    "polyfuse_rewrites",
-    "polyfuse_timer",
-]
-
 
 @hookimpl
 def polyfuse_manifest() -> Manifest:
@@ -50,6 +40,8 @@ def polyfuse_manifest() -> Manifest:
             "debug": "Keep PTX beside each kernel and line numbers in it: 1 or 0.",
             "column_reductions": "Add up columns in the kernels that reduce the same rows: 1, the default, "
             "or 0.",
+            "attention": "Compute attention of few queries over many keys, as in a step of decoding, in a "
+            "kernel of this backend: 1, or 0, the default. Programs with it are neither stored nor packaged.",
             "sorted_row": "Longest row that is sorted in registers, at most 1024; the default is 64, how far "
             "that is quick to compile.",
         },
@@ -79,13 +71,14 @@ def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:
 
 @hookimpl
 def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
-    """Bring flexible attention, and sorting."""
+    """Bring flexible attention, attention of few queries, and sorting."""
     if device_type != "cuda":
         return {}
+    from polyfuse_triton.attention import lowering as attention
     from polyfuse_triton.flex import lowering
     from polyfuse_triton.sort import kernel
 
-    return {**lowering.LOWERINGS, **kernel.LOWERINGS}
+    return {**lowering.LOWERINGS, **attention.LOWERINGS, **kernel.LOWERINGS}
 
 
 @hookimpl

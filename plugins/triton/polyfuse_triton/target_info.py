@@ -6,8 +6,6 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
 from polyfuse_triton.target import Target
 
-__all__ = ["target_info_of"]
-
 _BLOCKS = 4
 """Programs on each multiprocessor that hide the latency of memory."""
 _SIZE_CLASSES = tuple((1 << power) + 1 for power in range(4, 15))

@@ -14,8 +14,6 @@ from polyfuse_cuda.template import TemplateKernel
 from polyfuse_triton.launch.launcher import LauncherSource
 from polyfuse_triton.target import driver_major, targets_of
 
-__all__ = ["load_source", "triton_template"]
-
 _LAUNCHERS: dict[Path, LauncherSource] = {}
 _LOADED: dict[Path, Launchable] = {}
 

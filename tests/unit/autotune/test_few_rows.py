@@ -5,6 +5,7 @@ the depth split.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyfuse.autotune import gemm_candidates
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
+from polyfuse.ir.nodes import Reduction
+from polyfuse.symbolic import axis_size
 from polyfuse_cpp.backend import CppBackend
 
 STREAMED = "it reads its matrix at the memory's rate"
@@ -21,13 +25,15 @@ STREAMED = "it reads its matrix at the memory's rate"
 
 @pytest.fixture
 def run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Compile with a backend that streams, split into `parts`; answers the report."""
+    """Compile with a backend that streams, split into `parts` (a number, or a method that says); answers the
+    report.
+    """
 
     def compiled(
-        function: Callable[..., Tensor], *args: Tensor, parts: int = 0, **options: Any
+        function: Callable[..., Tensor], *args: Tensor, parts: Any = 0, **options: Any
     ) -> GraphReport:
         monkeypatch.setattr(CppBackend, "streams_matvec", True)
-        monkeypatch.setattr(CppBackend, "streaming_parts", lambda self, matmul: parts)
+        monkeypatch.setattr(CppBackend, "streaming_parts", parts if callable(parts) else lambda *_: parts)
         forget_sessions()
         reset_reports()
         torch.compiler.reset()
@@ -104,6 +110,32 @@ def test_parts_for_a_class_of_sizes(run: Any) -> None:
         x = of(rows, 72)
         torch._dynamo.mark_dynamic(x, 0)
         torch.testing.assert_close(function(x, w, b), layer(x, w, b))
+
+
+@pytest.mark.parametrize("dear, parts", [(1 << 20, [2, 2, 4]), (0, [4, 4, 4])], ids=["dear", "cheap"])
+def test_what_is_launched_together_is_split_together(
+    run: Any, monkeypatch: pytest.MonkeyPatch, dear: int, parts: list[int]
+) -> None:
+    """Where launches are dear, into as many parts as all columns of one operand are, and two at least."""
+
+    def split(self: CppBackend, matmul: Reduction) -> int:
+        return 4 if max(int(axis_size(a)) for a in matmul.axes) < 60 else 1
+
+    def function(x: Tensor, v: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        y = F.linear(x, w)
+        return F.linear(x, v).sum() + y * F.linear(y * 2, u).mean()
+
+    info = CppBackend.target_info
+    monkeypatch.setattr(
+        CppBackend, "target_info", lambda self, device: replace(info(self, device), launch_bytes=dear)
+    )
+    seen: list[int] = []
+    plain = gemm_candidates.split_depth
+    monkeypatch.setattr(
+        gemm_candidates, "split_depth", lambda form, count: seen.append(count) or plain(form, count)
+    )
+    run(function, of(5, 64), of(40, 64), of(56, 64), of(48, 56), parts=split)
+    assert sorted(set(seen)) == sorted(set(parts))
 
 
 @pytest.mark.slow

@@ -10,8 +10,6 @@ from typing import Any
 
 from polyfuse.base.errors import InvalidOptionError
 
-__all__ = ["FilesystemStore", "is_filesystem"]
-
 
 def is_filesystem(address: str) -> bool:
     """Whether an address is a scheme and a path, such as `s3://bucket`."""

@@ -8,8 +8,6 @@ from typing import Final
 from polyfuse.base.log import get_logger
 from polyfuse.torch_compat.groups import SharedStore
 
-__all__ = ["RankStore"]
-
 _log = get_logger("ranks")
 
 _CHUNK: Final = 1 << 20

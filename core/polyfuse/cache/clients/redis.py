@@ -16,8 +16,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from polyfuse.base.errors import InvalidOptionError
 
-__all__ = ["RedisAddress", "RedisStore", "is_redis"]
-
 _PORT: Final = 6379
 _PREFIX: Final = "polyfuse:"
 # Idle connections that are reused by the next requests.

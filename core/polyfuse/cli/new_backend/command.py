@@ -13,8 +13,6 @@ from polyfuse.base.version import version
 from polyfuse.plugin import API_VERSION
 from polyfuse.plugin.session.discovery import find_candidates
 
-__all__ = ["EXAMPLE", "configure", "run"]
-
 EXAMPLE = """
 polyfuse new-backend mine
 pip install -e ./polyfuse-mine && polyfuse conformance mine --quick

@@ -7,8 +7,6 @@ import json
 
 from polyfuse.base.settings import Settings, environment
 
-__all__ = ["EXAMPLE", "configure", "run", "table_text"]
-
 EXAMPLE = """
 torchrun --nproc-per-node 4 -m polyfuse collectives    # measure, once for a world
 torchrun --nproc-per-node 2 -m polyfuse collectives --backend gloo --largest 16

@@ -15,8 +15,6 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.process import python_command
 from polyfuse.base.settings import Settings
 
-__all__ = ["configure", "run", "world_sizes", "worlds_text"]
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""

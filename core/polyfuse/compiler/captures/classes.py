@@ -14,8 +14,6 @@ from typing import Any
 from polyfuse.base.digest import digest
 from polyfuse.compiler.captures.files import is_versioned
 
-__all__ = ["class_text", "own_text"]
-
 Outline = Callable[[object, int], str]
 """An object of a class as text, from how far it was followed."""
 

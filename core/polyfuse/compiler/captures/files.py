@@ -13,8 +13,6 @@ from polyfuse.base.code import begun
 from polyfuse.base.digest import digest
 from polyfuse.torch_compat.captures.guards import Unstorable
 
-__all__ = ["file_text", "is_versioned"]
-
 _FOLDERS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}")
 _INSTALLED = tuple(
     f"{sysconfig.get_paths()[name]}{os.sep}"

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from polyfuse.compiler.session import CompileSession
     from polyfuse.torch_compat.captures.frames import Frame
 
-__all__ = ["around"]
-
 _log = get_logger("cache")
 
 _MOST = 24

@@ -23,8 +23,6 @@ from polyfuse.frontend.addresses import PLAIN
 from polyfuse.torch_compat.captures.guards import Unstorable, is_constant
 from polyfuse.torch_compat.ops import NAMESPACE_TYPES, HigherOrderOperator, OpOverload, OpOverloadPacket
 
-__all__ = ["code_text", "described"]
-
 _DEEPEST = 4
 """How far functions are followed into those that they close over."""
 

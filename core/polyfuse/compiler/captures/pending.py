@@ -15,8 +15,6 @@ from polyfuse.frontend.addresses import TORCH_NAMESPACES
 from polyfuse.torch_compat.ops import OpOverload, OpOverloadPacket
 from polyfuse.torch_compat.tracing.dynamo import is_bucket
 
-__all__ = ["Pending", "note_bypass", "note_graph", "note_key"]
-
 
 class Pending:
     """What becomes of one frame.

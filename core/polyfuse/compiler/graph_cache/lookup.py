@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.ranks.agreement import Agreement
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
-__all__ = ["GraphCache", "entries_are_here", "environment_of", "key_of", "share_entries"]
-
 _log = get_logger("cache")
 
 

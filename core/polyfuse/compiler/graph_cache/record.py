@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 _log = get_logger("cache")
 
-__all__ = ["GraphRecord", "HostRecord", "KernelRecord", "PortableGraph", "facts_of", "revived"]
-
 
 @dataclass(frozen=True)
 class KernelRecord:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from polyfuse.compiler.built import Built, BuiltGraph
     from polyfuse.compiler.sizes.classes import ClassKey
 
-__all__ = ["record_or_reason"]
-
 # Among the kernels of a graph, its host program: no kernel has an empty name.
 _HOST = ""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from polyfuse.frontend.graph import AtenGraph, BoxedCallable
     from polyfuse.runtime.ranks.agreement import Agreement
 
-__all__ = ["found_or_compiled"]
-
 _log = get_logger("cache")
 
 

@@ -11,8 +11,6 @@ from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.periods import periods_of
 from polyfuse.lowering.shortened import Shortening
 
-__all__ = ["shortened"]
-
 
 def shortened(aten: AtenGraph, settings: Settings, any_size: bool) -> Iterator[Shortening]:
     """The ways to compile a graph from a few of its periods, the one that leaves out most first.

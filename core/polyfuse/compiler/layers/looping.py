@@ -14,8 +14,6 @@ from polyfuse.program.loops import NotALoop
 from polyfuse.schedule.frozen_calls import together
 from polyfuse.schedule.kernels.aliasing import without_refused
 
-__all__ = ["program_in_loop"]
-
 _log = get_logger("compiler")
 
 

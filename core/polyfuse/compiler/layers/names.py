@@ -16,8 +16,6 @@ from polyfuse.frontend.periods import NotRepeated
 from polyfuse.ir.expr import Access, Expr, loads
 from polyfuse.symbolic import Index
 
-__all__ = ["Matching", "Numbering"]
-
 _NUMBER = re.compile(r"\d+")
 
 

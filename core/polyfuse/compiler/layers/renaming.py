@@ -14,8 +14,6 @@ from polyfuse.ir.records import changed
 from polyfuse.schedule import Call, Launch
 from polyfuse.symbolic import Index
 
-__all__ = ["Found", "Renaming"]
-
 _NAMELESS = frozenset(
     {"axes", "raxes", "index", "kind", "mode", "out", "ordered", "fallback", "group", "symbols"}
 )

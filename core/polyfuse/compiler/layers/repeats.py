@@ -29,8 +29,6 @@ from polyfuse.schedule.kernels.lifetimes import last_uses
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx
 
-__all__ = ["Expansion", "with_periods"]
-
 _Step = Launch | Call
 
 

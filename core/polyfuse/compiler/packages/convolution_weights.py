@@ -13,8 +13,6 @@ from torch.fx import Node
 from polyfuse.frontend.exported import ExportedGraph, ExportedInput
 from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast, WantsChannelsLast
 
-__all__ = ["lay_out_weights"]
-
 _CONVOLUTION: Final = torch.ops.aten.convolution.default
 
 _Region: TypeAlias = tuple[int, torch.dtype, torch.Size]

@@ -13,8 +13,6 @@ from polyfuse.compiler.session import CompileSession
 from polyfuse.plugin import Backend, HostCall
 from polyfuse.plugin.host_library import DeviceKernel, HostDevice
 
-__all__ = ["device_call", "device_kernels", "the_device"]
-
 _Loader = Callable[[Path], Mapping[str, DeviceKernel]]
 
 

@@ -28,8 +28,6 @@ from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER
 from polyfuse.torch_compat.namespaces import comes_with_torch
 from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
 
-__all__ = ["PackagedEntry", "PackagedKernel", "compile_entry", "size_texts"]
-
 
 @dataclass(frozen=True)
 class PackagedKernel:

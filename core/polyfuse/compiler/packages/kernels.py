@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
 
-__all__ = ["GeneratedFrom", "Unpacked", "packed"]
-
 
 @dataclass(frozen=True)
 class GeneratedFrom:

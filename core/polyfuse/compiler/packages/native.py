@@ -23,8 +23,6 @@ from polyfuse.program.native import native_program
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.workers import BuildFuture
 
-__all__ = ["NATIVE", "NativeLibrary", "native_libraries"]
-
 NATIVE = "native"
 """The folder of a package that holds libraries and headers."""
 

@@ -16,8 +16,6 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.text import shorten
 from polyfuse.compiler.packages.package import package
 
-__all__ = ["package_operator"]
-
 _log = get_logger("aot")
 
 

@@ -32,8 +32,6 @@ from polyfuse.frontend.exported import functional_graph
 from polyfuse.plugin import Backend
 from polyfuse.runtime.devices.registry import class_name, known_devices
 
-__all__ = ["package"]
-
 _DEFAULT = "forward"
 _LONGEST_NAME = 180
 """Bytes of an entry's name: files are called after it."""

@@ -11,8 +11,6 @@ from polyfuse.aot.description import Weight
 from polyfuse.aot.weights import spanned
 from polyfuse.base.errors import PackageError
 
-__all__ = ["WeightTable"]
-
 
 @dataclass
 class _Row:

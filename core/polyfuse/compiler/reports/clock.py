@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from polyfuse.compiler.reports.progress import enter_stage
 
-__all__ = ["Clock"]
-
 
 class Clock:
     """Counts the seconds of stages, by name."""

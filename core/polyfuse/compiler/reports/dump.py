@@ -16,8 +16,6 @@ from polyfuse.base.text import PassText
 from polyfuse.compiler.reports.logs import artifact_of
 from polyfuse.torch_compat.tracing.structured import is_logged, is_traced, log_artifact, trace_artifact
 
-__all__ = ["Dump"]
-
 
 @dataclass(frozen=True)
 class Dump:

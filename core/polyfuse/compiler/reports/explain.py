@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator
 from polyfuse.base.text import short_source, shorten
 from polyfuse.compiler.reports.report import GraphReport, last_reports
 
-__all__ = ["explain", "explain_graph"]
-
 _SHOWN = 24
 """Most items of one kind; a model can have thousands."""
 

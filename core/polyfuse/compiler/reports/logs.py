@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from polyfuse.compiler.reports.report import GraphReport, record
 from polyfuse.torch_compat.tracing.structured import is_logged, log_artifact
 
-__all__ = ["STAGES", "artifact_of", "publish", "texts_are_logged"]
-
 STAGES = {
     "aten": "post_grad_graphs",
     "graph.ir": "ir_pre_fusion",

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
     from polyfuse.plugin import Backend, Config, Source
 
-__all__ = ["emit_named", "readable_name"]
-
 _MOST_WORDS = 5
 _LONGEST = 80
 

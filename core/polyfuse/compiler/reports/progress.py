@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.workers import BuildFuture
 
-__all__ = ["Progress", "compiling", "enter_stage", "note_built", "watch_builds"]
-
 _log = get_logger("compiler")
 
 _PATIENCE = 2.0

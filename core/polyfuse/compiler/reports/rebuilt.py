@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
     from polyfuse.program import Program
 
-__all__ = ["TABLE", "main", "table_text"]
-
 TABLE = "kernels.json"
 """The file that says which text each kernel of a dumped program is made from, and by whom."""
 

@@ -31,8 +31,6 @@ from polyfuse.plugin import Backend
 from polyfuse.schedule import UnclaimedError, claim_nodes
 from polyfuse.symbolic import IndexLike, evaluate
 
-__all__ = ["Difference", "replay", "replay_launch"]
-
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 _UNKNOWN_SIZE = 16
 """The value of a size for which the text gives no example."""

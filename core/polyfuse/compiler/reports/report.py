@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.sized import SizeStatus
     from polyfuse.schedule import Decision
 
-__all__ = ["GraphReport", "LaunchReport", "Provider", "last_reports", "record", "reset_reports"]
-
 MAX_REPORTS = 256
 
 

@@ -12,8 +12,6 @@ from polyfuse.program.traffic import steps_traffic
 from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule import Call, Launch, Schedule
 
-__all__ = ["count_operators", "graph_report", "schedule_text"]
-
 
 def count_operators(aten: AtenGraph) -> int:
     """How many operators a traced graph calls."""

@@ -17,8 +17,6 @@ from typing import Final
 from polyfuse.base.log import warn_once
 from polyfuse.compiler.reports.report import GraphReport
 
-__all__ = ["TABLES", "append_tables"]
-
 TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "graphs": (
         *("process", "graph", "kind", "operators", "launches", "kernels", "library_calls", "fallbacks"),

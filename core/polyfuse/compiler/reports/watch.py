@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from polyfuse.frontend.graph import AtenGraph
     from polyfuse.runtime.module import KernelEntry
 
-__all__ = ["Watcher", "compiling", "entries_for", "note_built", "note_captured", "note_report", "watch"]
-
 
 class Watcher(Protocol):
     """An observer of each compile; it must change nothing that is compiled."""

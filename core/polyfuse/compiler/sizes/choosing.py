@@ -12,8 +12,6 @@ from polyfuse.runtime.sized import SizedPrograms
 if TYPE_CHECKING:
     from polyfuse.compiler.sizes.classes import ClassKey, SizeClasses
 
-__all__ = ["Program", "chosen_by_size"]
-
 _log = get_logger("compiler")
 
 Program: TypeAlias = Callable[[list[Any]], Any]

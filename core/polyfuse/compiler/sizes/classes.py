@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
 
-__all__ = ["ClassKey", "SizeClasses", "SizeSymbol"]
-
 ClassKey: TypeAlias = tuple[tuple[int, bool], ...]
 """For each symbol, the number of its range, and whether its value is a multiple. Empty: all sizes."""
 

@@ -19,8 +19,6 @@ from polyfuse.plugin import TargetInfo
 from polyfuse.schedule import Claims
 from polyfuse.symbolic import IndexLike, as_atom, symbol
 
-__all__ = ["SizedGraph", "classes_of"]
-
 
 @dataclass(frozen=True)
 class SizedGraph:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.module import CompiledModule
     from polyfuse.runtime.sized import SizedPrograms
 
-__all__ = ["SizedRecord", "sized_record"]
-
 
 @dataclass(frozen=True)
 class SizedRecord:

@@ -10,8 +10,6 @@ from torch import Tensor
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.tracing import decomp, shapes
 
-__all__ = ["scaled_dot_product_attention"]
-
 
 def scaled_dot_product_attention(
     query: Tensor,

@@ -31,16 +31,6 @@ from polyfuse.frontend.decompositions.attention import scaled_dot_product_attent
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
-__all__ = [
-    "BEFORE_AUTOGRAD",
-    "FAMILIES",
-    "IN_OPMATH",
-    "REPLACED",
-    "WHOLE",
-    "before_autograd",
-    "decomposition_table",
-]
-
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())

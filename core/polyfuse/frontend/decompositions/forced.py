@@ -11,8 +11,6 @@ from polyfuse.frontend.decompositions.decompose import BEFORE_AUTOGRAD, WHOLE, b
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
-__all__ = ["is_named", "decompositions_before_autograd", "note_unmatched", "without_forced"]
-
 
 def is_named(name: str, forced: Sequence[str]) -> bool:
     """Whether an operator's name is among those given: with its overload, or without for all of them."""

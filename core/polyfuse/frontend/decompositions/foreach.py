@@ -11,8 +11,6 @@ import torch
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
-__all__ = ["decompositions"]
-
 _SAME_NAME: Final = tuple(
     word
     for line in (

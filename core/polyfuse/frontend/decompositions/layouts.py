@@ -15,9 +15,6 @@ from polyfuse.frontend.graph import CHANNELS_LAST
 from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["LAID_OUT", "angle", "has_channels_last", "of_rows"]
-
-
 Relaid: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """From a decomposition to one whose results lie otherwise."""
 

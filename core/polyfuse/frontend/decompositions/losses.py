@@ -7,8 +7,6 @@ from torch import Tensor
 
 from polyfuse.torch_compat.tracing import fx
 
-__all__ = ["multilabel_margin_loss_forward", "nll_loss_backward", "smooth_l1_loss_backward"]
-
 _MEAN, _SUM = 1, 2
 """torch's numbers for the kinds of `reduction`."""
 

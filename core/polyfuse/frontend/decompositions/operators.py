@@ -20,29 +20,6 @@ from polyfuse.torch_compat.tracing import decomp, shapes
 from polyfuse.torch_compat.tracing.global_state import plain_operators
 from polyfuse.torch_compat.tracing.written_strides import memory_order
 
-__all__ = [
-    "celu",
-    "diagonal_scatter",
-    "floating_before_autograd",
-    "floating_only",
-    "frac",
-    "in_opmath",
-    "like_layout",
-    "logit",
-    "logit_backward",
-    "max_pool1d",
-    "native_dropout",
-    "real_only",
-    "select_scatter",
-    "sigmoid_backward",
-    "slice_backward",
-    "slice_scatter",
-    "softshrink",
-    "weight_norm_backward",
-    "with_size",
-    "zeros_with_memory",
-]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

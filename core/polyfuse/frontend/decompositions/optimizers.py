@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fused_adam", "fused_sgd"]
-
 _WIDE = (torch.float32, torch.float64)
 
 

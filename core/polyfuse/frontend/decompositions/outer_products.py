@@ -12,8 +12,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-__all__ = ["addmm", "addmv", "matmul"]
-
 _TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

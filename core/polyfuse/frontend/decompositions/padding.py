@@ -12,8 +12,6 @@ from polyfuse.frontend.decompositions.layouts import has_channels_last
 from polyfuse.frontend.graph import CHANNELS_LAST
 from polyfuse.torch_compat.tracing import decomp, shapes
 
-__all__ = ["edge_pad", "edge_pad_backward", "pad_circular"]
-
 
 def pad_circular(x: Tensor, pad: Sequence[Any]) -> Tensor:
     """A window on three periods of the tensor: one pass, where torch writes the middle, then margins.

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["REFUSES"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["sort", "sort_stable", "topk"]
-
 _WHOLE: Final = 1024
 """Longest row whose pairs are all compared."""
 _RUN: Final = 512

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["fake_quantize", "fake_quantize_by_channel", "fake_quantize_by_tensors", "log_ndtr"]
-
 _SCALED: Final = (
     *(1.2769783735, -0.0927639827, -0.1660276949, 0.1640551239, -0.0542684868, -0.0080337198),
     *(0.0090149464, 0.0010244956, -0.0019844493, 0.0003845611),

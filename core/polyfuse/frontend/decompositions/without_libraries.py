@@ -11,8 +11,6 @@ from torch import Tensor
 from polyfuse.frontend.decompositions.sorting import sort, sort_stable, topk
 from polyfuse.torch_compat.tracing import decomp
 
-__all__ = ["without_libraries"]
-
 _aten = torch.ops.aten
 _ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 

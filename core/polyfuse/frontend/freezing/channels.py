@@ -9,8 +9,6 @@ from torch.fx import Node
 
 from polyfuse.frontend.rewrites.tools import Rewriting, same_layout, tensor_value
 
-__all__ = ["fold_into_convolutions"]
-
 aten = torch.ops.aten
 
 _STEPS = {

@@ -23,8 +23,6 @@ from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
 from polyfuse.runtime.frozen import FrozenOperand, FrozenStep, FrozenValues
 from polyfuse.torch_compat import ops
 
-__all__ = ["freeze"]
-
 # What is stored besides the parameters may be as large as this, or as several times the parameters.
 _BYTES = 16 << 20
 _TIMES = 2

@@ -12,8 +12,6 @@ from torch.fx import Node
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, same_sizes, tensor_value
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["fuse_attention"]
-
 _HALF: Final = (torch.bfloat16, torch.float16)
 _WIDEST: Final = 256
 """Numbers of a head that the library's kernels take."""

@@ -10,8 +10,6 @@ from torch.fx import Node
 
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_layout, tensor_value
 
-__all__ = ["merge_casts"]
-
 _INTEGER_BITS: Final = {
     torch.bool: (0, 1),
     torch.uint8: (0, 8),

@@ -13,8 +13,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.estimates import collective_seconds, known_seconds
 from polyfuse.torch_compat.tracing import fake, shapes
 
-__all__ = ["CHUNKS", "Chunking", "Work", "best_chunking", "numbers_of"]
-
 CHUNKS: Final = (2, 4, 8)
 """How many there may be."""
 

@@ -24,15 +24,6 @@ from polyfuse.frontend.rewrites.tools import Rewriting, is_contiguous, tensor_va
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = [
-    "CHUNK",
-    "GatheredMatmuls",
-    "SummedMatmul",
-    "chunk_matmuls",
-    "gathered_matmuls",
-    "summed_matmul",
-]
-
 aten = torch.ops.aten
 
 CHUNK: Final = "chunk of a collective"

@@ -17,8 +17,6 @@ from polyfuse.frontend.rewrites.chunked import CHUNK
 from polyfuse.frontend.rewrites.tools import Rewriting, is_contiguous, tensor_value
 from polyfuse.torch_compat import ops
 
-__all__ = ["bucket_collectives"]
-
 aten = torch.ops.aten
 
 _PREFIX: Final = "_c10d_functional."

@@ -28,8 +28,6 @@ from polyfuse.frontend.rewrites.tools import (
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx
 
-__all__ = ["fold_constants", "fold_uniform", "lifted_scalars", "spell_as_full"]
-
 LARGEST_FOLDED: Final = 1 << 16
 """Bytes: a larger result is computed when the program runs."""
 

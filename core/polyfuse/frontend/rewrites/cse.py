@@ -12,8 +12,6 @@ from polyfuse.frontend.describe import alias_root
 from polyfuse.frontend.rewrites.tools import Rewriting
 from polyfuse.torch_compat import ops
 
-__all__ = ["merge_duplicates"]
-
 # Nodes that differ in one of these are not merged: the partitioner treats them differently.
 _DISTINGUISHING_META = ("recompute", "ac_graph_id", "partitioner_tag", "is_gradient_acc", "custom")
 

@@ -11,8 +11,6 @@ from polyfuse.frontend.describe import mutated_nodes
 from polyfuse.frontend.rewrites.tools import Rewriting
 from polyfuse.torch_compat import ops
 
-__all__ = ["merge_collectives"]
-
 _FUNCTIONAL: Final = frozenset(
     f"_c10d_functional.{name}.default"
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")

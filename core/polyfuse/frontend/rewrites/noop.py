@@ -31,8 +31,6 @@ _MAYBE_COPY: Final = (
     aten.resolve_neg.default,
 )
 
-__all__ = ["is_pure_view", "remove_copies", "remove_identity_views", "remove_neutral_arithmetic"]
-
 
 def remove_identity_views(state: Rewriting) -> int:
     """A view equal to something further up its own chain of views: `permute` undone, `expand` to the same

@@ -33,8 +33,6 @@ from polyfuse.frontend.rewrites.views import look_at_memory, merge_views, spell_
 from polyfuse.frontend.saved_values import compute_saved_early
 from polyfuse.torch_compat import ops
 
-__all__ = ["PASSES", "MoreRewrites", "remove_dead", "rewrite_graph"]
-
 MoreRewrites: TypeAlias = Callable[[Rewriting], Sequence[tuple[str, int]]]
 """Rewrites from elsewhere: how often each applied, by name."""
 

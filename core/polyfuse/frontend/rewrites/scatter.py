@@ -21,8 +21,6 @@ from polyfuse.frontend.rewrites.tools import (
     uniform_value,
 )
 
-__all__ = ["pad_slices", "scatter_into_sums"]
-
 _ACCUMULATING: Final = (
     aten.index_put.default,
     aten._unsafe_index_put.default,

@@ -9,8 +9,6 @@ from torch.fx import Node
 
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, same_sizes, tensor_value
 
-__all__ = ["share_heads"]
-
 _ATTENTION: Final = {
     aten._scaled_dot_product_flash_attention.default: (0.0,),
     aten._scaled_dot_product_flash_attention_for_cpu.default: (0.0,),

@@ -14,8 +14,6 @@ from torch.fx import Node
 
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_sizes, tensor_value
 
-__all__ = ["spell_out_log_softmax"]
-
 
 def spell_out_log_softmax(state: Rewriting) -> int:
     """`_log_softmax` becomes the operations that it stands for where forward and backward are one graph."""

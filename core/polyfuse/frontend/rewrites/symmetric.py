@@ -23,8 +23,6 @@ from polyfuse.frontend.rewrites.tools import Rewriting, is_contiguous, tensor_va
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.groups import symmetric_groups
 
-__all__ = ["symmetric_matmuls", "symmetric_sums"]
-
 aten = torch.ops.aten
 
 _PREFIX: Final = "_c10d_functional."

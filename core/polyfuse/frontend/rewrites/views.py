@@ -10,8 +10,6 @@ from torch.fx import Node
 from polyfuse.frontend.rewrites.noop import is_pure_view
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, is_contiguous, same_number, tensor_value
 
-__all__ = ["look_at_memory", "merge_views", "spell_as_permute", "spell_as_view"]
-
 
 def spell_as_permute(state: Rewriting) -> int:
     """`t`, `transpose`, `movedim` and friends become `permute`."""

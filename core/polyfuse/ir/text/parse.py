@@ -14,8 +14,6 @@ from polyfuse.ir.text.parse_kernel import KernelReader
 from polyfuse.ir.text.tokens import Tokens
 from polyfuse.symbolic import IndexLike
 
-__all__ = ["parse", "parse_graph", "parse_kernel"]
-
 
 def parse(text: str) -> Any:
     """The kernel, graph, node, expression or index that a text describes.

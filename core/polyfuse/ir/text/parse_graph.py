@@ -146,35 +146,41 @@ class GraphReader(StatementReader):
         kwargs: list[tuple[str, Any]] = []
         symbols: list[tuple[str, SymbolPath]] = []
         while not tokens.skip("}"):
-            word = tokens.name()
-            if word == "results":
-                parts["outputs"] = self._results()
-            elif word == "arg":
-                args.append(self.value())
-            elif word == "keyword":
-                key = tokens.name()
-                tokens.expect("=")
-                kwargs.append((key, self.value()))
-            elif word == "defines":
-                key = tokens.name()
-                tokens.expect("=")
-                try:
-                    symbols.append((key, SymbolPath.of(tokens.string())))
-                except ValueError as error:
-                    raise tokens.error(str(error)) from None
-            elif word in ("mutates", "aliases") or (word == "holds" and make is Wait):
-                parts[word] = self.names()
-            elif word == "group" and make is Collective:
-                parts[word] = tokens.string()
-            elif word in ("ordered", "fallback"):
-                parts[word] = True
-            else:
-                raise tokens.error(f"{word!r} is not a part of a call")
+            match word := tokens.name():
+                case "results":
+                    parts["outputs"] = self._results()
+                case "arg":
+                    args.append(self.value())
+                case "keyword":
+                    key = tokens.name()
+                    tokens.expect("=")
+                    kwargs.append((key, self.value()))
+                case "defines":
+                    symbols.append(self._defined())
+                case "mutates" | "aliases":
+                    parts[word] = self.names()
+                case "holds" if make is Wait:
+                    parts[word] = self.names()
+                case "group" if make is Collective:
+                    parts[word] = tokens.string()
+                case "ordered" | "fallback":
+                    parts[word] = True
+                case _:
+                    raise tokens.error(f"{word!r} is not a part of a call")
             tokens.end_line()
         tokens.end_line()
         return make(
             name, op=op, args=tuple(args), kwargs=tuple(kwargs), out=out, symbols=tuple(symbols), **parts
         )
+
+    def _defined(self) -> tuple[str, SymbolPath]:
+        """A symbol that a result defines."""
+        key = self.tokens.name()
+        self.tokens.expect("=")
+        try:
+            return key, SymbolPath.of(self.tokens.string())
+        except ValueError as error:
+            raise self.tokens.error(str(error)) from None
 
     # Graphs.
 

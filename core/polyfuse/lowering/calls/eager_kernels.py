@@ -29,8 +29,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["RULES", "Preferred", "Rule", "TracedCall", "preferred"]
-
 
 @dataclass(frozen=True)
 class TracedCall:

@@ -12,8 +12,6 @@ from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.registry import lowers
 from polyfuse.torch_compat import ops
 
-__all__ = ["CALLERS", "is_token"]
-
 CALLERS = tuple(
     f"higher_order.{name}"
     for name in ("cond", "invoke_subgraph", "map_impl", "scan", "while_loop", "while_loop_stack_output")

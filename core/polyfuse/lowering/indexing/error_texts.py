@@ -14,8 +14,6 @@ from torch.fx import Node
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx
 
-__all__ = ["ErrorText", "error_text_for"]
-
 
 @dataclass(frozen=True)
 class ErrorText:

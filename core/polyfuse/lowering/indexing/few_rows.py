@@ -18,8 +18,6 @@ from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make, where
 from polyfuse.symbolic import IndexLike, product
 
-__all__ = ["sums_of_few_rows"]
-
 _ELEMENTS, _FOR_EACH = 8192, 32
 """Elements of a table up to which this is done, for each row of which so many must be added on average. On an
 H100, an element that is read costs 0.7 ps, and an addition that waits for others 20 ns.

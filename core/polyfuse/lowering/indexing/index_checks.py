@@ -35,8 +35,6 @@ from polyfuse.symbolic import (
     is_nonnegative,
 )
 
-__all__ = ["Checks", "check_divisor", "check_number", "may_be_outside"]
-
 _SAID = 1 << 62
 """What makes the number that is stored differ from zero, whatever the index is."""
 

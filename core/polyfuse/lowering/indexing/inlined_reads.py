@@ -27,8 +27,6 @@ from polyfuse.symbolic import (
     substitute,
 )
 
-__all__ = ["only_term", "read_at"]
-
 
 @dataclass(frozen=True)
 class _AxisValue:

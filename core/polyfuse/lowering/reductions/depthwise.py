@@ -18,8 +18,6 @@ from polyfuse.lowering.reductions.gemm_loops import Unavailable, for_each_axis
 from polyfuse.lowering.value import axes_of
 from polyfuse.symbolic import IndexLike, axis, contiguous_strides
 
-__all__ = ["DepthwiseLoops", "Margin", "depthwise_loops", "margin_of"]
-
 _MOST_TAPS = 25
 _INSIDE, _MOST_PRODUCTS = (2, 4), 36
 """Channels of groups that are no vector wide, but divide one, and most products for each of their results."""

@@ -15,8 +15,6 @@ from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Index, IndexLike, axis, axis_size
 
-__all__ = ["GemmLoops", "Unavailable", "for_each_axis", "gemm_loops"]
-
 
 class Unavailable(Exception):
     """An operation has no loop form; the text says why."""

@@ -14,8 +14,6 @@ from polyfuse.lowering.reductions.gemm_loops import GemmLoops
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.symbolic import axis_name, axis_size, bounds, coefficient, free_axes, product
 
-__all__ = ["NarrowGemm", "inner_products", "matvec", "reading_less"]
-
 
 @dataclass(frozen=True)
 class NarrowGemm:

@@ -24,9 +24,6 @@ from polyfuse.symbolic import (
     substitute,
 )
 
-__all__ = ["with_prologue"]
-
-
 # Operations that are repeated for every tile that reads an element.
 _MOST_OPS: Final = 12
 

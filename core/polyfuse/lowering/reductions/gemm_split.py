@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from polyfuse.ir.expr import Expr, apply, load, reindex, rewrite
-from polyfuse.ir.nodes import Buffer, LoopNode
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import Buffer, LoopNode, Reduction, TemplateCall, View
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable
 from polyfuse.symbolic import axis, axis_name, axis_size, bounds
-
-__all__ = ["SplitGemm", "axes_by_strides", "split_depth"]
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,17 @@ class SplitGemm:
 
 def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     """A GEMM with its depth in so many equal parts, which are added in their order. Of a depth of several
-    axes it is the first one that is divided.
+    axes it is the first one with such parts that is divided.
 
     Raises:
         Unavailable: the depth has no such parts, or a size has no bound.
     """
     gemm, total = form.gemm, form.accumulator
-    depth = gemm.raxes[0]
-    steps, dtype = axis_size(depth), total.dtype
-    if not isinstance(steps, int) or steps % parts:
+    sizes, dtype = [axis_size(a) for a in gemm.raxes], total.dtype
+    position = next((k for k, n in enumerate(sizes) if isinstance(n, int) and n % parts == 0), -1)
+    if position < 0:
         raise Unavailable(f"its depth is not divided into {parts} parts")
+    depth, steps = gemm.raxes[position], sizes[position]
     # parts of a size that is known only at run time lie as far apart as they may be long, so that no size is
     # a factor of a stride
     count = bounds(total.numel)[1]
@@ -54,7 +54,7 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
         gemm,
         name=f"{gemm.name}_parts",
         axes=(part, *gemm.axes),
-        raxes=(inside, *gemm.raxes[1:]),
+        raxes=(*gemm.raxes[:position], inside, *gemm.raxes[position + 1 :]),
         outputs=(name,),
         index=part * count + gemm.index,
         values=tuple(reindex(value, moved) for value in gemm.values),
@@ -71,6 +71,33 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     finish = replace(form.finish, value=rewrite(form.finish.value, added))
     buffer = replace(total, name=name, size=(parts, *total.size), stride=(count, *total.stride))
     return SplitGemm((each, finish), buffer)
+
+
+def columns_beside(graph: Graph, call: TemplateCall, gemm: Reduction) -> int:
+    """Columns of all GEMMs that multiply the same few rows as `call`, its own included; 0 for one alone, and
+    where sizes are not known. They need nothing of each other, so they can fill a device together.
+    """
+    sizes = [n for n in map(axis_size, gemm.axes) if isinstance(n, int)]
+    if len(gemm.axes) != 2 or len(sizes) != 2:
+        return 0
+    rows, columns, total = min(sizes), max(sizes), 0
+    for node in graph.nodes:
+        if not isinstance(node, TemplateCall) or node.op != call.op or len(node.args) != len(call.args):
+            continue
+        numel = graph.buffers[node.writes()[0]].numel
+        shared = [a for a, b in zip(node.args, call.args, strict=True) if isinstance(a, View) and a == b]
+        if isinstance(numel, int) and any(view.size[:1] == (rows,) for view in shared):
+            total += numel // rows
+    return total if total > columns else 0
+
+
+def widened(gemm: Reduction, columns: int) -> Reduction:
+    """A GEMM with so many columns, its longer side; as it is for 0."""
+    if not columns:
+        return gemm
+    longest = max(gemm.axes, key=lambda a: bounds(axis_size(a))[1] or 0)
+    wide = (axis(axis_name(a), columns) if a is longest else a for a in gemm.axes)
+    return replace(gemm, axes=tuple(wide))
 
 
 def axes_by_strides(form: GemmLoops, strides: Iterable[int]) -> GemmLoops:

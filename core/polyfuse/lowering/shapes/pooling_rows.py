@@ -21,8 +21,6 @@ from polyfuse.rewrite import cast, make, where
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import IndexLike, maximum, product
 
-__all__ = ["by_rows", "first_largest", "maximum_by_rows"]
-
 _STORED = 1.5
 """Time for an element of windows whose rows are stored and read again, over that for one of whole windows."""
 

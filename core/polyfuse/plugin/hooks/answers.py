@@ -17,8 +17,6 @@ from polyfuse.plugin.manifest import Finding, Manifest
 from polyfuse.plugin.rewriting import STAGES, Rewrite
 from polyfuse.plugin.timing import Timer
 
-__all__ = ["MUST_ANSWER", "checked", "parts"]
-
 
 def checked(hook: str, answer: Any, plugin: str) -> Any:
     """Return what a plugin answered to a hook in the form in which it is used, or raise `TypeError` or

@@ -7,8 +7,6 @@ import threading
 from polyfuse.base.errors import BackendError
 from polyfuse.base.text import brief
 
-__all__ = ["as_error", "is_fault"]
-
 
 def is_fault(error: BaseException) -> bool:
     """Whether what came out of a plugin's code is the plugin's own doing. Exceptions and exits are.

@@ -24,8 +24,6 @@ from polyfuse.plugin.hooks.answers import MUST_ANSWER, checked, parts
 from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.plugin.hooks.specs import PROJECT
 
-__all__ = ["Answer", "Answers", "GuardedHooks", "HookTimeoutError"]
-
 _FUNCTIONS: Final = (FunctionType, MethodType, staticmethod, classmethod)
 
 T = TypeVar("T")

@@ -9,16 +9,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
-__all__ = [
-    "Registered",
-    "generation",
-    "importable",
-    "register",
-    "register_imported",
-    "registered",
-    "unregister",
-]
-
 
 @dataclass(frozen=True)
 class Registered:

@@ -24,17 +24,6 @@ from polyfuse.plugin.session.requirements import is_within, plain_requirement
 if TYPE_CHECKING:
     from polyfuse.plugin.hooks.registry import Registered
 
-__all__ = [
-    "ENTRY_POINT_GROUP",
-    "Candidate",
-    "ImportPath",
-    "find_candidates",
-    "import_path",
-    "manifest_of",
-    "missing_requirement",
-    "registered_candidates",
-]
-
 ENTRY_POINT_GROUP: Final = "polyfuse.backends"
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.session.manager import PluginManager
     from polyfuse.runtime.devices.device import Device
 
-__all__ = ["Extensions", "Offered"]
-
 T = TypeVar("T")
 
 

@@ -15,8 +15,6 @@ from polyfuse.plugin.hooks.faults import is_fault
 if TYPE_CHECKING:
     from polyfuse.plugin.fusion import FusionPair, FusionRule
 
-__all__ = ["NO_RULES", "FusionRules"]
-
 
 class FusionRules:
     """The fusion rules of all plugins for one backend and type of device.

@@ -23,8 +23,6 @@ from polyfuse.plugin.hooks.faults import as_error, is_fault
 from polyfuse.plugin.source import HostCall, Source
 from polyfuse.plugin.target_info import TargetInfo
 
-__all__ = ["METHODS", "Report", "guard"]
-
 Report = Callable[[str, BaseException, str], None]
 """Called with a backend's name, what it raised, and what it was doing."""
 

@@ -32,8 +32,6 @@ from polyfuse.plugin.session.guarded_parts import (
 from polyfuse.runtime.devices.device import Device, DeviceProperties, Limits, MemoryStatistics
 from polyfuse.runtime.devices.registry import import_device
 
-__all__ = ["METHODS", "guard_device", "import_guarded"]
-
 Report = Callable[[str, BaseException, str], None]
 """Called with a plugin's name, what its device raised, and what it was doing."""
 

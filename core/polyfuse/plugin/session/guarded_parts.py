@@ -16,15 +16,6 @@ from polyfuse.plugin.hooks.faults import as_error, is_fault
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
 
-__all__ = [
-    "GuardedContext",
-    "GuardedEvent",
-    "GuardedRecorder",
-    "FaultReporter",
-    "guarded_function",
-    "is_of_device",
-]
-
 _OF_TORCH: Final = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 

@@ -10,8 +10,6 @@ from polyfuse.base.text import brief
 from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.plugin.timing import Timer
 
-__all__ = ["GuardedTimer"]
-
 
 class GuardedTimer(Timer):
     """A plugin's timer. Where it raises although launches do not, or answers no time, it is named once, and

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from polyfuse.plugin.session.manager import PluginManager
     from polyfuse.plugin.session.states import PluginState
 
-__all__ = ["code_of", "installed", "inventory"]
-
 _THIS_PROCESS: Final = uuid.uuid4().hex
 
 

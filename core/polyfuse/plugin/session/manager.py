@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.manifest import Manifest
 
-__all__ = ["PluginManager"]
-
 _log = get_logger("plugin")
 
 _CORE = "polyfuse"

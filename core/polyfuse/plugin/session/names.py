@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.session.states import PluginState
 
-__all__ = ["check_names", "no_generator", "unknown_backend"]
-
 
 def unknown_backend(name: str, installed: Collection[str]) -> BackendUnavailableError:
     """What is raised wherever a backend is named that is not installed, with what may have been meant."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.backend import Backend
 
-__all__ = ["warn_of_interpreted", "warn_of_refused"]
-
 
 def warn_of_refused(
     states: Sequence[PluginState], settings: Settings, device_type: str, chosen: Backend | None

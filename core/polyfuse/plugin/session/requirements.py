@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
-__all__ = ["is_within", "plain_requirement"]
-
 _RELEASE: Final = r"\d+(?:\.\d+)*"
 _LIMIT: Final = rf"(?:>=|<=|>|<)\s*{_RELEASE}"
 _REQUIREMENT: Final = re.compile(rf"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*((?:{_LIMIT}(?:\s*,\s*{_LIMIT})*)?)\s*")

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from polyfuse.plugin.manifest import Manifest
 
-__all__ = ["PluginState", "State"]
-
 
 class State(StrEnum):
     """The state of a plugin in a session."""

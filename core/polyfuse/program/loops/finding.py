@@ -18,8 +18,6 @@ from polyfuse.program.memory import Lifetime
 from polyfuse.program.partitions import Span, names_in, uses
 from polyfuse.program.steps import Free, Loop, Ref, Step
 
-__all__ = ["LoopFinder", "NotALoop", "Skipped"]
-
 
 class NotALoop(Exception):
     """The steps of equal layers are not equal, so that all of them are planned."""

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from polyfuse.program.steps import Loop
 from polyfuse.program.text.writer import Writer
 
-__all__ = ["print_loop"]
-
 
 def print_loop(writer: Writer, loop: Loop, body: Callable[[], None]) -> None:
     """Print a loop.

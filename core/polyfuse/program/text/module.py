@@ -14,8 +14,6 @@ from polyfuse.program.text.tables import table_lines
 from polyfuse.program.text.writer import Writer, tuple_text
 from polyfuse.runtime.explain import MARK
 
-__all__ = ["python_text"]
-
 
 def python_text(program: Program, *, harness: bool = False) -> str:
     """The text of a module whose function ``call`` runs the program; `runtime.load` makes it callable.

@@ -7,8 +7,6 @@ from functools import lru_cache
 from polyfuse.base.text import shorten
 from polyfuse.ir.nodes import Origin
 
-__all__ = ["origin_text"]
-
 _SHOWN_SOURCES = 3
 _SHOWN_OPS = 8
 

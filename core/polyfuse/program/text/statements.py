@@ -26,8 +26,6 @@ from polyfuse.program.steps import (
 from polyfuse.program.text.writer import Writer, tuple_text
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["Statements"]
-
 
 class Statements:
     """Prints the steps of one program.

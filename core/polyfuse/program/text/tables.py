@@ -9,8 +9,6 @@ from polyfuse.program.partitions import uses
 from polyfuse.program.steps import BindSymbol, LaunchKernel, MakeView, Program, Reuse, Series
 from polyfuse.symbolic import IndexLike, example_value
 
-__all__ = ["table_lines"]
-
 
 def table_lines(program: Program, variable: Callable[[str], str]) -> list[str]:
     """Assignments to global names.

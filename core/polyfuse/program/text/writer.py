@@ -17,8 +17,6 @@ from polyfuse.ir.nodes import Opaque, View
 from polyfuse.program.steps import Ref
 from polyfuse.symbolic import Index, IndexLike, python_text
 
-__all__ = ["Writer", "tuple_text"]
-
 _TABLES = "KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED GRAPH PARTITIONS SERIES VIEWS SEEN ALONE"
 _MODULE = f"NAME DEVICE {_TABLES} math torch main"
 _FUNCTIONS = "call call_partitioned call_python args given _"

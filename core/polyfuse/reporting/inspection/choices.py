@@ -43,8 +43,6 @@ from polyfuse.torch_compat.options.counterparts import translated
 from polyfuse.torch_compat.tracing.frames import without_compile
 from polyfuse.torch_compat.tracing.pytree import flatten, unflatten
 
-__all__ = ["OperatorChoice", "OperatorChoices", "choices"]
-
 
 @dataclass(frozen=True)
 class _Inputs:

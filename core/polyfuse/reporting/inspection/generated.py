@@ -18,8 +18,6 @@ from polyfuse.ir.nodes import View
 from polyfuse.symbolic import Index, example_value
 from polyfuse.torch_compat.tracing.frames import without_compile
 
-__all__ = ["GeneratedGraph", "get_code", "run_and_get_code"]
-
 
 @dataclass(frozen=True)
 class GeneratedGraph:

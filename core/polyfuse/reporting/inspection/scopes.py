@@ -17,8 +17,6 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings, environment, set_environment
 from polyfuse.runtime.checks import set_observer
 
-__all__ = ["FreshCache", "Observed", "debug_folder", "fresh_cache", "observing"]
-
 _numbers = itertools.count(1)
 
 

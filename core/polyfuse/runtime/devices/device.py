@@ -20,8 +20,6 @@ from polyfuse.torch_compat.devices.launching import current_stream
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import GraphRecorder
 
-__all__ = ["Allocate", "Device", "DeviceProperties", "Event", "Limits", "MemoryStatistics"]
-
 Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 """`(size, stride, dtype) -> Tensor`: an uninitialised tensor; sizes and strides are tuples of integers."""
 

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["DeviceGraph", "GraphRecorder", "Program"]
-
 Program = Callable[[list[Any]], Sequence[Any]]
 """A compiled program: a list of inputs, which it empties, in; results out."""
 

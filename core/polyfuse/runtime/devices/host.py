@@ -15,8 +15,6 @@ from polyfuse.runtime.devices.switches import read_switches, write_switches
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.devices.host_switches import HOST_SWITCHES
 
-__all__ = ["HostDevice"]
-
 
 class HostDevice(Device):
     """The CPU, with one stream: the calling thread."""

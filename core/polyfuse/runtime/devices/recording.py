@@ -12,8 +12,6 @@ import torch
 from polyfuse.runtime.devices.device import Device
 from polyfuse.runtime.devices.graphs import DeviceGraph, Program
 
-__all__ = ["StreamRecorder"]
-
 
 class StreamRecorder(ABC):
     """Records what a stream of its own is given: a `GraphRecorder` of which the device's plugin says how a

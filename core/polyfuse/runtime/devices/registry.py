@@ -15,8 +15,6 @@ from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.runtime.devices.device import Device
 from polyfuse.runtime.devices.host import HostDevice
 
-__all__ = ["class_name", "device_of", "find_devices_with", "import_device", "known_devices", "use_device"]
-
 Finder = Callable[[str], Device | None]
 
 _lock = threading.RLock()

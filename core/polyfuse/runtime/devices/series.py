@@ -18,8 +18,6 @@ from polyfuse.runtime.explain import line_map, running_note
 from polyfuse.runtime.native import allocator, reinterpret_tensor
 from polyfuse.runtime.provisional import Provisional
 
-__all__ = ["LaunchSeries", "SeriesPlan", "attach_series", "offer_series"]
-
 _TRIES = 8
 """Calls after which kernels that are still being looked at are taken to stay so."""
 

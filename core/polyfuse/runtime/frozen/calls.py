@@ -14,8 +14,6 @@ import torch
 
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 
-__all__ = ["CHECKED", "FROZEN", "ONCE", "TOGETHER", "CheckedCall", "FrozenCall", "FrozenCalls"]
-
 FROZEN = "frozen."
 """Before the name of an operator that is called through `FrozenCall`."""
 

@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["MOST_MODELS", "Entry", "Stamp", "forget", "stamp_of"]
-
 MOST_MODELS = 64
 """Sets of parameters that are remembered: the layers of a model may share one program."""
 

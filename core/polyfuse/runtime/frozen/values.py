@@ -17,8 +17,6 @@ from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.torch_compat.ops import resolve
 from polyfuse.torch_compat.tracing.pytree import flatten, unflatten
 
-__all__ = ["FrozenOperand", "FrozenProgram", "FrozenStep", "FrozenValues", "PackedInputs"]
-
 _CONSTANT_BYTES = 1 << 20
 """Larger constants are not copied into an entry of the graph cache."""
 

@@ -6,7 +6,7 @@ memory, or as copies.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
     from polyfuse.runtime.graphs.copied import CopiedResults
     from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
-
-__all__ = ["Recording", "make_recording"]
+    from polyfuse.runtime.graphs.own_memory import Allocations
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
@@ -70,6 +69,7 @@ class Recording(Recorded):
         passed: results that are inputs or views of them.
         consumes: whether it uses the memory of what its forward saved, so that it can only run once for it.
         replays: how often it ran.
+        apart: whether results are in memory of their own.
     """
 
     plan: InputPlan
@@ -81,6 +81,9 @@ class Recording(Recorded):
     passed: tuple[PassedThrough, ...]
     consumes: bool
     replays: int = 0
+
+    def __post_init__(self) -> None:
+        self.apart = any(slot.room is not None for slot in self.slots)
 
     def _prepare(self) -> None:
         """Have all results at hand. Callers get new tensors, since they may do with them what they like; what
@@ -124,10 +127,11 @@ class Recording(Recorded):
         """Do the recorded work on `args`, which is emptied; results called for come as copies."""
         plan = self.plan
         if plan.copied:
-            sources = [args[i] for i in plan.copied]
-            copy_all(self.targets, [_once(s) for s in sources] if self.repeated else sources)
+            copy_all(self.targets, [_once(args[i]) if self.repeated else args[i] for i in plan.copied])
         held = {p.number: args[p.number] for p in self.passed} if self.passed else {}
         returned = [args[i] for i in plan.returned]
+        for i in plan.copied:
+            args[i] = None
         self.graph.replay()
         # not before: who lets go of an input that is read where it is lets others write there
         args.clear()
@@ -159,7 +163,7 @@ def _lent(slots: Sequence[Slot], copied: CopiedResults) -> tuple[Slot, ...]:
     """The slots whose results go out as copies this time."""
     lent = []
     for slot in slots:
-        if not copied.positions.isdisjoint(slot.positions):
+        if slot.room is None and not copied.positions.isdisjoint(slot.positions):
             slot.added = slot.copy_held and copied.are_added(slot.positions, slot.nbytes)
             if not slot.added:
                 lent.append(slot)
@@ -190,8 +194,14 @@ def make_recording(
     plan: InputPlan,
     generators: Sequence[torch.Generator],
     owner: CopiedResults,
+    allocations: Allocations,
+    apart: Mapping[int, int] | None = None,
 ) -> Recording:
     """Record `program` for `args`, which stay as they are. Nothing is computed: replay it.
+
+    Args:
+        allocations: observe the program's.
+        apart: numbers of allocations that get memory outside of the pool, with their bytes.
 
     Raises whatever the program or the device raises; `args` can be used all the same.
     """
@@ -204,9 +214,16 @@ def make_recording(
     layouts = {i: _layout_of(given[i]) for i in (*facts.fixed, *facts.varying)}
     pool, protected = memory.pool_for_recording()
     consumed = _consume(facts, args, plan)
+    with outside_inference():
+        rooms = {
+            number: torch.empty(nbytes, dtype=torch.uint8, device=facts.device)
+            for number, nbytes in (apart or {}).items()
+        }
+    given_memory = {n: storage_at(r.data_ptr(), r.nbytes, r.device) for n, r in rooms.items()}
     drawn = (*generators, *(generator for _, generator in plan.generators))
     try:
-        graph, results = memory.device.record(program, given, pool.handle, drawn)
+        with allocations.observed(given_memory) as made:
+            graph, results = memory.device.record(program, given, pool.handle, drawn)
     except BaseException:
         memory.abandon(pool)
         raise
@@ -214,11 +231,15 @@ def make_recording(
         _restore_inputs(args, layouts, consumed)
     hold = HeldResults()
     saved_inputs = frozenset(i for i, slot in plan.slots.items() if slot.saved)
-    constants, passed, slots = _sort_results(results, layouts, saved_inputs, facts, hold)
+    numbers = {reference.cdata: number for number, reference in enumerate(made)}
+    constants, passed, slots = _sort_results(results, layouts, saved_inputs, facts, hold, numbers)
+    for slot in slots:
+        if slot.number in rooms and slot.address == rooms[slot.number].data_ptr():
+            slot.move_to(rooms[slot.number])
     for position in facts.saved:
         if isinstance(constants[position], torch.Tensor):
             memory.stays(constants[position])
-    del results
+    del results, given_memory
     for slot in slots:
         slot.reset_baseline()
     where = dict(zip(plan.fixed, plan.addresses, strict=True))
@@ -293,11 +314,12 @@ def _sort_results(
     saved_inputs: Collection[int],
     facts: GraphFacts,
     hold: HeldResults,
+    numbers: Mapping[int, int],
 ) -> tuple[tuple[Any, ...], tuple[PassedThrough, ...], tuple[Slot, ...]]:
     """Constants, inputs passed on, and the slots of everything else.
 
     What an operator leaves on the CPU for its backward (seeds) is as constant as the recorded launches.
-    Inputs in `saved_inputs` are not to be seen by callers.
+    Inputs in `saved_inputs` are not to be seen by callers. `numbers`: storage -> which allocation it was.
     """
     inputs = {layout.storage.cdata: i for i, layout in layouts.items()}
     constants: list[Any] = []
@@ -338,6 +360,8 @@ def _sort_results(
         Slot(storage, windows, device, all(w.position in facts.saved for w in windows), hold)
         for storage, windows in storages.values()
     )
+    for slot, key in zip(slots, storages, strict=True):
+        slot.number = numbers.get(key)
     saved = [slot for slot in slots if slot.saved]
     for slot in saved:
         slot.watched = saved[0]

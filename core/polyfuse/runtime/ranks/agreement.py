@@ -23,8 +23,6 @@ from polyfuse.base.text import shorten
 from polyfuse.runtime.ranks.collectives import CollectiveRow, difference, digest_of
 from polyfuse.torch_compat.groups import Group, SharedStore, group_names, group_of, this_rank
 
-__all__ = ["Agreement", "begin_compiling", "compiling_for_others", "end_compiling", "tell_failure"]
-
 _log = get_logger("ranks")
 
 _PAUSES: Final = (0.001, 0.05)

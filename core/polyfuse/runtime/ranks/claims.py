@@ -18,8 +18,6 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.text import shorten
 from polyfuse.torch_compat.groups import SharedStore
 
-__all__ = ["Claim", "Claims"]
-
 _log = get_logger("ranks")
 
 _PAUSES: Final = (0.002, 0.05)

@@ -8,8 +8,6 @@ from typing import Any
 
 from polyfuse.base.digest import digest
 
-__all__ = ["CollectiveRow", "difference", "digest_of", "row_of"]
-
 _SHOWN = 160
 
 _SIZES_DIFFER = frozenset({"all_to_all_single", "shard_dim_alltoall"})

@@ -12,19 +12,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-__all__ = [
-    "KINDS",
-    "CollectiveCosts",
-    "any_costs",
-    "costs_of",
-    "forget_costs",
-    "kind_of",
-    "known_costs",
-    "nearest",
-    "restored_costs",
-    "use_costs",
-]
-
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 """The kinds of collectives that a table knows."""
 

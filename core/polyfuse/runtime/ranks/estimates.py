@@ -6,8 +6,6 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.costs import any_costs, costs_of, kind_of
 from polyfuse.torch_compat.groups import group_of, processes_of_host
 
-__all__ = ["collective_seconds", "known_seconds"]
-
 
 def collective_seconds(op: str, nbytes: float, group: str, device: str, bandwidth: float) -> float:
     """Seconds of a collective on a device.

@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["RegionCall", "in_order", "laid_out"]
-
 Strides: TypeAlias = tuple[int, ...] | None
 
 

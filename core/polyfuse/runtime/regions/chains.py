@@ -21,8 +21,6 @@ from polyfuse.torch_compat.autograd_functions import (
     direct_forward,
 )
 
-__all__ = ["joined"]
-
 _LEAST_CALLS = 2
 
 Blank = tuple[torch.Size, torch.dtype, torch.device]

@@ -9,8 +9,6 @@ from polyfuse.schedule.fusion.space import Space, continues
 from polyfuse.schedule.fusion.units import Unit, UnitAccess
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
 
-__all__ = ["divides_columns"]
-
 _FULL = 64
 """Neighbouring columns that fill vectors well enough."""
 _SMALL = 16

@@ -14,8 +14,6 @@ from polyfuse.symbolic import (
     substitute,
 )
 
-__all__ = ["mismatch"]
-
 
 def mismatch(first: Unit, second: Unit) -> str:
     """What differs between the accesses that two units make to a buffer they share; empty if they share none.

@@ -6,8 +6,6 @@ from math import gcd
 
 from polyfuse.symbolic import Index, IndexLike, atoms, coefficient
 
-__all__ = ["disjoint", "interleaved"]
-
 
 def disjoint(a: IndexLike, b: IndexLike) -> bool:
     """Whether two indices of equal form are disjoint: at no two points are they equal. Those of tensors that

@@ -9,8 +9,6 @@ from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES
 from polyfuse.plugin import Backend
 from polyfuse.schedule.fusion.units import Unit
 
-__all__ = ["has_gemm", "leader"]
-
 
 def has_gemm(unit: Unit) -> bool:
     """Whether a unit computes a GEMM as a loop."""

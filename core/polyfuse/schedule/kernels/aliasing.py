@@ -18,8 +18,6 @@ from polyfuse.schedule.kernels.lifetimes import storage_key
 from polyfuse.schedule.result import Call, Decision, Launch, Schedule
 from polyfuse.symbolic import IndexLike
 
-__all__ = ["launch_aliases", "reuse_in_place", "without_refused"]
-
 
 def reuse_in_place(
     graph: Graph,

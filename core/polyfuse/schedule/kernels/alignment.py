@@ -7,8 +7,6 @@ from typing import Any
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Collective, ExternCall
 
-__all__ = ["aligned_buffers"]
-
 _ROUND = 64
 """What torch's allocators align to, at least."""
 

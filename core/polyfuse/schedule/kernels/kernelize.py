@@ -23,8 +23,6 @@ from polyfuse.schedule.kernels.sections import Layout
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, substitute, symbol
 
-__all__ = ["KernelContext", "Operands", "SharedKernels"]
-
 
 @dataclass(frozen=True)
 class KernelContext:

@@ -18,8 +18,6 @@ from polyfuse.schedule.fusion.space import Space
 from polyfuse.schedule.fusion.units import Member, Unit
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, substitute
 
-__all__ = ["BufferFacts", "Outline", "members_of", "outline_of"]
-
 
 class BufferFacts(NamedTuple):
     """What a kernel depends on of a buffer.

@@ -13,8 +13,6 @@ from polyfuse.schedule.fusion.space import Space
 from polyfuse.schedule.kernels.body import Effect, carried, loop_dependent, result_type, top_down
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, flat_index, product
 
-__all__ = ["Layout"]
-
 _ROW = "%row"
 """Prefix of row buffers until arguments have names; no graph names a buffer so."""
 

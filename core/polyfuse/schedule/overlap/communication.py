@@ -16,8 +16,6 @@ from polyfuse.schedule.overlap.reorder import Plan, Task, overlapped
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import IndexLike
 
-__all__ = ["Overlap", "communication_bits", "overlap_units"]
-
 
 @dataclass(frozen=True)
 class Overlap:

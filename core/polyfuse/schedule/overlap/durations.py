@@ -14,8 +14,6 @@ from polyfuse.schedule.fusion.score import nbytes, touched_bytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike, product
 
-__all__ = ["communication_seconds", "computing_seconds"]
-
 _START: Final = 5e-6
 """Seconds in which a kernel or call begins and ends."""
 

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["Plan", "Task", "overlapped"]
-
 _LAST: Final = 1 << 60
 
 _Urgency = tuple[tuple[int, int], bool, int]

@@ -15,8 +15,6 @@ from polyfuse.schedule.fusion.units import Unit
 from polyfuse.schedule.peak.live import Storages, live, storages
 from polyfuse.schedule.result import Unfused
 
-__all__ = ["allowed", "divisions", "peak_of"]
-
 _ADDED_BYTES, _ADDED_PART = 64 << 10, 256
 """Bytes, and the part of the peak, that fusions may add."""
 

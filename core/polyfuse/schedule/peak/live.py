@@ -15,8 +15,6 @@ from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike
 from polyfuse.torch_compat.namespaces import comes_with_torch
 
-__all__ = ["Live", "Step", "Storages", "live", "storages"]
-
 _UNKNOWN = 8
 """Bytes of a number of a type that only eager operators read."""
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from polyfuse.schedule.peak.live import Live
 
-__all__ = ["lower_peak"]
-
 _NEAR = 8
 """Steps before and behind the one with most bytes in use among which some are reordered."""
 

@@ -21,8 +21,6 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Pointwise, Reduction
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, flat_index
 
-__all__ = ["PART", "Parts", "deviations", "moments_of_parts"]
-
 PART = 64
 """Elements of a part of a column, about: so many rows of a strip of columns stay in the first cache."""
 _SAMPLES = 4

@@ -17,8 +17,6 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
 from polyfuse.symbolic import axis, flat_index, product, unflattened
 
-__all__ = ["split_columns"]
-
 _COLUMNS = (256, 8192)
 """Lengths of rows that a thread block can hold."""
 _FEW_COLUMNS = 32

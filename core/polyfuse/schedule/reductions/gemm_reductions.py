@@ -30,17 +30,6 @@ from polyfuse.symbolic import (
     unflattened,
 )
 
-__all__ = [
-    "Readers",
-    "split_epilogue_reductions",
-    "epilogue_reductions",
-    "detached_reductions",
-    "is_group_store",
-    "part_names",
-    "readers_of",
-    "reduction_of",
-]
-
 _MODES = {kind: mode for mode, kind in GROUP_MODES.items()}
 _PARTIAL = "_partial"
 

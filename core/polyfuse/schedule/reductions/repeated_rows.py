@@ -29,8 +29,6 @@ from polyfuse.symbolic import (
     unflattened,
 )
 
-__all__ = ["repeat_rows"]
-
 _FEWEST = 256
 """Results of a GEMV that keep a device busy."""
 _MOST_BYTES = 256 << 20

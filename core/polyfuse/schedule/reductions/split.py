@@ -26,8 +26,6 @@ from polyfuse.schedule.reductions.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, flat_index, product
 
-__all__ = ["split_reductions"]
-
 _COLUMNS = 16
 """Neighbouring columns at least that are read together: a whole cache line of numbers of 32 bits."""
 _FEWEST_PARTS = 4

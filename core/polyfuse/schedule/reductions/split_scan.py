@@ -15,8 +15,6 @@ from polyfuse.ir.nodes import Node, Reduction, Scan
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, axis_name, axis_size, flat_index, product, substitute
 
-__all__ = ["SPLIT_SCANS", "scan_parts"]
-
 SPLIT_SCANS: Mapping[str, str] = MappingProxyType({"sum": "add", "prod": "mul"})
 """Kinds of scans that can be split, with the operation that joins two parts."""
 

@@ -25,8 +25,6 @@ from polyfuse.testing.cases.loops import (
     zeros,
 )
 
-__all__ = ["alias_cases"]
-
 _GROUP = "an output over an input"
 _HALF = Tolerance(absolute=0.05, relative=0.02, signed_zero=False)
 

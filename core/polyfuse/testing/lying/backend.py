@@ -14,8 +14,6 @@ from polyfuse.ir.nodes import Node
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, Source
 from polyfuse.testing.lying.planting import Defect
 
-__all__ = ["Lying"]
-
 _WRITTEN = "lying.json"
 """In a built folder: the positions of what each kernel writes, by key."""
 

@@ -22,8 +22,6 @@ from polyfuse.symbolic import (
 )
 from polyfuse.testing.lying.planting import Defect, Plant, Planter, axes_of, change_each, tail_start, within
 
-__all__ = ["DEFECTS", "INDEX_BITS"]
-
 INDEX_BITS = 16
 """Bits that `index-cut` leaves of an index. Generators that are wrong leave 32, but then only tensors of four
 thousand million elements would show it."""

@@ -18,8 +18,6 @@ from polyfuse.plugin import ENTRY_POINT_GROUP, Backend, Codegen, PluginManager
 from polyfuse.plugin.session import manager
 from polyfuse.testing.lying import Lying, defect
 
-__all__ = ["installed", "made", "planted"]
-
 
 @contextmanager
 def installed() -> Iterator[None]:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from polyfuse.testing.lying.planting import Defect
 
-__all__ = ["DEFECTS"]
-
 Launch = Callable[..., None]
 
 

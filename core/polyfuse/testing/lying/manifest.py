@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from polyfuse.plugin import API_VERSION, Manifest, hookimpl
 
-__all__ = ["polyfuse_manifest"]
-
 
 @hookimpl
 def polyfuse_manifest() -> Manifest:

@@ -13,18 +13,6 @@ from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import result_types
 from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, maximum, minimum
 
-__all__ = [
-    "Defect",
-    "Launched",
-    "Plant",
-    "Planter",
-    "axes_of",
-    "change_each",
-    "statements",
-    "tail_start",
-    "within",
-]
-
 Plant: TypeAlias = Callable[[Kernel], Kernel | None]
 """The kernel with the defect, or None where it has nothing that the defect could be planted in."""
 

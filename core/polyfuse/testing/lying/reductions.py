@@ -11,8 +11,6 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis_size, product
 from polyfuse.testing.lying.planting import Defect, Planter, change_each, tail_start
 
-__all__ = ["DEFECTS"]
-
 _NARROWER = {DType.f32: DType.bf16, DType.f64: DType.f32}
 
 

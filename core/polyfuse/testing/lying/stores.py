@@ -12,8 +12,6 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis_size, is_equal, product
 from polyfuse.testing.lying.planting import Defect, Planter, axes_of, change_each, statements, tail_start
 
-__all__ = ["DEFECTS"]
-
 
 def _result(stmt: Statement, planter: Planter) -> TypeGuard[Store]:
     return isinstance(stmt, Store) and stmt.buffer in planter.arguments

@@ -11,8 +11,6 @@ from polyfuse.testing.lying.backend import Lying
 from polyfuse.testing.lying.planting import Defect
 from polyfuse.testing.matrix import Cell, Status
 
-__all__ = ["caught_by_kit"]
-
 _TOGETHER = 8
 """Cases built and run together."""
 

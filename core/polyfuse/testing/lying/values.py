@@ -12,8 +12,6 @@ from polyfuse.ir.statements import Cast, Compute, Constant, Random, Statement, S
 from polyfuse.ir.types import DType
 from polyfuse.testing.lying.planting import Defect, Plant, Planter, change_each
 
-__all__ = ["DEFECTS"]
-
 _LARGEST = {DType.f32: 3.4028234663852886e38, DType.f64: 1.7976931348623157e308}
 _SMALLEST_NORMAL = {DType.f32: 1.1754943508222875e-38, DType.f64: 2.2250738585072014e-308}
 _SIGNED = {DType.u8: DType.i8, DType.u16: DType.i16, DType.u32: DType.i32, DType.u64: DType.i64}

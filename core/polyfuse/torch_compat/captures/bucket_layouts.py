@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 import torch
 from torch._guards import TracingContext
 
-__all__ = ["Layouts", "beginning_fake", "is_awaited", "layouts_of", "not_awaited", "note_metadata"]
-
 Layouts: TypeAlias = tuple[Any, ...]
 """Of each result of a graph: the size, strides, dtype and device of a tensor; or a number, or None."""
 

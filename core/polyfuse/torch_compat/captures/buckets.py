@@ -19,8 +19,6 @@ from torch.fx import GraphModule
 
 from polyfuse.torch_compat.captures.guards import Unstorable
 
-__all__ = ["Stitched", "limits", "stitched"]
-
 _NAMES = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan, "NoneType": type(None)}
 
 

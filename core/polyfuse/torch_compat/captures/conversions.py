@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache, wraps
 from typing import Any
 
-__all__ = ["watch_conversions"]
-
 _NONE = "converted by polyfuse"
 
 

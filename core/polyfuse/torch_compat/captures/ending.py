@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
-__all__ = ["left_at_the_end"]
-
 _WAIT: Final = 20.0
 """Seconds that the end waits for such threads; one that waits for a compiler leaves when that has ended."""
 

@@ -31,8 +31,6 @@ from polyfuse.torch_compat.captures.guards import (
 )
 from polyfuse.torch_compat.captures.shortcuts import shortcuts
 
-__all__ = ["Frame", "TracedFrame", "around_frames", "collections_deferred", "dynamo_switches"]
-
 
 @dataclass(frozen=True)
 class TracedFrame:

@@ -25,19 +25,6 @@ from torch._dynamo.guards import CheckFunctionManager
 from torch._guards import GuardsSet, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
 
-__all__ = [
-    "Compared",
-    "GuardsDiffer",
-    "NotingBuilder",
-    "Unstorable",
-    "hooks_of",
-    "is_constant",
-    "rebuilt",
-    "recorded",
-    "text_of",
-    "without_comments",
-]
-
 Describe = Callable[[object], str]
 """What an object is, as text that is the same in every process; `Unstorable` where there is none."""
 

@@ -21,8 +21,6 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat.captures.written_inputs import part_of_memory, really_overlap
 
-__all__ = ["IN_PLACE", "SharedInputs", "shared_and_written"]
-
 Memory: TypeAlias = tuple[Any, ...]
 """How much memory an input lies in, and the layout of what it is a view of."""
 

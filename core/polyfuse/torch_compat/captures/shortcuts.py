@@ -14,8 +14,6 @@ from typing import Any
 
 from polyfuse.base.lazy import rare_collections
 
-__all__ = ["shortcuts"]
-
 _FUNC_MAP = "torch.distributed.tensor.experimental._func_map"
 
 

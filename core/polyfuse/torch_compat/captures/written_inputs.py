@@ -22,15 +22,6 @@ from torch.fx import GraphModule
 from polyfuse.base.errors import InputLayoutError
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = [
-    "InputMemory",
-    "overlapping_raises",
-    "part_of_memory",
-    "input_memory",
-    "really_overlap",
-    "with_written_apart",
-]
-
 _MOST = 256
 """So many calls are remembered, by the addresses of their inputs."""
 

@@ -16,18 +16,16 @@ from torch.utils._pytree import tree_any
 
 from polyfuse.torch_compat.captures.shared_inputs import IN_PLACE
 
-__all__ = ["writes_to_windows"]
-
 
 def writes_to_windows(gm: Any) -> bool:
     """Whether a captured graph writes to windows that overlap, leave gaps, or may do so."""
-    if not isinstance(gm, GraphModule) or not any(_name(node) == "unfold" for node in gm.graph.nodes):
+    if not isinstance(gm, GraphModule) or not any(map(_makes_windows, gm.graph.nodes)):
         return False
     windows: dict[Node, frozenset[int]] = {}
     """Them and their views, each with the memories in which it lies."""
     for node in gm.graph.nodes:
         memory = _memory(node.meta.get("example_value"))
-        if _name(node) == "unfold" and memory and _is_uneven(node):
+        if _makes_windows(node) and memory and _is_uneven(node):
             windows[node] = memory
             continue
         given = [windows[arg] for arg in node.all_input_nodes if arg in windows]
@@ -38,6 +36,11 @@ def writes_to_windows(gm: Any) -> bool:
         if not all(map(memory.isdisjoint, given)):
             windows[node] = memory
     return False
+
+
+def _makes_windows(node: Node) -> bool:
+    # the function of `torch.nn.functional` copies
+    return _name(node) == "unfold" and node.target is not torch.nn.functional.unfold
 
 
 def _is_uneven(node: Node) -> bool:
@@ -70,7 +73,8 @@ def _memory(value: Any) -> frozenset[int]:
 def _name(node: Node) -> str:
     if node.op not in ("call_method", "call_function"):
         return ""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.removesuffix(".default")
 
 
 def _writes(node: Node, windows: dict[Node, Any]) -> bool:

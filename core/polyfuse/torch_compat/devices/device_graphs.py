@@ -13,18 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "backward_may_repeat",
-    "copy_all",
-    "forbid_access",
-    "outside_inference",
-    "same_addresses",
-    "step_number",
-    "storage_at",
-    "storage_use",
-    "unsafe_to_record",
-]
-
 
 def unsafe_to_record(op: Any) -> bool:
     """Whether an operator's author says that it must not be recorded."""

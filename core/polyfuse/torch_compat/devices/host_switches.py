@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["HOST_SWITCHES", "attribute", "matmul_precision", "precision_of_matmuls"]
-
 _ONEDNN = torch.backends.mkldnn
 
 

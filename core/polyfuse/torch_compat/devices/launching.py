@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import torch.autograd.profiler as _profiler
 
-__all__ = ["c_function", "current_stream", "profiler_flag"]
-
 
 def current_stream(device_type: str) -> Callable[[int], int]:
     """A function from a device's index to its current stream, as the address that the driver knows it by."""

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["clear_workspaces", "end_allocation_to_pool", "release_pool"]
-
 
 def end_allocation_to_pool(device_type: str, index: int, pool: Any) -> None:
     """Let an allocator serve the streams of a recording as before. Raises RuntimeError if it already does."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["is_present"]
-
 
 def is_present(device_type: str) -> bool:
     """Return whether this machine has a device of a type that this build of torch can use."""

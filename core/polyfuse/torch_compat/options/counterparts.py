@@ -15,8 +15,6 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import option_infos
 from polyfuse.torch_compat.options.known import inductor_options
 
-__all__ = ["COUNTERPARTS", "Counterpart", "table", "translated"]
-
 Meaning: TypeAlias = Callable[[object], Mapping[str, object] | None]
 """From a value to our options that do the same, none where that is done anyway; None: it is ignored."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["inductor_options"]
-
 
 @cache
 def inductor_options() -> frozenset[str]:

@@ -40,20 +40,6 @@ from polyfuse.torch_compat.captures.written_inputs import (
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.tracing.output_views import OutputView, with_views
 
-__all__ = [
-    "CachedCode",
-    "CacheEntryGone",
-    "GraphCacheEntry",
-    "Storable",
-    "artifacts_folder",
-    "entry_name",
-    "caching",
-    "reopened",
-    "bypass_reason",
-    "serialisable",
-    "without_bundle",
-]
-
 
 class CacheEntryGone(Exception):
     """An entry cannot be used: something that it needs is not there any more."""

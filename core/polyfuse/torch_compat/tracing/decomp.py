@@ -12,18 +12,6 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from polyfuse.torch_compat.tracing.global_state import plain_operators
 
-__all__ = [
-    "below_autograd",
-    "composed",
-    "composite",
-    "expand_packets",
-    "is_composite",
-    "margins_keep_layout",
-    "undecomposed",
-    "registered",
-    "selected",
-]
-
 
 def registered() -> Mapping[Any, Callable[..., Any]]:
     """Every decomposition torch registers for use after autograd. First use imports them all."""

@@ -19,8 +19,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule
 
-__all__ = ["with_plain_names"]
-
 _EMPTY = GraphModule(torch.nn.Module(), Graph())
 """What has an attribute of a tensor's name cannot get another one: `graph`, `code`, `meta`."""
 

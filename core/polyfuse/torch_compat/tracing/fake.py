@@ -10,19 +10,6 @@ import torch
 from torch._guards import detect_fake_mode as _detect
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "detect_fake_mode",
-    "fake_evaluate",
-    "fakify",
-    "is_fake",
-    "real_tensors",
-    "repropagate",
-    "shape_env_of",
-    "share_storage",
-]
-
 
 def is_fake(value: object) -> bool:
     """True for a fake tensor."""

@@ -5,16 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "Break",
-    "Frame",
-    "break_after",
-    "compiled_frames",
-    "is_compiled",
-    "keep_frames",
-    "without_compile",
-]
-
 
 @dataclass(frozen=True)
 class Frame:

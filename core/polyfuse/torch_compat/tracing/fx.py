@@ -12,19 +12,6 @@ from torch.fx.node import map_aggregate
 _COLLECTIVES = "_functional_collectives.py"
 """Of torch: a model's line is the one that called it."""
 
-__all__ = [
-    "constant_name",
-    "copy_module",
-    "get_constant",
-    "mark_boxed",
-    "original_operator",
-    "region_module",
-    "placeholder_values",
-    "set_constant",
-    "source_text",
-    "value_of",
-]
-
 
 def value_of(arg: Any) -> Any:
     """The traced value of an argument: `meta["val"]` of nodes, applied through containers."""

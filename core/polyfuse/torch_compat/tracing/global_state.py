@@ -9,8 +9,6 @@ import torch
 
 from polyfuse.torch_compat.devices.host_switches import matmul_precision
 
-__all__ = ["SILENT_FUNCTIONS", "SWITCH_GRADIENTS", "plain_operators", "switches", "watchers"]
-
 SWITCH_GRADIENTS = torch._C._set_grad_enabled
 """What `no_grad` and `enable_grad` become in a captured graph: called with a constant."""
 

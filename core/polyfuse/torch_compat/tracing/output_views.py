@@ -19,8 +19,6 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["OutputView", "views_of_inputs", "with_views"]
-
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 """Size, stride and offset, in elements."""
 

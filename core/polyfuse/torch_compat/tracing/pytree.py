@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-__all__ = ["flatten", "map_tensors", "spec_of_text", "spec_text", "unflatten"]
-
 
 def flatten(value: Any) -> tuple[list[Any], Any]:
     """The leaves of a nested value, and how it is nested."""

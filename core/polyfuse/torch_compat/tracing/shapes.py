@@ -14,28 +14,6 @@ import torch
 from sympy.printing.str import StrPrinter
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = [
-    "ShapeEnv",
-    "condition_texts",
-    "equality",
-    "expr_of",
-    "exprs_of",
-    "finite_range",
-    "free_symbols",
-    "guard",
-    "hint",
-    "is_one",
-    "is_symbolic",
-    "is_unbacked",
-    "is_unbacked_name",
-    "named_fraction",
-    "replaced_by",
-    "simplify",
-    "statically_known",
-    "unbacked_symbols",
-    "value_range",
-]
-
 _UNHINTED = 64
 """Guess for a size known only when the program runs: large enough to parallelise, small enough to be
 harmless.

@@ -13,8 +13,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["EagerStorage", "EagerTrace", "trace_storages"]
-
 
 @dataclass
 class EagerStorage:

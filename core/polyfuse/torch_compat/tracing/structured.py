@@ -11,8 +11,6 @@ from functools import cache
 import torch._logging
 from torch._logging._internal import trace_log
 
-__all__ = ["is_logged", "is_traced", "log_artifact", "trace_artifact"]
-
 _UNDER = "torch.polyfuse"
 """A logger of torch's, so that its handlers print what is logged."""
 

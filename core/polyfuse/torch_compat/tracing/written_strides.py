@@ -18,8 +18,6 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_map, tree_map_only
 
-__all__ = ["has_own_strides", "memory_order", "preserved_strides"]
-
 
 def has_own_strides(tensor: Any, *, dense: bool = False) -> bool:
     """Whether a new tensor of this size might have other strides: whether the tensor is not known to be

@@ -13,8 +13,6 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import backward_slice
 from polyfuse.symbolic import IndexLike, is_nonnegative
 
-__all__ = ["Copying", "compare", "needed"]
-
 
 @dataclass
 class Copying:

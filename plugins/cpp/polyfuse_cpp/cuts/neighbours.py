@@ -18,8 +18,6 @@ from polyfuse_cpp.cuts.copying import Copying
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["Neighbours", "neighbours"]
-
 _COUNTS = (4, 2)
 """Points that may be done together, the best first: registers hold what so many share."""
 

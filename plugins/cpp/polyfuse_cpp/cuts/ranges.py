@@ -40,8 +40,6 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.memory.tables import lane_tables
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["Range", "Ranges", "cut_into_ranges"]
-
 _MOST = 6
 """Ranges of one axis."""
 

@@ -29,8 +29,6 @@ from polyfuse_cpp.loops.order import used_early
 from polyfuse_cpp.memory.copies import moved_as_bits
 from polyfuse_cpp.tiling import Plan, choose_plan
 
-__all__ = ["MOST_RESIDUES", "is_plain", "planned"]
-
 MOST_RESIDUES = 4
 """Residues into which an axis is cut at most: each is a copy of the kernel's statements."""
 

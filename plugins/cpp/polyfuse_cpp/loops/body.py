@@ -16,13 +16,10 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import fits_i32_throughout, is_multiple
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.loops.ops import literal, unsupported_op
-from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.memory.access import MemoryScope
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index
 from polyfuse_cpp.prelude import features_for
-
-__all__ = ["Frame", "Value"]
 
 _NARROW_OPS = frozenset(("add", "sub", "mul", "neg", "minimum", "maximum", "where"))
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))

@@ -10,8 +10,6 @@ from polyfuse.ir.kernel import Alias, Kernel
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 
-__all__ = ["KernelText", "arguments", "entry", "function", "in_parts", "in_team", "kernel_unit"]
-
 
 @dataclass(frozen=True)
 class KernelText:

@@ -11,8 +11,6 @@ from polyfuse_cpp.loops.entry import KernelText, entry
 from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.memory.copies import moved_as_bits
 
-__all__ = ["distinct_parts", "grouped_text"]
-
 
 def distinct_parts(kernel: Kernel) -> tuple[Kernel, ...]:
     """The different kernels among a kernel's parts."""

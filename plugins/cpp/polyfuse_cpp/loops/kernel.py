@@ -22,8 +22,6 @@ from polyfuse_cpp.taps.problem import window_of
 from polyfuse_cpp.taps.text import TapsText, fits
 from polyfuse_cpp.tiling import Split, choose_plan, choose_split
 
-__all__ = ["kernel_text"]
-
 _FAR = 8
 """How many times as long as from its own caches a thread takes to read a number from another one's."""
 

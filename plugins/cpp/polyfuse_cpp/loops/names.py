@@ -10,8 +10,6 @@ from polyfuse.ir.kernel import Alias, Kernel, Section
 from polyfuse.ir.statements import Load, Statement, Store, indices, with_index, with_names
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, axis_size, substitute, symbol
 
-__all__ = ["plainly_named"]
-
 _PLAIN = {
     "arg": re.compile("(in|out|inout|io|s|u)[0-9]{1,9}"),
     "row": re.compile("row[0-9]{1,9}"),

@@ -18,8 +18,6 @@ from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.register_transpose import transpose_tiles
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["CHEAP", "emit_sections"]
-
 CHEAP = 16
 """Price of a tile's row up to which the rows are written side by side, and stay in registers."""
 

@@ -8,8 +8,6 @@ from polyfuse.kit import Writer
 from polyfuse.symbolic import IndexLike
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["advance", "start_at"]
-
 
 def start_at(
     axes: Sequence[str], sizes: Mapping[str, IndexLike], position: str, out: Writer, *, fixed: bool = False

@@ -9,8 +9,6 @@ from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse_cpp.prelude import features_for
 
-__all__ = ["cost_of", "literal", "scalar_type", "unsupported_op", "vector_type"]
-
 _PRICES: Mapping[int, tuple[str, ...]] = {
     0: ("const", "index", "bitcast"),
     1: ("cast", "reduce"),

@@ -16,8 +16,6 @@ from polyfuse_cpp.loops.stage import StageText
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["RangedText"]
-
 
 @dataclass
 class RangedText(StageText):

@@ -15,8 +15,6 @@ from polyfuse.kit import Writer
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.ops import literal, scalar_type, vector_type
 
-__all__ = ["BLOCK", "Reducer", "combine_text", "identity"]
-
 BLOCK = 64
 """Steps of the innermost loop after which partial results are combined with the running ones."""
 

@@ -12,8 +12,6 @@ from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.ops import scalar_type, vector_type
 from polyfuse_cpp.loops.reductions import combine_text, identity
 
-__all__ = ["Scanner", "scans_across"]
-
 _ACROSS = frozenset((DType.f32, DType.f64, DType.i32, DType.i64))
 
 _MANY = 64

@@ -14,8 +14,6 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.index_checks import IndexCheck
 
-__all__ = ["Scope", "Value", "InterleavedStores"]
-
 
 @dataclass(frozen=True)
 class Value:

@@ -19,8 +19,6 @@ from polyfuse.symbolic import IndexLike, axis, product, symbol
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.tiling import Split
 
-__all__ = ["Scratch", "Stage", "refused_by_split", "stages_of"]
-
 _MERGE = {"welford": "welford_merge", "online_softmax": "softmax_merge"}
 
 

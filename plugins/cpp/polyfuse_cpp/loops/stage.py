@@ -22,8 +22,6 @@ from polyfuse_cpp.memory.streaming_stores import middles, streaming_stores
 from polyfuse_cpp.memory.tables import lane_tables
 from polyfuse_cpp.tiling import Plan, are_rows_apart, is_apart
 
-__all__ = ["StageText", "blocks_text"]
-
 _STACK_BYTES = 16384
 
 _SIDE_BY_SIDE = 4

@@ -11,8 +11,6 @@ from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient
 from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.matmul.problem import Matmul, byte_axis, operand_bytes
 
-__all__ = ["CONVERTED_ROWS", "axis_of_bytes", "is_converted", "multiplies_pairs", "narrow_rows"]
-
 CONVERTED_ROWS = 256
 """Rows up to which a library is slower than tiles along the depth of what was converted for them."""
 

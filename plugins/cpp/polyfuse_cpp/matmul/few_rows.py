@@ -10,8 +10,6 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis_name, axis_size, coefficient, free_axes
 from polyfuse_cpp.isa import Isa
 
-__all__ = ["streaming_parts"]
-
 _MOST_ROWS: Final = 8
 """Rows up to which the library took longer: it packs operands, or uses half of the vectors."""
 

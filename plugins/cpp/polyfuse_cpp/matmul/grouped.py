@@ -24,8 +24,6 @@ from polyfuse_cpp.matmul.window import Window, group_of, lanes_of
 from polyfuse_cpp.matmul.window_text import WindowText
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["GroupedText"]
-
 _TILES = 4
 """Tiles whose addresses are found at once, so that weights that were read serve all of them."""
 

@@ -31,8 +31,6 @@ from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["MatmulText", "declare_part"]
-
 _FETCHING = (OperandPath.PACKED, OperandPath.PREPACKED, OperandPath.DIRECT)
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 

@@ -16,8 +16,6 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, free_axes, substitute
 from polyfuse_cpp.matmul.problem import Matmul
 
-__all__ = ["Nibbles", "nibbles_of"]
-
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     op: getattr(operator, op) for op in ("eq", "ne", "lt", "le", "gt", "ge")
 }

@@ -11,8 +11,6 @@ from polyfuse_cpp.matmul.plans import MatmulPlan
 from polyfuse_cpp.matmul.problem import Matmul, MatrixOperand
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["OperandText"]
-
 
 @dataclass
 class OperandText:

@@ -14,8 +14,6 @@ from polyfuse_cpp.matmul.window import window_of
 from polyfuse_cpp.matmul.window_text import WindowText
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["OperandAText"]
-
 _PAD = 16
 """Elements behind each packed row: rows do not compete for sets of the L1 cache, and vectors may be written
 past the end."""

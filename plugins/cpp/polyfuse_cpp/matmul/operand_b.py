@@ -20,8 +20,6 @@ from polyfuse_cpp.matmul.plans import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["OperandBText"]
-
 _PAD = 32
 """Elements behind a converted column: columns do not compete for sets of the L1 cache, and a vector may be
 written past the end."""

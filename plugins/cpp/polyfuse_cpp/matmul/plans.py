@@ -19,18 +19,6 @@ from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multipli
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.window import block_width, group_of, lanes_of, lines_of, part_lanes, window_of
 
-__all__ = [
-    "MatmulPlan",
-    "OperandPath",
-    "configs_of",
-    "is_part",
-    "nearby_plans",
-    "packed_width",
-    "plan_of",
-    "plan_seconds",
-    "matmul_plans",
-]
-
 _PACKED_BYTES = 384 << 10
 """What is packed of operand B at once: it stays in the L2 cache."""
 

@@ -15,8 +15,6 @@ from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 
-__all__ = ["Matmul", "MatrixOperand", "byte_axis", "has_matmul", "matmul_of", "operand_bytes"]
-
 
 @dataclass(frozen=True)
 class MatrixOperand:

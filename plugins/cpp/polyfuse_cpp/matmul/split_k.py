@@ -18,8 +18,6 @@ from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.window import group_of
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["matmul_text"]
-
 
 def matmul_text(matmul: Matmul, plan: MatmulPlan, isa: Isa) -> KernelText:
     """The C++ function of a kernel that is a matmul, named `Source.SYMBOL`."""

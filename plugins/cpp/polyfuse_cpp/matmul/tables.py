@@ -13,8 +13,6 @@ from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.matmul.problem import Matmul
 
-__all__ = ["Affine", "ColumnTables", "column_tables"]
-
 _MOST = 8
 """Tables of one kernel."""
 _ROWS = 8

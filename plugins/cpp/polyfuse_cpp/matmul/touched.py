@@ -13,8 +13,6 @@ from polyfuse.kit import stride
 from polyfuse.symbolic import IndexLike
 from polyfuse_cpp.matmul.problem import Matmul
 
-__all__ = ["Touched", "common_pitch", "touched_by"]
-
 
 @dataclass(frozen=True)
 class Touched:

@@ -12,20 +12,6 @@ from polyfuse.symbolic import IndexLike, product
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = [
-    "Slide",
-    "Strip",
-    "Window",
-    "block_width",
-    "group_of",
-    "lanes_of",
-    "lines_of",
-    "part_lanes",
-    "slide_of",
-    "strip_of",
-    "window_of",
-]
-
 _TESTS = ("ge", "lt", "le", "gt", "bitwise_and")
 _PAGE, _MOST_ROWS = 4096, 6
 """Bytes after which addresses share a set of the L1 cache, and rows that find room there."""

@@ -12,8 +12,6 @@ from polyfuse_cpp.matmul.problem import MatrixOperand
 from polyfuse_cpp.matmul.window import Slide, Strip, Window, lanes_of, slide_of, strip_of
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["WindowText"]
-
 
 @dataclass
 class WindowText(OperandText):

@@ -13,8 +13,6 @@ from polyfuse_cpp.loops.scope import InterleavedStores, Scope
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index, lane_offsets, lane_parts, lane_rise
 
-__all__ = ["MemoryScope"]
-
 
 @dataclass
 class MemoryScope(Scope):

@@ -8,11 +8,6 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.symbolic import IndexLike, is_nonnegative
 from polyfuse.symbolic.index import Atom
 
-__all__ = [
-    "index_text",
-    "is_power_of_two",
-]
-
 
 def index_text(index: IndexLike, names: Mapping[str, str] | None = None) -> str:
     """`index` as a C++ expression of type i64; `names` gives the text of a variable where it is not its own

@@ -19,8 +19,6 @@ from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["ByteRows", "byte_rows"]
-
 _BITWISE = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _IN_LANES = ("add", "sub", "mul", "neg", "minimum", "maximum", "abs", "where", *_COMPARISONS)

@@ -11,8 +11,6 @@ from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.statements import Constant, Load, Statement, Store
 from polyfuse.ir.types import DType
 
-__all__ = ["moved_as_bits"]
-
 _BITS = {2: DType.i16, 1: DType.u8}
 """What stands for a type, by its bytes."""
 

@@ -10,8 +10,6 @@ from polyfuse.ir.statements import Compute, Constant, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse_cpp.facts import Facts
 
-__all__ = ["IndexCheck", "limit_checks"]
-
 
 @dataclass(frozen=True)
 class IndexCheck:

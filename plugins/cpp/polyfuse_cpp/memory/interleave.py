@@ -12,8 +12,6 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.scope import InterleavedStores
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["interleaved_stores"]
-
 
 def interleaved_stores(facts: Facts, plan: Plan) -> Mapping[int, InterleavedStores]:
     """What every such store (by identity) belongs to."""

@@ -17,8 +17,6 @@ from polyfuse.symbolic import (
 from polyfuse.symbolic.index import Atom, make
 from polyfuse_cpp.memory.address import index_text, is_power_of_two
 
-__all__ = ["lane_index", "lane_offsets", "lane_parts", "lane_rise"]
-
 _WINDOW = 4
 """Vectors of memory from which the lanes of one may be put together."""
 

@@ -13,8 +13,6 @@ from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.ops import vector_type
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["TransposedTiles", "transpose_tiles"]
-
 
 @dataclass(frozen=True)
 class TransposedTiles:

@@ -8,8 +8,6 @@ from polyfuse.symbolic import atoms, axis, bounds, coefficient, substitute
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["rows_of_group"]
-
 
 def rows_of_group(facts: Facts, plan: Plan) -> int:
     """Rows, one after the other, that threads must not divide because they update memory which no others do:

@@ -20,8 +20,6 @@ from polyfuse_cpp.loops.scope import InterleavedStores
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["middles", "streaming_stores"]
-
 _LINE = 64
 """Bytes of a cache line; nothing smaller may bypass the caches."""
 

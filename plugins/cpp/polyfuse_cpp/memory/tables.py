@@ -15,8 +15,6 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["Tables", "lane_tables"]
-
 _MOST = 8
 """Tables of one kernel."""
 _BYTES = 32 << 10

@@ -12,8 +12,6 @@ from polyfuse_cpp.loops.stage import StageText, blocks_text
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.register_transpose import transpose_tiles
 
-__all__ = ["TiledText"]
-
 _LONG = 1024
 """Extent along the lanes of a block of tiles: long, so that results are written row by row."""
 

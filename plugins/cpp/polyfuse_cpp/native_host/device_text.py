@@ -8,8 +8,6 @@ from polyfuse.plugin.host_library import DeviceCode, DeviceKernel
 from polyfuse_cpp.native_host.model_sizes import SizePrinter
 from polyfuse_cpp.native_host.quoting import quoted
 
-__all__ = ["kernel_tables", "launch_functions", "launch_symbol"]
-
 _LINE = 64
 """Bytes of code in a line of text."""
 

@@ -12,8 +12,6 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.plugin.host import Constant, HostProgram, Operand, Request
 from polyfuse_cpp.native_host.quoting import quoted
 
-__all__ = ["DTYPES", "dtype_code", "requests_text"]
-
 DTYPES: Mapping[str, str] = {
     name: f"PF_{name.upper()}"
     for name in (

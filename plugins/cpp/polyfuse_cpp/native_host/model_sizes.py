@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.plugin.host_library import SizeText
 
-__all__ = ["SizePrinter"]
-
 _OPERATORS: Mapping[type[ast.AST], str] = {
     ast.Add: "({0} + {1})",
     ast.Sub: "({0} - {1})",

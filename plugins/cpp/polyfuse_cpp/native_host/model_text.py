@@ -28,8 +28,6 @@ from polyfuse_cpp.native_host.model_sizes import SizePrinter
 from polyfuse_cpp.native_host.quoting import quoted
 from polyfuse_cpp.native_host.text import host_header, host_text
 
-__all__ = ["LIBRARY_LANGUAGE", "device_library_text", "library_text", "public_headers"]
-
 LIBRARY_LANGUAGE = "c++ model"
 """The language of a `Source` that is a whole model."""
 

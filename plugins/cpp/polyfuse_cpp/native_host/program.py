@@ -19,8 +19,6 @@ from polyfuse_cpp.native_host.text import HOST_LANGUAGE, host_header, host_text
 if TYPE_CHECKING:
     from polyfuse.runtime.native_program import HostTables, Opener, Plan
 
-__all__ = ["host_source", "host_unit", "load_hosts"]
-
 _HEADERS = ("host", "memory", "program", "host_python")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["quoted"]
-
 
 def quoted(text: str) -> str:
     """A text as a C string."""

@@ -24,8 +24,6 @@ from polyfuse.plugin.host import (
 from polyfuse.symbolic import IndexLike, free_symbols
 from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["HOST_LANGUAGE", "host_header", "host_text"]
-
 HOST_LANGUAGE = "c++ host program"
 """The language of a `Source` that is a host program, as opposed to kernels."""
 
@@ -133,30 +131,31 @@ class _Printer:
 
     def _step(self, step: HostStep) -> None:
         add = self.lines.append
-        if isinstance(step, Run):
-            self._run(step)
-        elif isinstance(step, MakeRequest):
-            self._send(step)
-        elif isinstance(step, Raise):
-            self._raise(step)
-        elif isinstance(step, Reserve):
-            self._reserve(step)
-        elif isinstance(step, Discard):
-            add(f"{self._name('m', step.name)}.discard();")
-        elif isinstance(step, OffsetAddress):
-            offset = "" if step.offset == 0 else f" + {self._index(step.offset)}"
-            add(f"{self._address(step.name)} = {self._address(step.base)}{offset};")
-        elif isinstance(step, Address):
-            add(f"if (!fetch(s, {self._held(step.name)}, {self._address(step.name)})) return PF_FAILED;")
-        elif isinstance(step, Drop):
-            add(" ".join(f"{self._owner(name)}.drop();" for name in step.names))
-        elif isinstance(step, BindSize):
-            self._let(step)
-        else:
-            self._quiet(step)
+        match step:
+            case Run():
+                self._run(step)
+            case MakeRequest():
+                self._send(step)
+            case Raise():
+                self._raise(step)
+            case Reserve():
+                self._reserve(step)
+            case Discard():
+                add(f"{self._name('m', step.name)}.discard();")
+            case OffsetAddress():
+                offset = "" if step.offset == 0 else f" + {self._index(step.offset)}"
+                add(f"{self._address(step.name)} = {self._address(step.base)}{offset};")
+            case Address():
+                add(f"if (!fetch(s, {self._held(step.name)}, {self._address(step.name)})) return PF_FAILED;")
+            case Drop():
+                add(" ".join(f"{self._owner(name)}.drop();" for name in step.names))
+            case BindSize():
+                self._let(step)
+            case _:
+                self._quiet(step)
 
     def _held(self, name: str) -> str:
-        """A reference as C++: the program's own, or one that stays the environment'."""
+        """A reference as C++: the program's own, or one that stays the environment's."""
         if name in self.program.constants:
             return f"s->constants[{self.program.constants.index(name)}]"
         return f"{self._owner(name)}.ref"

@@ -70,15 +70,17 @@ static bool parse(PyObject* const* args, __PTRDIFF_TYPE__ n, const char* name, c
   }
   return true;
 }
-// The threads of a kernel in a call of its form for programs of kernels alone, or of the usual form.
+// The form of a kernel for programs of kernels alone: a call in which the pool's threads do the work.
 static void* alone_share;
-template <bool ALONE> struct with_threads {};
+static __attribute__((noinline)) PyObject* call_alone(pf_fastcall call, PyObject* const* args, __PTRDIFF_TYPE__ n) {
 #ifdef PF_SHARES
-template <> struct with_threads<true> {
-  with_threads() { share_in_pool = (decltype(share_in_pool))alone_share; }
-  ~with_threads() { share_in_pool = nullptr; }
-};
+  struct until_end {
+    until_end() { share_in_pool = (decltype(share_in_pool))alone_share; }
+    ~until_end() { share_in_pool = nullptr; }
+  } shared;
 #endif
+  return call(nullptr, args, n);
+}
 static inline PyObject* none() {
   Py_IncRef((PyObject*)&_Py_NoneStruct);
   return (PyObject*)&_Py_NoneStruct;

@@ -110,13 +110,32 @@ static __attribute__((noinline, unused)) matmul_parts matmul_share(i64 batch, i6
   return best;
 }
 
+// Bytes that stay in a core's second cache beside others: most of it, as far as two threads of a core that share one of 2 MB
+// have them. Asked of the machine that runs the kernel, which need not be the one that compiled it.
+#ifdef __linux__
+extern "C" long sysconf(int);
+#endif
+static __attribute__((unused)) i64 second_cache() {
+  enum : i64 { usual = i64(1) << 20, most = i64(768) << 10 };
+  static i64 known = 0;
+  i64 bytes = __atomic_load_n(&known, __ATOMIC_RELAXED);
+  if (!bytes) {
+#ifdef __linux__
+    bytes = sysconf(191);  // _SC_LEVEL2_CACHE_SIZE; zero or less where the system does not say
+#endif
+    bytes = index_min(most, (bytes > 0 ? bytes : usual) / 4 * 3);
+    __atomic_store_n(&known, bytes, __ATOMIC_RELAXED);
+  }
+  return bytes;
+}
+
 // The same, each part in up to `each`, where that costs nothing: in groups of as many blocks as are multiplied with one tile
 // after the other, and in fewer tiles where the blocks of a part, of so many bytes each, stay in the second cache.
 static __attribute__((unused)) matmul_parts matmul_finer(matmul_parts parts, i64 tiles, i64 blocks, i64 group, i64 bytes,
                                                          i64 each) {
   const i64 wide = (blocks + parts.over - 1) / parts.over;
   parts.blocks = index_min(each, (wide + group - 1) / group);
-  if ((wide + parts.blocks - 1) / parts.blocks * bytes <= 768 << 10)
+  if ((wide + parts.blocks - 1) / parts.blocks * bytes <= second_cache())
     parts.tiles = index_max(1, index_min(each / parts.blocks, tiles / parts.down));
   return parts;
 }
@@ -356,7 +375,7 @@ template <int N, class T> PF_INLINE bool matmul_any_nan(const T* c) {
 }
 
 // Layout of the left operand. A row whose steps are contiguous; up to a vector may be written past its end.
-template <class T, class S> PF_INLINE void matmul_row(T* to, const S* from, i64 depth) {
+template <class T, class S> static __attribute__((noinline)) void matmul_row(T* to, const S* from, i64 depth) {
   i64 k = 0;
   for (; k + int(Vec::lanes) <= depth; k += int(Vec::lanes)) store(to + k, cast<T>(load<Vec>(from + k)));
   if (k < depth) store(to + k, cast<T>(load_n<Vec>(from + k, depth - k)));

@@ -17,8 +17,6 @@ from polyfuse.symbolic import IndexLike, coefficient, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["Tap", "Window", "window_of"]
-
 _FEWEST_TAPS = 4
 _FEWEST_COLUMNS = 4
 _MOST_CHANNELS = 4096

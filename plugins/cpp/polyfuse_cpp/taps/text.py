@@ -20,12 +20,11 @@ from polyfuse.ir.statements import Compute, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import product
 from polyfuse_cpp.facts import Facts
-from polyfuse_cpp.loops.body import Frame, Value
+from polyfuse_cpp.loops.body import Frame
+from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.loops.stage import StageText
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.taps.problem import Interval, Tap, Window
-
-__all__ = ["TapsText", "fits"]
 
 _COLUMNS = (7, 8, 6, 5)
 """Columns of a tile, the best first: sums of so many and a weight stay in 16 registers."""

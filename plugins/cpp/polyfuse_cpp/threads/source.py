@@ -20,8 +20,6 @@ from polyfuse.base.process import run_program
 from polyfuse.base.settings import Settings
 from polyfuse_cpp.toolchain import Toolchain
 
-__all__ = ["PoolSource"]
-
 _SOURCE = Path(__file__).with_name("pool.cpp")
 _FLAGS = (
     "-std=gnu++17",

@@ -19,8 +19,6 @@ from polyfuse_cutlass.attention.tiles import BackwardTiles
 from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.templates.text import device_text
 
-__all__ = ["Totals", "backward_source"]
-
 _SHARES = 64
 """Queries and numbers of a group's part of the gradients of queries."""
 _THREADS, _HELD, _COLUMNS = 128, 4, 8

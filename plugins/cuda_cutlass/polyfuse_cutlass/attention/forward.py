@@ -18,8 +18,6 @@ from polyfuse_cutlass.attention.tiles import Tiles, tiles_of
 from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.templates.text import device_text
 
-__all__ = ["forward_source"]
-
 
 def forward_source(
     problem: Problem, operands: Sequence[Array], lists: Sequence[Blocks], results: Sequence[Array]

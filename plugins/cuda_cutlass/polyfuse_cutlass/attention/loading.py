@@ -16,8 +16,6 @@ from polyfuse_cutlass.backend import CutlassBackend
 from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.launch.launcher import load_unit
 
-__all__ = ["Loader"]
-
 _LOADED: dict[Path, Launchable] = {}
 
 

@@ -21,8 +21,6 @@ from polyfuse_cutlass.attention.tiles import backward_tiles_of
 from polyfuse_cutlass.backend import CutlassBackend
 from polyfuse_cutlass.target import is_hopper
 
-__all__ = ["LOWERINGS", "HopperKernels"]
-
 
 class HopperKernels(FlexKernels):
     """One kernel for the forward, and one for all gradients."""

@@ -16,8 +16,6 @@ from polyfuse_cuda.flex.problem import AXES, GRADIENT, SCORE, Problem, statement
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
 
-__all__ = ["factors", "function_text", "mask_text", "reads_memory", "reads_score"]
-
 _QUICK: Mapping[str, str] = MappingProxyType(
     {"tanh": "quick_tanh", "sigmoid": "quick_sigmoid", "exp": "quick_exp", "exp2": "quick_exp2"}
 )

@@ -20,8 +20,6 @@ from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT
 from polyfuse_cutlass.templates.text import constants, device_text
 
-__all__ = ["AttentionText", "check_copied", "check_pairs", "is_copied", "multiplication"]
-
 _HEADERS = ("types.cuh", "math.cuh", "hopper.cuh")
 _SIZE = 2
 """Bytes of an element."""

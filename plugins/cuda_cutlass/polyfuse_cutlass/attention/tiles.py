@@ -8,8 +8,6 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.types import DType
 from polyfuse_cuda.flex.problem import Problem
 
-__all__ = ["ENDLESS", "LANES", "BackwardTiles", "Tiles", "backward_tiles_of", "tiles_of"]
-
 ENDLESS = 1 << 24
 """Side of a block that covers all there is: where there is no mask."""
 LANES = 64

@@ -11,8 +11,6 @@ from pathlib import Path
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import KernelLoadError
 
-__all__ = ["Artifact", "faults_in", "read_unit", "write_unit"]
-
 _LISTING = "kernels.json"
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _SERIAL = "wgmma.mma_async instructions are serialized"

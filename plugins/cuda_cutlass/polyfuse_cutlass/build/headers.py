@@ -13,8 +13,6 @@ from polyfuse.base.settings import Settings, environment
 from polyfuse_cuda.toolchain import Compiler
 from polyfuse_cutlass.target import Target
 
-__all__ = ["Headers", "collectives_of", "find_headers", "headers_for"]
-
 _OLDEST = (3, 5)
 _SYSTEM = ("/usr/local/cuda/include", "/usr/local/include", "/usr/include")
 _VERSION = re.compile(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)")

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from polyfuse.base.digest import stable_json
 
-__all__ = ["KernelMeta", "MetaArg", "TensorMap"]
-
 
 @dataclass(frozen=True)
 class MetaArg:

@@ -19,8 +19,6 @@ from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.templates.meta import LinkedMeta
 from polyfuse_cutlass.templates.text import LANGUAGE
 
-__all__ = ["build_in_worker", "nvcc_flags"]
-
 _SECONDS, _LIBRARY_SECONDS = 120.0, 400.0
 _FLAGS = ("-std=c++17",)
 _LIBRARY_FLAGS = (

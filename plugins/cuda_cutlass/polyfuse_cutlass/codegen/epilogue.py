@@ -20,20 +20,6 @@ from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
 from polyfuse_cutlass.problem import Problem, extent
 
-__all__ = [
-    "Prefetch",
-    "Vector",
-    "EpilogueWriter",
-    "epilogue_text",
-    "reduced_parameter",
-    "heavy",
-    "is_group_store",
-    "names_of",
-    "axis_values",
-    "refusal",
-    "vector_of",
-]
-
 _WIDEST = 16
 _MOST = 8
 _REGISTER = 4

@@ -22,8 +22,6 @@ from polyfuse_cutlass.target import has_hopper
 from polyfuse_cutlass.templates.text import device_text
 from polyfuse_cutlass.tiling import SHARED_LIMIT
 
-__all__ = ["TILES", "GroupedTile", "applies", "configs", "grouped", "grouped_choices"]
-
 LANGUAGE = "cuda"
 _TYPES: Mapping[DType, tuple[str, int]] = MappingProxyType({DType.bf16: ("bf16", 9), DType.f16: ("f16", 6)})
 """What the multiplier and the driver call types."""

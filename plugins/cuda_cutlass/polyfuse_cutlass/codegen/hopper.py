@@ -19,8 +19,6 @@ from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Probl
 from polyfuse_cutlass.templates.text import args_text, constants, device_text
 from polyfuse_cutlass.tiling import Tiling
 
-__all__ = ["LANGUAGE", "MAP_TYPES", "MMA_TYPES", "check", "fault_of", "hopper_source", "result_of"]
-
 LANGUAGE = "cuda"
 _HEADERS = ("types.cuh", "math.cuh", "hopper.cuh")
 MAP_TYPES: Mapping[DType, int] = MappingProxyType(

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from polyfuse.kit import c_index
 from polyfuse.symbolic import IndexLike
 
-__all__ = ["index_text"]
-
 
 def index_text(index: IndexLike, names: Mapping[str, str]) -> str:
     """`index` in 64 bits; `names` says what axes and symbols are called."""

@@ -11,8 +11,6 @@ from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse.ir.types import e4m3_saturates as _saturates
 
-__all__ = ["cast_text", "literal", "operation_text", "unsupported_op"]
-
 _INFIX: Mapping[str, str] = MappingProxyType(
     {
         "add": "+",

@@ -23,8 +23,6 @@ from polyfuse_cutlass.codegen.epilogue import (
 from polyfuse_cutlass.codegen.ops import cast_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, extent, strided
 
-__all__ = ["PAIR", "ROWS_AT_ONCE", "rounded_text", "stored"]
-
 PAIR = Vector(along_rows=False, count=2)
 """What the multiplier leaves side by side in a thread."""
 ROWS_AT_ONCE = 16

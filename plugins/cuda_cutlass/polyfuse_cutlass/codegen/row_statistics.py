@@ -18,17 +18,6 @@ from polyfuse_cutlass.codegen.ops import literal, operation_text
 from polyfuse_cutlass.problem import Problem, extent
 from polyfuse_cutlass.tiling import Tiling
 
-__all__ = [
-    "COLUMNS",
-    "ROWS",
-    "EpilogueReduction",
-    "reduction_fault",
-    "reduction_refusal",
-    "reduction_text",
-    "reductions_of",
-    "has_reductions",
-]
-
 ROWS, COLUMNS = 16, 32
 """Neighbouring rows, and neighbouring columns, that are combined."""
 _WARP = 32

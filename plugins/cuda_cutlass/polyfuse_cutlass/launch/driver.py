@@ -9,8 +9,6 @@ import torch
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError, PolyfuseError
 from polyfuse_cuda.driver import EARLIER_ERROR, OUT_OF_MEMORY, Driver
 
-__all__ = ["check", "driver"]
-
 _NEEDED = (
     "cuCtxGetCurrent",
     "cuDriverGetVersion",

@@ -19,8 +19,6 @@ from polyfuse_cutlass.build.meta import KernelMeta, TensorMap
 from polyfuse_cutlass.launch.driver import check, driver
 from polyfuse_cutlass.templates.launcher import Linked
 
-__all__ = ["Kernel", "Sizes", "load_unit", "resolved"]
-
 _SWIZZLE_128B = 3
 _PROMOTE_256B = 3
 _MAP_BYTES = 128

@@ -17,8 +17,6 @@ from polyfuse_cutlass.problem import COPY_ALIGNMENT, Problem, extent
 from polyfuse_cutlass.templates.meta import meta_of
 from polyfuse_cutlass.templates.text import LANGUAGE, args_text, constants, device_text, library_text
 
-__all__ = ["AmpereTile", "ampere_source", "oriented"]
-
 _TYPES: Mapping[DType, tuple[str, int]] = MappingProxyType(
     {
         DType.bf16: ("cutlass::bfloat16_t", 16),

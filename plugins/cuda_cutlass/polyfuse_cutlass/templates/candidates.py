@@ -14,8 +14,6 @@ from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.templates.ampere import AmpereTile, ampere_source, oriented
 from polyfuse_cutlass.templates.collective import Collective, collective_source, fault
 
-__all__ = ["is_library", "library_configs", "library_source"]
-
 _HOPPER = (
     Collective(128, 256, 2, 1),
     Collective(256, 128, 2, 1),

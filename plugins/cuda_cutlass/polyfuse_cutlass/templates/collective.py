@@ -16,8 +16,6 @@ from polyfuse_cutlass.templates.meta import meta_of
 from polyfuse_cutlass.templates.stream_k import scratch_bytes
 from polyfuse_cutlass.templates.text import LANGUAGE, args_text, constants, device_text, library_text
 
-__all__ = ["SCHEDULES", "Collective", "collective_source", "fault"]
-
 SCHEDULES = ("cooperative", "ping-pong", "stream-K")
 _MAINLOOPS: Mapping[str, str] = MappingProxyType(
     {

@@ -17,8 +17,6 @@ from polyfuse_cuda.driver import EARLIER_ERROR, OUT_OF_MEMORY
 from polyfuse_cutlass.build.artifact import Artifact
 from polyfuse_cutlass.templates.meta import LinkedMeta
 
-__all__ = ["Linked"]
-
 _CACHED = 1024
 """Launches that a kernel keeps for arguments that come again."""
 _WORD = (1 << 64) - 1

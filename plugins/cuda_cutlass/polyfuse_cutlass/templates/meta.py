@@ -10,8 +10,6 @@ from polyfuse.symbolic import IndexLike, product, python_text
 from polyfuse_cutlass.build.meta import MetaArg
 from polyfuse_cutlass.problem import Matrix, Problem, extent
 
-__all__ = ["Expression", "LinkedMeta", "meta_of"]
-
 
 @dataclass(frozen=True)
 class Expression:

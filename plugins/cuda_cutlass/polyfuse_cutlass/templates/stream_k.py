@@ -9,8 +9,6 @@ from __future__ import annotations
 from polyfuse.symbolic import product
 from polyfuse_cutlass.problem import Problem, extent
 
-__all__ = ["scratch_bytes"]
-
 _LEAST_STAGES = 8
 """Stages of a depth that are not worth sharing."""
 _MOST_SWIZZLE = 8

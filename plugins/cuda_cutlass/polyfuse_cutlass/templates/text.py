@@ -9,8 +9,6 @@ from pathlib import Path
 from polyfuse.plugin import Source
 from polyfuse_cutlass.problem import Problem
 
-__all__ = ["LANGUAGE", "args_text", "constants", "device_text", "library_text"]
-
 LANGUAGE = "cutlass"
 
 

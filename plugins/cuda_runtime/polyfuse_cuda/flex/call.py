@@ -21,8 +21,6 @@ from polyfuse.symbolic import Index, IndexLike, axis
 from polyfuse_cuda.flex.joint import with_scatters
 from polyfuse_cuda.flex.problem import AXES, GRADIENT, SCORE, Added, Array, Blocks, Problem
 
-__all__ = ["KEY_LISTS", "QUERY_LISTS", "FlexCall", "Written", "is_read"]
-
 KEY_LISTS, QUERY_LISTS = (2, 6), (6, 10)
 """Positions of the lists of key blocks, and of query blocks, in the tuple of a block mask."""
 _TYPES = (DType.bf16, DType.f16, DType.f32)

@@ -10,8 +10,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from polyfuse.base.errors import UnsupportedError
 
-__all__ = ["with_scatters"]
-
 _FIRST = 5
 """Results before those for captured tensors: the score's, and those of its four indices, which have none."""
 

@@ -17,8 +17,6 @@ from polyfuse.plugin import Lowering, LoweringContext, TensorValue
 from polyfuse_cuda.flex.call import FlexCall, is_read
 from polyfuse_cuda.flex.problem import Problem
 
-__all__ = ["FlexKernels", "Gradients", "flex_lowerings"]
-
 
 @dataclass(frozen=True)
 class Gradients:

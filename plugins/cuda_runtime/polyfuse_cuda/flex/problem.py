@@ -10,21 +10,6 @@ from polyfuse.ir.statements import Statement, definition
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, of_atom
 
-__all__ = [
-    "AXES",
-    "GRADIENT",
-    "SCORE",
-    "Added",
-    "Arguments",
-    "Array",
-    "Blocks",
-    "Problem",
-    "arguments_of",
-    "score_axes",
-    "statements",
-    "symbols_of",
-]
-
 AXES = ("b", "h", "m", "n")
 """Batch, head, query and key: names of the axes of scores."""
 

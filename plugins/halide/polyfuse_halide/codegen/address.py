@@ -9,8 +9,6 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.kit import Affine, affine
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, axis_size
 
-__all__ = ["index_text", "indirect_axes", "injective_affine"]
-
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 

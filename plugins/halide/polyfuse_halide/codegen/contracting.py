@@ -14,8 +14,6 @@ from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_halide.codegen.ops import MATH
 
-__all__ = ["contracts"]
-
 _GAINS = MATH - {"atan2", "digamma", "erfc", "erfinv", "fmod", "hypot", "lgamma", "pow"}
 """Functions of one number that are polynomials."""
 _ONCE = frozenset(

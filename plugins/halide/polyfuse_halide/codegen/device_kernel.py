@@ -19,8 +19,6 @@ from polyfuse_halide.codegen.kernel import Emitter, IndexedStore, KernelText, ch
 from polyfuse_halide.codegen.values import tuple_text
 from polyfuse_halide.schedules.pins import Pins, pinned, words
 
-__all__ = ["device_kernel_text"]
-
 
 def device_kernel_text(
     kernel: Kernel, multiprocessors: int, config: Config | None = None, pins: Pins | None = None

@@ -13,8 +13,6 @@ from polyfuse.plugin import Config
 from polyfuse.symbolic import substitute
 from polyfuse_halide.schedules.plan import access_kind, example_sizes, transposed_axis
 
-__all__ = ["DEVICE_CHOICES", "DevicePlan", "choose_device_plan"]
-
 DEVICE_CHOICES = ("lanes", "points", "each")
 """What a configuration may say of a schedule for a device."""
 

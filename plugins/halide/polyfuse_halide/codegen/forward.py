@@ -10,8 +10,6 @@ from polyfuse.ir.statements import Load, Statement, Store, with_names
 from polyfuse.kit import KernelFacts, row_major, with_safe_names
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, product
 
-__all__ = ["forwarded", "with_plain_names"]
-
 _SAFE_NAMES = re.compile(r"(?!log2$|log10$|exp2$|atan2$|(red|once|tile)[0-9]+$)[A-Za-z_]{1,4}[0-9]+")
 """Names that are no functions of the library, and no stages of generated programs."""
 _DERIVED = ("_n", "_of")

@@ -16,8 +16,6 @@ from functools import lru_cache
 from polyfuse.base.errors import KernelLaunchError
 from polyfuse_halide.launch.executable_memory import Code, executable, writable
 
-__all__ = ["Faults", "faults", "type_of"]
-
 _CODES = {"i": 0, "u": 1, "f": 2}
 _HALVES = ("bf16", "f16")
 _EIGHT = ("f8e4m3", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz")

@@ -30,8 +30,6 @@ from polyfuse_halide.codegen.values import LIMIT, ValueEmitter, tuple_text
 from polyfuse_halide.schedules.pins import Pins, pinned, words
 from polyfuse_halide.schedules.plan import choose_plan
 
-__all__ = ["Emitter", "KernelText", "IndexedStore", "check_sizes", "kernel_text"]
-
 
 @dataclass(frozen=True)
 class KernelText:

@@ -9,17 +9,6 @@ from types import MappingProxyType
 from polyfuse.ir.ops import RANDOM, SCALAR_OPS
 from polyfuse.ir.types import DType
 
-__all__ = [
-    "COST",
-    "FUNCTION_OF",
-    "MATH",
-    "REDUCTIONS",
-    "SCANS",
-    "call_text",
-    "constant_text",
-    "unsupported_op",
-]
-
 _SAME = (
     *(
         "add",

@@ -7,8 +7,6 @@ from polyfuse.ir.statements import Reduce, Scan, Statement, Store
 from polyfuse.kit import KernelFacts, backward_slice
 from polyfuse_halide.codegen.ops import MATH
 
-__all__ = ["reused_value"]
-
 _MOST = 512 << 10
 """Bytes of scratch that a thread's own cache holds."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from polyfuse.ir.statements import Load, Reduce, Statement, Store, key
 from polyfuse.kit import KernelFacts
 
-__all__ = ["Softmaxes", "softmaxes_of"]
-
 
 @dataclass(frozen=True)
 class Softmaxes:

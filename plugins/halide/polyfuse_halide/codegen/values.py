@@ -26,8 +26,6 @@ from polyfuse_halide.codegen.ops import call_text, constant_text
 from polyfuse_halide.codegen.reuse import reused_value
 from polyfuse_halide.codegen.softmax import softmaxes_of
 
-__all__ = ["LIMIT", "ValueEmitter", "tuple_text"]
-
 LIMIT = 1 << 31
 """Elements of a buffer that Halide's indices reach."""
 _REPEATED = ("const", "index", "size")

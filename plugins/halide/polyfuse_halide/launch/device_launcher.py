@@ -13,8 +13,6 @@ from polyfuse_halide.launch.device_runtime import HalideRuntime, runtime
 from polyfuse_halide.launch.launcher import DeviceCall, make_launcher, nothing
 from polyfuse_halide.launch.objects import link
 
-__all__ = ["device_launcher"]
-
 
 def device_launcher(symbol: str, data: bytes, meta: str, data_ptr: int | None) -> Callable[..., None]:
     """A callable for a kernel of an object file, on the device that is current when it is called."""

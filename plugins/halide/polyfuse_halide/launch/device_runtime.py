@@ -16,8 +16,6 @@ from functools import lru_cache
 from polyfuse_cuda.driver import MAX_DYNAMIC_SHARED, USUAL_SHARED, Driver
 from polyfuse_halide.launch.executable_memory import Code, address_of, executable, writable
 
-__all__ = ["HalideRuntime", "runtime"]
-
 _TABLE = 4096
 """Bytes of a table of kernels: pairs of the address of a name and a function, until a name is zero."""
 

@@ -18,8 +18,6 @@ from typing import Any
 
 from polyfuse.base.errors import BackendUnavailableError, KernelLoadError
 
-__all__ = ["Code", "address_of", "executable", "runtime_symbols", "seal", "supported", "writable"]
-
 _PAGE = mmap.PAGESIZE
 _READ_EXEC = 1 | 4
 _ALIGN = 128

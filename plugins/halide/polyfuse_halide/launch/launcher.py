@@ -20,8 +20,6 @@ from polyfuse.base.errors import KernelLoadError
 from polyfuse_halide.codegen.index_checks import type_of
 from polyfuse_halide.launch.executable_memory import Code, address_of, executable, writable
 
-__all__ = ["DeviceCall", "make_launcher", "nothing"]
-
 _BUFFER, _DEVICE, _HOST, _TYPE, _RANK, _DIMENSIONS, _DIM = 56, 0, 16, 32, 36, 40, 16
 """Bytes of a `halide_buffer_t`, the offsets of five of its fields, and bytes of one dimension."""
 _LIMIT = 1 << 31

@@ -15,8 +15,6 @@ from functools import lru_cache
 from polyfuse.base.errors import KernelLoadError
 from polyfuse_halide.launch.executable_memory import address_of, runtime_symbols, seal, writable
 
-__all__ = ["link", "resolve"]
-
 _ALLOCATED, _EXECUTABLE, _NO_BITS, _RELOCATIONS = 2, 4, 8, 4
 _PAGE = 4096
 _R_64, _R_PC32, _R_PLT32, _R_GOTPCREL, _R_PC64 = 1, 2, 4, 9, 24

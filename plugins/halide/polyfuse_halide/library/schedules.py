@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import halide as hl
@@ -218,15 +218,54 @@ def _at_level(program: Program, func: Any, level: Any) -> None:
                 _row_lanes(program, output.before, [*output.axes, *output.loops])
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Neighbouring columns that are computed together.
+
+    Attributes:
+        lanes: columns of a vector.
+        columns: how many, a multiple of the lanes.
+        tail: what is done about columns that are no whole block.
+        whole: whether there are none, and all reductions are needed for just the block.
+    """
+
+    lanes: int
+    columns: int
+    tail: Any
+    whole: bool
+
+
 def _columns(program: Program) -> None:
     """A block of neighbouring columns at a time, each lane with a column of its own."""
     if len(program.outputs) > 1:
         # of outputs computed together, Halide loses the bounds of a block whose loop is fused with another
         # or begins earlier: it computes reductions for whole rows, where each block has room for its own
         program.schedule = replace(program.schedule, fuse=min(program.schedule.fuse, 1), shift=False)
-    plan = program.schedule
     head = next((o for o in program.outputs if o.loops), program.outputs[0])
-    extent = program.axes[head.axes[-1].name()]
+    block = _block_of(program, head)
+    _at_level(program, head.func, _loops_of_columns(program, head, block))
+    if block.lanes < 4:
+        return
+    column = head.axes[-1]
+    for reduction in program.reductions:
+        for single in reduction.passes:
+            _reduction_of_columns(single.func, column, single.loops, block)
+    for output in program.outputs:
+        if output.before is not None and not _alone(program, output):
+            if output.loops:
+                output.before.reorder_storage(column, *reversed(output.loops))
+            output.before.vectorize(column, block.lanes, Tail)
+    for row, variables in program.rows:
+        inward = [variable for variable in reversed(variables) if variable.name() != column.name()]
+        row.reorder_storage(column, *inward).reorder(column, *inward)
+        row.vectorize(column, block.lanes, Tail)
+        for k in range(row.num_update_definitions()):
+            row.update(k).vectorize(column, block.lanes, Tail)
+
+
+def _block_of(program: Program, head: Any) -> _Block:
+    """What the schedule says of columns, as far as there are so many."""
+    plan, extent = program.schedule, program.axes[head.axes[-1].name()]
     lanes = _lanes_within(extent, plan.lanes)
     wide = lanes * max(1, plan.unroll)
     while isinstance(extent, int) and wide > max(extent, lanes):
@@ -235,47 +274,38 @@ def _columns(program: Program) -> None:
     whole = isinstance(extent, int) and (extent % wide == 0 or tail is not Tail)
     # a block of the head needs more of the reductions where another output has no loop in common with it
     whole = whole and all(bool(o.loops) == bool(head.loops) for o in program.outputs)
-    block = level = hl.Var("block")
+    return _Block(lanes, wide, tail, whole)
+
+
+def _loops_of_columns(program: Program, head: Any, block: _Block) -> Any:
+    """Divide the loops of all outputs into blocks; the loop in which the head's reductions are computed."""
+    at = level = hl.Var("block")
     for output in [head, *(o for o in program.outputs if o is not head)]:
         func, lane = output.func, output.axes[-1]
         func.compute_root()
         column = hl.Var("column")
-        func.split(lane, block, column, wide, tail)
+        func.split(lane, at, column, block.columns, block.tail)
         if output.loops:
-            func.reorder(column, *reversed(output.loops), block)
-        if lanes >= 4:
-            func.vectorize(column, lanes, Tail)
+            func.reorder(column, *reversed(output.loops), at)
+        if block.lanes >= 4:
+            func.vectorize(column, block.lanes, Tail)
         if _alone(program, output):
-            _before(output, func, column, lane, lanes)
-        inner = _threads(program, func, [*output.axes[:-1], block])
+            _before(output, func, column, lane, block.lanes)
+        inner = _threads(program, func, [*output.axes[:-1], at])
         if output is not head:
             func.compute_with(head.func, level)
-        elif inner is not None and plan.fuse >= len(output.axes):
+        elif inner is not None and program.schedule.fuse >= len(output.axes):
             level = inner
-    _at_level(program, head.func, level)
-    stages = [single.func for r in program.reductions for single in r.passes]
-    loops = {single.func.name(): single.loops for r in program.reductions for single in r.passes}
-    for func in stages:
-        lane = head.axes[-1]
-        if lanes >= 4:
-            func.vectorize(lane, lanes, Tail)
-            update = func.update(0).reorder(lane, *reversed(loops[func.name()])).vectorize(lane, lanes, Tail)
-            if whole and wide > lanes:
-                # sums stay in registers
-                func.bound_extent(lane, wide).unroll(lane)
-                update.unroll(lane)
-    for output in program.outputs:
-        if output.before is not None and lanes >= 4 and not _alone(program, output):
-            if output.loops:
-                output.before.reorder_storage(head.axes[-1], *reversed(output.loops))
-            output.before.vectorize(head.axes[-1], lanes, Tail)
-    for row, variables in program.rows:
-        if lanes >= 4:
-            inward = [variable for variable in reversed(variables) if variable.name() != head.axes[-1].name()]
-            row.reorder_storage(head.axes[-1], *inward).reorder(head.axes[-1], *inward)
-            row.vectorize(head.axes[-1], lanes, Tail)
-            for k in range(row.num_update_definitions()):
-                row.update(k).vectorize(head.axes[-1], lanes, Tail)
+    return level
+
+
+def _reduction_of_columns(func: Any, column: Any, loops: Any, block: _Block) -> None:
+    """Each lane adds up a column; sums of a block stay in registers where its size is known."""
+    func.vectorize(column, block.lanes, Tail)
+    update = func.update(0).reorder(column, *reversed(loops)).vectorize(column, block.lanes, Tail)
+    if block.whole and block.columns > block.lanes:
+        func.bound_extent(column, block.columns).unroll(column)
+        update.unroll(column)
 
 
 def _reordered(stage: Any, order: list[Any]) -> bool:

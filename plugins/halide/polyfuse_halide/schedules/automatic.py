@@ -21,8 +21,6 @@ from polyfuse_halide.codegen.address import injective_affine
 if TYPE_CHECKING:
     from polyfuse_halide.codegen.kernel import KernelText
 
-__all__ = ["SCHEDULERS", "automatic_configs", "automatic_fault", "automatic_text", "scheduler_named"]
-
 SCHEDULERS = ("Mullapudi2016", "Adams2019", "Li2018", "Anderson2021")
 """Their names; a configuration says `auto=1` for the first."""
 _FOR_DEVICES = ("Anderson2021",)

@@ -21,8 +21,6 @@ from polyfuse.base.errors import UnsupportedError
 if TYPE_CHECKING:
     from polyfuse_halide.library import AutomaticProgram
 
-__all__ = ["SECONDS", "apart", "autoschedule", "check_touched", "uneven"]
-
 SECONDS = 60.0
 """How long a scheduler and Halide may take over a kernel."""
 _FIX = "leave out the option halide.autoscheduler"

@@ -11,8 +11,6 @@ from polyfuse.plugin import Config
 from polyfuse_halide.codegen.ops import COST, MATH
 from polyfuse_halide.schedules.plan import example_sizes
 
-__all__ = ["estimate"]
-
 _RATE = 3e9
 """Vector operations of a thread in a second."""
 _MOVED = 12e9

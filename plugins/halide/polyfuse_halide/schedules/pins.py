@@ -16,8 +16,6 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse_halide.codegen.device_plan import DevicePlan
 from polyfuse_halide.schedules.plan import Plan
 
-__all__ = ["Pins", "pin_of", "pinned", "read_pins", "words"]
-
 _CHOICES = {Plan: ("lanes", "unroll", "fuse", "group", "chunk"), DevicePlan: ("lanes", "points", "each")}
 """What a line may say of each kind of schedule; the rest follows from the kernel."""
 _POWERS = ("lanes", "each")

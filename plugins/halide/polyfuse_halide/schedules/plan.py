@@ -13,16 +13,6 @@ from polyfuse.kit import KernelFacts
 from polyfuse.plugin import Config
 from polyfuse_halide.codegen.ops import COST, MATH
 
-__all__ = [
-    "CHOICES",
-    "Plan",
-    "access_kind",
-    "choose_plan",
-    "example_sizes",
-    "pinned_choices",
-    "transposed_axis",
-]
-
 CHOICES = ("lanes", "unroll", "grain", "serial")
 """What a configuration may say of a schedule."""
 

@@ -9,8 +9,6 @@ from typing import Final
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.text import join_words
 
-__all__ = ["CHIPS", "Chip", "chip_of", "table"]
-
 
 @dataclass(frozen=True)
 class Chip:

@@ -16,8 +16,6 @@ from polyfuse_triton.build.pipeline import function_of, through_stages
 from polyfuse_triton.codegen import emit
 from polyfuse_triton.target import known_target
 
-__all__ = ["AmdCode", "compile_for"]
-
 _SHAPED_LIKE = "sm_80"
 """The GPU for which tilings are chosen: blocks as large as AMD's shared memory takes, no clusters."""
 

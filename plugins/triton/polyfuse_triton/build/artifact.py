@@ -13,8 +13,6 @@ from polyfuse.base.errors import KernelLoadError
 from polyfuse.plugin import Source
 from polyfuse_triton.build.meta import KernelMeta
 
-__all__ = ["Artifact", "Variant", "entry_name", "read_unit", "write_unit"]
-
 _LISTING = "kernels.json"
 
 

@@ -15,8 +15,6 @@ from polyfuse.base.errors import KernelBuildError
 from polyfuse.base.process import run_program
 from polyfuse_cuda.toolchain import programs
 
-__all__ = ["choose_assembler", "own_assembler"]
-
 
 def own_assembler(arch: int) -> Any:
     """The assembler that Triton takes for an architecture: an object with `path` and `version`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HEADER"]
-
 HEADER = """import triton
 import triton.language as tl
 from polyfuse_triton.device.functions import *

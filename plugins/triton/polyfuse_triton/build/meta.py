@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from polyfuse.base.digest import stable_json
 
-__all__ = ["PRODUCT", "WORKSPACE", "Extent", "KernelMeta", "MetaArg", "is_matmul"]
-
 Extent = int | str
 """An integer, or a Python expression over names of size arguments: integers with + - * // % ( ), and
 calls of `min` and `max`."""

@@ -23,8 +23,6 @@ from polyfuse_triton.build.meta import WORKSPACE, KernelMeta
 from polyfuse_triton.device.packed_int16 import taken_apart
 from polyfuse_triton.launch import dependent_launch
 
-__all__ = ["Compiled", "Staged", "compile_kernel", "function_of", "through_stages"]
-
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 

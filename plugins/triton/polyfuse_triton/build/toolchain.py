@@ -14,9 +14,6 @@ from polyfuse_cuda.gpu import known_gpu
 from polyfuse_triton.build.artifact import Artifact, Variant, entry_name, write_unit
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
 
-__all__ = ["build", "build_in_worker", "warm_up"]
-
-
 _TRIAL = """@triton.jit
 def trial(out0):
     tl.store(out0, tl.erf(tl.load(out0)))

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from polyfuse_triton.device import combine
 from polyfuse_triton.device.atomics import atomic_update
+from polyfuse_triton.device.bytes import integer_bf16, integer_f16, signed_byte_bf16
 from polyfuse_triton.device.chains import publish, wait_for
 from polyfuse_triton.device.combine import *  # noqa: F403
 from polyfuse_triton.device.libdevice import anywhere, libdevice, quick_exp2, quick_inverse
@@ -34,6 +35,8 @@ __all__ = [
     "int_fmod",
     "int_remainder",
     "int_trunc_div",
+    "integer_bf16",
+    "integer_f16",
     "inverse_of",
     "libdevice",
     "nextafter",
@@ -47,6 +50,7 @@ __all__ = [
     "shift_right",
     "sigmoid",
     "sign",
+    "signed_byte_bf16",
     "sort_key",
     "sort_rank",
     "publish",

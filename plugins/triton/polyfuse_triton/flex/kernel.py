@@ -20,8 +20,6 @@ from polyfuse_triton.flex.scores import Scores
 from polyfuse_triton.flex.tiles import Tiles
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["forward_source", "key_gradient_source", "query_gradient_source"]
-
 _LOG2E = math.log2(math.e)
 _LANES = {"dc": "[None, :]", "dr": "[:, None]", "vc": "[None, :]"}
 """Steps along queries and keys (`d`), as columns and as rows, and along values (`v`)."""

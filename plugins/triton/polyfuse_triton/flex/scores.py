@@ -16,8 +16,6 @@ from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.tiling.plan import Dim, Plan
 
-__all__ = ["Scores"]
-
 _SCORE_LOADS = tuple(Load(name, name, 0, DType.f32) for name in (SCORE, GRADIENT))
 """What defines the names that the kernel's own values take."""
 

@@ -12,8 +12,6 @@ from polyfuse_cuda.flex.problem import Problem
 from polyfuse_triton.loops.ops import LIBDEVICE
 from polyfuse_triton.target import Target
 
-__all__ = ["Tiles", "tiles_of"]
-
 Kind = Literal["forward", "queries", "keys"]
 """The forward, and the gradients of queries, and of keys and values."""
 _SHARED_OF_LARGE = 200_000

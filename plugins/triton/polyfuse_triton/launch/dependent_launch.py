@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["OLDEST", "is_waiting", "waiting"]
-
 OLDEST = 90
 """The oldest architecture that can."""
 _ENTRY = re.compile(r"^\.visible \.entry [^{]*\{\n", re.MULTILINE)

@@ -12,8 +12,6 @@ from enum import IntEnum
 from polyfuse.base.errors import KernelLoadError
 from polyfuse_triton.build.meta import Extent
 
-__all__ = ["MAX_STACK", "evaluate", "postfix"]
-
 MAX_STACK = 32
 """Most numbers that a program may hold at once; the launcher has room for as many."""
 

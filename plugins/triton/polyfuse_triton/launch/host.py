@@ -10,8 +10,6 @@ from polyfuse_cuda.host import host_device
 from polyfuse_triton.build.artifact import Artifact, Variant, read_unit
 from polyfuse_triton.launch.native import letters
 
-__all__ = ["host_kernels"]
-
 _KINDS = {"p": "ptr", "i": "i32", "l": "i64"}
 
 

@@ -15,8 +15,6 @@ from polyfuse.base.settings import Settings
 from polyfuse.plugin import Launchable
 from polyfuse_triton.build.artifact import Artifact, read_unit
 
-__all__ = ["Launcher", "LauncherSource"]
-
 
 class Launcher(Protocol):
     """What makes callables of built kernels."""

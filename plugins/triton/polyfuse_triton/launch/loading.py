@@ -10,8 +10,6 @@ from polyfuse.base.settings import Settings
 from polyfuse.plugin import Launchable
 from polyfuse_triton.launch.launcher import LauncherSource
 
-__all__ = ["LAUNCHER", "load_packaged"]
-
 LAUNCHER = "launcher.so"
 """The native launcher in a packaged folder, where the machine that made the package had one."""
 

@@ -23,8 +23,6 @@ from polyfuse_triton.launch.expressions import postfix
 from polyfuse_triton.launch.series import SeriesTable, join_series
 from polyfuse_triton.launch.services import Services
 
-__all__ = ["NativeLauncher", "build_library", "letters", "library_path"]
-
 _SOURCE = Path(__file__).with_name("launcher.cpp")
 _PARTS = tuple(map(Path(__file__).with_name, ("launcher.h", "series.h")))
 _LIBRARY = "launcher.so"

@@ -32,8 +32,6 @@ from polyfuse_triton.launch.expressions import evaluate, postfix
 from polyfuse_triton.launch.native import letters
 from polyfuse_triton.launch.services import Services
 
-__all__ = ["PlainLauncher"]
-
 _NEEDED = ("cuGetErrorName", "cuGetErrorString", "cuLaunchKernel", "cuModuleLoadData")
 _WORDS_ALIGN = 16
 _LARGEST = (2**31 - 1, 65535, 65535)

@@ -10,8 +10,6 @@ from typing import Any
 from polyfuse.runtime.launching import SeriesPlan
 from polyfuse_triton.launch.expressions import postfix
 
-__all__ = ["SeriesTable", "join_series"]
-
 
 class _Step(IntEnum):
     """In the order of the launcher's own list."""

@@ -11,8 +11,6 @@ from typing import Any
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
 from polyfuse_cuda.driver import DRIVER, free_cached_memory
 
-__all__ = ["Services", "torch_services"]
-
 
 @dataclass(frozen=True)
 class Services:

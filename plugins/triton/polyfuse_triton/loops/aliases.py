@@ -18,8 +18,6 @@ from polyfuse.kit import KernelFacts
 from polyfuse_triton.reductions.passes import with_fewer_passes
 from polyfuse_triton.tiling.plan import Plan
 
-__all__ = ["refused_aliases", "with_late_stores"]
-
 
 def refused_aliases(kernel: Kernel, plan: Plan) -> tuple[Alias, ...]:
     """The pairs of a kernel for which its text by a plan would be wrong."""

@@ -16,8 +16,6 @@ from polyfuse_triton.loops.indexing import Indexer, Variable
 from polyfuse_triton.reductions.row_splits import ticket
 from polyfuse_triton.tiling.plan import Dim, Plan
 
-__all__ = ["Coordinates", "Position", "host_text", "needed", "renamed"]
-
 _WIDE = 16
 """Elements of the widest access."""
 _NARROW = 1 << 16

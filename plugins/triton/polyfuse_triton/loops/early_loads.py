@@ -10,8 +10,6 @@ from polyfuse.kit import KernelFacts
 from polyfuse.symbolic import free_axes
 from polyfuse_triton.tiling.plan import Plan
 
-__all__ = ["fetched_early"]
-
 _THREAD = 32
 """Threads of a warp."""
 _MOST_BYTES = 256

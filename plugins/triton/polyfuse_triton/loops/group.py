@@ -10,8 +10,6 @@ from polyfuse.plugin import Source
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.loops.kernel import KernelText, parameter_names
 
-__all__ = ["grouped_text"]
-
 _PROGRAM = "tl.program_id(0)"
 
 

@@ -25,8 +25,6 @@ from polyfuse.symbolic import (
     of_atom,
 )
 
-__all__ = ["Address", "Indexer", "Variable"]
-
 
 @dataclass(frozen=True)
 class Variable:

@@ -24,8 +24,6 @@ from polyfuse_triton.reductions.row_splits import words
 from polyfuse_triton.reductions.scans import ScanWriter
 from polyfuse_triton.tiling.plan import Plan
 
-__all__ = ["KernelText", "kernel_text", "parameter_names"]
-
 _PLAIN = re.compile(r"(in|out|inout|io|s|u|zuf|ks)\d+")
 """Names of arguments that no name in a kernel's text is like."""
 

@@ -11,8 +11,6 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.loops.scope import Scope, Value
 
-__all__ = ["ATOMIC_MODES", "MemoryScope"]
-
 _HARDWARE: dict[str, tuple[DType, ...]] = {
     "add": (DType.f32, DType.f64, DType.f16, DType.bf16, DType.i32, DType.i64, DType.u32, DType.u64),
     "min": (DType.i32, DType.i64, DType.u32, DType.u64),

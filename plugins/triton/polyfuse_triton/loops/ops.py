@@ -10,8 +10,6 @@ from polyfuse.ir.types import DType
 from polyfuse.ir.types import e4m3_saturates as _saturates
 from polyfuse_triton.dtypes import triton_type
 
-__all__ = ["INFIX", "LIBDEVICE", "cast_text", "is_infix", "operation_text", "unsupported_op"]
-
 INFIX: Mapping[str, str] = MappingProxyType(
     {
         "add": "+",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["quotient_by"]
-
 _SMALL, _LARGE = 2.0**-100, 2.0**100
 
 

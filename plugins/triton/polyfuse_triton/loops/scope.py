@@ -33,8 +33,6 @@ from polyfuse_triton.loops.ops import cast_text, is_infix, operation_text
 from polyfuse_triton.loops.quotients import quotient_by
 from polyfuse_triton.tiling.plan import Plan
 
-__all__ = ["Scope", "Value"]
-
 _NARROWED_TYPES = (DType.f32, DType.f64, DType.i32, DType.i64)
 
 

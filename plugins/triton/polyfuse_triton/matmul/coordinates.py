@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping
 from polyfuse.symbolic import IndexLike, is_less
 from polyfuse_triton.loops.coordinates import host_text, needed
 from polyfuse_triton.loops.indexing import Indexer, Variable
-from polyfuse_triton.matmul.narrow import STEP
+from polyfuse_triton.matmul.narrow import AHEAD, STEP
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Dim
-
-__all__ = ["MatmulCoordinates", "TileCoordinates"]
 
 
 class MatmulCoordinates:
@@ -31,7 +29,7 @@ class MatmulCoordinates:
         self.in_loop: dict[str, str] = {}
         self.batch: dict[str, Variable] = {}
         if found.narrow is not None:
-            self.batch[STEP] = Variable(STEP)
+            self.batch |= {name: Variable(name) for name in (STEP, AHEAD)}
         self._define_program()
         for name in ("m", "n"):
             dim = self.dims[name]

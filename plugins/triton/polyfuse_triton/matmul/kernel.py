@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
@@ -21,11 +21,21 @@ from polyfuse_triton.loops.kernel import KernelText, parameter_names
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.matmul.coordinates import MatmulCoordinates, TileCoordinates
-from polyfuse_triton.matmul.narrow import BOTH, HALF, INSIDE, STEP, Narrow, NarrowScope, stepped
+from polyfuse_triton.matmul.narrow import (
+    AHEAD,
+    BOTH,
+    HALF,
+    INSIDE,
+    LONG_STEP,
+    STEP,
+    TURN,
+    Narrow,
+    NarrowScope,
+    factored,
+    stepped,
+)
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Plan
-
-__all__ = ["SizeInStrides", "matmul_text", "sizes_in_strides"]
 
 _ACCURATE = 128
 """Matmuls of 8-bit numbers that Hopper may add up with few bits, as libraries have it."""
@@ -34,6 +44,7 @@ _ACCURATE = 128
 _ALIGNED, _UNALIGNED = f"aligned_{Source.SYMBOL}", f"unaligned_{Source.SYMBOL}"
 _WIDE = 16
 """Elements of which strides are multiples where rows are copied in wide chunks."""
+_FEW_ROWS = 16
 _LONGEST = 1 << 20
 """Longest rows whose steps, as many as a tile has, surely fit in 32 bits."""
 
@@ -135,7 +146,7 @@ class _Writing:
         self._uniform = KernelFacts.of(kernel).uniform
         before = kernel
         if found.narrow is not None:
-            kernel = stepped(kernel, found.narrow, plan.k)
+            kernel = stepped(kernel, found.narrow, plan.k, self._turns(found.narrow))
         self._moved = renamed(kernel, everything, KernelFacts.of(kernel))
         self._facts = KernelFacts.of(self._moved)
         self._moved_statement = {
@@ -201,45 +212,107 @@ class _Writing:
         made, dims, letter = sides[0 if narrow.is_left else 1]
         other, other_dims, other_letter = sides[1 if narrow.is_left else 0]
         scope = NarrowScope(*self._scope_parts(dims, letter))
+        scope.wanted = made.dtype
+        moved = {stmt.targets[0]: self._moved_statement[id(stmt)] for stmt in made.body}
+        inner = (narrow.depth[-1], narrow.half)
         along = (*self._found.depth, narrow.half)
-        body = [self._moved_statement[id(stmt)] for stmt in made.body]
-        hoisted = [
-            new for old, new in zip(made.body, body, strict=True) if self._uniform(old.targets[0], along)
-        ]
-        scope.at(hoisted, 0, {})
+        hoisted = [stmt for name, stmt in moved.items() if self._uniform(name, along)]
+        scope.at(hoisted, {}, {})
         before = {stmt.targets[0]: scope.value(stmt.targets[0]) for stmt in hoisted}
-        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {triton_type(found.dtype)})")
-        out.line(f"for {STEP} in range(0, {narrow.bytes // self._plan.k}):")
+        of_step = [
+            stmt
+            for name, stmt in moved.items()
+            if isinstance(stmt, Load) and name not in before and self._uniform(name, inner)
+        ]
+        name, factors = made.value, tuple[str, ...]()
+        if self._has_few_rows or self._plan.k * narrow.numbers >= LONG_STEP:
+            name, factors = factored(made, lambda name: self._uniform(name, inner))
+        kind, turns = triton_type(found.dtype), self._turns(narrow)
+        rounds = narrow.bytes // (self._plan.k * turns)
+        positions = [{TURN: turn} for turn in range(turns)]
+        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
+        held = [self._asked(scope, of_step, {**position, STEP: 0}, before) for position in positions]
+        for turn, values in enumerate(held):
+            for number, value in enumerate(values):
+                out.line(f"next{turn}_{number} = {value.text}")
+        out.line(f"for {STEP} in range(0, {rounds}):")
         with out.indented(), out.detached() as lines:
+            if of_step:
+                out.line(f"{AHEAD} = tl.minimum({STEP} + 1, {rounds - 1})")
+            known: list[dict[str, Value]] = []
+            for turn, values in enumerate(held):
+                known.append(dict(before))
+                for number, (stmt, value) in enumerate(zip(of_step, values, strict=True)):
+                    out.line(f"now{turn}_{number} = next{turn}_{number}")
+                    known[-1][stmt.targets[0]] = replace(value, text=f"now{turn}_{number}")
+            for turn, position in enumerate(positions):
+                later: dict[str, IndexLike] = {**position, STEP: axis(AHEAD, rounds)}
+                for number, value in enumerate(self._asked(scope, of_step, later, before)):
+                    out.line(f"next{turn}_{number} = {value.text}")
             plain = other.plain
             assert plain is not None
             load = self._moved_statement[id(plain)]
-            beside = self._beside(load, other_dims, other_letter, narrow)
-            for number, text in enumerate(beside):
-                scope.at(body, number, before)
-                value = scope.value(made.value)
-                tile = scope.spread(scope.typed(value), value.dims, frozenset(dims))
-                pair = (tile, text) if narrow.is_left else (text, tile)
-                out.line(f"acc = tl.dot({', '.join(pair)}, acc{self._precision()})")
+            for position, given in zip(positions, known, strict=True):
+                total = "part" if factors else "acc"
+                if factors:
+                    out.line(f"part = tl.zeros([MBLOCK, NBLOCK], {kind})")
+                beside = self._beside(load, other_dims, other_letter, narrow, position)
+                for number, text in enumerate(beside):
+                    scope.at(tuple(moved.values()), {**position, HALF: number}, given)
+                    tile = self._narrow_tile(scope, name, made, dims)
+                    pair = (tile, text) if narrow.is_left else (text, tile)
+                    out.line(f"{total} = tl.dot({', '.join(pair)}, {total}{self._precision()})")
+                if factors:
+                    scales = " * ".join(scope.typed(scope.value(factor)) for factor in factors)
+                    out.line(f"acc += part * ({scales})")
         with out.indented():
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
             out.add(lines)
 
-    def _beside(self, load: Statement, dims: str, letter: str, narrow: Narrow) -> list[str]:
+    @property
+    def _has_few_rows(self) -> bool:
+        """Whether sums are so few that they may be scaled after short steps, too."""
+        return min(self._plan.m, self._plan.n) <= _FEW_ROWS
+
+    def _turns(self, narrow: Narrow) -> int:
+        return narrow.turns(self._plan.k) if self._has_few_rows else 1
+
+    def _asked(
+        self,
+        scope: NarrowScope,
+        loads: Sequence[Statement],
+        position: Mapping[str, IndexLike],
+        before: Mapping[str, Value],
+    ) -> list[Value]:
+        """What a group has for itself, read a round before it is used: such loads pass no copy unit, whose
+        answers the loop awaits.
+        """
+        scope.at(loads, position, before)
+        return [scope.value(stmt.targets[0]) for stmt in loads]
+
+    def _narrow_tile(self, scope: NarrowScope, name: str, made: Operand, dims: str) -> str:
+        """The tile of what is multiplied, which is the operand or what is left of it without its factors."""
+        value = scope.value(name)
+        text = scope.spread(scope.typed(value), value.dims, frozenset(dims))
+        return text if value.dtype is made.dtype else f"({text}).to({triton_type(made.dtype)})"
+
+    def _beside(
+        self, load: Statement, dims: str, letter: str, narrow: Narrow, position: Mapping[str, IndexLike]
+    ) -> list[str]:
         """The texts of the other operand's tiles, one for each number in a byte."""
         if not narrow.together:
             scope = NarrowScope(*self._scope_parts(dims, letter))
             found = []
             for number in range(narrow.numbers):
-                scope.at((load,), number, {})
+                scope.at((load,), {**position, HALF: number}, {})
                 value = scope.value(load.targets[0])
                 found.append(scope.spread(scope.typed(value), value.dims, frozenset(dims)))
             return found
         # read side by side, as memory holds them, and taken apart in registers
         outer = dims.replace(INSIDE, "")
         scope = NarrowScope(*self._scope_parts(f"{outer}{BOTH}", letter))
-        both: dict[str, IndexLike] = {INSIDE: 0, HALF: axis(BOTH, 2 * self._plan.k)}
+        both = {**position, INSIDE: 0, HALF: axis(BOTH, 2 * self._plan.k)}
         value = scope.evaluate(with_index(load, lambda index: substitute(index, both)))
         tile = scope.spread(value.text, value.dims, frozenset((outer, BOTH)))
         names = [scope.name() for _ in range(narrow.numbers)]

@@ -13,8 +13,6 @@ from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Cast, Compute, Reduce, Statement
 
-__all__ = ["as_sums"]
-
 
 def as_sums(kernel: Kernel) -> Kernel:
     """The kernel with every matmul as a multiplication and a sum; itself where it has none."""

@@ -12,9 +12,10 @@ from math import prod
 from typing import Any
 
 from polyfuse.ir.kernel import Kernel, Section
-from polyfuse.ir.statements import Compute, Load, Statement, with_index
+from polyfuse.ir.statements import Cast, Compute, Load, Statement, with_index
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand
+from polyfuse.kit.spans import Span, type_span
 from polyfuse.symbolic import (
     Index,
     IndexLike,
@@ -28,16 +29,24 @@ from polyfuse.symbolic import (
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 
-__all__ = ["BOTH", "HALF", "INSIDE", "STEP", "Narrow", "NarrowScope", "narrow_of", "stepped"]
-
-HALF, STEP, INSIDE, BOTH = "half", "step", "k", "w"
-"""Axes in place of those of the depth: of the numbers in a byte, of a program's steps, of bytes in a step,
-and of the numbers in these.
+HALF, STEP, TURN, INSIDE, BOTH = "half", "step", "turn", "k", "w"
+"""Axes in place of those of the depth: of the numbers in a byte, of a program's rounds, of steps in a round,
+of bytes in a step, and of the numbers in these.
 """
+AHEAD = "ahead"
+"""In place of `STEP`: the round after this one."""
 
 _TYPES = (DType.bf16, DType.f16)
+LONG_STEP = 128
+"""Numbers of a step from which on its sums, rather than its numbers, are multiplied with scales, however many
+rows there are.
+"""
+_ROUND = 64
+"""Bytes of a round."""
 _SHORTEST = 16
 """Steps of the depth that a matrix instruction takes."""
+_FEW_VALUES = 128
+"""Integers behind a power of two that are numbers of bf16, too."""
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     op: getattr(operator, op) for op in ("eq", "ne", "lt", "le", "gt", "ge")
 }
@@ -76,6 +85,13 @@ class Narrow:
         """The longest power of two of bytes that lie in one group."""
         return self.sizes[-1] & -self.sizes[-1]
 
+    def turns(self, length: int) -> int:
+        """Steps of so many bytes in a round of the loop, whose own instructions short steps would not pay."""
+        turns = max(1, _ROUND // length)
+        while self.bytes // length % turns:
+            turns //= 2
+        return turns
+
 
 def narrow_of(found: Contraction) -> Narrow | None:
     """How a matmul's depth is walked, if one operand is made of bytes along it and the other is there."""
@@ -95,12 +111,9 @@ def narrow_of(found: Contraction) -> Narrow | None:
     depth = sorted((n for n in sizes if n not in half), key=lambda n: -_number(along[n]))
     if len(half) > 1 or any(sizes[n] != 2 for n in half) or not depth:
         return None
-    # bytes lie one behind the other, over groups too
-    length = 1
-    for name in reversed(depth):
-        if along[name] != length:
-            return None
-        length *= _number(sizes[name])
+    # a part may have some bytes of each group
+    if along[depth[-1]] != 1:
+        return None
     steps = {name: coefficient(other.index, name) for name in sizes}
     if not all(isinstance(step, int) for step in steps.values()):
         return None
@@ -128,11 +141,14 @@ def _byte_load(made: Operand, depth: Sequence[Index]) -> IndexLike | None:
     return found[0] if found and all(index == found[0] for index in found) else None
 
 
-def stepped(kernel: Kernel, narrow: Narrow, length: int) -> Kernel:
-    """The kernel with the depth's axes in terms of `STEP`, `INSIDE` and `HALF`; a step has `length` bytes."""
+def stepped(kernel: Kernel, narrow: Narrow, length: int, turns: int) -> Kernel:
+    """The kernel with the depth's axes in terms of `STEP`, `TURN`, `INSIDE` and `HALF`; a step has `length`
+    bytes, and a round so many steps.
+    """
     inner = narrow.sizes[-1] // length
-    step = axis(STEP, narrow.bytes // length)
-    rest: IndexLike = step
+    rest: IndexLike = axis(STEP, narrow.bytes // (length * turns)) * turns
+    if turns > 1:
+        rest = rest + axis(TURN, turns)
     mapping: dict[str, IndexLike] = {}
     for name, size in zip(narrow.depth[::-1], (inner, *narrow.sizes[-2::-1]), strict=True):
         mapping[name] = rest % size
@@ -148,15 +164,50 @@ def stepped(kernel: Kernel, narrow: Narrow, length: int) -> Kernel:
     return replace(kernel, sections=sections)
 
 
-class NarrowScope(MemoryScope):
-    """Where the operand is computed: what is known of one of a byte's numbers is not asked on the device."""
+def factored(made: Operand, is_factor: Callable[[str], bool]) -> tuple[str, tuple[str, ...]]:
+    """The value that is left of an operand without its last factors, and these: what is the same in all of a
+    step (`is_factor`, of a value's name) is multiplied with sums, not with each number.
+    """
+    defined = {stmt.targets[0]: stmt for stmt in made.body}
+    name, factors = made.value, []
+    while True:
+        stmt = defined[name]
+        if isinstance(stmt, Cast) and not stmt.bitwise and stmt.dtype.is_float:
+            if stmt.arg not in defined or not _is_float(defined[stmt.arg]):
+                break
+            name = stmt.arg
+            continue
+        if not isinstance(stmt, Compute) or stmt.op != "mul":
+            break
+        found = [arg for arg in stmt.args if is_factor(arg)]
+        if len(found) != 1:
+            break
+        factors.append(found[0])
+        name = stmt.args[1 - stmt.args.index(found[0])]
+    return (name, tuple(factors)) if factors else (made.value, ())
 
-    def at(self, body: Sequence[Statement], number: int, before: Mapping[str, Value]) -> None:
-        """Begin with one of the numbers in each byte. `before`: values that are known already."""
+
+def _is_float(stmt: Statement) -> bool:
+    return isinstance(stmt, (Cast, Compute, Load)) and stmt.dtype.is_float
+
+
+class NarrowScope(MemoryScope):
+    """Where the operand is computed: what is known of one of a byte's numbers is not asked on the device, and
+    bytes become numbers of 16 bits by their bits: a conversion takes eight times as long as an addition.
+    """
+
+    wanted: DType = DType.bf16
+    """The type of what is multiplied."""
+
+    def at(
+        self, body: Sequence[Statement], position: Mapping[str, IndexLike], before: Mapping[str, Value]
+    ) -> None:
+        """Begin with one of the numbers in each byte (`HALF`) of a step (`TURN`). `before`: values that are
+        known already.
+        """
         self.values = dict(before)
         self._known = {
-            stmt.targets[0]: with_index(stmt, lambda index: substitute(index, {HALF: number}))
-            for stmt in body
+            stmt.targets[0]: with_index(stmt, lambda index: substitute(index, position)) for stmt in body
         }
 
     def value(self, name: str) -> Value:
@@ -180,7 +231,37 @@ class NarrowScope(MemoryScope):
                 return (
                     self.evaluate(replace(stmt, mask=None, other=None)) if reads else self.value(stmt.other)
                 )
-        return super().evaluate(stmt)
+        found = super().evaluate(stmt)
+        if found.dims and found.span is None and found.dtype in (DType.u8, DType.i8):
+            return replace(found, span=self._span(stmt, found.dtype))
+        return found
+
+    def _span(self, stmt: Statement, dtype: DType) -> Span | None:
+        """Bounds of a byte, or of a part of one."""
+        whole = type_span(dtype)
+        if isinstance(stmt, Compute) and stmt.op in ("bitwise_and", "shift_right"):
+            left, right = (self.value(name) for name in stmt.args)
+            if stmt.op == "bitwise_and":
+                limits = [
+                    v.constant for v in (left, right) if isinstance(v.constant, int) and v.constant >= 0
+                ]
+                return (0, min(limits)) if limits else whole
+            span = left.span or whole
+            if isinstance(right.constant, int) and 0 <= right.constant < 8 and span is not None:
+                return int(span[0]) >> right.constant, int(span[1]) >> right.constant
+        return whole
+
+    def _cast(self, stmt: Statement, operand: Value, plain: Value) -> Value:
+        if stmt.dtype is DType.f32 and operand.dims and operand.dtype in (DType.u8, DType.i8):
+            low, high = map(int, operand.span or (-128, 255))
+            text = self.typed(operand)
+            if self.wanted is DType.f16:
+                return self.define(f"integer_f16({text}, {low})", plain)
+            if high - low < _FEW_VALUES:
+                return self.define(f"integer_bf16({text}, {low})", plain)
+            if operand.dtype is DType.i8:
+                return self.define(f"signed_byte_bf16({text})", plain)
+        return super()._cast(stmt, operand, plain)
 
     def elsewhere(self, dims: frozenset[str], dtype: DType) -> str:
         """Zero where a mask is false: rows beyond the end."""

@@ -15,8 +15,6 @@ from polyfuse_triton.matmul.few_rows import long_side_first
 from polyfuse_triton.matmul.narrow import BOTH, INSIDE, Narrow, narrow_of
 from polyfuse_triton.tiling.plan import Dim, Plan
 
-__all__ = ["Matmul", "MatmulPlan", "is_tile", "matmul_of"]
-
 _ALIKE = (DType.f16, DType.bf16, DType.f32, DType.f64, DType.i8)
 """Types of which both operands of a matrix instruction have the same."""
 

@@ -11,8 +11,6 @@ from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["around", "best_plans", "is_possible", "plan_seconds", "prefers_sums"]
-
 _SIDES = (16, 32, 64, 128, 256)
 _DEPTH_BYTES = (32, 64, 128, 256)
 _GOOD_DEPTH = 128
@@ -53,6 +51,9 @@ def prefers_sums(found: Matmul) -> bool:
     little depth there is little to multiply.
     """
     _, rows, columns, depth = found.shape
+    if found.narrow is not None and streams(found.contraction):
+        # a number is converted once, and by pairs
+        return False
     return min(rows, columns) == 1 or depth < found.shortest_depth // 2
 
 
@@ -120,7 +121,7 @@ def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
         return False
     if _registers(found, plan) > _REGISTERS:
         return False
-    return _shared(found, plan) + _RESERVED <= target.shared_bytes
+    return shared_bytes(found, plan) <= target.shared_bytes
 
 
 def _registers(found: Matmul, plan: MatmulPlan) -> int:
@@ -165,6 +166,11 @@ def _most_held(found: Matmul) -> int:
     if found.is_exact:
         return 32
     return _ACCUMULATOR * 4 // max(4, found.contraction.dtype.itemsize)
+
+
+def shared_bytes(found: Matmul, plan: MatmulPlan) -> int:
+    """Bytes of shared memory that a kernel takes, at most."""
+    return _shared(found, plan) + _RESERVED
 
 
 def _shared(found: Matmul, plan: MatmulPlan) -> int:

@@ -15,8 +15,6 @@ from polyfuse_triton.loops.scope import Scope, Value
 from polyfuse_triton.reductions.row_splits import SharedWords
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["Join"]
-
 
 class Join:
     """What the chunks of a row exchange in one kernel."""

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from polyfuse_triton.loops.scope import Scope
 from polyfuse_triton.reductions.row_splits import SharedWords
 
-__all__ = ["LookBack"]
-
 _GROUP = 256
 """Chunks that are looked at together."""
 

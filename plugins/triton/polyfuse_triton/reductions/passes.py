@@ -15,8 +15,6 @@ from polyfuse.ir.statements import Compute, Constant, Load, Reduce, Scan, Statem
 from polyfuse.kit import KernelFacts
 from polyfuse.symbolic import product
 
-__all__ = ["with_fewer_passes"]
-
 
 def with_fewer_passes(kernel: Kernel) -> Kernel:
     """The kernel with such pairs of reductions joined."""

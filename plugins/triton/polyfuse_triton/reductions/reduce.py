@@ -14,8 +14,6 @@ from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.reductions.cluster import Join
 
-__all__ = ["REDUCTIONS", "Accumulator", "reduce_whole", "reduced_types"]
-
 _FUNCTIONS: Mapping[str, str] = MappingProxyType(
     {
         "prod": "combine_mul",

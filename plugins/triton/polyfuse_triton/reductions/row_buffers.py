@@ -14,8 +14,6 @@ from polyfuse.ir.statements import Load, Reduce, Scan, Store
 from polyfuse.kit import KernelFacts
 from polyfuse_triton.reductions.passes import with_fewer_passes
 
-__all__ = ["Rows", "buffers_read", "has_effect", "row_use"]
-
 
 @dataclass(frozen=True)
 class Rows:

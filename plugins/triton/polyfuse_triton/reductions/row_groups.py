@@ -15,8 +15,6 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, row_major
 from polyfuse.symbolic import Index, atoms, axis, coefficient, free_axes, product, substitute
 
-__all__ = ["Groups", "row_groups"]
-
 
 @dataclass(frozen=True)
 class Groups:

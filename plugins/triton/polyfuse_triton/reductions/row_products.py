@@ -6,8 +6,6 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Reduce
 from polyfuse.kit import KernelFacts
 
-__all__ = ["matrices_of_row", "normalises_row"]
-
 
 def matrices_of_row(kernel: Kernel, facts: KernelFacts) -> int:
     """How many matrices a kernel multiplies by a row in its last reductions, without reading one before; 0:

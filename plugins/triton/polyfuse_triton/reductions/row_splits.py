@@ -9,8 +9,6 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts
 from polyfuse_triton.build.meta import WORKSPACE
 
-__all__ = ["HEAD", "WORDS", "SharedWords", "can_join", "can_look_back", "ticket", "words"]
-
 HEAD = 2
 """Shared words before those that programs publish: the counter, and one that aligns what follows."""
 WORDS = 2

@@ -13,8 +13,6 @@ from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.reductions.lookback import LookBack
 
-__all__ = ["SCANS", "ScanWriter"]
-
 _FUNCTIONS: Mapping[str, str] = MappingProxyType(
     {
         "sum": "combine_sum",

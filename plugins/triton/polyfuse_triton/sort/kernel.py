@@ -32,8 +32,6 @@ from polyfuse_triton.sort.rows import (
 from polyfuse_triton.template import triton_template
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["LOWERINGS", "LONGEST", "sort_source"]
-
 LONGEST = 1024
 """Longest row that can be sorted in registers."""
 _COUNTED = 64

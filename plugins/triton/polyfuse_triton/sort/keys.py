@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["sort_key", "sort_rank"]
-
 
 @triton.jit
 def sort_rank(value: tl.tensor, exists: tl.tensor, descending: tl.constexpr) -> tl.tensor:

@@ -22,8 +22,6 @@ from polyfuse_triton.sort.rows import (
 )
 from polyfuse_triton.tiling.plan import power_of_two
 
-__all__ = ["rank_source"]
-
 _PROGRAMS = 256
 """Programs that a row is spread over, about two for each multiprocessor of a large GPU."""
 _LEAST, _MOST = 16, 128

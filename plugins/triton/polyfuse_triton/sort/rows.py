@@ -14,17 +14,6 @@ from polyfuse_cuda.flex.problem import symbols_of
 from polyfuse_triton.build.meta import MetaArg
 from polyfuse_triton.dtypes import pointer_type
 
-__all__ = [
-    "Rows",
-    "arguments",
-    "write_row_indices",
-    "row_start",
-    "rows_of",
-    "size_text",
-    "write_head",
-    "write_results",
-]
-
 
 @dataclass(frozen=True)
 class Rows:

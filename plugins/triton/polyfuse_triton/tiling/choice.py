@@ -18,8 +18,6 @@ from polyfuse_triton.tiling.reduction import joined_plan, reduction_plan
 from polyfuse_triton.tiling.register_pressure import Facts
 from polyfuse_triton.tiling.vector_width import with_neighbours
 
-__all__ = ["candidates", "choose_plan", "neighbours"]
-
 _LARGEST_TILE = 1 << 17
 _MOST_OF_THREAD = 64
 """Points of a thread, at most, that are tried: with hundreds, the assembler alone takes minutes."""

@@ -15,8 +15,6 @@ from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.choice import choose_plan
 from polyfuse_triton.tiling.plan import Plan
 
-__all__ = ["estimate"]
-
 _SUSTAINED = 0.86
 """Of the highest clock, what a GPU keeps under load."""
 _LANES = 128

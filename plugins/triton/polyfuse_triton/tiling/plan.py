@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from polyfuse.symbolic import IndexLike, bounds
 from polyfuse_triton.reductions.row_groups import Groups
 
-__all__ = ["Dim", "Plan", "most_of", "power_of_two"]
-
 
 def power_of_two(value: int) -> int:
     """The least power of two that is no smaller."""

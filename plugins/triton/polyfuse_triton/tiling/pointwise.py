@@ -17,8 +17,6 @@ from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
 from polyfuse_triton.tiling.register_pressure import Facts
 
-__all__ = ["REGISTERS", "can_split", "contiguous_weights", "grown", "per_thread", "pointwise_plan"]
-
 _NAMES = "xyz"
 _WARP = 32
 _ENOUGH = 512

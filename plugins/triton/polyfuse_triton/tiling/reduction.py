@@ -25,8 +25,6 @@ from polyfuse_triton.tiling.plan import Dim, Plan, most_of, power_of_two
 from polyfuse_triton.tiling.pointwise import REGISTERS, contiguous_weights, grown, per_thread
 from polyfuse_triton.tiling.register_pressure import Facts
 
-__all__ = ["joined_plan", "reduction_plan"]
-
 _WARP = 32
 _THREADS, _LARGEST, _RESIDENT = 512, 1024, 2048
 """Threads that share a long row, the most of a program, and the most of a multiprocessor."""

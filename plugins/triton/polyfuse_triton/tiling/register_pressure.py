@@ -9,8 +9,6 @@ from typing import Any
 from polyfuse.ir.statements import Load, Statement
 from polyfuse.kit import KernelFacts
 
-__all__ = ["Facts"]
-
 
 class Facts(KernelFacts):
     """What tilings depend on."""

@@ -17,8 +17,6 @@ from polyfuse_triton.tiling.plan import Dim, Plan
 from polyfuse_triton.tiling.pointwise import contiguous_weights
 from polyfuse_triton.tiling.register_pressure import Facts
 
-__all__ = ["with_neighbours"]
-
 _WARP = 32
 _WIDEST, _LINE = 16, 128
 """Bytes of the widest access, and of a cache line."""

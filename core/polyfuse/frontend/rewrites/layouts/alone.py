@@ -10,8 +10,6 @@ from torch.fx import Node
 from polyfuse.frontend.rewrites.tools import aten, tensor_value
 from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["is_light_alone"]
-
 _LIGHT: Final = 128
 """Multiplications for each number of the image and of the result, below which converting costs more than
 channels last gain."""

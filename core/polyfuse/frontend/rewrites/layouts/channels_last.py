@@ -22,8 +22,6 @@ from polyfuse.frontend.rewrites.tools import aten, tensor_value, traced_call
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, shapes
 
-__all__ = ["spread_channels_last"]
-
 _ACTIVATIONS: Final = {
     aten.convolution.default: (0,),
     aten.convolution_backward.default: (0, 1),

@@ -14,8 +14,6 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.rewrites.tools import aten, traced_call
 
-__all__ = ["as_images"]
-
 _HEIGHT: Final = 2
 """Where the axis of one pixel is."""
 

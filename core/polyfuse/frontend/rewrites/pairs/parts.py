@@ -11,8 +11,6 @@ from torch.fx import Node
 
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_sizes, tensor_value
 
-__all__ = ["PAIRS", "REAL", "SINKS", "Part", "Parts", "Unsupported"]
-
 Part: TypeAlias = Node | float
 Pair: TypeAlias = tuple[Part, Part]
 

@@ -17,8 +17,6 @@ from polyfuse.frontend.rewrites.pairs.parts import PAIRS, REAL, SINKS, Part, Par
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_kind, same_layout, tensor_value
 from polyfuse.torch_compat import ops
 
-__all__ = ["compute_in_pairs"]
-
 
 def compute_in_pairs(state: Rewriting) -> int:
     """Complex calls that follow each other become real ones; returns how many did."""
