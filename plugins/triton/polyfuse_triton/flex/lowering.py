@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from polyfuse.base.errors import BackendUnavailableError
+from polyfuse.base.settings import Settings
 from polyfuse.plugin import TensorValue
 from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written
 from polyfuse_cuda.flex.lowering import FlexKernels, Gradients, flex_lowerings
 from polyfuse_cuda.flex.problem import Problem
 from polyfuse_triton.flex.kernel import forward_source, key_gradient_source, query_gradient_source
 from polyfuse_triton.flex.tiles import tiles_of
-from polyfuse_triton.target import first_target
+from polyfuse_triton.target import Target, known_target, targets_of
 from polyfuse_triton.template import triton_template
 
 
@@ -22,7 +24,7 @@ class TritonKernels(FlexKernels):
         operands = [call.array(v) for v in call.operands]
         lists = call.lists(KEY_LISTS)
         written = [call.array(v) for v in results]
-        tiles = tiles_of("forward", problem, first_target(self.ctx.settings))
+        tiles = tiles_of("forward", problem, _target(self.ctx.settings))
         self._emit(call, lambda a: forward_source(problem, tiles, operands, lists, written, a), results)
 
     def backward(
@@ -32,7 +34,7 @@ class TritonKernels(FlexKernels):
         operands = [call.array(v) for v in (*call.operands, given.grad, given.sums, given.common)]
         to_query, to_key, to_value = (self.ctx.stored(fake) for fake in given.results)
         lists, query_lists = call.lists(KEY_LISTS), call.lists(QUERY_LISTS)
-        target = first_target(self.ctx.settings)
+        target = _target(self.ctx.settings)
         tiles, key_tiles = (tiles_of(name, problem, target) for name in ("queries", "keys"))
         first, second, third = (call.array(v) for v in (to_query, to_key, to_value))
         self._emit(
@@ -52,6 +54,14 @@ class TritonKernels(FlexKernels):
         written = make(True)
         kernel = triton_template(written.source.name, lambda aligned: make(aligned).source, self.ctx.settings)
         call.emit(kernel, written, results)
+
+
+def _target(settings: Settings) -> Target:
+    """What kernels are compiled for; a large chip where there is none."""
+    try:
+        return targets_of(settings)[0]
+    except BackendUnavailableError:
+        return known_target("sm_90")
 
 
 LOWERINGS = flex_lowerings(TritonKernels)
