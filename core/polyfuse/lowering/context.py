@@ -323,21 +323,27 @@ class LoweringContext:
         return found
 
     def reason_to_store(
-        self, value: TensorValue, readers: int, recomputed: int = 0, across: bool = False
+        self,
+        value: TensorValue,
+        readers: int,
+        recomputed: int = 0,
+        across: bool = False,
+        meet: Callable[[], bool] | None = None,
     ) -> str:
         """Why a lazy value with so many readers, which compute it again at so many points, is better stored;
-        empty if it is better computed where it is read."""
+        empty if it is better computed where it is read. `meet` says whether its readers are for one value.
+        """
         assert value.body is not None
         ops, reads, slow = self.cost(value.body)
         most_ops, most_reads = self.settings.max_inlined_ops, self.settings.max_inlined_reads
+        allowed = self.target_info(value.device).recomputed_points
         if readers > 1 and reads:
-            if slow:
+            if slow and (allowed or meet is None or not meet()):
                 return f"costly and read {readers} times"
             if reads > most_reads or ops > most_ops:
                 return f"{ops} operations on {reads} reads, read {readers} times"
             if reads > _FULL_READS and _full_reads(value) > _FULL_READS:
                 return f"made of more than {_FULL_READS} tensors of its size, read {readers} times"
-        allowed = self.target_info(value.device).recomputed_points
         if 0 < allowed < recomputed:
             if slow:
                 return "costly and broadcast"
@@ -350,11 +356,16 @@ class LoweringContext:
         return ""
 
     def store_if_better(
-        self, value: TensorValue, readers: int, recomputed: int = 0, across: bool = False
+        self,
+        value: TensorValue,
+        readers: int,
+        recomputed: int = 0,
+        across: bool = False,
+        meet: Callable[[], bool] | None = None,
     ) -> TensorValue:
         """Store `value` if that is better for so many readers, which compute it again at so many points."""
         if value.body is not None:
-            reason = self.reason_to_store(value, readers, recomputed, across)
+            reason = self.reason_to_store(value, readers, recomputed, across, meet)
             if reason:
                 self.realize(value, reason)
         return value

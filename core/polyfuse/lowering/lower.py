@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from polyfuse.lowering.calls.fallback import ACCEPT, is_eager_by_design, run_eag
 from polyfuse.lowering.calls.host import is_token
 from polyfuse.lowering.context import Readers, origins_of, tensors_in
 from polyfuse.lowering.indexing.scatter import stores_nowhere
+from polyfuse.lowering.meeting import readers_meet
 from polyfuse.lowering.offered import OpenContext, combined
 from polyfuse.lowering.registry import Registry
 from polyfuse.lowering.report import Fallback, LoweringReport
@@ -388,8 +389,20 @@ class _Lowerer:
             elif self._waits(node, result):
                 self.ctx.realize(result, "results of several calls would wait for later ones")
             else:
-                self.ctx.store_if_better(result, readers.passes, readers.recomputed, readers.across)
+                elementwise = partial(self._is_elementwise, like=node)
+                meet = partial(readers_meet, node, elementwise)
+                self.ctx.store_if_better(result, readers.passes, readers.recomputed, readers.across, meet)
         return result
+
+    def _is_elementwise(self, node: Node, like: Node) -> bool:
+        """Whether a node computes a result as large as `like`'s element by element."""
+        row = self.rows.get(node)
+        if row is None or row.view or row.library or row.stores or row.passes != 1:
+            return False
+        mine, other = node.meta.get("val"), like.meta.get("val")
+        if not isinstance(mine, torch.Tensor) or not isinstance(other, torch.Tensor):
+            return False
+        return shapes.exprs_of(mine.shape) == shapes.exprs_of(other.shape)
 
     def _waits(self, node: Node, value: TensorValue) -> bool:
         """Whether several results of calls, as the gradients of a weight that each step of a loop uses, would

@@ -45,6 +45,19 @@ def test_gradients_of_maxima_with_channels_last_are_added_by_the_library() -> No
         )
 
 
+def test_gradients_of_maxima_that_are_scattered_lie_as_in_eager_mode() -> None:
+    x = torch.randn(2, 3, 6, 5).contiguous(memory_format=torch.channels_last)
+
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(x, 3, 1, 1, 2).sum() + F.adaptive_max_pool2d(x, (4, 3)).sum()
+
+    check(gradient(pooled), x)
+    check(
+        gradient(lambda x: F.max_pool3d(x, 3, 1, 1, 2)),
+        x[:, :, None].expand(-1, -1, 4, -1, -1).contiguous(memory_format=torch.channels_last_3d),
+    )
+
+
 AVERAGES = {
     "whole windows, padded": (3, 2, 1, False, True),
     "whole windows": (2, 2, 0, False, False),

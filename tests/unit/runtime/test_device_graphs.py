@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 import types
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -754,3 +755,32 @@ def test_results_held_call_after_call_get_memory_of_their_own(
         kept.append((run(x, w), affine(x, w)))
         same(*zip(*kept, strict=True))
     assert status().plain - plain < 5 and status().recordings <= replay.INSTANCES
+
+
+def test_memory_of_its_own_outlives_the_program_that_wrote_it(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copied, "LARGE", 1)
+    monkeypatch.setattr(copied, "LASTING", 2)
+    run = compiled(affine)
+    # of two recordings that alternate, the one in the pool is the other
+    for _ in range(21):
+        x, w = fresh()
+        held = run(x, w)
+    expected = affine(x, w)
+    memory = graph_memory.graph_memory("cpu")
+    assert memory is not None
+    (mine,) = (r for r in memory._live if any(s.room is not None and s.alive for s in r.slots))
+    mine_too = weakref.ref(mine)
+    del run, mine
+    torch._dynamo.reset()
+    gc.collect()
+    other = compiled(lambda x: x.cos() * 2)
+    for _ in range(3):
+        other(torch.randn(4, 8))
+    same(held, expected)
+    assert mine_too() is not None
+    del held
+    other(torch.randn(4, 8))
+    gc.collect()
+    assert mine_too() is None

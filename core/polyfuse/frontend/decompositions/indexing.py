@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfuse.frontend.decompositions.layouts import has_channels_last
 from polyfuse.frontend.decompositions.operators import like_layout
 from polyfuse.torch_compat.tracing import fx, shapes
 
@@ -113,7 +114,7 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:
 
 def adaptive_max_pool_backward(grad: Tensor, x: Tensor, indices: Tensor, *, rank: int) -> Any:
     """Each gradient added where its maximum was found."""
-    return _scattered(grad, x, indices, rank)
+    return _scattered(grad, x, indices, rank, channels_last=rank == 2)
 
 
 def max_pool_backward(
@@ -137,7 +138,15 @@ def max_pool_backward(
     return _scattered(grad, x, indices, rank)
 
 
-def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
+def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int, channels_last: bool = True) -> Tensor:
+    """Laid out as eager mode does: with the channels last where those of `x` are, if it knows that layout."""
+    if channels_last and x.dim() == rank + 2 and not shapes.is_unbacked(x) and has_channels_last(x):
+        order, inverse = (0, *range(2, rank + 2), 1), (0, rank + 1, *range(1, rank + 1))
+        count, channels, *plane = x.shape
+        zeros = grad.new_zeros((count, math.prod(plane), channels))
+        index, source = (t.permute(order).reshape(count, -1, channels) for t in (indices, grad))
+        rows = torch.scatter_add(zeros, 1, index, source)
+        return rows.view(count, *plane, channels).permute(inverse)
     lead = x.shape[:-rank]
     zeros = grad.new_zeros((*lead, math.prod(x.shape[-rank:])))
     rows = torch.scatter_add(zeros, -1, indices.reshape(*lead, -1), grad.reshape(*lead, -1))
