@@ -76,8 +76,10 @@ def conform(
     """The tensor itself if it has this layout and starts at a multiple of `alignment` bytes, else a copy that
     does.
 
-    An operator may choose other strides when it runs than it announced when it was traced. Another shape or
-    type is an error: kernels would read or write beyond its memory.
+    An operator may choose other strides when it runs than it announced when it was traced.
+
+    Raises:
+        PolyfuseError: it has another shape or type; kernels would read or write beyond its memory.
     """
     if dtype is not None and tensor.dtype != dtype:
         raise PolyfuseError(

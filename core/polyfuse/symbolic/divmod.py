@@ -9,7 +9,11 @@ from polyfuse.symbolic.index import Atom, Index, IndexLike, Monomial, as_atom, i
 
 
 def floordiv(a: IndexLike, b: IndexLike) -> IndexLike:
-    """``a // b`` rounded down; `b` must not be zero."""
+    """``a // b`` rounded down, as in Python.
+
+    Raises:
+        ZeroDivisionError: `b` is the number 0.
+    """
     if isinstance(b, int):
         if b == 0:
             raise ZeroDivisionError(f"the index {a} is divided by zero: a size of zero reached an index")
@@ -41,7 +45,11 @@ def floordiv(a: IndexLike, b: IndexLike) -> IndexLike:
 
 
 def mod(a: IndexLike, b: IndexLike) -> IndexLike:
-    """``a % b`` with the sign of `b`, as in Python."""
+    """``a % b`` with the sign of `b`, as in Python.
+
+    Raises:
+        ZeroDivisionError: `b` is the number 0.
+    """
     if isinstance(b, int):
         if b == 0:
             raise ZeroDivisionError(f"the index {a} is taken modulo zero: a size of zero reached an index")

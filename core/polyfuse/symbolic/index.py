@@ -282,7 +282,11 @@ def as_atom(index: IndexLike) -> Atom | None:
 
 
 def axis_name(index: IndexLike) -> str:
-    """Name of the axis variable that `index` is; TypeError where it is anything else."""
+    """Name of the axis variable that `index` is.
+
+    Raises:
+        TypeError: it is anything else.
+    """
     atom = as_atom(index)
     if atom is None or atom.kind != "axis":
         raise TypeError(f"{index} is not an axis variable")
@@ -290,7 +294,11 @@ def axis_name(index: IndexLike) -> str:
 
 
 def axis_size(index: IndexLike) -> IndexLike:
-    """Extent of the axis variable that `index` is."""
+    """Extent of the axis variable that `index` is.
+
+    Raises:
+        TypeError: it is anything else.
+    """
     atom = as_atom(index)
     if atom is None or atom.kind != "axis":
         raise TypeError(f"{index} is not an axis variable")

@@ -10,6 +10,7 @@ from polyfuse_halide.library.device.math import *  # noqa: F403
 from polyfuse_halide.library.device.pipeline import *  # noqa: F403
 from polyfuse_halide.library.math.arithmetic import *  # noqa: F403
 from polyfuse_halide.library.math.convert import *  # noqa: F403
+from polyfuse_halide.library.math.divisions import *  # noqa: F403
 from polyfuse_halide.library.math.exponentials import *  # noqa: F403
 from polyfuse_halide.library.math.functions import *  # noqa: F403
 from polyfuse_halide.library.math.random import *  # noqa: F403
