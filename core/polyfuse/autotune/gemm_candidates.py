@@ -12,7 +12,7 @@ from polyfuse.autotune.alternatives import Alternative, Replacement, site_of
 from polyfuse.base.log import get_logger
 from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, ExternCall, Node, TemplateCall
+from polyfuse.ir.nodes import Buffer, ExternCall, Node, Reduction, TemplateCall
 from polyfuse.lowering.reductions.depthwise import DepthwiseLoops
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.lowering.reductions.gemm_narrow import inner_products, matvec, reading_less
@@ -221,7 +221,7 @@ def _streamed(graph: Graph, form: GemmLoops, backend: Backend, columns: int = 0)
     loops = matvec(graph, form) if backend.streams_matvec else None
     if loops is not None:
         return GeneratedGemm(f"{backend.name}{MATVEC}", backend, loops)
-    parts = backend.streaming_parts(widened(form.gemm, columns))
+    parts = _asked(backend, form.gemm, columns)
     if parts < 1:
         return None
     if parts == 1:
@@ -233,6 +233,17 @@ def _streamed(graph: Graph, form: GemmLoops, backend: Backend, columns: int = 0)
     return GeneratedGemm(f"{backend.name}{SPLIT}", backend, form, parts=parts)
 
 
+def _asked(backend: Backend, gemm: Reduction, columns: int) -> int:
+    """Into how many parts a backend splits the depth; `columns`: of all that are launched together, 0 for one
+    alone. What would be split alone is split, too: what follows it would otherwise be a part of its kernel,
+    and a kernel that waits for others is launched by itself.
+    """
+    alone = backend.streaming_parts(gemm)
+    if not columns or alone < 2:
+        return alone
+    return min(alone, max(2, backend.streaming_parts(widened(gemm, columns))))
+
+
 def _beside(graph: Graph, call: TemplateCall, form: GemmLoops, backend: Backend) -> int:
     """Columns of all GEMMs that are launched with one, where launches are dear (`Backend.may_group`)."""
     if not backend.target_info(form.accumulator.device).launch_bytes:
@@ -242,7 +253,7 @@ def _beside(graph: Graph, call: TemplateCall, form: GemmLoops, backend: Backend)
 
 def _parts(form: GemmLoops, backend: Backend, columns: int) -> int:
     """Into how many parts the depth of a GEMM that converts its weight is split: 1 for none."""
-    parts = backend.streaming_parts(widened(form.gemm, columns)) if form.gemm.kind == "dot" else 1
+    parts = _asked(backend, form.gemm, columns) if form.gemm.kind == "dot" else 1
     try:
         if parts > 1:
             split_depth(form, parts)

@@ -156,9 +156,9 @@ class Backend(ABC):
         returns.
 
         Building them as one unit is much cheaper than one by one. Raise `KernelBuildError` with the command
-        and its output on failure; the core then builds each alone, so that one bad kernel costs only itself.
-        Raise `UnsupportedError` for a source that turns out not to be computable in its configuration, where
-        nothing is broken: it is built alone too, and counts as refused.
+        and its output on failure; the core then builds halves, and the half that fails again in halves, so
+        that one bad kernel costs only itself. Raise `UnsupportedError` for a source that turns out not to be
+        computable in its configuration, where nothing is broken: it counts as refused.
         Nothing of the folder's own path may be written into the files: it is renamed afterwards.
         """
 

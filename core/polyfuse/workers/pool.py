@@ -186,17 +186,46 @@ class BuildPool:
     def _build_unit(
         self, backend: Backend, sources: Sequence[Source], cache_keys: Mapping[str, str], store: KernelStore
     ) -> Mapping[str, Location]:
+        found = self._attempt(backend, sources, cache_keys, store)
+        if isinstance(found, Mapping):
+            return found
+        late = isinstance(found, KernelBuildError) and found.timed_out
+        if len(sources) == 1 or late:
+            return dict.fromkeys((source.key for source in sources), found)
+        _log.info("a unit of %d kernels failed, its halves are built: %s", len(sources), found.cause)
+        return self._build_halves(backend, sources, cache_keys, store)
+
+    def _build_halves(
+        self, backend: Backend, sources: Sequence[Source], cache_keys: Mapping[str, str], store: KernelStore
+    ) -> Mapping[str, Location]:
+        """Build what cannot be built together in halves, and again the half that fails: most often one kernel
+        is to blame. Each is built alone where both fail.
+        """
+        middle = len(sources) // 2
+        halves = (sources[:middle], sources[middle:])
+        found = [self._attempt(backend, half, cache_keys, store) for half in halves]
+        both = not any(isinstance(item, Mapping) for item in found)
+        built: dict[str, Location] = {}
+        for half, item in zip(halves, found, strict=True):
+            if isinstance(item, Mapping):
+                built.update(item)
+            elif len(half) == 1:
+                built[half[0].key] = item
+            elif both:
+                for source in half:
+                    built.update(self._build_unit(backend, (source,), cache_keys, store))
+            else:
+                built.update(self._build_halves(backend, half, cache_keys, store))
+        return built
+
+    def _attempt(
+        self, backend: Backend, sources: Sequence[Source], cache_keys: Mapping[str, str], store: KernelStore
+    ) -> Mapping[str, Location] | KernelBuildError | UnsupportedError:
+        """Build kernels together: where they are, or what is wrong with one or all of them."""
         try:
             folder = self._add(backend, sources, cache_keys, store)
         except (KernelBuildError, UnsupportedError) as error:
-            late = isinstance(error, KernelBuildError) and error.timed_out
-            if len(sources) == 1 or late:
-                return dict.fromkeys((source.key for source in sources), error)
-            _log.info("a unit of %d kernels failed, each is built alone: %s", len(sources), error.cause)
-            alone: dict[str, Location] = {}
-            for source in sources:
-                alone.update(self._build_unit(backend, (source,), cache_keys, store))
-            return alone
+            return error
         except PolyfuseError as error:
             return {source.key: error for source in sources}
         except Exception as error:

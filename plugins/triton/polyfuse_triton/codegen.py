@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg
@@ -10,17 +10,17 @@ from polyfuse.ir.nodes import Node
 from polyfuse.ir.statements import is_check
 from polyfuse.kit import KernelFacts, without_aliases
 from polyfuse.plugin import Claim, Config, No, Source, Yes
-from polyfuse_triton.build.meta import KernelMeta, MetaArg
+from polyfuse_triton.build.meta import PRODUCT, KernelMeta, MetaArg
 from polyfuse_triton.claims import claim_of
 from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.loops.aliases import refused_aliases
 from polyfuse_triton.loops.group import grouped_text
 from polyfuse_triton.loops.kernel import KernelText, kernel_text
-from polyfuse_triton.matmul.few_rows import streams
+from polyfuse_triton.matmul.few_rows import is_grouped
 from polyfuse_triton.matmul.kernel import matmul_text
 from polyfuse_triton.matmul.multiply_add import as_sums
 from polyfuse_triton.matmul.plan import MatmulPlan, is_tile, matmul_of
-from polyfuse_triton.matmul.tiling import around, best_plans, is_possible, prefers_sums
+from polyfuse_triton.matmul.tiling import around, best_plans, is_possible, prefers_sums, shared_bytes
 from polyfuse_triton.reductions.row_products import matrices_of_row
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import choice
@@ -66,7 +66,7 @@ def may_group(kernel: Kernel, target: Target) -> Claim:
     if not kernel.raxes:
         return Yes()
     matmul = matmul_of(kernel)
-    if matmul is not None and streams(matmul.contraction):
+    if matmul is not None and is_grouped(matmul.contraction):
         return Yes()
     if matmul is None and matrices_of_row(kernel, KernelFacts.of(kernel)):
         plan = choose_plan(kernel, target, None)
@@ -80,9 +80,11 @@ def _grouped(kernel: Kernel, target: Target) -> Source:
     parts = {part: emit(part, None, target) for part in dict.fromkeys(p.kernel for p in kernel.parts)}
     metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
     found = grouped_text(kernel, {part: (parts[part], metas[part]) for part in parts})
-    source = _source(
-        kernel, found, max(m.num_warps for m in metas.values()), max(m.num_stages for m in metas.values())
-    )
+    stages = max(m.num_stages for m in metas.values())
+    # no version of Triton that is used has the parts' tiles in one memory
+    while stages > 2 and _shared_by_parts(kernel, metas, stages) > target.shared_bytes:
+        stages -= 1
+    source = _source(kernel, found, max(m.num_warps for m in metas.values()), stages)
     refused = tuple(
         Alias(names[pair.output], names[pair.input])
         for part in kernel.parts
@@ -92,6 +94,20 @@ def _grouped(kernel: Kernel, target: Target) -> Source:
     asserts = any(meta.asserts for meta in metas.values())
     meta = replace(KernelMeta.parse(source.meta), asserts=asserts)
     return Source(source.name, source.text, source.language, meta=meta.text(), refused_aliases=refused)
+
+
+def _shared_by_parts(kernel: Kernel, metas: Mapping[Kernel, KernelMeta], stages: int) -> int:
+    """Bytes of shared memory that the tiles of all parts take together in so many stages."""
+    total = 0
+    for part in kernel.parts:
+        matmul, meta = matmul_of(part.kernel), metas[part.kernel]
+        blocks = dict(meta.constexprs)
+        if matmul is not None and PRODUCT in blocks:
+            m, n, k = (int(blocks[f"{name}BLOCK"]) for name in "MNK")
+            total += shared_bytes(
+                matmul, MatmulPlan(m, n, k, 1, meta.num_warps, min(stages, meta.num_stages))
+            )
+    return total
 
 
 def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:

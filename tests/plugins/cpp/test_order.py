@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from cpp_kernels import KernelBuilder, compiled
-from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.kernel import Alias, Kernel
+from polyfuse.ir.statements import Load, Store
 from polyfuse.ir.types import DType
 from polyfuse_cpp.loops.order import used_early
 
@@ -92,3 +95,54 @@ def test_short_bodies_stay_as_they_are() -> None:
     s.store("o", k["x0"], s.op("neg", s.load("a", k["x0"])))
     kernel = k.build()
     assert used_early(kernel) is kernel
+
+
+def rows_with_places() -> Kernel:
+    """The largest of twelve neighbours, and what stands at its place in another argument."""
+    k = KernelBuilder({"x0": SIZE})
+    k.arg("a"), k.arg("b"), k.out("o"), k.out("p")
+    s = k.section()
+    items = [s.load("a", k["x0"] + step) for step in range(STEPS)]
+    tops = [items[0]]
+    for item in items[1:]:
+        tops.append(s.op("maximum", tops[-1], item))
+    s.store("o", k["x0"], tops[-1])
+    tests = [s.op("gt", item, top) for item, top in zip(items[1:], tops, strict=False)]
+    place = s.load("b", k["x0"])
+    for step, test in enumerate(tests, 1):
+        place = s.op("where", test, s.load("b", k["x0"] + step), place)
+    s.store("p", k["x0"], place)
+    return k.build()
+
+
+def test_what_is_read_once_is_read_when_it_is_used() -> None:
+    kernel = used_early(rows_with_places())
+    body = kernel.sections[0].body
+    known: set[str] = set()
+    for stmt in body:
+        assert known.issuperset(stmt.args)
+        known.update(stmt.targets)
+    kinds = [stmt.op for stmt in body]
+    assert sorted(kinds) == sorted(stmt.op for stmt in rows_with_places().sections[0].body)
+    # the first choice is made before the last comparison
+    assert kinds.index("where") < max(n for n, kind in enumerate(kinds) if kind == "gt")
+
+
+def test_what_may_be_written_meanwhile_is_read_where_it_was() -> None:
+    kernel = dataclasses.replace(rows_with_places(), aliases=(Alias("p", "b"),))
+    moved = used_early(kernel)
+
+    def touched(kernel: Kernel) -> list[tuple[str, str]]:
+        body = kernel.sections[0].body
+        return [(s.op, s.buffer) for s in body if isinstance(s, (Load, Store)) and s.buffer != "a"]
+
+    assert touched(moved) == touched(kernel)
+    assert touched(used_early(rows_with_places())) != touched(kernel)
+
+
+def test_reading_late_computes_the_same() -> None:
+    a, b = torch.randn(SIZE + STEPS - 1), torch.randn(SIZE + STEPS - 1)
+    o, p = torch.empty(SIZE), torch.empty(SIZE)
+    compiled(rows_with_places(), "")(a, b, o, p)
+    best, place = a.unfold(0, STEPS, 1).max(1)
+    assert torch.equal(o, best) and torch.equal(p, b[torch.arange(SIZE) + place])

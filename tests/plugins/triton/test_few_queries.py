@@ -17,7 +17,7 @@ from polyfuse_triton.attention.problem import FewQueries, Tiles
 from polyfuse_triton.attention.tiles import is_faster, tiles_of
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.target import known_target
-from triton_few_queries import faults, faults_of_what_is_left, interpreted_faults
+from triton_few_queries import device_faults, faults_of_what_is_left, interpreted_faults
 from triton_interpreted import in_interpreter
 
 HOPPER = known_target("sm_90")
@@ -105,4 +105,4 @@ def test_compiles_without_spilling(arch: int, depth: int, parts: int) -> None:
 
 @pytest.mark.gpu
 def test_on_a_device() -> None:
-    assert faults(device="cuda") == []
+    assert device_faults() == []

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyfuse.autotune import gemm_candidates
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.nodes import Reduction
@@ -111,16 +112,14 @@ def test_parts_for_a_class_of_sizes(run: Any) -> None:
         torch.testing.assert_close(function(x, w, b), layer(x, w, b))
 
 
-@pytest.mark.parametrize("dear, widths", [(1 << 20, [96, 96, 48]), (0, [40, 56, 48])])
+@pytest.mark.parametrize("dear, parts", [(1 << 20, [2, 2, 4]), (0, [4, 4, 4])], ids=["dear", "cheap"])
 def test_what_is_launched_together_is_split_together(
-    run: Any, monkeypatch: pytest.MonkeyPatch, dear: int, widths: list[int]
+    run: Any, monkeypatch: pytest.MonkeyPatch, dear: int, parts: list[int]
 ) -> None:
-    """Where launches are dear: the backend is asked about the columns of all GEMMs of one operand."""
-    asked: list[int] = []
+    """Where launches are dear, into as many parts as all columns of one operand are, and two at least."""
 
-    def noted(self: CppBackend, matmul: Reduction) -> int:
-        asked.append(int(max(axis_size(a) for a in matmul.axes)))
-        return 1
+    def split(self: CppBackend, matmul: Reduction) -> int:
+        return 4 if max(int(axis_size(a)) for a in matmul.axes) < 60 else 1
 
     def function(x: Tensor, v: Tensor, w: Tensor, u: Tensor) -> Tensor:
         y = F.linear(x, w)
@@ -130,9 +129,13 @@ def test_what_is_launched_together_is_split_together(
     monkeypatch.setattr(
         CppBackend, "target_info", lambda self, device: replace(info(self, device), launch_bytes=dear)
     )
-    args = of(5, 64), of(40, 64), of(56, 64), of(48, 56)
-    run(function, *args, parts=noted)
-    assert sorted(asked) == sorted(widths)
+    seen: list[int] = []
+    plain = gemm_candidates.split_depth
+    monkeypatch.setattr(
+        gemm_candidates, "split_depth", lambda form, count: seen.append(count) or plain(form, count)
+    )
+    run(function, of(5, 64), of(40, 64), of(56, 64), of(48, 56), parts=split)
+    assert sorted(set(seen)) == sorted(set(parts))
 
 
 @pytest.mark.slow

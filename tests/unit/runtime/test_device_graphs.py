@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from recorded import compiled, report, status
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fake_graphs import FakeDevice
 from polyfuse.compiler.reports.explain import explain_graph
@@ -784,3 +785,26 @@ def test_memory_of_its_own_outlives_the_program_that_wrote_it(
     other(torch.randn(4, 8))
     gc.collect()
     assert mine_too() is None
+
+
+def test_inputs_that_are_copied_are_let_go_of_before_the_replay(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = compiled(affine)
+    for _ in range(2):
+        run(*fresh())
+    left: list[bool] = []
+    (graph,) = device.graphs
+    replayed = graph.replay
+    monkeypatch.setattr(graph, "replay", lambda: (left.append(gone()), replayed()))
+    (recording,) = graph_memory.graph_memory("cpu")._live  # type: ignore[union-attr]
+    x, w = fresh()
+    args = [x, w]
+    storage = StorageWeakRef(x.untyped_storage())
+
+    def gone() -> bool:
+        return storage.expired()
+
+    del x, w
+    recording.replay(args, copied.CopiedResults())  # type: ignore[attr-defined]
+    assert left == [True] and not args

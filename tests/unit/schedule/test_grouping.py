@@ -148,6 +148,17 @@ def test_matmuls_with_few_rows_are_one_launch(columns: int, rows: int, parts: li
         torch.testing.assert_close(found[f"y{k}"], given["x"] @ given[f"w{k}"].t())
 
 
+def test_at_most_four_matmuls_are_one_launch() -> None:
+    m, depth = Maker(backend=Costly), 32
+    m.buffer("x", 4, depth, kind="input")
+    for k in range(6):
+        (i, j), (r,) = axes(4, 50), axes(depth, prefix="r")
+        m.buffer(f"w{k}", 50, depth, kind="input")
+        m.buffer(f"y{k}", 4, 50)
+        m.reduce(f"y{k}", (i, j), (r,), "dot", m.load("x", i, r), m.load(f"w{k}", j, r))
+    assert launched(m.schedule(*(f"y{k}" for k in range(6)), max_fusion_size=1)) == [4, 2]
+
+
 class TestKernel:
     """A kernel of parts is a kernel: it has a text, rules and work."""
 

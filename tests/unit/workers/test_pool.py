@@ -73,6 +73,30 @@ def test_a_bad_kernel_costs_only_itself(kind, tmp_path):
         future.result()
 
 
+def test_a_bad_kernel_of_many_is_found_by_halves(tmp_path, monkeypatch):
+    good = [source(f"good {i}") for i in range(15)]
+    tried: list[int] = []
+    attempt = BuildPool._attempt
+
+    def counted(pool, backend, sources, *more):
+        tried.append(len(sources))
+        return attempt(pool, backend, sources, *more)
+
+    monkeypatch.setattr(BuildPool, "_attempt", counted)
+    with BuildPool(Settings(build_workers=1)) as pool:
+        bad = source("bad one")
+        outcomes = pool.submit(ToyBackend(SETTINGS), [*good, bad], KernelStore(tmp_path / "one")).outcomes()
+        assert sorted(tried) == [1, 1, 2, 2, 4, 4, 8, 8, 16]
+        assert isinstance(outcomes[bad.key], KernelBuildError)
+        assert [launch(outcomes[item.key]) for item in good] == [item.text for item in good]
+        # where one is to blame in either half, nothing is built a third time
+        tried.clear()
+        worse = [source(f"bad {i}") for i in range(16)]
+        outcomes = pool.submit(ToyBackend(SETTINGS), worse, KernelStore(tmp_path / "all")).outcomes()
+        assert sorted(tried) == [*[1] * 16, 8, 8, 16]
+        assert all(isinstance(outcomes[item.key], KernelBuildError) for item in worse)
+
+
 def test_a_refused_kernel_costs_only_itself(kind, tmp_path):
     good, refused = source("good"), source("refuse")
     with BuildPool(SETTINGS) as pool:

@@ -127,10 +127,11 @@ class Recording(Recorded):
         """Do the recorded work on `args`, which is emptied; results called for come as copies."""
         plan = self.plan
         if plan.copied:
-            sources = [args[i] for i in plan.copied]
-            copy_all(self.targets, [_once(s) for s in sources] if self.repeated else sources)
+            copy_all(self.targets, [_once(args[i]) if self.repeated else args[i] for i in plan.copied])
         held = {p.number: args[p.number] for p in self.passed} if self.passed else {}
         returned = [args[i] for i in plan.returned]
+        for i in plan.copied:
+            args[i] = None
         self.graph.replay()
         # not before: who lets go of an input that is read where it is lets others write there
         args.clear()

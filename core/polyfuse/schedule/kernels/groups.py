@@ -39,6 +39,8 @@ _FEW_ROWS = 16
 """The same of a matrix multiplication with few rows, a tile of whose weight is what a program reads in any
 case.
 """
+_MATMULS = 4
+"""How many of them are one launch: each has tiles of its own, for which there is memory on a device."""
 _WEIGHT = 4
 """A matrix multiplication has few rows where its largest tensor is all but one in so many of its bytes."""
 
@@ -169,6 +171,7 @@ def _add(groups: list[_Group], step: Launch, context: ScheduleContext, device: s
     if groups:
         last = groups[-1]
         fits = last.arguments + len(step.operands) <= most and (not held or last.held + held <= limit)
+        fits = fits and not (len(last.launches) >= _MATMULS and any(map(_multiplies, step.nodes)))
         if fits:
             last.launches.append(step)
             last.held += held

@@ -15,7 +15,7 @@ from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, coefficient, free_axes, product
-from polyfuse_triton.matmul.narrow import narrow_of
+from polyfuse_triton.matmul.narrow import LONG_STEP, narrow_of
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
 
@@ -34,8 +34,14 @@ _TYPES: Final = (DType.bf16, DType.f16)
 _INSTRUCTION: Final = 16
 """Steps of the depth that an instruction takes."""
 _NARROW_SIDE: Final = 128
-"""Columns of a narrow weight in a tile where there are many rows, which each tile reads."""
-_FEW: Final = 32
+"""Columns of a weight of halves in a tile where there are many rows, which each tile reads."""
+_MANY: Final = 32
+_FEW: Final = 16
+"""Rows up to which whole bytes, and short groups, are multiplied by the instruction of one warp, which has
+fewer columns and waits for nobody.
+"""
+_MOST_GROUPED: Final = 32
+"""Rows up to which tiles of several matmuls fit in shared memory, several times."""
 _HALF_STAGES: Final = 3
 """Where a byte holds two numbers, whose factors take shared memory: more programs at a time gain more than
 more stages.
@@ -88,8 +94,11 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     if rows > _MOST_ROWS or columns < _FEWEST_COLUMNS:
         return 1
     inside, depth = _byte_axes(matmul), prod(counts[2:])
+    half = len(inside) < len(matmul.raxes)
+    group = counts[1 + max(k for k, a in enumerate(matmul.raxes, 1) if axis_name(a) in inside)]
+    side = _narrow_side(rows, half, (group & -group) * (2 if half else 1) < LONG_STEP)
     read = prod(n for a, n in zip(matmul.raxes, counts[2:], strict=True) if axis_name(a) in inside)
-    tiles, parts = -(-columns // _narrow_side(rows)), 1
+    tiles, parts = -(-columns // side), 1
     while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
         more = 2 * parts
         if depth // more < _SHORTEST or not _is_divided(matmul, counts[2:], more):
@@ -145,8 +154,13 @@ def _most(size: IndexLike) -> int:
     return _UNBOUNDED if most is None else most
 
 
-def _narrow_side(rows: int) -> int:
-    return _SIDE if rows <= _FEW else _NARROW_SIDE
+def _narrow_side(rows: int, half: bool, short: bool) -> int:
+    """Columns of a narrow weight in a tile; `half`: whether a byte holds two numbers; `short`: whether groups
+    are less than a step.
+    """
+    if rows <= _FEW and (short or not half):
+        return _SIDE // 2
+    return _NARROW_SIDE if half and rows > _MANY else _SIDE
 
 
 def _side(columns: int) -> int:
@@ -188,6 +202,11 @@ def streams(found: Contraction) -> bool:
     return _is_worth_it(few, many, found.shape[-1])
 
 
+def is_grouped(found: Contraction) -> bool:
+    """Whether a matmul becomes a part of a launch of several."""
+    return streams(found) and min(_extent(found.rows), _extent(found.columns)) <= _MOST_GROUPED
+
+
 def _extent(axes: tuple[Index, ...]) -> int:
     """The most points that some axes span together."""
     return _most(product(axis_size(a) for a in axes))
@@ -203,9 +222,10 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
     narrow = narrow_of(found)
     if narrow is not None:
         few = max(16, power_of_two(_extent(found.columns)))
-        side = _narrow_side(few)
         length = min(narrow.longest, _NARROW_DEPTH // narrow.numbers)
-        return side, few, length, side // 16, _HALF_STAGES if narrow.half else _STAGES
+        side = _narrow_side(few, bool(narrow.half), length * narrow.numbers < LONG_STEP)
+        stages = _HALF_STAGES if narrow.half else _STAGES if side == _SIDE else _STAGES - 1
+        return side, few, length, side // 16, stages
     stages = min(_STAGES, max(2, found.shape[-1] // _DEPTH))
     side = max(16, power_of_two(_extent(found.columns)))
     return _side(_extent(found.rows)), side, _DEPTH, _WARPS, stages

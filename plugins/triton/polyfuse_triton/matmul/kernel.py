@@ -26,6 +26,7 @@ from polyfuse_triton.matmul.narrow import (
     BOTH,
     HALF,
     INSIDE,
+    LONG_STEP,
     STEP,
     TURN,
     Narrow,
@@ -43,6 +44,7 @@ _ACCURATE = 128
 _ALIGNED, _UNALIGNED = f"aligned_{Source.SYMBOL}", f"unaligned_{Source.SYMBOL}"
 _WIDE = 16
 """Elements of which strides are multiples where rows are copied in wide chunks."""
+_FEW_ROWS = 16
 _LONGEST = 1 << 20
 """Longest rows whose steps, as many as a tile has, surely fit in 32 bits."""
 
@@ -144,7 +146,7 @@ class _Writing:
         self._uniform = KernelFacts.of(kernel).uniform
         before = kernel
         if found.narrow is not None:
-            kernel = stepped(kernel, found.narrow, plan.k)
+            kernel = stepped(kernel, found.narrow, plan.k, self._turns(found.narrow))
         self._moved = renamed(kernel, everything, KernelFacts.of(kernel))
         self._facts = KernelFacts.of(self._moved)
         self._moved_statement = {
@@ -222,8 +224,10 @@ class _Writing:
             for name, stmt in moved.items()
             if isinstance(stmt, Load) and name not in before and self._uniform(name, inner)
         ]
-        name, factors = factored(made, lambda name: self._uniform(name, inner))
-        kind, turns = triton_type(found.dtype), narrow.turns(self._plan.k)
+        name, factors = made.value, tuple[str, ...]()
+        if self._has_few_rows or self._plan.k * narrow.numbers >= LONG_STEP:
+            name, factors = factored(made, lambda name: self._uniform(name, inner))
+        kind, turns = triton_type(found.dtype), self._turns(narrow)
         rounds = narrow.bytes // (self._plan.k * turns)
         positions = [{TURN: turn} for turn in range(turns)]
         out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
@@ -265,6 +269,14 @@ class _Writing:
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
             out.add(lines)
+
+    @property
+    def _has_few_rows(self) -> bool:
+        """Whether sums are so few that they may be scaled after short steps, too."""
+        return min(self._plan.m, self._plan.n) <= _FEW_ROWS
+
+    def _turns(self, narrow: Narrow) -> int:
+        return narrow.turns(self._plan.k) if self._has_few_rows else 1
 
     def _asked(
         self,

@@ -37,6 +37,10 @@ AHEAD = "ahead"
 """In place of `STEP`: the round after this one."""
 
 _TYPES = (DType.bf16, DType.f16)
+LONG_STEP = 128
+"""Numbers of a step from which on its sums, rather than its numbers, are multiplied with scales, however many
+rows there are.
+"""
 _ROUND = 64
 """Bytes of a round."""
 _SHORTEST = 16
@@ -137,11 +141,11 @@ def _byte_load(made: Operand, depth: Sequence[Index]) -> IndexLike | None:
     return found[0] if found and all(index == found[0] for index in found) else None
 
 
-def stepped(kernel: Kernel, narrow: Narrow, length: int) -> Kernel:
+def stepped(kernel: Kernel, narrow: Narrow, length: int, turns: int) -> Kernel:
     """The kernel with the depth's axes in terms of `STEP`, `TURN`, `INSIDE` and `HALF`; a step has `length`
-    bytes.
+    bytes, and a round so many steps.
     """
-    inner, turns = narrow.sizes[-1] // length, narrow.turns(length)
+    inner = narrow.sizes[-1] // length
     rest: IndexLike = axis(STEP, narrow.bytes // (length * turns)) * turns
     if turns > 1:
         rest = rest + axis(TURN, turns)

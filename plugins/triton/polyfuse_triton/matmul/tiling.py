@@ -121,7 +121,7 @@ def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
         return False
     if _registers(found, plan) > _REGISTERS:
         return False
-    return _shared(found, plan) + _RESERVED <= target.shared_bytes
+    return shared_bytes(found, plan) <= target.shared_bytes
 
 
 def _registers(found: Matmul, plan: MatmulPlan) -> int:
@@ -166,6 +166,11 @@ def _most_held(found: Matmul) -> int:
     if found.is_exact:
         return 32
     return _ACCUMULATOR * 4 // max(4, found.contraction.dtype.itemsize)
+
+
+def shared_bytes(found: Matmul, plan: MatmulPlan) -> int:
+    """Bytes of shared memory that a kernel takes, at most."""
+    return _shared(found, plan) + _RESERVED
 
 
 def _shared(found: Matmul, plan: MatmulPlan) -> int:
