@@ -22,8 +22,8 @@ from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, decided, session_for
 from polyfuse.distributed.costs import load_costs
 from polyfuse.frontend.capture import compile_graph
-from polyfuse.runtime.ranks.agreement import compiling_for_others
-from polyfuse.torch_compat.captures.shared_inputs import shared_and_written
+from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
+from polyfuse.torch_compat.captures.shared_inputs import SharedInputs, shared_and_written
 from polyfuse.torch_compat.captures.written_windows import writes_to_windows
 from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.options.counterparts import translated
@@ -76,35 +76,11 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     session.
     """
     guard_offsets(gm)
-    if differentiates_forward():
-        return _eager(
-            gm,
-            session.settings,
-            "a graph within forward-mode differentiation (torch.autograd.forward_ad)",
-            "use torch.func.jvp inside the compiled function",
-        )
-    shared = shared_and_written(gm)
-    if shared is not None and shared.refused:
-        return _eager(
-            gm, session.settings, f"a graph that writes to {shared.refused}", "pass copies or views"
-        )
-    if writes_to_windows(gm):
-        return _eager(
-            gm,
-            session.settings,
-            "a graph that writes to windows of a tensor (unfold) that overlap or leave gaps",
-            "write to slices",
-        )
-    agreement = None
-    if this_rank() >= 0:
-        from polyfuse.compiler.ranks import agreement_of
-        from polyfuse.distributed.exchange import exchange_with_ranks
-
-        session.exchange = exchange_with_ranks(
-            session.exchange, session.store, session.settings, session.device_types()
-        )
-        load_costs(session.store.root, session.device_types())
-        agreement = agreement_of(session, ends_early(gm))
+    shared = None if differentiates_forward() else shared_and_written(gm)
+    what, fix = _left_to_eager(gm, shared)
+    if what:
+        return _eager(gm, session.settings, what, fix)
+    agreement = _agreement(gm, session) if this_rank() >= 0 else None
     graph_cache = GraphCache(session, agreement)
 
     def lookup(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
@@ -159,14 +135,50 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     return compiled
 
 
+def _left_to_eager(gm: Any, shared: SharedInputs | None) -> tuple[str, str]:
+    """What a graph is that runs in eager mode, and what to do about it; empty for all that are compiled.
+
+    Compiled, it would lose the tangents that forward-mode differentiation keeps beside its inputs, or what is
+    written to memory that inputs share.
+    """
+    if differentiates_forward():
+        return (
+            "a graph within forward-mode differentiation (torch.autograd.forward_ad)",
+            "use torch.func.jvp inside the compiled function",
+        )
+    if shared is not None and shared.refused:
+        return f"a graph that writes to {shared.refused}", "pass copies or views"
+    if writes_to_windows(gm):
+        return (
+            "a graph that writes to windows of a tensor (unfold) that overlap or leave gaps",
+            "write to slices",
+        )
+    return "", ""
+
+
+def _agreement(gm: Any, session: CompileSession) -> Agreement | None:
+    """What the ranks of a program compare, if anything; what the session measures is exchanged among them."""
+    from polyfuse.compiler.ranks import agreement_of
+    from polyfuse.distributed.exchange import exchange_with_ranks
+
+    session.exchange = exchange_with_ranks(
+        session.exchange, session.store, session.settings, session.device_types()
+    )
+    load_costs(session.store.root, session.device_types())
+    return agreement_of(session, ends_early(gm))
+
+
 def _graph_of(gm: Any) -> str:
     """What was captured, for people."""
     return f"a graph of {node_count(gm)} nodes"
 
 
 def _eager(gm: Any, settings: Settings, what: str, fix: str) -> Callable[..., Any]:
-    """The graph as it was captured. Compiled, it would lose the tangents that forward-mode differentiation
-    keeps beside its inputs, or what is written to memory that inputs share."""
+    """The graph as it was captured.
+
+    Raises:
+        UnsupportedError: `strict` forbids it.
+    """
     if settings.strict:
         raise UnsupportedError(f"{what} runs in eager mode", f"unset strict, or {fix}")
     warn_once("compiler", f"{what} runs in eager mode; {fix} to have it compiled")
