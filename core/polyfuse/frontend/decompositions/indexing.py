@@ -144,10 +144,11 @@ def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int, channels_las
         order, inverse = (0, *range(2, rank + 2), 1), (0, rank + 1, *range(1, rank + 1))
         count, channels, *plane = x.shape
         zeros = grad.new_zeros((count, math.prod(plane), channels))
-        index, source = (t.permute(order).reshape(count, -1, channels) for t in (indices, grad))
+        found = math.prod(grad.shape[2:])  # not -1: the batch may be empty
+        index, source = (t.permute(order).reshape(count, found, channels) for t in (indices, grad))
         rows = torch.scatter_add(zeros, 1, index, source)
         return rows.view(count, *plane, channels).permute(inverse)
     lead = x.shape[:-rank]
-    zeros = grad.new_zeros((*lead, math.prod(x.shape[-rank:])))
-    rows = torch.scatter_add(zeros, -1, indices.reshape(*lead, -1), grad.reshape(*lead, -1))
+    zeros, found = grad.new_zeros((*lead, math.prod(x.shape[-rank:]))), math.prod(grad.shape[-rank:])
+    rows = torch.scatter_add(zeros, -1, indices.reshape(*lead, found), grad.reshape(*lead, found))
     return rows.view(x.shape)
