@@ -167,17 +167,12 @@ class FakeDevice:
                 targets.append(None)
                 continue
             source = result.untyped_storage()
-            if source._cdata not in own and not source.resizable():
-                # memory of somebody else's, which the program was given for its results
-                given.append(result)
-                targets.append(_alias(result))
-                continue
-            if source._cdata not in own:
+            if source.data_ptr() not in own:
                 memory = pool.take(source.nbytes(), [block for block, _ in own.values()])
-                # still the storage that the program allocated
-                source._swap_data_ptr_(storage_at(memory.data_ptr(), source.nbytes(), torch.device("cpu")))
-                own[source._cdata] = Block(memory, self.recorded + 1), source
-            block, storage = own[source._cdata]
+                storage = storage_at(memory.data_ptr(), source.nbytes(), torch.device("cpu"))
+                block = Block(memory, self.recorded + 1)
+                own[source.data_ptr()] = block, storage
+            block, storage = own[source.data_ptr()]
             given.append(_window(storage, result))
             mine = storage_at(block.memory.data_ptr(), source.nbytes(), torch.device("cpu"))
             targets.append(_window(mine, result))
@@ -186,7 +181,7 @@ class FakeDevice:
             block.storage = storage._cdata
             pool.kept.append(storage)
             pool.blocks.append(block)
-            holders = [t for t in (*given, *results) if isinstance(t, torch.Tensor)]
+            holders = [g for g in given if isinstance(g, torch.Tensor)]
             block.base = storage_use(storage._cdata) - sum(
                 1 for g in holders if g.untyped_storage()._cdata == storage._cdata
             )

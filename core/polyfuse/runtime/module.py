@@ -245,8 +245,7 @@ class CompiledModule:
             self._record_partitions(generators)
         elif "PARTITIONS" in self.namespace:
             fallback = partitioned
-        status, space = self.graph_status, self.namespace
-        return recorded_program(program, known, sizes, generators, self.name, status, fallback, space)
+        return recorded_program(program, known, sizes, generators, self.name, self.graph_status, fallback)
 
     def _record_partitions(self, generators: Sequence[torch.Generator]) -> None:
         from polyfuse.runtime.graphs.replay import GraphFacts
@@ -265,13 +264,7 @@ class CompiledModule:
         self.graph_status.partitions.append(status)
         sizes = range(tensors, len(facts.names))
         self.namespace[name] = recorded_program(
-            self.namespace[name],
-            facts,
-            sizes,
-            generators,
-            f"{name} of {self.name}",
-            status,
-            namespace=self.namespace,
+            self.namespace[name], facts, sizes, generators, f"{name} of {self.name}", status
         )
 
     def _check_inputs(self, args: Sequence[Any]) -> None:

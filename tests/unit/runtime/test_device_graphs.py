@@ -6,7 +6,6 @@ import gc
 import itertools
 import threading
 import types
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -730,61 +729,6 @@ def test_memory_of_results_in_use_is_not(device: FakeDevice) -> None:
     (graph,) = [g for g in device.graphs if g.number == 2]
     assert not graph.harmed
     del held
-
-
-def test_results_held_call_after_call_get_memory_of_their_own(
-    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copied, "LARGE", 1)
-    run = compiled(affine)
-    last = None
-    seen: list[int] = []
-    for _ in range(30):
-        x, w = fresh()
-        result = run(x, w)
-        if last is not None:
-            same(*last)
-        last = result, affine(x, w)
-        same(*last)
-        seen.append(result.data_ptr())
-    # two recordings alternate
-    assert len(set(seen[-8:])) == 2 and seen[-2] != seen[-1]
-    plain, kept = status().plain, []
-    # who holds more than one gets copies
-    for _ in range(8):
-        x, w = fresh()
-        kept.append((run(x, w), affine(x, w)))
-        same(*zip(*kept, strict=True))
-    assert status().plain - plain < 5 and status().recordings <= replay.INSTANCES
-
-
-def test_memory_of_its_own_outlives_the_program_that_wrote_it(
-    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copied, "LARGE", 1)
-    monkeypatch.setattr(copied, "LASTING", 2)
-    run = compiled(affine)
-    # of two recordings that alternate, the one in the pool is the other
-    for _ in range(21):
-        x, w = fresh()
-        held = run(x, w)
-    expected = affine(x, w)
-    memory = graph_memory.graph_memory("cpu")
-    assert memory is not None
-    (mine,) = (r for r in memory._live if any(s.room is not None and s.alive for s in r.slots))
-    mine_too = weakref.ref(mine)
-    del run, mine
-    torch._dynamo.reset()
-    gc.collect()
-    other = compiled(lambda x: x.cos() * 2)
-    for _ in range(3):
-        other(torch.randn(4, 8))
-    same(held, expected)
-    assert mine_too() is not None
-    del held
-    other(torch.randn(4, 8))
-    gc.collect()
-    assert mine_too() is None
 
 
 def test_inputs_that_are_copied_are_let_go_of_before_the_replay(

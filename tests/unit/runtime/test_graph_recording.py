@@ -13,7 +13,6 @@ from polyfuse.runtime.graphs import memory as graph_memory
 from polyfuse.runtime.graphs.copied import CopiedResults
 from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory
-from polyfuse.runtime.graphs.own_memory import Allocations
 from polyfuse.runtime.graphs.recording import Recording, make_recording
 from polyfuse.torch_compat.devices.device_graphs import same_addresses, storage_at
 
@@ -21,9 +20,7 @@ from polyfuse.torch_compat.devices.device_graphs import same_addresses, storage_
 def recorded(facts: GraphFacts, memory: GraphMemory, results: list[Any]) -> Recording:
     """A recording of a program that gives these results, for no inputs."""
     plan = plan_inputs(facts, [], memory, [])
-    return make_recording(
-        lambda args: tuple(results), facts, memory, [], plan, (), CopiedResults(), Allocations()
-    )
+    return make_recording(lambda args: tuple(results), facts, memory, [], plan, (), CopiedResults())
 
 
 def test_a_seed_on_the_processor_is_constant_and_read_where_it_is() -> None:

@@ -24,10 +24,6 @@ IN_PLACE = 64 << 20
 """Bytes from which an input is read where it is until it is somewhere else: a cache of keys and values stays,
 and copying it takes as long as computing with it."""
 
-GRADIENT_IN_PLACE = 1 << 20
-"""Bytes from which the gradient of a result is read where it is until it is somewhere else. A loss that is
-computed in eager mode makes it, and an allocator puts it to the same address in every step."""
-
 MOVING_LIMIT = 32 << 20
 """Bytes of parameters and buffers that are copied at every call because they do not stay where they are."""
 
@@ -124,7 +120,7 @@ def plan_inputs(
         elif i not in moved and (
             memory.is_static(args[i])
             or i in facts.mutated
-            or (_may_stay(facts, i, args[i].nbytes) and not memory.is_recorded(where[i]))
+            or (_may_stay(facts, i) and args[i].nbytes >= IN_PLACE and not memory.is_recorded(where[i]))
         ):
             # a seed that a recorded forward left on the CPU is among these
             fixed.append(i)
@@ -142,13 +138,11 @@ def plan_inputs(
     )
 
 
-def _may_stay(facts: GraphFacts, number: int, nbytes: int) -> bool:
-    """Whether an input is so large that it is better read where it is, and likely to be there in the next
-    call: what a forward in training gets is another batch in every step.
+def _may_stay(facts: GraphFacts, number: int) -> bool:
+    """Whether a large input is likely to be at the same address in the next call. A forward in training gets
+    another batch in every step, but the gradient of its result an allocator puts where the last one was.
     """
-    if number in facts.gradients:
-        return nbytes >= GRADIENT_IN_PLACE
-    return nbytes >= IN_PLACE and not (facts.saved or facts.carried or facts.gradients)
+    return number in facts.gradients or not (facts.saved or facts.carried or facts.gradients)
 
 
 def _moving(

@@ -93,8 +93,6 @@ class Slot:
         windows: the results in it; `positions` has theirs.
         saved: whether it only carries what a backward needs.
         owned: whether the pool knows that it is in use: what was allocated in the recording, until given up.
-        number: which of the program's allocations it is; None if that is not known.
-        room: its memory, if that is outside of the pool.
         hold: of the recording.
         templates: a tensor for each result.
         copy_needed: whether the last copy was held when this memory was overwritten.
@@ -116,8 +114,6 @@ class Slot:
         self.device = device
         self.saved = saved
         self.owned = True
-        self.number: int | None = None
-        self.room: torch.Tensor | None = None
         self.hold = hold
         self.templates: tuple[torch.Tensor, ...] = ()
         self.watched: Slot = self
@@ -147,10 +143,6 @@ class Slot:
         """Whether somebody else holds a tensor in this memory."""
         watched = self.watched
         return watched._storage is not None and storage_use(watched._key) > watched._base
-
-    def move_to(self, room: torch.Tensor) -> None:
-        """The memory turned out to be `room`, which is in no pool."""
-        self.room, self.owned = room, False
 
     def contains(self, address: int) -> bool:
         """Whether an address is in this memory."""
@@ -265,11 +257,7 @@ class Recorded:
         found = self.exposed.get(other)
         if found is None:
             found = self.exposed[other] = tuple(
-                dict.fromkeys(
-                    slot.watched
-                    for slot in other.slots
-                    if slot not in self.spared and (slot.room is None or other is self)
-                )
+                dict.fromkeys(slot.watched for slot in other.slots if slot not in self.spared)
             )
         return found
 
@@ -360,7 +348,7 @@ class GraphMemory:
         The pool must know of every slot that somebody holds. What nobody holds is given up first.
         """
         for pool in self._pools:
-            slots = [s for recorded in pool.recordings for s in recorded.slots if s.room is None]
+            slots = [slot for recorded in pool.recordings for slot in recorded.slots]
             alive = frozenset(slot for slot in slots if slot.alive)
             if all(slot.owned for slot in alive):
                 for slot in slots:

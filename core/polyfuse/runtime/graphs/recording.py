@@ -6,7 +6,7 @@ memory, or as copies.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
     from polyfuse.runtime.graphs.copied import CopiedResults
     from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
-    from polyfuse.runtime.graphs.own_memory import Allocations
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,7 +68,6 @@ class Recording(Recorded):
         passed: results that are inputs or views of them.
         consumes: whether it uses the memory of what its forward saved, so that it can only run once for it.
         replays: how often it ran.
-        apart: whether results are in memory of their own.
     """
 
     plan: InputPlan
@@ -81,9 +79,6 @@ class Recording(Recorded):
     passed: tuple[PassedThrough, ...]
     consumes: bool
     replays: int = 0
-
-    def __post_init__(self) -> None:
-        self.apart = any(slot.room is not None for slot in self.slots)
 
     def _prepare(self) -> None:
         """Have all results at hand. Callers get new tensors, since they may do with them what they like; what
@@ -163,7 +158,7 @@ def _lent(slots: Sequence[Slot], copied: CopiedResults) -> tuple[Slot, ...]:
     """The slots whose results go out as copies this time."""
     lent = []
     for slot in slots:
-        if slot.room is None and not copied.positions.isdisjoint(slot.positions):
+        if not copied.positions.isdisjoint(slot.positions):
             slot.added = slot.copy_held and copied.are_added(slot.positions, slot.nbytes)
             if not slot.added:
                 lent.append(slot)
@@ -194,14 +189,8 @@ def make_recording(
     plan: InputPlan,
     generators: Sequence[torch.Generator],
     owner: CopiedResults,
-    allocations: Allocations,
-    apart: Mapping[int, int] | None = None,
 ) -> Recording:
     """Record `program` for `args`, which stay as they are. Nothing is computed: replay it.
-
-    Args:
-        allocations: observe the program's.
-        apart: numbers of allocations that get memory outside of the pool, with their bytes.
 
     Raises whatever the program or the device raises; `args` can be used all the same.
     """
@@ -214,16 +203,9 @@ def make_recording(
     layouts = {i: _layout_of(given[i]) for i in (*facts.fixed, *facts.varying)}
     pool, protected = memory.pool_for_recording()
     consumed = _consume(facts, args, plan)
-    with outside_inference():
-        rooms = {
-            number: torch.empty(nbytes, dtype=torch.uint8, device=facts.device)
-            for number, nbytes in (apart or {}).items()
-        }
-    given_memory = {n: storage_at(r.data_ptr(), r.nbytes, r.device) for n, r in rooms.items()}
     drawn = (*generators, *(generator for _, generator in plan.generators))
     try:
-        with allocations.observed(given_memory) as made:
-            graph, results = memory.device.record(program, given, pool.handle, drawn)
+        graph, results = memory.device.record(program, given, pool.handle, drawn)
     except BaseException:
         memory.abandon(pool)
         raise
@@ -231,15 +213,11 @@ def make_recording(
         _restore_inputs(args, layouts, consumed)
     hold = HeldResults()
     saved_inputs = frozenset(i for i, slot in plan.slots.items() if slot.saved)
-    numbers = {reference.cdata: number for number, reference in enumerate(made)}
-    constants, passed, slots = _sort_results(results, layouts, saved_inputs, facts, hold, numbers)
-    for slot in slots:
-        if slot.number in rooms and slot.address == rooms[slot.number].data_ptr():
-            slot.move_to(rooms[slot.number])
+    constants, passed, slots = _sort_results(results, layouts, saved_inputs, facts, hold)
     for position in facts.saved:
         if isinstance(constants[position], torch.Tensor):
             memory.stays(constants[position])
-    del results, given_memory
+    del results
     for slot in slots:
         slot.reset_baseline()
     where = dict(zip(plan.fixed, plan.addresses, strict=True))
@@ -314,12 +292,11 @@ def _sort_results(
     saved_inputs: Collection[int],
     facts: GraphFacts,
     hold: HeldResults,
-    numbers: Mapping[int, int],
 ) -> tuple[tuple[Any, ...], tuple[PassedThrough, ...], tuple[Slot, ...]]:
     """Constants, inputs passed on, and the slots of everything else.
 
     What an operator leaves on the CPU for its backward (seeds) is as constant as the recorded launches.
-    Inputs in `saved_inputs` are not to be seen by callers. `numbers`: storage -> which allocation it was.
+    Inputs in `saved_inputs` are not to be seen by callers.
     """
     inputs = {layout.storage.cdata: i for i, layout in layouts.items()}
     constants: list[Any] = []
@@ -360,8 +337,6 @@ def _sort_results(
         Slot(storage, windows, device, all(w.position in facts.saved for w in windows), hold)
         for storage, windows in storages.values()
     )
-    for slot, key in zip(slots, storages, strict=True):
-        slot.number = numbers.get(key)
     saved = [slot for slot in slots if slot.saved]
     for slot in saved:
         slot.watched = saved[0]

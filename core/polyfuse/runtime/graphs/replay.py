@@ -24,7 +24,6 @@ from polyfuse.base.log import get_logger, warn_once
 from polyfuse.runtime.graphs.copied import CopiedResults
 from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory, Recorded, Slot, graph_memory
-from polyfuse.runtime.graphs.own_memory import Allocations
 from polyfuse.runtime.graphs.recording import Recording, make_recording
 from polyfuse.runtime.graphs.status import GraphStatus
 from polyfuse.runtime.provisional import is_out_of_memory
@@ -60,7 +59,6 @@ def recorded_program(
     name: str,
     status: GraphStatus,
     fallback: Callable[[], Program] | None = None,
-    namespace: dict[str, Any] | None = None,
 ) -> Program:
     """`program`, recorded and replayed where that is possible.
 
@@ -70,7 +68,6 @@ def recorded_program(
         name: of the program, for messages.
         status: records what happens.
         fallback: makes what is called once recording the program has failed: the same, in partitions.
-        namespace: of the program's text, if it has one.
     """
     memory = None
     if not facts.refused:
@@ -79,8 +76,7 @@ def recorded_program(
         status.refused = facts.refused or f"the work of {facts.device} cannot be recorded"
         _log.info("%s is %s", name, status.text())
         return program
-    numbers, allocations = tuple(sizes), Allocations(namespace)
-    return _Runner(program, facts, numbers, tuple(generators), name, status, memory, fallback, allocations)
+    return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory, fallback)
 
 
 @dataclass(eq=False)
@@ -95,7 +91,6 @@ class _Runner:
     status: GraphStatus
     memory: GraphMemory
     fallback: Callable[[], Program] | None
-    allocations: Allocations
     variants: dict[tuple[int, ...], list[Recording]] = field(default_factory=dict)
     copied: CopiedResults = field(init=False)
     patience: int = PATIENCE
@@ -117,8 +112,6 @@ class _Runner:
                 return self._first(key, args)
             memory.begin()
             fitting, blocking, saved = self._choose(recordings, args)
-            if self.copied.lasting and self._wants_apart(recordings, fitting, args):
-                return self._record(recordings, args, apart=True)
             for _ in range(_MOMENTS):
                 if fitting is not None or not (blocking or (saved and len(recordings) < INSTANCES)):
                     break
@@ -151,23 +144,11 @@ class _Runner:
                     blocking.extend(blockers)
         return None, blocking, saved
 
-    def _wants_apart(
-        self, recordings: Sequence[Recording], fitting: Recording | None, args: list[Any]
-    ) -> bool:
-        """Whether to make another recording whose results have memory of their own."""
-        if (fitting is not None and fitting.apart) or not 0 < len(recordings) < INSTANCES:
-            return False
-        return sum(r.apart and r.fits(args) for r in recordings) < self.copied.sets
-
     def _wait_for(self, blocking: Sequence[tuple[Recorded, Slot]]) -> bool:
         """Whether what callers hold is likely to be let go of: from now on they get copies, so that only what
         they have already is in the way.
         """
-        news = [
-            r.owner.held(slot.positions, slot.added)
-            for r, slot in blocking
-            if r.owner is not None and slot.room is None
-        ]
+        news = [r.owner.held(slot.positions, slot.added) for r, slot in blocking if r.owner is not None]
         self.patience = PATIENCE if any(news) else self.patience - 1
         return self.patience > 0
 
@@ -197,15 +178,14 @@ class _Runner:
     def _replay(self, recording: Recording, args: list[Any]) -> Sequence[Any]:
         self.memory.overwriting(recording)
         for slot in recording.lent:
-            movable = slot.number is not None
-            self.copied.overwritten(slot.positions, slot.nbytes, slot.copy_needed, movable)
+            self.copied.overwritten(slot.positions, slot.nbytes, slot.copy_needed)
         results = recording.replay(args, self.copied)
         self.status.replays += 1
         if recording.slots:
             self.memory.handed_out(recording)
         return results
 
-    def _record(self, recordings: list[Recording], args: list[Any], apart: bool = False) -> Sequence[Any]:
+    def _record(self, recordings: list[Recording], args: list[Any]) -> Sequence[Any]:
         again = self._misfit(recordings, args)
         if len(recordings) >= INSTANCES:
             self._drop_one(recordings, args)
@@ -219,49 +199,24 @@ class _Runner:
         brief = [r.plan for r in recordings if r.replays < WORTH]
         plan = plan_inputs(self.facts, args, memory, [r.plan for r in recordings], brief)
         if plan.refused:
-            if apart:
-                self.copied.stay()
             return self._plain(args, plan.refused)
-        rooms = self._rooms(recordings[-1].slots) if apart else None
         try:
             recording = make_recording(
-                self.program,
-                self.facts,
-                memory,
-                args,
-                plan,
-                self.generators,
-                self.copied,
-                self.allocations,
-                rooms,
+                self.program, self.facts, memory, args, plan, self.generators, self.copied
             )
         except Exception as error:
             self.tries -= is_out_of_memory(error)
             if is_out_of_memory(error) and self.tries > 0:
-                if apart:
-                    self.copied.stay()
                 # the program needs less: what it used is there for it again, and a recording has its own
                 return self._plain(args, "there was no memory for a recording")
             return self._give_up(args, error)
-        if apart and not recording.apart:
-            self.copied.stay()
-        # those whose results are in nobody's way are tried first
-        recordings.insert(0 if recording.apart else len(recordings), recording)
+        recordings.append(recording)
         self.made.append(recording)
         self.status.recordings += 1
         if again:
             self.status.again = again
             _log.debug("%s is recorded anew: %s", self.name, again)
         return self._replay(recording, args)
-
-    def _rooms(self, slots: Sequence[Slot]) -> dict[int, int]:
-        """The number and the bytes of each allocation that is to be outside of the pool."""
-        wanted = self.copied.lasting | self.copied.positions
-        return {
-            slot.number: slot.nbytes
-            for slot in slots
-            if slot.number is not None and not slot.saved and not wanted.isdisjoint(slot.positions)
-        }
 
     def _misfit(self, recordings: Sequence[Recording], args: list[Any]) -> str:
         """Why none of them fits, in words: why the latest does not. Empty if there is none."""
