@@ -176,3 +176,13 @@ def test_gradients_of_varying_sizes(mode: str) -> None:
     (F.interpolate(theirs, scale_factor=2, mode=mode) ** 2).sum().backward()
     torch.testing.assert_close(mine.grad, theirs.grad)
     assert len(record.report.fallbacks) == (mode == "bilinear"), record.report.text()
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_a_batch_of_none_has_a_gradient(mode: str) -> None:
+    x = torch.zeros(0, 3, 4, 4, requires_grad=True)
+    call, _ = compiled(lambda x: F.interpolate(x, scale_factor=2, mode=mode))
+    result = call(x)
+    assert result.shape == (0, 3, 8, 8) and result.is_contiguous() and result.requires_grad
+    result.sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape

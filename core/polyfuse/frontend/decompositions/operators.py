@@ -394,8 +394,10 @@ def with_size(op: Any) -> Callable[..., Any] | None:
             ]
         empty = [isinstance(n, int) and n == 0 for n in x.shape]
         if empty[0] and not any(empty[1:]):
-            # fine in eager mode; what checks sizes while tracing fails on a batch of none
-            return x.new_empty((0, x.shape[1], *output_size))
+            # fine in eager mode; what checks sizes while tracing fails on a batch of none. Nothing is summed,
+            # but the result has a gradient
+            one = x.sum(tuple(range(2, x.dim())), keepdim=True, dtype=x.dtype)
+            return one.expand(0, x.shape[1], *output_size).clone(memory_format=torch.contiguous_format)
         result: Tensor = sized(x, output_size, *options, *(scales or [None] * len(spatial)))
         return result
 
