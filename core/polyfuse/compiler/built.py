@@ -16,35 +16,18 @@ from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import Schedule
 
 
-class Delayed:
-    """A program that is planned when somebody asks for it.
-
-    Args:
-        make: plans it.
-    """
-
-    def __init__(self, make: Callable[[], Program]) -> None:
-        self._make = make
-        self._made: Program | None = None
-
-    def __call__(self) -> Program:
-        """The program."""
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-
 @dataclass(frozen=True)
 class Built:
     """What `compile_graph` made, with what came before it.
 
     Attributes:
-        whole: the program of all steps; that of the module may run some of them in a loop.
+        whole: gives the program of all steps, planned when first asked for; that of the module may run some
+            of them in a loop.
     """
 
     module: CompiledModule
     schedule: Schedule
-    whole: Delayed
+    whole: Callable[[], Program]
     notes: Mapping[tuple[str, Kernel], str]
     kernels: Mapping[str, PendingKernel]
     host: HostStatus | None

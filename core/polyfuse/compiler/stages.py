@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -30,7 +30,7 @@ from polyfuse.autotune.kernels import time_fusions
 from polyfuse.base.errors import WrongCandidateError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.text import PassTexts
-from polyfuse.compiler.built import Built, BuiltGraph, Delayed
+from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import Lowered, lower_and_claim
 from polyfuse.compiler.kernels import emit_kernels, pending_kernels, program_needs, submit, tune_kernels
 from polyfuse.compiler.layers import Expansion, program_in_loop, shortened, with_periods
@@ -257,7 +257,7 @@ def compile_graph(
     with clock.stage("plan"):
         planned = replace(planned, decisions=(*decisions, *separate))
         needs = program_needs(emitted)
-        whole = Delayed(partial(make_program, planned, settings, *needs, tuple(seen or ())))
+        whole = cache(partial(make_program, planned, settings, *needs, tuple(seen or ())))
         program = None
         if expansion is not None and not seen:
             program = program_in_loop(expansion, refused, settings, *needs)

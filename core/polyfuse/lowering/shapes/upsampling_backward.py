@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ def cubic_backward(
     return _gathered(ctx, grad, result, [_Cubics(g) for g in grids])
 
 
-class _Spread:
+class _Spread(ABC):
     """For each input position of a grid, the output positions it goes to: `count` of them from `start` on."""
 
     def __init__(self, grid: Grid) -> None:
@@ -92,17 +93,17 @@ class _Spread:
             self.count = int((last - guess)[some].max()) - self.shift + 1 if bool(some.any()) else 0
         self._ratio = (out // math.gcd(size, out), size // math.gcd(size, out))
 
+    @abstractmethod
     def used(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The first and the last input position that each output position uses."""
-        raise NotImplementedError
 
     def start(self, index: IndexLike) -> IndexLike:
         """The first output position that may use input position `index`."""
         return index * self._ratio[0] // self._ratio[1] + self.shift
 
+    @abstractmethod
     def share(self, source: IndexLike, index: IndexLike) -> Expr | None:
         """The part of output position `source` that comes from input position `index`; None for all of it."""
-        raise NotImplementedError
 
     def uses(self, source: IndexLike, index: IndexLike) -> Expr:
         """Whether output position `source` exists and may use input position `index`."""
