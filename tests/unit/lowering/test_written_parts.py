@@ -97,7 +97,11 @@ def test_a_part_of_an_input_is_written_where_it_is(name: str, dtype: torch.dtype
 
 NEEDED: dict[str, Callable[..., Any]] = {
     "the old content is returned": lambda c, n, p: (c.clone(), c[:, 3:5].copy_(n))[0],
-    "a part of the old content is returned": lambda c, n, p: (c[0] * 1, c[0, p].copy_(n[0]), c[:, :2].fill_(3))[0],
+    "a part of the old content is returned": lambda c, n, p: (
+        c[0] * 1,
+        c[0, p].copy_(n[0]),
+        c[:, :2].fill_(3),
+    )[0],
     "the content is moved": lambda c, n, p: (c[:, 1:].copy_(c[:, :-1].clone()), c.sum())[1],
     "the target is a result": lambda c, n, p: (c[:, 3:5].copy_(n), c)[1],
     "a part of the target is a result": lambda c, n, p: (c[:, 3:5].copy_(n), c[0])[1],

@@ -27,8 +27,8 @@ FUNCTIONAL_CALLS = (
 arguments."""
 _WRITE_BACK = "aten.copy_.default"
 _SMALL = 4
-"""An expression of so many times fewer elements than what it reads is stored, where that would else be copied:
-both are a pass, over so many times less."""
+"""An expression of so many times fewer elements than what it reads is stored, where that would else be
+copied."""
 
 
 def free_storage(

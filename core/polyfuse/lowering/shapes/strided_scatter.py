@@ -164,7 +164,9 @@ def _in_part(
     ctx.before_write(target.buffer)
     value = ctx.temporary(base.dtype, base.device, part.size)
     axes = axes_of(part.size)
-    element = ctx.local(source, base.device).at([0 if n == 1 else a for n, a in zip(source.size, axes, strict=True)])
+    element = ctx.local(source, base.device).at(
+        [0 if n == 1 else a for n, a in zip(source.size, axes, strict=True)]
+    )
     value.body, value.origins = cast(element, base.dtype.compute), ctx.origins
     ctx.write(value, part)
     result.set_view(target)
