@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -217,3 +218,28 @@ def test_calls_together_of_what_was_made_in_inference_mode():
         made = call((a, b), ((), ()))
     assert not made[0].is_inference() and torch.equal(made[0], a * 2)
     assert all(x is y for x, y in zip(call((a, b), ((), ())), made, strict=True))
+
+
+@torch.no_grad()
+def test_contents_of_parameters_may_be_exchanged():
+    program, computed = doubled(2)
+    frozen, checked = FrozenCall(torch.mul), CheckedCall(torch.mul)
+    together = FrozenCalls(torch.mul)
+    a, b, plain = torch.nn.Parameter(torch.randn(4)), torch.randn(4), ((2,), (2,))
+
+    def check() -> None:
+        results = (*program([a, b]), frozen(a, 2), checked(b, 2), *together((a, b), plain))
+        for result, tensor in zip(results, (a, b, a, b, a, b), strict=True):
+            assert torch.equal(result, tensor.detach() * 2)
+
+    check()
+    torch.utils.swap_tensors(a, torch.nn.Parameter(torch.randn(4)))
+    check()
+    torch.utils.swap_tensors(b, torch.randn(4))
+    check()
+    assert len(computed) == 3
+    other = weakref.ref(a)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(a, torch.nn.Parameter(torch.randn(4)))
+    assert other() is a
+    check()
