@@ -62,7 +62,7 @@ def parallel_training_section(content: dict[str, Any]) -> list[str]:
             for found in (used, lasted)
         ]
         table.append([case, *cells, *ratios])
-    told = [f"{row['case']} by {row['side']}: {row['error']}." for row in content["rows"] if row["error"]]
+    errors = [f"{row['case']} by {row['side']}: {row['error']}." for row in content["rows"] if row["error"]]
     loads = ", ".join(f"{load:.1f}" for load in content["machine"]["loads"])
     return [
         f"## A training step in {content['ranks']} processes on one CPU",
@@ -72,7 +72,7 @@ def parallel_training_section(content: dict[str, Any]) -> list[str]:
         f"the same processes. Other programs ran on the machine (loads {loads}), so that *duration over",
         "Inductor*, of the slowest process, says little. Losses of three steps are equal to eager mode's",
         "within 1e-5 of their norm (bfloat16: 2e-2).",
-        *told,
+        *errors,
         "",
         *facts(content),
         f"To repeat it: `OMP_NUM_THREADS=1 PYTHONPATH=benchmarks torchrun --standalone --nproc-per-node"

@@ -370,7 +370,7 @@ def test_weights_are_laid_out_once_and_again_after_a_change(
     assert report.calls == (f"frozen.{once}.default", f"mkldnn.{call}")
 
 
-def test_weights_that_are_not_kept(run: Any) -> None:
+def test_weights_that_are_not_stored(run: Any) -> None:
     found = reasons(run(lambda x: F.silu(LINEAR(x)), X))
     assert "only with freezing" in found["cpp:onednn_fused_packed"]
     found = reasons(run(lambda x, w: F.silu(x @ w.t()), X[0], torch.randn(40, 24), freezing=True))
@@ -380,7 +380,7 @@ def test_weights_that_are_not_kept(run: Any) -> None:
 
 
 @pytest.mark.slow
-def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
