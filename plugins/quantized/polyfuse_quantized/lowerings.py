@@ -278,6 +278,9 @@ def convolution(
     scales: TensorValue,
     zeros: TensorValue,
     bias: TensorValue | None,
+    other: TensorValue | None,
+    other_scale: float,
+    other_zero: int,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -291,9 +294,10 @@ def convolution(
     """The same for a convolution."""
     stored = Quantisation(x_scale, x_zero, x.torch_dtype), Quantisation(scale, zero, dtype)
     window = tuple(stride), tuple(padding), tuple(dilation)
-    made = products.Convolution(*stored, activation, window, groups, last)
+    added = None if other is None else Quantisation(other_scale, other_zero, other.torch_dtype)
+    made = products.Convolution(*stored, activation, window, groups, last, added)
     name = ctx.add_object("convolution", made)
-    found: TensorValue = ctx.call(node, name, (x, weight, scales, zeros, bias))
+    found: TensorValue = ctx.call(node, name, (x, weight, scales, zeros, bias, other))
     return found
 
 

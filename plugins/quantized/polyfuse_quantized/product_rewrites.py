@@ -25,6 +25,14 @@ _ORDERS: Final = (
 """What only puts values in another order or shape."""
 
 
+_NOTHING: Final = (None, 1.0, 0)
+"""What is added to a convolution without a residual."""
+
+_ADDED: Final = slice(7, 10)
+_LAST: Final = 14
+"""Where that, and whether the channels of the result come last, stand among the arguments of a convolution."""
+
+
 def linear(ctx: RewriteContext, node: Node) -> Node | None:
     """`addmm(bias, dequantize(x), dequantize(weight).t())` is one call."""
     bias, x, transposed = (None, *node.args) if ctx.is_called(node, "aten.mm.default") else node.args
@@ -52,14 +60,16 @@ def convolution(ctx: RewriteContext, node: Node) -> Node | None:
     parameters, numbers = _weight(ctx, weight), _bytes_of(ctx, x, (torch.uint8,))
     if parameters is None or numbers is None:
         return None
-    made = ctx.tensor(node)
-    last = made is not None and made.is_contiguous(memory_format=torch.channels_last)
-    window = ([*stride], [*padding], [*dilation], groups, last)
-    return ctx.call(CONVOLUTION, (*numbers, *parameters, bias, *window, 1.0, 0, torch.float32, "none"))
+    window = ([*stride], [*padding], [*dilation], groups, _is_last(ctx, node))
+    return ctx.call(
+        CONVOLUTION, (*numbers, *parameters, bias, *_NOTHING, *window, 1.0, 0, torch.float32, "none")
+    )
 
 
 def requantised(ctx: RewriteContext, node: Node) -> Node | None:
-    """`quantize(relu(call))` of such a call is a call that stores quantised numbers."""
+    """`quantize(relu(call + dequantize(other)))` of such a call is a call that stores quantised numbers; the
+    sum with a residual only of a convolution, and the ReLU where there is one.
+    """
     source, scale, zero, low, high, dtype = node.args
     if dtype not in (torch.uint8, torch.int8) or not isinstance(scale, float) or not isinstance(zero, int):
         return None
@@ -76,14 +86,41 @@ def requantised(ctx: RewriteContext, node: Node) -> Node | None:
         else:
             between.append(source)
         source = source.args[0]
+    source, added = _residual(ctx, source) if dtype is torch.uint8 else (source, _NOTHING)
     if not ctx.is_called(source, LINEAR, CONVOLUTION) or len(source.users) != 1:
         return None
     if source.args[-2:] != (torch.float32, "none") or (dtype is torch.int8 and activation != "none"):
         return None
-    found = ctx.call(str(source.target), (*source.args[:-4], scale, zero, dtype, activation))
+    args = [*source.args[:-4], scale, zero, dtype, activation]
+    if added is not _NOTHING:
+        # a sum may lie as what is added does
+        args[_ADDED] = added
+        args[_LAST] = _is_last(ctx, node) if not between else args[_LAST]
+    found = ctx.call(str(source.target), tuple(args))
     for step in reversed(between):
         found = ctx.call(str(step.target), (found, *step.args[1:]), step.kwargs)
     return found
+
+
+def _residual(ctx: RewriteContext, node: Node) -> tuple[Node, tuple[Any, ...]]:
+    """The convolution and what is added to it, of a sum of both that nobody else reads; else the node and
+    nothing.
+    """
+    if not ctx.is_called(node, "aten.add.Tensor") or node.kwargs or len(node.users) != 1:
+        return node, _NOTHING
+    for call, other in (node.args, node.args[::-1]):
+        made, added = ctx.tensor(call), ctx.tensor(other)
+        if not ctx.is_called(call, CONVOLUTION) or made is None or added is None or made.shape != added.shape:
+            continue
+        numbers = _bytes_of(ctx, other, (torch.uint8,))
+        if numbers is not None and call.args[_ADDED] == _NOTHING:
+            return call, numbers
+    return node, _NOTHING
+
+
+def _is_last(ctx: RewriteContext, node: Node) -> bool:
+    made = ctx.tensor(node)
+    return made is not None and made.is_contiguous(memory_format=torch.channels_last)
 
 
 def _is_wanted(ctx: RewriteContext) -> bool:

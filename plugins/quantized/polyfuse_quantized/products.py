@@ -23,11 +23,12 @@ CONVOLUTION: Final = f"{SPACE}.convolution.default"
 _OPERANDS: Final = (
     "Tensor x, float x_scale, int x_zero, Tensor weight, Tensor scales, Tensor zeros, Tensor? bias"
 )
+_ADDEND: Final = "Tensor? other, float other_scale, int other_zero"
 _RESULT: Final = "float scale, int zero, ScalarType dtype, str activation"
 _WINDOW: Final = "int[] stride, int[] padding, int[] dilation, int groups, bool last"
 _LIBRARY: Final = torch.library.Library(SPACE, "DEF")
 _LIBRARY.define(f"linear({_OPERANDS}, {_RESULT}) -> Tensor")
-_LIBRARY.define(f"convolution({_OPERANDS}, {_WINDOW}, {_RESULT}) -> Tensor")
+_LIBRARY.define(f"convolution({_OPERANDS}, {_ADDEND}, {_WINDOW}, {_RESULT}) -> Tensor")
 
 
 def available() -> bool:
@@ -142,26 +143,56 @@ class Convolution(_Product):
         window: stride, padding and dilation, each with a number for a dimension.
         groups: of channels.
         last: whether the result has its channels last; otherwise they are second.
+        other: how what is added to the result is stored, in bytes as the result is; None: nothing is.
     """
 
     window: tuple[tuple[int, ...], ...]
     groups: int
     last: bool
+    other: Quantisation | None = None
 
     def __call__(
-        self, x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        bias: Tensor | None,
+        other: Tensor | None = None,
     ) -> Tensor:
         """The result, in the layout that was asked for."""
         packed = self._weights.of(weight, scales, zeros, self._packed)
         if packed is None or x.numel() == 0:
             wide = dequantised(x, self.x), dequantised_weight(weight, scales, zeros)
             found = torch.nn.functional.conv2d(*wide, bias, *self.window, self.groups)
+            if other is not None and self.other is not None:
+                found = found + dequantised(other, self.other)
             found = self._requantised(found)
         else:
-            call = torch.ops.onednn.qconv_pointwise.default
-            operands = (x, self.x.scale, self.x.zero, packed, scales, zeros, bias)
-            found = call(*operands, *self.window, self.groups, *self._after())
+            found = self._called(x, packed, scales, zeros, bias, other)
         return found.contiguous(memory_format=memory_order(self.last))
+
+    def _called(
+        self,
+        x: Tensor,
+        packed: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        bias: Tensor | None,
+        other: Tensor | None,
+    ) -> Tensor:
+        operands, window = (x, self.x.scale, self.x.zero, packed, scales, zeros), (*self.window, self.groups)
+        if other is None or self.other is None:
+            plain = torch.ops.onednn.qconv_pointwise.default
+            found: Tensor = plain(*operands, bias, *window, *self._after())
+            return found
+        call, result = torch.ops.onednn.qconv2d_pointwise.binary, self.result
+        # it writes over what it adds
+        room = other.clone(memory_format=torch.channels_last)
+        stored = (result.scale, result.zero, result.dtype)
+        added = (self.other.scale, self.other.zero, "sum", 1.0)
+        found = call(*operands, room, bias, *window, *stored, *added, self.activation, (), "")
+        return found
 
     def _packed(self, weight: Tensor, scales: Tensor, /) -> Tensor:
         call = torch.ops.onednn.qconv_prepack.default
@@ -222,6 +253,9 @@ def _convolution(
     scales: Tensor,
     zeros: Tensor,
     bias: Tensor | None,
+    other: Tensor | None,
+    other_scale: float,
+    other_zero: int,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -234,6 +268,8 @@ def _convolution(
 ) -> Tensor:
     wide = dequantised(x, Quantisation(x_scale, x_zero, x.dtype)), dequantised_weight(weight, scales, zeros)
     exact = torch.nn.functional.conv2d(*wide, bias, stride, padding, dilation, groups)
+    if other is not None:
+        exact = exact + dequantised(other, Quantisation(other_scale, other_zero, other.dtype))
     found = requantised(exact, Quantisation(scale, zero, dtype), activation)
     return found.contiguous(memory_format=memory_order(last))
 

@@ -191,6 +191,52 @@ def test_nothing_runs_between_two_convolutions() -> None:
     assert kinds == ["object.convolution"] * 2 and report.kernels == 2
 
 
+class Residual(nn.Module):
+    """A convolution of quantised numbers plus others, stored as bytes."""
+
+    def __init__(self, then: Callable[[Tensor], Tensor], swapped: bool, kind: tuple[int, int, torch.dtype]):
+        super().__init__()
+        self.layer = Quantised(lambda x, w, b: F.conv2d(x, w, b, padding=1), (8, 8, 3, 3), stored=None)
+        self.then, self.swapped, self.kind = then, swapped, kind
+
+    def forward(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        q = ops.quantize_per_tensor.default(r, 0.07, 99, *U8)
+        y, z = self.layer(x), ops.dequantize_per_tensor.default(q, 0.07, 99, *U8)
+        found = self.then(z + y if self.swapped else y + z)
+        # what is added has another reader, behind
+        return ops.quantize_per_tensor.default(found, 0.05, 9, *self.kind), q + 1
+
+
+@needs_instructions
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("then", "kind"), [(F.relu, U8), (lambda x: x, U8), (lambda x: x, S8), (F.gelu, U8)])
+def test_residuals(then: Callable[[Tensor], Tensor], kind, swapped: bool, last: bool) -> None:
+    model = Residual(then, swapped, kind)
+    order = torch.channels_last if last else torch.contiguous_format
+    args = [torch.randn(2, 8, 7, 9).to(memory_format=order) for _ in range(2)]
+    call = compiled(model)
+    with torch.no_grad():
+        for _ in range(2):
+            for found, expected in zip(call(*args), model(*args), strict=True):
+                assert found.stride() == expected.stride()
+                assert (found.int() - expected.int()).abs().max() <= 1
+                assert (found != expected).sum() <= 8
+    inside = kind is U8 and then is not F.gelu
+    assert applied(last_reports()[-1]) == {"convolution": 1, **({"results": 1} if inside else {})}
+
+
+@needs_instructions
+def test_a_residual_that_broadcasts_is_added_behind() -> None:
+    model = Residual(F.relu, False, U8)
+    with torch.no_grad():
+        args = torch.randn(2, 8, 7, 9), torch.randn(2, 8, 1, 1)
+        found, expected = compiled(model)(*args), model(*args)
+    assert (found[0].int() - expected[0].int()).abs().max() <= 1
+    assert applied(last_reports()[-1]) == {"convolution": 1}
+
+
 @needs_instructions
 def test_sizes_that_vary() -> None:
     model = Quantised(F.linear, (40, 24), then=F.relu)
@@ -266,6 +312,20 @@ def test_what_a_program_calls_is_stored_without_packed_weights() -> None:
     again = pickle.loads(pickle.dumps(call))
     assert again == call and len(pickle.dumps(call)) < 2000
     torch.testing.assert_close(again(*args), expected)
+
+
+def test_the_operator_adds_a_residual() -> None:
+    x, other = (torch.randint(0, 255, (2, 4, 5, 6), dtype=torch.uint8) for _ in range(2))
+    w, zeros = torch.randint(-9, 9, (4, 4, 1, 1), dtype=torch.int8), torch.tensor([0, 1, 2, 3])
+    window = [1, 1], [0, 0], [1, 1], 1, True
+    found = torch.ops.polyfuse_quantized.convolution(
+        x, 0.1, 7, w, torch.ones(4), zeros, None, other, 0.5, 3, *window, 1.0, 0, torch.float32, "none"
+    )
+    exact = (
+        F.conv2d((x.double() - 7) * 0.1, w.double() - zeros.reshape(-1, 1, 1, 1)) + (other.double() - 3) / 2
+    )
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.int8], ids=str)
