@@ -30,7 +30,7 @@ _NOTHING: Final = (None, 1.0, 0)
 
 _ADDED: Final = slice(7, 10)
 _LAST: Final = 14
-"""Where that, and whether the channels of the result come last, stand among the arguments of a convolution."""
+"""Where that, and whether the channels of the result come last, stand among its arguments."""
 
 
 def linear(ctx: RewriteContext, node: Node) -> Node | None:
