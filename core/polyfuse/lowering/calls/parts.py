@@ -83,9 +83,9 @@ def _part(ctx: LoweringContext, node: Node, view: View) -> View | None:
     if node.kwargs or any(isinstance(a, Node) and a not in ctx.env for a in node.args[2:]):
         return None
     defaults = (0, None, None, 1)
-    given = [ctx.env[a] if isinstance(a, Node) else a for a in node.args[2:]]
+    given: list[Any] = [ctx.env[a] if isinstance(a, Node) else a for a in node.args[2:]]
     given = [ctx.sizes.number(a) if shapes.is_symbolic(a) else a for a in given]
-    dim, start, _, step = (*given, *defaults[len(given) :])
+    dim, start, _, step = given + list(defaults[len(given) :])
     at = wrap(dim, len(view.size))
     begin = slice_start(view.size[at], start)
     if begin is None:

@@ -81,11 +81,9 @@ def slice_scatter(
     begin, count = slice_start(base.size[dim], start), source.size[dim]
     if begin is None:
         raise UnsupportedError("whether a slice counts from the end is known at run time alone")
-    bounds = (base.size[dim], start, end, step)
-    if all(n is None or isinstance(n, int) for n in bounds):
-        length: IndexLike = len(range(base.size[dim])[start:end:step])
-    else:
-        length = count
+    size, length = base.size[dim], count
+    if isinstance(size, int) and all(n is None or isinstance(n, int) for n in (start, end, step)):
+        length = len(range(size)[start:end:step])
     _require_shape(source, (*base.size[:dim], length, *base.size[dim + 1 :]))
     part = None if base.view is None else slice_of(base.view, dim, begin, step, count)
     written = _in_part(ctx, node, base, source, part)
