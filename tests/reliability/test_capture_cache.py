@@ -81,6 +81,35 @@ def test_a_network_with_other_weights():
             assert found(Net(), torch.randn(4, 6)) == number
 
 
+class Cache:
+    """What a decoder returns beside its result: tensors, and what they are."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values, self.dtype, self.device = values, values.dtype, values.device
+        self.layout, self.order = values.layout, (torch.channels_last, torch.preserve_format)
+
+
+def with_a_cache(x: torch.Tensor) -> tuple[torch.Tensor, Cache]:
+    return x * 2, Cache(x + 1)
+
+
+def test_results_that_name_types_and_places(tmp_path):
+    for count in (0, 1):
+        as_in_a_new_process()
+        y, cache = torch.compile(with_a_cache, backend="polyfuse", fullgraph=True)(
+            torch.ones(3, dtype=torch.float64)
+        )
+        assert graph_counts().captured == count
+        assert y.tolist() == cache.values.tolist() == [2.0] * 3
+        assert (cache.dtype, cache.device, cache.layout) == (
+            torch.float64,
+            torch.device("cpu"),
+            torch.strided,
+        )
+        assert cache.order == (torch.channels_last, torch.preserve_format)
+    assert len(records(tmp_path)) == 1
+
+
 @pytest.mark.quick(1)
 def test_training():
     x, model = torch.randn(4, 6), Net()

@@ -183,6 +183,7 @@ Around: TypeAlias = Callable[[Frame, Callable[[], Any]], Any]
 _CURRENT: ContextVar[Frame | None] = ContextVar("polyfuse_frame", default=None)
 _LOCK = threading.Lock()
 _SCOPE = "polyfuse: the global variables of the frame"
+_WRITTEN = "polyfuse: a name of torch"
 _NUMBERS = count()
 
 
@@ -400,8 +401,9 @@ def _reserve_name(name: str) -> None:
 
 
 def _dumped(code: CodeType, scope: dict[str, Any]) -> bytes:
-    """Code as bytes; of its constants, the global variables for functions that it makes are left out."""
-    constants = tuple(_SCOPE if constant is scope else constant for constant in code.co_consts)
+    """Code as bytes; of its constants, the global variables for functions that it makes are left out, and
+    torch's names of types and places are written out."""
+    constants = tuple(_SCOPE if constant is scope else _written(constant) for constant in code.co_consts)
     try:
         return marshal.dumps(code.replace(co_consts=constants))
     except ValueError as error:
@@ -410,8 +412,32 @@ def _dumped(code: CodeType, scope: dict[str, Any]) -> bytes:
 
 def _loaded(program: bytes, scope: dict[str, Any]) -> CodeType:
     code = marshal.loads(program)
-    constants = tuple(scope if constant == _SCOPE else constant for constant in code.co_consts)
+    constants = tuple(scope if constant == _SCOPE else _read(constant) for constant in code.co_consts)
     return cast("CodeType", code.replace(co_consts=constants))
+
+
+def _written(constant: Any) -> Any:
+    """A constant that a program holds, as what may be marshalled: a cache that it returns has a type and a
+    device."""
+    import torch
+
+    if isinstance(constant, torch.device):
+        return _WRITTEN, "device", str(constant)
+    if isinstance(constant, torch.dtype | torch.layout | torch.memory_format):
+        return _WRITTEN, "", str(constant).removeprefix("torch.")
+    return tuple(map(_written, constant)) if type(constant) is tuple else constant
+
+
+def _read(constant: Any) -> Any:
+    """The constant that was written as another."""
+    import torch
+
+    if type(constant) is not tuple:
+        return constant
+    if constant[:1] != (_WRITTEN,):
+        return tuple(map(_read, constant))
+    _, kind, text = constant
+    return torch.device(text) if kind else getattr(torch, text)
 
 
 def _renamed(code: CodeType, new: Mapping[str, str]) -> CodeType:
