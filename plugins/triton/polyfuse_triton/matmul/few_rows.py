@@ -46,6 +46,8 @@ _HALF_STAGES: Final = 3
 """Where a byte holds two numbers, whose factors take shared memory: more programs at a time gain more than
 more stages.
 """
+_JOINED_DEPTH: Final = 128
+_JOINED_STAGES: Final = 4
 _NARROW_DEPTH: Final = 128
 """Numbers of a step."""
 _RESIDENT: Final = 4
@@ -222,6 +224,9 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
     narrow = narrow_of(found)
     if narrow is not None:
         few = max(16, power_of_two(_extent(found.columns)))
+        if narrow.joined:
+            few = max(8, power_of_two(_extent(found.columns)))
+            return _SIDE, few, min(narrow.longest, _JOINED_DEPTH), 2, _JOINED_STAGES
         length = min(narrow.longest, _NARROW_DEPTH // narrow.numbers)
         side = _narrow_side(few, bool(narrow.half), length * narrow.numbers < LONG_STEP)
         stages = _HALF_STAGES if narrow.half else _STAGES if side == _SIDE else _STAGES - 1
