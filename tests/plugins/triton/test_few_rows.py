@@ -68,7 +68,7 @@ def test_every_multiprocessor_reads(columns: int, depth: int, parts: int, weight
 
 
 def test_what_is_left_to_the_library() -> None:
-    kept = {
+    whole = {
         "one row is a sum of products": linear(1, 2048, 2048),
         "more rows are bound by arithmetic": linear(65, 2048, 2048),
         "few columns": linear(8, 128, 2048),
@@ -76,7 +76,7 @@ def test_what_is_left_to_the_library() -> None:
         "f32": linear(8, 2048, 2048, DType.f32),
         "contiguous along the results": linear(8, 2048, 2048, by_columns=True),
     }
-    assert {why: streaming_parts(matmul, HOPPER) for why, matmul in kept.items()} == dict.fromkeys(kept, 0)
+    assert {why: streaming_parts(matmul, HOPPER) for why, matmul in whole.items()} == dict.fromkeys(whole, 0)
     assert streaming_parts(linear(8, 2048, 2048), known_target("sm_80")) == 0, "measured on Hopper alone"
 
 
