@@ -132,7 +132,7 @@ def test_every_byte_becomes_its_number() -> None:
 
 
 def executed(name: str, word: int) -> list[int]:
-    """What the instructions of a device function make of a word: its results, one register after the other."""
+    """What the instructions of a device function make of a word: its results, register by register."""
     from polyfuse_triton.device import libdevice
 
     registers = {"$4": word}
