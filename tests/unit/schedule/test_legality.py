@@ -208,6 +208,22 @@ def test_aligned_mutation_fuses_and_a_shifted_one_does_not() -> None:
         assert out["x"][shift : shift + 7].eq(0).all()
 
 
+def test_what_is_written_twice_has_the_later_value() -> None:
+    """A kernel stores what is the same for a row behind all loops over it."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x[0:1] = w.sum(1, keepdim=True)
+        between = x[0:1] + 1
+        x[0:1] = w * 2
+        return between
+
+    x, w = torch.randn(3, 6), torch.randn(1, 6)
+    expected = x.clone()
+    between = fn(expected, w)
+    found = torch.compile(fn, backend="polyfuse", options={"backends": ("interpreter",)})(x, w)
+    torch.testing.assert_close((found, x), (between, expected))
+
+
 def test_the_axis_of_a_scan_stays_whole() -> None:
     m = Maker()
     m.buffer("x", 6, 8, kind="input")
