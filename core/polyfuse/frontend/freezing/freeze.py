@@ -138,13 +138,13 @@ def _read_as_stored(module: GraphModule, fixed: Mapping[Node, None], reads_narro
             continue
         if not reads_narrow(count.device.type):
             continue
-        made, stored = _made_of(weight, node, fixed)
+        made, stored = _made_of(weight, node)
         if made and 4 * stored <= 3 * _bytes(weight.meta["val"]):
             found |= made
     return found
 
 
-def _made_of(weight: Node, reader: Node, fixed: Mapping[Node, None]) -> tuple[set[Node], int]:
+def _made_of(weight: Node, reader: Node) -> tuple[set[Node], int]:
     """The conversions that make a weight for one reader alone, and the bytes that they read."""
     made: set[Node] = set()
     read: dict[Node, int] = {}
