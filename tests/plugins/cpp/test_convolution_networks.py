@@ -393,7 +393,7 @@ def test_bf16_goes_to_the_library_where_it_has_instructions(
     freezing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computes = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    monkeypatch.setattr(onednn, "_narrow_types", lambda: frozenset({DType.bf16}))
+    monkeypatch.setattr(onednn, "narrow_types", lambda: frozenset({DType.bf16}))
     torch.manual_seed(0)
     layers = (nn.Conv2d(4, 16, 3), nn.SiLU(), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1))
     model, x = nn.Sequential(*layers).eval().bfloat16(), X.bfloat16()
