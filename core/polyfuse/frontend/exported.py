@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from polyfuse.frontend.decompositions.decompose import (
     before_autograd,
     decomposition_table,
 )
-from polyfuse.frontend.decompositions.forced import without_forced
 from polyfuse.frontend.decompositions.without_libraries import without_libraries
 from polyfuse.frontend.describe import alias_root, output_node
 from polyfuse.torch_compat import ops
@@ -71,9 +70,7 @@ class ExportedGraph:
     ranges: Mapping[Any, Any]
 
 
-def functional_graph(
-    program: ExportedProgram, numerics: str, *, own_kernels: bool = False, forced: Sequence[str] = ()
-) -> ExportedGraph:
+def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bool = False) -> ExportedGraph:
     """Decompose operators that the compiler does not lower whole, and write mutations into the graph.
 
     Args:
@@ -81,7 +78,6 @@ def functional_graph(
         numerics: the option.
         own_kernels: whether operators are decomposed too that libraries compute better, so that no library
             is needed.
-        forced: names of operators that stay whole, for eager mode to run.
 
     Raises:
         PackageError: the program trains, or needs objects that cannot be stored.
@@ -89,7 +85,6 @@ def functional_graph(
     table = {**_composite(), **decomposition_table(numerics)}
     if own_kernels:
         table.update(without_libraries())
-    table = dict(without_forced(table, forced))
     # operators that are made of others, and that the table lacks, stay whole
     printable, given = with_plain_names(program)
     with _views_of_attention_reshaped(program.graph):

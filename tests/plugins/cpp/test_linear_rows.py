@@ -30,7 +30,7 @@ def test_few_rows_are_generated(rows: int) -> None:
 
 
 def test_what_is_left_to_the_library() -> None:
-    kept = {
+    whole = {
         "more rows": linear(9, 100, 64),
         "rows that vary": linear(symbol("s0", 1, 8), 100, 64),
         "a depth of less than a vector": linear(1, 100, 4),
@@ -38,8 +38,8 @@ def test_what_is_left_to_the_library() -> None:
         "a weight that is not contiguous along the depth": linear(1, 100, 64, step=2),
     }
     assert {
-        why: streaming_parts(matmul, choose_isa("avx2")) for why, matmul in kept.items()
-    } == dict.fromkeys(kept, 0)
+        why: streaming_parts(matmul, choose_isa("avx2")) for why, matmul in whole.items()
+    } == dict.fromkeys(whole, 0)
     assert streaming_parts(linear(1, 100, 64), choose_isa("scalar")) == 0
 
 

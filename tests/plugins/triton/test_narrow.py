@@ -110,6 +110,8 @@ def k_every(a, b, out):
     tl.store(out + 512 + at, integer_f16(unsigned, 0))
     tl.store(out + 768 + at, integer_f16(signed, -128))
     tl.store(out + 1024 + at, signed_byte_bf16(signed))
+    tl.store(out + 1280 + at, low_half(unsigned) - 128)
+    tl.store(out + 1536 + at, high_half(unsigned) - 128)
 """
 
 
@@ -118,15 +120,55 @@ def integers() -> list[int]:
     from triton_interpreted import _launcher
 
     a = torch.arange(256).to(torch.uint8)
-    b, out = a.view(torch.int8), torch.zeros(5, 256)
+    b, out = a.view(torch.int8), torch.zeros(7, 256)
     args = tuple(MetaArg(*arg) for arg in (("a", "ptr", "*u8"), ("b", "ptr", "*i8"), ("out", "ptr", "*fp32")))
     _launcher(INTEGERS, KernelMeta(args, (), 1, 1, (1, 1, 1)))(a, b, out)
-    wanted = [a & 127, b >> 4, a, b, b]
+    wanted = [a & 127, b >> 4, a, b, b, a & 15, a >> 4]
     return [k for k, right in enumerate(wanted) if not out[k].equal(right.float())]
 
 
 def test_every_byte_becomes_its_number() -> None:
     assert in_interpreter(integers) == []
+
+
+def executed(name: str, word: int) -> list[int]:
+    """What the instructions of a device function make of a word: its results, register by register."""
+    from polyfuse_triton.device import libdevice
+
+    registers = {"$4": word}
+
+    def number(text: str) -> int:
+        return registers[text] if text in registers else int(text, 0)
+
+    for line in getattr(libdevice, name).src.split('"""{')[1].split('}"""')[0].split(";"):
+        op, _, rest = line.strip().partition(" ")
+        if not op.startswith(("and", "shr", "prmt")):
+            continue
+        target, *given = (part.strip() for part in rest.split(","))
+        first, second, *chosen = map(number, given)
+        if chosen:
+            both = (first | second << 32).to_bytes(8, "little")
+            picked = bytes(both[chosen[0] >> shift & 7] for shift in (0, 4, 8, 12))
+            registers[target] = int.from_bytes(picked, "little")
+        else:
+            registers[target] = first & second if op.startswith("and") else first >> second
+    return [registers[f"${k}"] for k in range(4)]
+
+
+def floats(words: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """The numbers in some words."""
+    whole = b"".join(word.to_bytes(4, "little") for word in words)
+    return torch.frombuffer(bytearray(whole), dtype=dtype).float()
+
+
+def test_instructions_make_the_numbers_of_four_bytes() -> None:
+    for first in range(0, 256, 4):
+        each = torch.arange(first, first + 4)
+        word = int.from_bytes(bytes(each.tolist()), "little")
+        assert (floats(executed("low_half", word), torch.float32) - 128).equal((each & 15).float())
+        assert (floats(executed("high_half", word), torch.float32) - 128).equal((each >> 4).float())
+        bits, base = floats(executed("signed_bits", word), torch.bfloat16).reshape(2, 4)
+        assert (bits - base).equal(each.to(torch.int8).float())
 
 
 TEXT = """
@@ -173,12 +215,14 @@ def test_a_byte_is_read_once_and_is_converted_in_registers() -> None:
     from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     source = emit(kernel_of(TEXT), None, known_target("sm_90"))
-    # two steps share a round, and scales are read before the first one, too
-    assert source.text.count("tl.load(") == 8 and source.text.count("tl.dot(") == 4
+    # both numbers of each byte are multiplied at once, and scales of two groups are a word
+    assert [source.text.count(f"{name}(") for name in ("tl.load", "by_words", "tl.dot")] == [2, 1, 1]
     function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
     made = compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, False)
     # no conversion of integers
     assert not re.search(r"cvt\.rn\S*\.[us]", made.ptx)
-    # bytes arrive past registers while others are multiplied, and weights are the operand that registers hold
+    # bytes arrive past registers while others are multiplied, and go to registers in the instruction's order
     assert "cp.async" in made.ptx and "mma.sync.aligned.m16n8k16" in made.ptx
+    loop = made.ptx.split("$L__BB0_1:")[1].split("$L__BB0_1;")[0]
+    assert "st.shared" not in loop and "ld.global" not in loop
     assert made.spilled_bytes == 0

@@ -124,7 +124,7 @@ def test_random_numbers_are_drawn_at_each_call(frozen):
 
 
 @torch.no_grad()
-def test_what_grows_too_large_is_not_kept(frozen, monkeypatch):
+def test_what_grows_too_large_is_not_stored(frozen, monkeypatch):
     monkeypatch.setattr("polyfuse.frontend.freezing.freeze._BYTES", 1024)
 
     class Table(Scaled):
@@ -306,3 +306,24 @@ def test_packed_weights_are_computed_again_after_a_change():
             assert torch.equal(run([weight])[0], weight)
         weight.mul_(3)
     assert len({id(value) for value in seen}) == 2
+
+
+def test_modules_may_exchange_their_parameters(frozen):
+    module, x = Scaled(), torch.randn(3, 5)
+    run = compiled(module)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), module(x))
+    before = module.weight
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        module.load_state_dict({name: value + 1 for name, value in module.state_dict().items()})
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), module(x))
+        module.double().float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert module.weight is before
+    with torch.no_grad():
+        module.weight.mul_(2)
+        torch.testing.assert_close(run(x), module(x))
+    assert len(frozen) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -58,7 +59,7 @@ def test_a_parameter_made_in_inference_mode_is_known_by_its_address():
     assert torch.equal(call(a), torch.full((3,), 2.0)) and len(seen) == 2
 
 
-def test_nothing_is_kept_of_parameters_that_are_gone():
+def test_nothing_is_held_of_parameters_that_are_gone():
     call, seen = counted()
     for _ in range(3):
         assert call(torch.nn.Parameter(torch.zeros(3))).sum() == 0
@@ -177,15 +178,15 @@ def test_a_frozen_program_sees_each_change_of_each_parameter():
 
 def test_a_frozen_program_forgets_parameters_that_are_gone():
     program, computed = doubled(2)
-    kept = torch.randn(2)
+    first = torch.randn(2)
     for count in range(1, 5):
         other = torch.randn(2)
-        assert torch.equal(program([kept, other])[1], other * 2) and len(computed) == count
+        assert torch.equal(program([first, other])[1], other * 2) and len(computed) == count
         del other
         gc.collect()
         assert not program._known
     known = weakref.ref(program)
-    program([kept, torch.randn(2)])
+    program([first, torch.randn(2)])
     del program
     assert known() is None
 
@@ -217,3 +218,28 @@ def test_calls_together_of_what_was_made_in_inference_mode():
         made = call((a, b), ((), ()))
     assert not made[0].is_inference() and torch.equal(made[0], a * 2)
     assert all(x is y for x, y in zip(call((a, b), ((), ())), made, strict=True))
+
+
+@torch.no_grad()
+def test_contents_of_parameters_may_be_exchanged():
+    program, computed = doubled(2)
+    frozen, checked = FrozenCall(torch.mul), CheckedCall(torch.mul)
+    together = FrozenCalls(torch.mul)
+    a, b, plain = torch.nn.Parameter(torch.randn(4)), torch.randn(4), ((2,), (2,))
+
+    def check() -> None:
+        results = (*program([a, b]), frozen(a, 2), checked(b, 2), *together((a, b), plain))
+        for result, tensor in zip(results, (a, b, a, b, a, b), strict=True):
+            assert torch.equal(result, tensor.detach() * 2)
+
+    check()
+    torch.utils.swap_tensors(a, torch.nn.Parameter(torch.randn(4)))
+    check()
+    torch.utils.swap_tensors(b, torch.randn(4))
+    check()
+    assert len(computed) == 3
+    other = weakref.ref(a)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(a, torch.nn.Parameter(torch.randn(4)))
+    assert other() is a
+    check()

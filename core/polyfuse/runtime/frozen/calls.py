@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
+from polyfuse.torch_compat.swaps import ContentsRef
 
 FROZEN = "frozen."
 """Before the name of an operator that is called through `FrozenCall`."""
@@ -57,7 +58,7 @@ class FrozenCall:
             # a tensor made in inference mode would not say when it is written to
             with torch.inference_mode(False), torch.no_grad():
                 result = self._operator(parameter.detach(), *args)
-            known = weakref.ref(parameter, lambda _: self._known.pop(key, None))
+            known = ContentsRef(parameter, lambda _: self._known.pop(key, None))
             self._known[key] = Entry((known,), now, result)
             return result
 
@@ -99,7 +100,7 @@ class FrozenCalls:
             now = stamp_of(parameters)
             values = tuple(self._each(p, *given) for p, given in zip(parameters, plain, strict=True))
             gone = partial(forget, weakref.ref(self), key)
-            row = self._known[key] = _Row(tuple(weakref.ref(p, gone) for p in parameters), now, values, plain)
+            row = self._known[key] = _Row(tuple(ContentsRef(p, gone) for p in parameters), now, values, plain)
             while len(self._known) > MOST_MODELS:
                 self._known.popitem(last=False)
             return row
@@ -125,7 +126,7 @@ class CheckedCall(FrozenCall):
             with self._lock:
                 for key in [key for key in self._known if key[0] == number]:
                     del self._known[key]
-                known = weakref.ref(parameter, lambda _: self._seen.pop(number, None))
+                known = ContentsRef(parameter, lambda _: self._seen.pop(number, None))
                 self._seen[number] = _Snapshot.of(parameter, known)
         return super().__call__(parameter, *args)
 

@@ -15,6 +15,7 @@ import torch
 
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.torch_compat.ops import resolve
+from polyfuse.torch_compat.swaps import ContentsRef
 from polyfuse.torch_compat.tracing.pytree import flatten, unflatten
 
 _CONSTANT_BYTES = 1 << 20
@@ -226,7 +227,7 @@ class FrozenProgram:
                 entry.stamp = now
                 return entry
             gone = partial(forget, weakref.ref(self), key)
-            entry = self._known[key] = Entry(tuple(weakref.ref(t, gone) for t in given), now, values)
+            entry = self._known[key] = Entry(tuple(ContentsRef(t, gone) for t in given), now, values)
             while len(self._known) > MOST_MODELS:
                 self._known.popitem(last=False)
             return entry
