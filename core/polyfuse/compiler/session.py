@@ -137,9 +137,10 @@ class CompileSession:
         last = ChannelsLast.ALL if info.channels_last_weights else ChannelsLast.ACTIVATIONS
         if option != "auto":
             return last if option == "on" else ChannelsLast.NONE
-        # where libraries want weights as they are, gradients gain less than bringing those of the weights
+        # where libraries want weights as they are, gradients may gain less than bringing those of the weights
         # into their layout costs
-        if training and not info.channels_last_weights:
+        gains = info.channels_last_weights or from_torch(value.dtype) in info.channels_last_gradients
+        if training and not gains:
             return ChannelsLast.NONE
         if single and DType.f32 in info.channels_last and self.settings.numerics == "fast":
             return last

@@ -48,32 +48,43 @@ def one_scale(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 PACKED = {f.__name__: f for f in (low_first, high_first, signed, whole, one_scale)}
 
 
-def faults(name: str, rows: int, group: int, dtype: torch.dtype, dynamic: bool = False) -> list[str]:
-    """What is wrong with a layer whose weight is taken apart by a function of `PACKED`: 256 columns, a depth
-    of 512.
-    """
-    from polyfuse.compiler.reports.report import last_reports, reset_reports
+def faults(
+    name: str, rows: int, group: int, dtype: torch.dtype, dynamic: bool = False, depth: int = 512
+) -> list[str]:
+    """What is wrong with a layer of 256 columns where Triton interprets."""
     from triton_interpreted import offer
 
     offer()
+    return faults_on("cpu", name, rows, depth // group, group, dtype, dynamic)
+
+
+def faults_on(
+    device: str, name: str, rows: int, groups: int, group: int, dtype: torch.dtype, dynamic: bool = False
+) -> list[str]:
+    """What is wrong with a layer whose weight is taken apart by a function of `PACKED`: 256 columns, and so
+    many groups.
+    """
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
+
     torch._dynamo.reset()
     reset_reports()
     torch.manual_seed(0)
-    columns, depth, apart = 256, 512, PACKED[name]
-    numbers, groups = (1, 1 if name == "one_scale" else depth // group)
+    columns, depth, apart = 256, groups * group, PACKED[name]
+    groups = 1 if name == "one_scale" else groups
     numbers = 1 if name in ("whole", "one_scale") else 2
-    w = torch.randint(0, 256, (columns, depth // numbers), dtype=torch.uint8)
-    zero = torch.randint(0, 16, (columns, groups)).to(dtype)
-    scale = torch.rand(columns, groups, dtype=dtype) + 0.5
+    w = torch.randint(0, 256, (columns, depth // numbers), dtype=torch.uint8, device=device)
+    zero = torch.randint(0, 16, (columns, groups), device=device).to(dtype)
+    scale = torch.rand(columns, groups, dtype=dtype, device=device) + 0.5
 
     def layer(x, w, zero, scale):
         weight = (apart(w, x).reshape(columns, groups, -1) - zero[:, :, None]) * scale[:, :, None]
         return torch.nn.functional.linear(x, weight.reshape(columns, depth)).relu()
 
-    x = torch.randn(rows, depth, dtype=dtype)
+    x = torch.randn(rows, depth, dtype=dtype, device=device)
     if dynamic:
         torch._dynamo.mark_dynamic(x, 0, min=2, max=64)
-    found = torch.compile(layer, backend="polyfuse", options={"backends": "interpreted"})(x, w, zero, scale)
+    options = {"backends": "interpreted"} if device == "cpu" else {"strict": True}
+    found = torch.compile(layer, backend="polyfuse", options=options)(x, w, zero, scale)
     truth = layer(x.double(), w, zero.double(), scale.double())
     off, usual = (
         float((t.double() - truth).norm() / truth.norm()) for t in (found, layer(x, w, zero, scale))
@@ -83,6 +94,14 @@ def faults(name: str, rows: int, group: int, dtype: torch.dtype, dynamic: bool =
     return wrong + [f"calls {call}" for call in report.calls]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("rows", [1, 8, 17, 64])
+@pytest.mark.parametrize("groups, group", [(16, 32), (16, 64), (16, 128), (86, 128)])
+def test_layers_on_a_device(name: str, rows: int, groups: int, group: int) -> None:
+    assert not faults_on("cuda", name, rows, groups, group, torch.bfloat16)
+
+
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize(
@@ -90,6 +109,13 @@ def faults(name: str, rows: int, group: int, dtype: torch.dtype, dynamic: bool =
 )
 def test_layers(name: str, rows: int, group: int, dtype: torch.dtype) -> None:
     assert not in_interpreter(faults, name, rows, group, dtype)
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("rows", [8, 33])
+def test_parts_of_each_group(rows: int) -> None:
+    """22 groups are divided once, and then each group is."""
+    assert not in_interpreter(faults, "low_first", rows, 128, torch.bfloat16, False, 22 * 128)
 
 
 @pytest.mark.slow

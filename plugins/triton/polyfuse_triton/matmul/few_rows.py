@@ -197,8 +197,11 @@ def _joined_tile(rows: int, group: int) -> _JoinedTile:
     """The tile for so many rows and bytes of a group."""
     length = _joined_length(group)
     if rows <= _FEW:
-        return _JoinedTile(_SIDE // 2, length, 2, 4)
-    return _JoinedTile(_SIDE, length, 4, 4 if rows <= _MANY else 3)
+        return _JoinedTile(_SIDE // 2, length, 2, 3 if group >= _LONG_GROUP else 4)
+    if rows > _MANY:
+        return _JoinedTile(_SIDE, length, 4, 3)
+    # of long steps, fewer at a time leave room for more programs
+    return _JoinedTile(_SIDE, length, 4, 2 if group >= _LONG_GROUP else 4)
 
 
 def _joined_length(group: int) -> int:
