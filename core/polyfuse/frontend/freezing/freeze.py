@@ -32,6 +32,9 @@ _TIMES = 2
 _FEW_ROWS = 4
 """Rows up to which a backend that can multiplies a weight as it is stored, whatever it looks like."""
 
+_HALF = 2
+"""Bytes of a number of 16 bits."""
+
 _CONVERSIONS = (
     "aten._to_copy.default",
     "aten.expand.default",
@@ -134,7 +137,9 @@ def _read_as_stored(module: GraphModule, fixed: Mapping[Node, None], reads_narro
         count = tensor_value(rows)
         if weight not in fixed or count is None or rows in fixed:
             continue
-        if not isinstance(count.shape[0], int) or count.shape[0] > _FEW_ROWS:
+        # of 16 bits, converting takes as long as reading does, and longer with every further row
+        most = _FEW_ROWS if weight.meta["val"].dtype.itemsize > _HALF else 1
+        if not isinstance(count.shape[0], int) or count.shape[0] > most:
             continue
         if not reads_narrow(count.device.type):
             continue
