@@ -125,6 +125,11 @@ class CompileSession:
             return backend.target_info(device)
         return TargetInfo()
 
+    def reads_narrow(self, device_type: str) -> bool:
+        """Whether the first backend for a device multiplies few rows with a weight of fewer bits as it is."""
+        first = next(iter(self.backends(device_type)), None)
+        return first is not None and type(first).narrow_weight_rows is not Backend.narrow_weight_rows
+
     def wants_channels_last(self, value: torch.Tensor, weight: torch.Tensor, training: bool) -> ChannelsLast:
         """Which operands of a convolution of `value` get their channels last, in a graph with gradients or
         without.

@@ -105,6 +105,58 @@ def test_layers_one_behind_the_other(
     assert not converted
 
 
+class Stored(torch.nn.Module):
+    """A layer whose weight is stored in bytes, perhaps scaled in groups; `again`: it is read twice."""
+
+    def __init__(self, grouped: bool, again: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("weight", weights(48, 64))
+        self.register_buffer("scale", torch.rand(48, 4 if grouped else 1) / 50)
+        self.again = again
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        groups = self.weight.view(48, self.scale.shape[1], -1)
+        weight = ((groups - 3).to(x.dtype) * self.scale.to(x.dtype)[:, :, None]).view(48, 64)
+        found = torch.nn.functional.linear(x, weight)
+        return found + (x.sin() @ weight.t()) if self.again else found
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_frozen_weights_stay_narrow_for_few_rows(
+    rows: int, again: bool, grouped: bool, dtype: torch.dtype
+) -> None:
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    model, x = Stored(grouped, again), torch.randn(rows, 64, dtype=dtype)
+    call = torch.compile(model, backend="polyfuse", options={"freezing": True, "strict": True})
+    with torch.no_grad():
+        for change in (0, 1):
+            model.weight.add_(change)
+            wanted = model(x.double())
+            assert (call(x).double() - wanted).norm() < 2e-2 * wanted.norm()
+    report = last_reports()[-1]
+    frozen = dict(report.rewrites).get("freezing", 0)
+    assert is_narrow(report) == (rows <= 4 and not again)
+    assert frozen == (0 if is_narrow(report) else 1)
+
+
+def test_weights_are_frozen_where_the_backend_reads_them_wide() -> None:
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    model, x = Stored(False), torch.randn(1, 64)
+    call = torch.compile(model, backend="polyfuse", options={"freezing": True, "backends": ["interpreter"]})
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), model(x))
+    assert dict(last_reports()[-1].rewrites)["freezing"] == 1
+    forget_sessions()
+
+
 @pytest.mark.skipif("PF_DOT_BF16" not in dot_instructions(), reason="this CPU multiplies no pairs of bf16")
 @pytest.mark.parametrize("tiles", [False, True])
 def test_fewer_rows_where_the_library_has_tiles(
