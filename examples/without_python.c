@@ -6,7 +6,7 @@
      ./without_python model.pf 3
 
    The header of this program comes out of the package; the program reads the file itself, and would take the folder, too.
-   It runs the model on a batch of as many sequences as it is told, and prints the first numbers of each. */
+   It runs the model on a batch of as many sequences as its argument says, and prints the first numbers of each. */
 #include <stdio.h>
 #include <stdlib.h>
 

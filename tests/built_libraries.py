@@ -60,10 +60,10 @@ def _wrap(module: ModuleType, folder: Path) -> None:
     from polyfuse.base import process
 
     if getattr(module, "run_program", None) is process.run_program:
-        module.run_program = lambda command, **options: _kept(folder, command, options)  # type: ignore[attr-defined]
+        module.run_program = lambda command, **options: _stored(folder, command, options)  # type: ignore[attr-defined]
 
 
-def _kept(folder: Path, command: Sequence[str], options: dict[str, Any]) -> str:
+def _stored(folder: Path, command: Sequence[str], options: dict[str, Any]) -> str:
     from polyfuse.base import process
 
     if command[0] != _COMPILER or command.count("-o") != 1:

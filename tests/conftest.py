@@ -99,7 +99,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _end() -> None:
-    """Of a worker, which has told all: nobody needs what taking a million objects apart would leave."""
+    """Of a worker that has reported all: nobody needs what taking a million objects apart would leave."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

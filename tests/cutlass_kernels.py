@@ -144,6 +144,6 @@ def generated_part(source: Source) -> str:
 
 
 def nvcc_options() -> dict[str, object]:
-    """What a build by nvcc for a Hopper is told."""
+    """What a build by nvcc for a Hopper is called with."""
     compiler = find_compiler("nvcc")
     return {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}

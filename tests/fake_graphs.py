@@ -43,7 +43,7 @@ class Block:
 @dataclass(eq=False)
 class FakePool:
     blocks: list[Block] = field(default_factory=list)
-    kept: list[torch.UntypedStorage] = field(default_factory=list)
+    storages: list[torch.UntypedStorage] = field(default_factory=list)
 
     def free(self) -> list[Block]:
         """Blocks in memory that nobody uses."""
@@ -179,7 +179,7 @@ class FakeDevice:
         for block, storage in own.values():
             # the block only watches who holds the storage
             block.storage = storage._cdata
-            pool.kept.append(storage)
+            pool.storages.append(storage)
             pool.blocks.append(block)
             holders = [g for g in given if isinstance(g, torch.Tensor)]
             block.base = storage_use(storage._cdata) - sum(

@@ -150,11 +150,11 @@ class Builder:
             self.objects,
             self.hints,
         )
-        kept = {o.value.buffer for o in self.outputs if isinstance(o.value, View)}
+        returned = {o.value.buffer for o in self.outputs if isinstance(o.value, View)}
         for step in self.steps:
             if isinstance(step, Call):
-                if kept & set(step.node.outputs):
-                    kept |= set(step.node.aliases)
+                if returned & set(step.node.outputs):
+                    returned |= set(step.node.aliases)
         last: dict[str, int] = {}
         alias_of = {o: s.node.aliases for s in self.steps if isinstance(s, Call) for o in s.node.outputs}
         for i, step in enumerate(self.steps):
@@ -163,7 +163,7 @@ class Builder:
                     last[used] = i
         dead: list[list[str]] = [[] for _ in self.steps]
         for name, i in last.items():
-            if name not in kept and name not in self.removed and self.buffers[name].kind != "constant":
+            if name not in returned and name not in self.removed and self.buffers[name].kind != "constant":
                 dead[i].append(name)
         return Schedule(graph, tuple(self.steps), tuple(self.removed), tuple(map(tuple, dead)))
 

@@ -1,4 +1,4 @@
-"""What programs have told each other by now, for an interpreter that runs one after the other."""
+"""What programs have stored for each other by now, for an interpreter that runs one after the other."""
 
 from __future__ import annotations
 

@@ -139,8 +139,8 @@ def _launcher(text: str, meta: KernelMeta) -> Launchable:
         # torch watches the first run of a compiled graph, and would each operator that the interpreter calls
         with _LOCK, _disable_current_modes():
             if all(grid) and meta.cluster > 1:
-                # One program after the other: none waits, and what all have told is known the next time. What
-                # follows from it takes once more.
+                # One program after the other: none waits, and what all have stored is read the next time.
+                # What follows from it takes once more.
                 for _ in range(text.count("wait_for(")):
                     trial = [o.clone() if isinstance(o, torch.Tensor) else o for o in operands]
                     with _without_waiting():
@@ -153,7 +153,7 @@ def _launcher(text: str, meta: KernelMeta) -> Launchable:
 
 @contextmanager
 def _without_waiting() -> Iterator[None]:
-    """Programs take what others have told by now."""
+    """Programs read what others have stored by now."""
     from polyfuse_triton.device import chains
     from triton_glancing import glanced
 

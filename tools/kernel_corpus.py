@@ -1,8 +1,8 @@
 """Writes tests/corpus: kernels of all kinds, as the scheduler makes them of real programs.
 
-Programs are compiled, forward and backward, and of all their kernels as few are kept as hold everything that
-occurs in any of them: statements, operations, types, reductions, shapes of loops. Every backend replays them
-in its tests. Run it again when the scheduler makes kernels of a new kind.
+Programs are compiled, forward and backward, and of all their kernels as few are stored as hold everything
+that occurs in any of them: statements, operations, types, reductions, shapes of loops. Every backend replays
+them in its tests. Run it again when the scheduler makes kernels of a new kind.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LONGEST = 6000
 def main() -> int:
     """Write the corpus; what was there before is replaced."""
     kernels = {text: features(kernel) for kernel, text in collected()}
-    kept = cover(kernels)
+    chosen = cover(kernels)
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.glob("*.ir"):
         path.unlink()
-    for number, text in enumerate(kept):
+    for number, text in enumerate(chosen):
         (FOLDER / f"{number:03d}.ir").write_text(text, encoding="utf-8")
-    print(f"{len(kept)} of {len(kernels)} kernels hold all {len(set().union(*kernels.values()))} features")
+    print(f"{len(chosen)} of {len(kernels)} kernels hold all {len(set().union(*kernels.values()))} features")
     return 0
 
 
@@ -66,12 +66,12 @@ def features(kernel: Kernel) -> frozenset[str]:
 def cover(kernels: dict[str, frozenset[str]]) -> list[str]:
     """The fewest texts, greedily, that hold all features; short ones first where several add as much."""
     left = set().union(*kernels.values())
-    kept = []
+    chosen = []
     while left:
         best = max(kernels, key=lambda text: (len(kernels[text] & left), -len(text), text))
-        kept.append(best)
+        chosen.append(best)
         left -= kernels[best]
-    return sorted(kept, key=len)
+    return sorted(chosen, key=len)
 
 
 def collected() -> Iterator[tuple[Kernel, str]]:

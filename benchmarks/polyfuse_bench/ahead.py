@@ -29,7 +29,7 @@ from polyfuse_bench.child import TASKS, ChildFailed, child_environment, first_li
 
 OWN = "POLYFUSE_CACHE_DIR"
 """The cache that each process has to itself."""
-_SETTLES = 1.0
+_QUIET_SECONDS = 1.0
 """Seconds after the last row was compiled until the first is timed."""
 _OVERTIME = 0.25
 """What a row that takes longer than most may take beyond the time for all, as a part of that."""
@@ -71,7 +71,7 @@ class Ahead:
                 thread.join()
         lost = {name for name, child in self._holders.items() if child.poll() is not None}
         self.ready = [task["name"] for task in tasks if task["name"] in self._holders.keys() - lost]
-        time.sleep(_SETTLES)
+        time.sleep(_QUIET_SECONDS)
 
     def __enter__(self) -> Ahead:
         return self
@@ -154,20 +154,20 @@ def _started(folder: Path, number: int, processes: int) -> subprocess.Popen[str]
 
 
 def main() -> None:
-    """In a child: compile what a task says and keep it, or time what was kept. What compilers print goes
+    """In a child: compile what a task says and keep it, or time what was compiled. What compilers print goes
     elsewhere.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    kept: dict[str, Prepared] = {}
+    by_name: dict[str, Prepared] = {}
     for line in sys.stdin:
         question = json.loads(line)
         found: dict[str, Any] = {}
         try:
             if "measure" in question:
-                found = kept.pop(question["measure"]).measure()
+                found = by_name.pop(question["measure"]).measure()
             else:
-                kept[question["name"]] = import_module(TASKS[question["kind"]]).prepared(question)
+                by_name[question["name"]] = import_module(TASKS[question["kind"]]).prepared(question)
         except Exception as error:
             print(f"{question}: {first_line(error)}", file=sys.stderr)
             found = {"error": f"{type(error).__name__}: {first_line(error)}"}

@@ -1,4 +1,4 @@
-"""A limit to how long something may take, kept by the process's alarm clock."""
+"""A limit to how long something may take, enforced by the process's alarm clock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which backend wins the kernels of one function, when all that can generate them are timed, and how much
 that gains over the order in which they are asked.
 
-All rows run in one process: the trials themselves have one of their own. In a folder that is kept, a second
+All rows run in one process: the trials themselves have one of their own. In a folder that stays, a second
 run finds every kernel built and only times them.
 """
 
@@ -26,7 +26,7 @@ OPTIONS = {"autotune_backends": True, "tune_kernels": True, "strict": True, "pro
 
 
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The trials of `task["name"]` at `task["size"]`, with kernels kept in `task["cache"]` if given."""
+    """The trials of `task["name"]` at `task["size"]`, with kernels stored in `task["cache"]` if given."""
     case = KERNELS[task["name"]]
     device = task.get("device", CPU)
     torch.manual_seed(0)

@@ -161,10 +161,10 @@ def _compare(
         found = [_Samples(_head(campaign, task)) for task in group]
         for round_number in range(options.rounds):
             for checkout in checkouts[:: 1 if round_number % 2 == 0 else -1]:
-                kept = folder / checkout.label
+                caches = folder / checkout.label
                 if campaign == "compile":
-                    kept = folder / f"{checkout.label}-{first}-{round_number}"
-                for samples, row in zip(found, _child(checkout, group, kept), strict=True):
+                    caches = folder / f"{checkout.label}-{first}-{round_number}"
+                for samples, row in zip(found, _child(checkout, group, caches), strict=True):
                     samples.add(checkout.label, row)
         yield from (samples.row() for samples in found)
 

@@ -73,7 +73,7 @@ def run_child(
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment with this package on the path, and with byte code kept, as it is of installed
+    """The environment with this package on the path, and with byte code stored, as it is of installed
     packages."""
     merged = dict(os.environ if environment is None else environment)
     merged.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -46,13 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for count in map(int, given.ranks.split(",")):
             with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as name:
                 for age in ("cold", "warm") if given.warm else ("cold",):
-                    kept = f"{case.replace(' ', '-')}-{count}-{age}"
-                    profiles = "" if given.profile is None else str(given.profile / kept)
+                    run_name = f"{case.replace(' ', '-')}-{count}-{age}"
+                    profiles = "" if given.profile is None else str(given.profile / run_name)
                     found = start(case, count, Path(name), given.backend, given.capture, profiles)
-                    print(f"{case}, {count} ranks, {age}: {told(found)}", flush=True)
+                    print(f"{case}, {count} ranks, {age}: {summary(found)}", flush=True)
 
 
-def told(found: Sequence[dict[str, Any]]) -> str:
+def summary(found: Sequence[dict[str, Any]]) -> str:
     """The sum of all ranks, what each of them spent, and how many graphs each traced."""
     spent = sorted((rank["seconds"] for rank in found), reverse=True)
     imported = sum(rank["imported"] for rank in found) / len(found)

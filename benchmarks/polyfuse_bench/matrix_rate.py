@@ -51,7 +51,7 @@ def matrix_rate(device: str, dtype: str) -> float | None:
 
 
 def kernel_text(dtype: str) -> str:
-    """A kernel in which each block multiplies so often as it is told, four instructions each time."""
+    """A kernel in which each block multiplies so often as its argument says, four instructions each time."""
     types, depth, rest = _INSTRUCTIONS[dtype]
     count = _COLUMNS // 2
     sums = ", ".join(f"%{i}" for i in range(count))

@@ -1,7 +1,7 @@
 """Peak memory of a compiled call in this process, seen from outside and from inside.
 
 Outside: the kernel's high-water mark of resident memory (reset through /proc/self/clear_refs), minus what
-was resident before, with the C library told to return freed blocks at once. Inside: the running sum of
+was resident before, with the C library set to return freed blocks at once. Inside: the running sum of
 torch's own CPU allocations, from the profiler's memory events; storage a compiler gets elsewhere is not in
 it.
 """
@@ -24,12 +24,12 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     """Bytes above the resident memory before: while compiling, and while running afterwards."""
     work = target(task)
     with torch.set_grad_enabled(work.gradients):
-        before = _settle()
+        before = _resident_now()
         call = work.start(task["backend"])
         call()
         compiling = _high_water() - before
         call()
-        before_run = _settle()
+        before_run = _resident_now()
         for _ in range(task.get("runs", 3)):
             call()
         running = _high_water() - before_run
@@ -37,7 +37,7 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"compile_peak": compiling, "run_peak": running, "torch_peak": allocated}
 
 
-def _settle() -> int:
+def _resident_now() -> int:
     """Collect garbage, reset the high-water mark, and answer the resident bytes."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")

@@ -110,7 +110,7 @@ def measure(case: str, sides: Sequence[str], sizes: Sizes, rounds: int, count: i
     return rows
 
 
-def _told(rows: Sequence[Row]) -> str:
+def _text(rows: Sequence[Row]) -> str:
     parts = [
         f"{row.side} {statistics.median(row.cpu_ms):.1f} ms CPU" if row.cpu_ms else f"{row.side}: {row.error}"
         for row in rows
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = measure(case, given.sides.split(","), sizes, given.rounds, given.steps)
         rows += found
         if dist.get_rank() == 0:
-            print(_told(found), flush=True)
+            print(_text(found), flush=True)
             if given.out is not None:
                 facts = {"ranks": dist.get_world_size(), "sizes": asdict(sizes)}
                 write_results("parallel_training", rows, path=given.out, **facts)

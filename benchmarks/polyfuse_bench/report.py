@@ -153,7 +153,7 @@ def performance_page(results: Path) -> str | None:
         *summary(speed_groups(results)),
         *engines_slower(results),
     ]
-    page = "\n".join([*head, *(line for section in sections for line in _told_apart(section))])
+    page = "\n".join([*head, *(line for section in sections for line in _distinguished(section))])
     return page.rstrip() + "\n"
 
 
@@ -179,7 +179,7 @@ def speed_groups(results: Path) -> list[Group]:
     )
 
 
-def _told_apart(section: list[str]) -> list[str]:
+def _distinguished(section: list[str]) -> list[str]:
     """A section whose inner headings repeat the outer one, so that no two on the page are equal."""
     outer = section[0].removeprefix("## ")
     return [f"{line}: {outer}" if line.startswith("### ") else line for line in section]

@@ -25,7 +25,9 @@ def two_devices_section(content: dict[str, Any]) -> list[str]:
         shown.append("" if whole is None else f"{whole:.3g} ms")
         open_ = " / ".join(f"{rows[side]['exposed_ms']:.3g} ms" for side in (INDUCTOR, POLYFUSE))
         peak = ours["peak_bytes"] / rows[EAGER]["peak_bytes"] if EAGER in rows else 1.0
-        table.append([case, *shown, f"{times[INDUCTOR] / times[POLYFUSE]:.2f}×", open_, f"{peak:.2f}"])
+        day = ours.get("taken", content["taken"])
+        name = case if day == content["taken"] else f"{case} ({day})"
+        table.append([name, *shown, f"{times[INDUCTOR] / times[POLYFUSE]:.2f}×", open_, f"{peak:.2f}"])
     head = ["case", "eager", "Inductor", "Polyfuse", "whole", "over Inductor"]
     head += ["exposed communication", "peak memory"]
     if not any(row[4] for row in table):
@@ -37,7 +39,8 @@ def two_devices_section(content: dict[str, Any]) -> list[str]:
         "Tensor-parallel Llama blocks of the 8B shape, decoding with them (with device graphs), and FSDP2",
         "training of a 1B shape, in bf16. *exposed communication*: of a call by Inductor and by Polyfuse,",
         "where no other kernel runs; *peak memory*: as a share of eager mode's; *whole*: by Polyfuse,",
-        "without matmuls in chunks beside collectives (`chunk_collectives`).",
+        "without matmuls in chunks beside collectives (`chunk_collectives`). A day behind a case is another",
+        "than that of the others.",
         "",
         f"Measured {content['taken']}, torch {content['torch']}. To repeat it: `PYTHONPATH=benchmarks",
         f"torchrun --standalone --nproc-per-node {content['ranks']} -m polyfuse_bench.two_devices`.",
@@ -62,7 +65,7 @@ def parallel_training_section(content: dict[str, Any]) -> list[str]:
             for found in (used, lasted)
         ]
         table.append([case, *cells, *ratios])
-    told = [f"{row['case']} by {row['side']}: {row['error']}." for row in content["rows"] if row["error"]]
+    errors = [f"{row['case']} by {row['side']}: {row['error']}." for row in content["rows"] if row["error"]]
     loads = ", ".join(f"{load:.1f}" for load in content["machine"]["loads"])
     return [
         f"## A training step in {content['ranks']} processes on one CPU",
@@ -72,7 +75,7 @@ def parallel_training_section(content: dict[str, Any]) -> list[str]:
         f"the same processes. Other programs ran on the machine (loads {loads}), so that *duration over",
         "Inductor*, of the slowest process, says little. Losses of three steps are equal to eager mode's",
         "within 1e-5 of their norm (bfloat16: 2e-2).",
-        *told,
+        *errors,
         "",
         *facts(content),
         f"To repeat it: `OMP_NUM_THREADS=1 PYTHONPATH=benchmarks torchrun --standalone --nproc-per-node"

@@ -88,7 +88,7 @@ def by_backend(names: Iterable[str]) -> list[str]:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], others: str = "--:") -> list[str]:
-    """A table whose first column is aligned left and whose `others` are figures unless told otherwise."""
+    """A table whose first column is aligned left and whose `others` by default are aligned right."""
     rule = [":--", *(others for _ in header[1:])]
     return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]
 

@@ -179,9 +179,9 @@ def _architectures(options: argparse.Namespace) -> None:
 
 
 def _keep(kind: str, rows: Sequence[Any], options: argparse.Namespace, **facts: Any) -> None:
-    """Write a result file; a partial or quick run replaces the kept results only if told where."""
+    """Write a result file; a partial or quick run replaces stored results only if --out names them."""
     if options.out is None and (options.only or options.quick):
-        CONSOLE.print("not kept: --only and --quick write a file only with --out")
+        CONSOLE.print("not stored: --only and --quick write a file only with --out")
         return
     CONSOLE.print(f"wrote {write_results(kind, rows, path=options.out, **facts)}")
 
@@ -222,13 +222,13 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="?",
         const=Path(),
-        help="result file of matmuls whose rows are kept; architectures: no file is named",
+        help="result file of matmuls whose rows stay; architectures: no file is named",
     )
     measured.add_argument(
         "--cache", default="", help="autotune_backends: keep kernels here; a second run only times them"
     )
     operators = parser.add_argument_group("opdb")
-    operators.add_argument("--dtypes", type=_names, help="opdb: float32,int64,bfloat16 unless told otherwise")
+    operators.add_argument("--dtypes", type=_names, help="opdb: float32,int64,bfloat16 by default")
     operators.add_argument("--samples", type=int, default=2)
     operators.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
     operators.add_argument("--gradients", action="store_true", help="compare gradients too")

@@ -1,8 +1,8 @@
 """The start of a serving process, taken apart: from its first instruction to its second answer, with caches
 that an earlier process filled.
 
-Of each part the CPU time is told, of the process and all that it starts, with one thread: it depends little
-on what else the machine does. Candidates alternate.
+Reported is the CPU time of each part, of the process and all that it starts, with one thread: it depends
+little on what else the machine does. Candidates alternate.
 """
 
 from __future__ import annotations

@@ -466,7 +466,7 @@ def measure(
     return rows
 
 
-def _told(rows: Sequence[Row]) -> str:
+def _text(rows: Sequence[Row]) -> str:
     medians = {row.side: statistics.median(row.milliseconds) for row in rows if row.milliseconds}
     parts = [
         f"{row.side} {medians[row.side]:.3f} ms" if row.side in medians else f"{row.side}: {row.error}"
@@ -509,7 +509,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         longest = max(longest, time.monotonic() - started)
         rows += found
         if dist.get_rank() == 0:
-            print(_told(found), flush=True)
+            print(_text(found), flush=True)
             if given.out is not None:
                 name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
                 about = {"device": name, "ranks": dist.get_world_size(), "torch": torch.__version__}

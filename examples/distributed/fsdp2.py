@@ -1,4 +1,4 @@
-"""Parameters spread over processes with `fully_shard`: the whole model, block by block, kept on the CPU
+"""Parameters spread over processes with `fully_shard`: the whole model, block by block, offloaded to the CPU
 between uses, and in bfloat16.
 
 torchrun --nproc-per-node 4 examples/distributed/fsdp2.py

@@ -30,7 +30,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def answer(answers: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the case of a parametrised test gave; no memory is ever kept."""
+    """What the case of a parametrised test gave; no memory ever stays allocated."""
     found: dict[str, Any] = answers[request.param]
     assert "failed" not in found, found["failed"]
     assert found["taken"] == 0

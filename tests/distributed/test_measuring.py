@@ -1,4 +1,4 @@
-"""What collectives cost is measured by all ranks together, and kept in the cache folder."""
+"""What collectives cost is measured by all ranks together, and stored in the cache folder."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ NOT_RUN = re.compile(r"^<!-- not run: .+ -->$")
 def program(page: Path) -> str:
     """All blocks that run, each at its place; every other line is empty."""
     lines = page.read_text(encoding="utf-8").splitlines()
-    kept = [""] * len(lines)
+    shown = [""] * len(lines)
     running, before, made = False, "", False
     for number, line in enumerate(lines):
         fence = FENCE.match(line)
@@ -26,8 +26,8 @@ def program(page: Path) -> str:
         elif fence:
             running = False
         elif running and taken:
-            kept[number] = line
+            shown[number] = line
         elif not running:
             made = (made or line.startswith("<!-- block:")) and line != "<!-- end of block -->"
             before = line or before
-    return "\n".join(kept) + "\n" if any(kept) else ""
+    return "\n".join(shown) + "\n" if any(shown) else ""

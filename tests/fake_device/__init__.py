@@ -38,7 +38,7 @@ def unavailable() -> str:
 
 
 def library() -> Path:
-    """The built library; kept between runs, since building takes seconds."""
+    """The built library; stored between runs, since building takes seconds."""
     spec = find_spec("torch")
     assert spec is not None and spec.origin is not None
     torch_folder = Path(spec.origin).parent

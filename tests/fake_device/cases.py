@@ -208,8 +208,8 @@ def random_numbers(device: str) -> dict[str, Any]:
     expected = model(x)
     torch.manual_seed(5)
     _check(_compile(model)(x), expected)
-    kept = _compile(lambda x: F.dropout(x, 0.5))(torch.ones_like(x))
-    return {"share": (kept == 0).float().mean().item(), "values": sorted(set(kept.flatten().tolist()))}
+    scaled = _compile(lambda x: F.dropout(x, 0.5))(torch.ones_like(x))
+    return {"share": (scaled == 0).float().mean().item(), "values": sorted(set(scaled.flatten().tolist()))}
 
 
 def optimizer(device: str) -> dict[str, Any]:

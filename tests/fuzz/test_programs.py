@@ -110,8 +110,8 @@ def test_rounding_is_no_finding_and_a_wrong_element_is() -> None:
     truth = truth_of(program)
     assert not truth.differences(truth.eager)
     narrower = program.arguments()[0].float()
-    kept = narrower.bfloat16()
-    assert not truth.differences([kept, kept.float().sum(1).bfloat16(), kept])
+    half = narrower.bfloat16()
+    assert not truth.differences([half, half.float().sum(1).bfloat16(), half])
     wrong = [t.clone() for t in truth.eager]
     wrong[0][3, 4] = wrong[0][3, 5] + 2
     (different,) = truth.differences(wrong)

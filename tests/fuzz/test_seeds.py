@@ -41,7 +41,7 @@ def _statement(line: str) -> Statement:
 
 
 SEEDS: dict[str, Found] = {
-    # sums of a block of columns were kept in registers for fewer columns than another output needs of them
+    # sums of a block of columns were held in registers for fewer columns than another output needs of them
     "halide-30154: a reduction of columns, beside an output with its loop and one without": Found(
         "halide",
         {"a0": "normal('f16', 3, 3, 33, 3)"},

@@ -46,7 +46,7 @@ def program(x: torch.Tensor, y: torch.Tensor, ranks: int) -> Any:
 @pytest.mark.parametrize(
     "options", ({}, {"overlap_collectives": True, "overlap_memory": 500}, {"device_graphs": True})
 )
-def test_memory_is_kept_until_the_wait(group: int, options: dict[str, Any]) -> None:
+def test_memory_is_held_until_the_wait(group: int, options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     run = torch.compile(program, backend="polyfuse", options=options)
     for _ in range(4):

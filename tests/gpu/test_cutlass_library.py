@@ -169,8 +169,8 @@ def test_groups_of_rows_in_trials():
 
     found = torch.compile(run, backend="polyfuse", options={"gemm": "fastest"})(rows, matrices, ends)
     torch.testing.assert_close(found, run(rows, matrices, ends), rtol=2e-2, atol=0.3)
-    told = {d.second: (d.kind, d.reason) for d in last_reports()[-1].decisions}
-    assert told.get("cutlass:grouped", ("",))[0] != "declined", told
+    decided = {d.second: (d.kind, d.reason) for d in last_reports()[-1].decisions}
+    assert decided.get("cutlass:grouped", ("",))[0] != "declined", decided
     assert any(
         "cutlass:grouped" in text for d in last_reports()[-1].decisions for text in (d.second, d.reason)
     )

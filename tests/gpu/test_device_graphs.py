@@ -46,11 +46,11 @@ def test_a_graph_of_the_users_own_outlives_what_was_compiled() -> None:
 
 def test_results_that_are_held_stay_as_they_are() -> None:
     run = compiled(affine)
-    kept = []
+    held = []
     for _ in range(8):
         x, w = inputs()
-        kept.append((run(x, w), affine(x, w)))
-    for actual, expected in kept:
+        held.append((run(x, w), affine(x, w)))
+    for actual, expected in held:
         same(actual, expected)
 
 

@@ -101,9 +101,9 @@ def test_checkpoints_draw_the_same_numbers_again(recorded: bool) -> None:
         result.backward()
         assert w.grad is not None
         # an element that was dropped has no gradient, the others have the same one
-        kept = w.grad != 0
-        same(result, kept.sum() * 2 * torch.tanh(torch.tensor(0.5, device="cuda")))
-        masks.append(kept)
+        mask = w.grad != 0
+        same(result, mask.sum() * 2 * torch.tanh(torch.tensor(0.5, device="cuda")))
+        masks.append(mask)
         del result
     assert not torch.equal(masks[-1], masks[-2])
     if recorded:

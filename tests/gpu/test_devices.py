@@ -190,9 +190,9 @@ def test_random_numbers_of_each_device() -> None:
         torch.manual_seed(3)
         drawn.append([t.clone() for _ in range(2) for t in run(x, y)])
     assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
-    kept, uniform, *others = drawn[0]
-    assert abs((kept > 0).float().mean().item() - 0.5) < 0.02 and abs(uniform.mean().item() - 0.5) < 0.02
-    assert not torch.equal(kept, others[0]) and not torch.equal(uniform, others[1])
+    dropped, uniform, *others = drawn[0]
+    assert abs((dropped > 0).float().mean().item() - 0.5) < 0.02 and abs(uniform.mean().item() - 0.5) < 0.02
+    assert not torch.equal(dropped, others[0]) and not torch.equal(uniform, others[1])
 
 
 def test_the_peak_of_memory_is_not_above_eager_mode() -> None:

@@ -25,7 +25,7 @@ waiting.register_fake(torch.empty_like)
 
 @torch.library.custom_op("polyfuse_gpu_tests::silent", mutates_args=())
 def silent(x: torch.Tensor) -> torch.Tensor:
-    """Waits for the device, which nobody is told."""
+    """Waits for the device without saying so."""
     return x * (2 if any((x.sum(-1) > 0).tolist()) else 3)
 
 
@@ -50,15 +50,15 @@ def branching(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("fn", [around, detour, branching, unknown])
 def test_what_is_around_is_recorded(fn: Callable[..., torch.Tensor]) -> None:
     run = compiled(fn)
-    kept = []
+    held = []
     for number in range(10):
         x, w = torch.randn(64, 32, device="cuda"), torch.randn(32, 32, device="cuda") / 6
         result, expected = run(x, w), fn(x, w)
         same(result, expected)
         if number % 3 == 2:
-            kept.append((result, expected))
+            held.append((result, expected))
         del result
-    for result, expected in kept:
+    for result, expected in held:
         same(result, expected)
     found = status()
     assert len(found.partitions) == 2 and all(part.replays >= 4 for part in found.partitions), found.text()

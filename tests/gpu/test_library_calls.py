@@ -76,15 +76,15 @@ def test_attention_with_a_relative_bias_and_a_repeated_mask() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 8, 197, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     table = torch.randn(197, 197, 8, device="cuda", dtype=torch.bfloat16)
-    kept = torch.ones(2, 1, 197, 1, device="cuda", dtype=torch.bool).expand(-1, -1, -1, 197)
+    visible = torch.ones(2, 1, 197, 1, device="cuda", dtype=torch.bool).expand(-1, -1, -1, 197)
 
     def relative(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, table.permute(2, 0, 1)[None].expand(2, -1, -1, -1))
 
-    def masked(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, kept)
+    def masked(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, visible)
 
-    for function, mask in ((relative, table), (masked, kept)):
+    for function, mask in ((relative, table), (masked, visible)):
         with torch.no_grad():
             found, expected = _compiled(function)(q, k, v, mask), function(q, k, v, mask)
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)

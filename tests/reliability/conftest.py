@@ -31,7 +31,7 @@ class Said(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start and end without compiled code, sessions, warnings given or kernels kept.
+    """Start and end without compiled code, sessions, warnings given or kernels loaded.
 
     The next backend after C++ is the interpreter, whether or not an optional one in between is installed.
     """

@@ -145,7 +145,7 @@ def test_results_and_inputs_are_let_go():
 @pytest.mark.usefixtures("interpreted_kernels")
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("before", [False, True])
-def test_tangents_of_forward_mode_are_kept(before, warned):
+def test_tangents_of_forward_mode_are_preserved(before, warned):
     """Compiled code knows nothing of them: such a call is eager mode's, and others are not."""
     compiled = torch.compile(f, backend="polyfuse")
     x, tangent = torch.randn(3, 5), torch.randn(3, 5)

@@ -196,14 +196,14 @@ def test_other_backends_are_not_concerned():
 
 
 def test_a_record_serves_one_process_twice():
-    x, kept = torch.randn(4, 6), []
+    x, models = torch.randn(4, 6), []
     with torch.no_grad():
         found(Net(), x)
         as_in_a_new_process()
         for number in (1, 2):
             model = Net()
-            kept.append(torch.compile(model, backend="polyfuse"))
-            torch.testing.assert_close(kept[-1](x), model(x))
+            models.append(torch.compile(model, backend="polyfuse"))
+            torch.testing.assert_close(models[-1](x), model(x))
             assert graph_counts().captured == number
             torch.compiler.reset()
 

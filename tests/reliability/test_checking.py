@@ -1,4 +1,4 @@
-"""Kernels that are wrong are found by the option `check`, barred, told of and replaced; those that are right
+"""Kernels that are wrong are found by the option `check`, barred, reported and replaced; those that are right
 are checked once.
 """
 

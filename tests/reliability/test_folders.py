@@ -73,7 +73,7 @@ def test_a_folder_is_made_for_its_user_alone(cache):
 def test_a_folder_that_is_read_only_is_read(cache, monkeypatch, warned):
     check()
     assert not warned
-    # root may write anywhere, so what tries to write is told that it cannot
+    # root may write anywhere, so what tries to write gets the error that it cannot
     monkeypatch.setattr(folders, "_try", lambda root: "read-only file system")
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.name != "contents.json"}
     reset_graph_counts()
@@ -169,7 +169,7 @@ def test_a_forked_child_leaves_its_parents_folder_alone():
 import os, sys
 from polyfuse.base.folders import process_folder
 mine = process_folder()
-(mine / "kept").touch()
+(mine / "left").touch()
 pid = os.fork()
 if pid == 0:
     other = process_folder()
@@ -177,7 +177,7 @@ if pid == 0:
     print(other)
     sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0
-assert (mine / "kept").exists()
+assert (mine / "left").exists()
 print(mine)
 """
     done = preforked.run(script)
@@ -187,7 +187,7 @@ print(mine)
 
 
 def test_times_of_another_clock(tmp_path):
-    """What was written in the future is neither kept for ever nor keeps others from looking."""
+    """What was written in the future is neither stored for ever nor stops others from looking."""
     from polyfuse.cache.limit import sweep, trim, trim_if_due
 
     store = KernelStore(tmp_path)

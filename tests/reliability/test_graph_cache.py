@@ -1,4 +1,4 @@
-"""Compiled graphs that an earlier process kept: found where they fit, and nowhere else."""
+"""Compiled graphs that an earlier process stored: found where they fit, and nowhere else."""
 
 from __future__ import annotations
 
@@ -408,7 +408,7 @@ def test_operators_that_take_functions(name):
         assert (counts.hits, dict(counts.bypasses)) == (hits, {}), counts
 
 
-def test_functions_that_differ_are_told_apart():
+def test_functions_that_differ_are_distinguished():
     x = torch.randn(4, requires_grad=True)
     for factor in (2.0, 3.0):
         counts = differentiated(

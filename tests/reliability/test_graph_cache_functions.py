@@ -46,9 +46,9 @@ def test_operators_of_others(twice, monkeypatch):
     assert differentiated(lambda x: twice(x) + 1, x).misses == 1
 
 
-def test_operators_of_others_whose_tracing_cannot_be_told(twice):
-    kept = torch.zeros(4)
-    twice.register_autograd(lambda ctx, gradient: gradient + kept)
+def test_operators_of_others_whose_tracing_is_not_known(twice):
+    added = torch.zeros(4)
+    twice.register_autograd(lambda ctx, gradient: gradient + added)
     counts = again(lambda x: twice(x) + 1, torch.randn(4))
     assert ["a Tensor has no text" in reason for reason in counts.bypasses] == [True]
 
@@ -80,7 +80,7 @@ def test_compiled_functions_that_operators_call(function):
     check(function, torch.randn(6, 6))
 
 
-def test_branches_that_differ_are_told_apart():
+def test_branches_that_differ_are_distinguished():
     def branching(factor: float, x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin() * factor, torch.cos, (x,))
 

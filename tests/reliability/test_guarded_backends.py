@@ -89,10 +89,10 @@ MAY_BE_NONE = {"estimate", "host"}
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_guarded(method, kind, strict):
     """An exit is never raised; with `strict`, an error is raised as it is."""
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     made = guard(
         faulty(method, FAULTS[kind])(Settings(strict=strict)),
-        lambda name, error, doing: told.append((name, doing)),
+        lambda name, error, doing: reported.append((name, doing)),
     )
     made.name = "toy"
     arguments = ARGUMENTS.get(method, ("cpu",))
@@ -100,18 +100,18 @@ def test_every_method_is_guarded(method, kind, strict):
         method in EMPTY and kind == "an answer that ends the process"
     )
     if fine or (method in MAY_BE_NONE and kind == "None"):
-        assert getattr(made, method)(*arguments) is None and not told
+        assert getattr(made, method)(*arguments) is None and not reported
         return
     row = METHODS[method]
     if row.instead is None or strict:
         with pytest.raises(Exception) as caught:
             getattr(made, method)(*arguments)
-        assert not told
+        assert not reported
         if kind in ("None", "nonsense") or "end" in kind.split()[-3:]:
             assert isinstance(caught.value, PolyfuseError) and f"`{method}`" in str(caught.value)
         return
     answer = getattr(made, method)(*arguments)
-    assert told == [("toy", f"running its method `{method}`")]
+    assert reported == [("toy", f"running its method `{method}`")]
     assert isinstance(answer, (No, Yes, TargetInfo, dict, int, tuple, type(None)))
 
 

@@ -28,7 +28,7 @@ from polyfuse.runtime.devices.registry import class_name, device_of, use_device
 from polyfuse.runtime.graphs.memory import forget_graph_memory
 
 X = torch.randn(4, 6)
-Told = list[tuple[str, str]]
+Reports = list[tuple[str, str]]
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "guard": (0,),
@@ -52,9 +52,9 @@ def on_trial(method: str, fault: Callable[[], Any], base: type[Device] = Device)
     return type("OnTrial", (base,), {method: broken})
 
 
-def guarded(kind: type[Device], told: Told, strict: bool = False) -> Device:
+def guarded(kind: type[Device], reported: Reports, strict: bool = False) -> Device:
     return guard_device(
-        kind("cpu"), "toy", "cpu", lambda name, error, doing: told.append((name, doing)), strict
+        kind("cpu"), "toy", "cpu", lambda name, error, doing: reported.append((name, doing)), strict
     )
 
 
@@ -63,20 +63,20 @@ def guarded(kind: type[Device], told: Told, strict: bool = False) -> Device:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_guarded(method: str, strict: bool) -> None:
     for kind, fault in FAULTS.items():
-        told: Told = []
-        call = getattr(guarded(on_trial(method, fault), told, strict), method)
+        reported: Reports = []
+        call = getattr(guarded(on_trial(method, fault), reported, strict), method)
         arguments = ARGUMENTS.get(method, ())
         fine = (method in EMPTY and kind in ANSWERS) or (method in MAY_BE_NONE and kind == "None")
         if fine:
-            assert call(*arguments) is None and not told
+            assert call(*arguments) is None and not reported
         elif strict or method in ERRORS:
             with pytest.raises(BackendError, match="'toy'") as caught:
                 call(*arguments)
-            assert f"`{method}`" in str(caught.value) and not told
+            assert f"`{method}`" in str(caught.value) and not reported
         else:
             answer, again = call(*arguments), call(*arguments)
             doing = f"running its device's method `{method}`"
-            assert told == [("toy", doing)] * 2
+            assert reported == [("toy", doing)] * 2
             assert type(answer) is type(again) and not isinstance(answer, list)
 
 
@@ -104,10 +104,11 @@ def test_a_function_that_fails_is_replaced(method: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(Device, "current", lambda self: lambda: 3)
     arguments, wanted = FUNCTIONS[method]
     for fault in FAULTS.values():
-        told: Told = []
-        function = getattr(guarded(on_trial(method, lambda fault=fault: lambda *_: fault()), told), method)()
+        reported: Reports = []
+        trial = on_trial(method, lambda fault=fault: lambda *_: fault())
+        function = getattr(guarded(trial, reported), method)()
         first, second = function(*arguments), function(*arguments)
-        assert told == [("toy", f"running its device's method `{method}`")]
+        assert reported == [("toy", f"running its device's method `{method}`")]
         for found in (first, second):
             assert found == wanted if wanted is not None else found.shape == (2, 3)
 
@@ -179,14 +180,15 @@ def test_what_the_device_reports_of_its_work_is_raised_as_it_is() -> None:
     def lost() -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    told: Told = []
+    reported: Reports = []
     for method in ("synchronize", "copy"):
         with pytest.raises(torch.OutOfMemoryError, match="no memory") as caught:
-            getattr(guarded(on_trial(method, lost), told), method)(*ARGUMENTS.get(method, ()))
+            getattr(guarded(on_trial(method, lost), reported), method)(*ARGUMENTS.get(method, ()))
         assert f"`{method}`" in caught.value.__notes__[0] and "'toy'" in caught.value.__notes__[0]
     with pytest.raises(torch.OutOfMemoryError):
-        guarded(on_trial("allocator", lambda: lambda *_: lost()), told).allocator()((2,), (1,), torch.int8)
-    assert not told
+        trial = on_trial("allocator", lambda: lambda *_: lost())
+        guarded(trial, reported).allocator()((2,), (1,), torch.int8)
+    assert not reported
 
 
 def test_an_interrupt_is_the_users() -> None:
@@ -199,7 +201,7 @@ def test_an_interrupt_is_the_users() -> None:
 
 
 def test_facts_of_a_class_that_are_nonsense_are_left_out() -> None:
-    told: Told = []
+    reported: Reports = []
 
     class Wrong(Device):
         is_host = "yes"
@@ -213,10 +215,10 @@ def test_facts_of_a_class_that_are_nonsense_are_left_out() -> None:
         def __init__(self, device_type: str) -> None:
             """It forgets what it is for."""
 
-    made = guarded(Wrong, told)
+    made = guarded(Wrong, reported)
     assert (made.type, made.is_host, made.network) == ("cpu", False, Device.network)
     assert made.recorded_collectives == made.timeless_switches == frozenset()
-    names = {doing.split("`")[1] for _, doing in told}
+    names = {doing.split("`")[1] for _, doing in reported}
     assert names == {"is_host", "network", "timeless_switches", "recorded_collectives"}
 
 
@@ -234,9 +236,9 @@ def test_facts_of_a_class_that_are_nonsense_are_left_out() -> None:
     ],
 )
 def test_answers_out_of_range_are_faults(method: str, answer: object) -> None:
-    told: Told = []
-    found = getattr(guarded(on_trial(method, lambda: answer), told), method)(*ARGUMENTS.get(method, ()))
-    assert len(told) == 1 and found is not answer
+    reported: Reports = []
+    found = getattr(guarded(on_trial(method, lambda: answer), reported), method)(*ARGUMENTS.get(method, ()))
+    assert len(reported) == 1 and found is not answer
 
 
 def test_stored_results_are_not_used_where_a_device_does_not_say_what_they_depend_on() -> None:
@@ -267,14 +269,14 @@ USED = ("is_recording", "limits", "recorder", "rounds", "switches", "facts", "pr
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["an exit", "None"])
 def test_a_model_runs_whatever_of_its_device_fails(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: Told = []
+    reported: Reports = []
     body = {method: lambda *_, **__: FAULTS[kind]() for method in USED}
-    made = guarded(type("OnTrial", (Host,), body), told)
+    made = guarded(type("OnTrial", (Host,), body), reported)
     with serving(made):
         run = torch.compile(f, backend="polyfuse", options={"device_graphs": True})
         for _ in range(3):
             torch.testing.assert_close(run(X), f(X))
-    assert last_reports()[-1].kernels and {name for name, _ in told} == {"toy"}
+    assert last_reports()[-1].kernels and {name for name, _ in reported} == {"toy"}
 
 
 class Host(RecordingHost):
@@ -285,10 +287,10 @@ class Host(RecordingHost):
 def test_every_part_of_a_recorder_is_guarded() -> None:
     for part in ("new_pool", "is_recording", "follow", "record", "reset", "replay"):
         for kind, fault in RAISING.items():
-            told: Told = []
+            reported: Reports = []
             graph = Part(part, fault)
             whole = type("Recorder", (Part,), {"record": lambda self, *_, graph=graph: (graph, [])})
-            recorder = guarded(on_trial("recorder", partial(whole, part, fault)), told).recorder()
+            recorder = guarded(on_trial("recorder", partial(whole, part, fault)), reported).recorder()
             call = getattr(recorder, part, None)
             arguments: tuple[Any, ...] = (list, [], 1, ()) if part == "record" else ()
             if part in ("reset", "replay"):
@@ -298,7 +300,7 @@ def test_every_part_of_a_recorder_is_guarded() -> None:
                     call(*arguments)
                 continue
             assert not call(*arguments), kind
-            assert len(told) == 1 and told[0][1].endswith(f"{part}`")
+            assert len(reported) == 1 and reported[0][1].endswith(f"{part}`")
 
 
 @pytest.mark.quick(2)
@@ -307,8 +309,8 @@ def test_a_recorder_that_fails_costs_a_recording(
     part: str, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
     """Or, in the midst of a replay, an error that names it: the inputs are gone."""
-    told: Told = []
-    with serving(guarded(Host, told)):
+    reported: Reports = []
+    with serving(guarded(Host, reported)):
         inner = device_of("cpu").recorder()._inner  # type: ignore[union-attr]
         if part == "replay":
             monkeypatch.setattr(FakeGraph, part, lambda _: FAULTS["an exit"]())
@@ -322,7 +324,7 @@ def test_a_recorder_that_fails_costs_a_recording(
             return
         for _ in range(3):
             torch.testing.assert_close(run(X), f(X))
-    texts = [doing for _, doing in told] + warned
+    texts = [doing for _, doing in reported] + warned
     assert any(f"{part}`" in text for text in texts)
 
 

@@ -220,14 +220,14 @@ class Attention(nn.Module):
         self.project = nn.Linear(8, 24)
 
     def forward(
-        self, x: torch.Tensor, at: torch.Tensor, kept: torch.Tensor, grows: bool
+        self, x: torch.Tensor, at: torch.Tensor, cached: torch.Tensor, grows: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v = self.project(x).chunk(3, -1)
         new = torch.stack([k, v])
-        kept = torch.cat([kept, new], 2) if grows else kept.index_copy_(2, at, new)
-        seen = torch.arange(kept.shape[2]) <= at[:, None]
-        found = nn.functional.scaled_dot_product_attention(q, kept[0], kept[1], attn_mask=seen)
-        return found.tanh(), kept
+        cached = torch.cat([cached, new], 2) if grows else cached.index_copy_(2, at, new)
+        seen = torch.arange(cached.shape[2]) <= at[:, None]
+        found = nn.functional.scaled_dot_product_attention(q, cached[0], cached[1], attn_mask=seen)
+        return found.tanh(), cached
 
 
 @pytest.mark.usefixtures("interpreted_kernels")

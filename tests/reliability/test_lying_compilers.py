@@ -143,7 +143,7 @@ def test_a_command_with_arguments_is_a_compiler(monkeypatch, tmp_path, warned):
     assert not (tmp_path / "owned").exists() and not log.read_text().count("owned")
 
 
-def test_a_program_is_ended_with_its_children_and_little_of_its_output_is_kept():
+def test_a_program_is_ended_with_its_children_and_little_of_its_output_is_stored():
     start = time.monotonic()
     assert run_bounded(["sh", "-c", "sleep 1000 & sleep 1000"], timeout=0.5).status is None
     assert time.monotonic() - start < 300

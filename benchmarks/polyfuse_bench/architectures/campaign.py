@@ -1,4 +1,4 @@
-"""The campaign: workers side by side, one architecture after another in each; rows are kept at once."""
+"""The campaign: workers side by side, one architecture after another in each; rows are stored at once."""
 
 from __future__ import annotations
 

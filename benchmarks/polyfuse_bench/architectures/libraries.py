@@ -38,14 +38,14 @@ def library(name: str) -> ModuleType | None:
     return module
 
 
-_KEPT: list[object] = []
+_DECLARED: list[object] = []
 
 
 def _with_schemas() -> ModuleType | None:
     import torch
 
     declared = torch.library.Library("torchvision", "FRAGMENT")
-    _KEPT.append(declared)
+    _DECLARED.append(declared)
     for schema in _OF_TORCHVISION:
         with contextlib.suppress(RuntimeError):
             declared.define(schema)

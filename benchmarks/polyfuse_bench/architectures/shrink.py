@@ -59,7 +59,7 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"n_embd|d_model|.*hidden_size|emb_dim|dim|embed_dim|.*embedding_dim|.*hidden_dim|.*embedding_size|projection_dim|out_dim|d_latents|reduce_dim|embedding_size|stem_channels|num_filters|mask_feature_size|feature_size_conv|.*_embed_dim|fpn_dim|codebook_dim|out_features_dim", WIDTH),
     (r"classifier_proj_size|codevector_dim|proj_codevector_dim|xvector_output_dim|.*output_channels|upsample_initial_channel|aspp_out_channels|.*_channels_dim|neck_out_channels|semantic_dim", WIDTH),
 )  # fmt: skip
-KEPT_SMALL = 8
+SMALL_STAYS = 8
 # Lists of integers whose numbers count repetitions of a stage.
 DEPTHS = re.compile(
     r"depths?|num_blocks|layers|.*num_layers|stage_num_blocks|.*_depths|num_hidden_layers|num_block_repeats|block_repeats|stage_repeats|.*encoder_layers"
@@ -266,7 +266,7 @@ def _small_list(
         return kind(i for i in range(min(LAYERS, len(value))))
     if how.widths and HEAD_LISTS.fullmatch(name):
         return kind(max(1, entry // min(value)) for entry in value)
-    if how.widths and WIDTHS.fullmatch(name) and min(value) >= KEPT_SMALL:
+    if how.widths and WIDTHS.fullmatch(name) and min(value) >= SMALL_STAYS:
         return kind(_scaled(entry, min(value)) for entry in value)
     return value
 

@@ -62,7 +62,7 @@ def given(
 
 
 def converted(made: Made, dtype: torch.dtype) -> Made:
-    """The same in another floating-point dtype; layouts are kept, integers and complex numbers too."""
+    """The same in another floating-point dtype; layouts stay, integers and complex numbers too."""
     call, arguments = made
 
     def cast(leaf: Any) -> Any:

@@ -27,10 +27,10 @@ from polyfuse_bench.results import write_results
 __all__ = ["Campaign", "Tally", "search"]
 
 WORKER = ["-m", "polyfuse_bench.fuzz.worker"]
-"""What the interpreter of Python is told to run."""
+"""What the interpreter of Python runs."""
 
 _BETWEEN = "between"
-"""The phase after a program's outcome is told."""
+"""The phase after a program's outcome is reported."""
 
 _LOST_AFTER = 300.0
 """Seconds without a word from a process, after which what it does is given up."""

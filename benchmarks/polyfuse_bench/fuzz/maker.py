@@ -1,4 +1,4 @@
-"""The program of a seed: steps drawn at random, each tried in eager mode before it is kept."""
+"""The program of a seed: steps drawn at random, each tried in eager mode before it is added."""
 
 from __future__ import annotations
 

@@ -159,13 +159,13 @@ def _names(text: str) -> set[str]:
 def _without_unused(program: Program) -> Program:
     """Without statements whose results nobody reads, and without inputs that nobody reads."""
     needed = set(program.results)
-    kept: list[Statement] = []
+    remaining: list[Statement] = []
     for statement in reversed(program.statements):
         if statement.writes or needed & set(statement.targets):
             needed |= _names(statement.text)
-            kept.append(statement)
+            remaining.append(statement)
     inputs = tuple(i for i in program.inputs if i.name in needed)
-    return replace(program, inputs=inputs, statements=tuple(reversed(kept)))
+    return replace(program, inputs=inputs, statements=tuple(reversed(remaining)))
 
 
 def _fewer_results(program: Program) -> Iterator[Program]:

@@ -35,7 +35,7 @@ _ROUNDED = (
     "{}.to(f32).mul(0.7).to({}.dtype)",
 )
 
-_KEPT = (
+_UNROUNDED = (
     "torch.relu({})",
     "{}.abs()",
     "-{}",
@@ -58,7 +58,7 @@ _BINARY = (
     "torch.pow({}.abs() + 0.5, 1.5) + {}",
 )
 
-_BINARY_KEPT = ("torch.maximum({}, {})", "torch.minimum({}, {})")
+_BINARY_UNROUNDED = ("torch.maximum({}, {})", "torch.minimum({}, {})")
 
 _COMPARISONS = ("<", ">", "<=", ">=", "==", "!=")
 
@@ -66,9 +66,9 @@ _COMPARISONS = ("<", ">", "<=", ">=", "==", "!=")
 def unary(m: Maker) -> None:
     i = m.pick()
     if i is not None:
-        kept = m.chance(0.25)
-        text = m.random.choice(_KEPT if kept else _ROUNDED)
-        m.add(text.format(*(i,) * text.count("{}")), (i,), rounds=not kept)
+        unrounded = m.chance(0.25)
+        text = m.random.choice(_UNROUNDED if unrounded else _ROUNDED)
+        m.add(text.format(*(i,) * text.count("{}")), (i,), rounds=not unrounded)
 
 
 def binary(m: Maker) -> None:
@@ -79,7 +79,7 @@ def binary(m: Maker) -> None:
     if m.chance(0.3):
         i, j = j, i
     if m.chance(0.12):
-        m.add(m.random.choice(_BINARY_KEPT).format(i, j), (i, j), rounds=False)
+        m.add(m.random.choice(_BINARY_UNROUNDED).format(i, j), (i, j), rounds=False)
         return
     text = m.random.choice(_BINARY)
     m.add(text.format(i, j, *(j,) * (text.count("{}") - 2)), (i, j))

@@ -32,7 +32,7 @@ SLACK_OVER_EAGER = 2.0
 
 @dataclass(frozen=True)
 class Difference:
-    """How two results differ: `problem` is empty if they agree; strides are told apart, being no error."""
+    """How two results differ: `problem` is empty if they agree; strides are apart, being no error."""
 
     problem: str = ""
     strides: str = ""

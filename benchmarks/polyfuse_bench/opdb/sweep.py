@@ -30,7 +30,7 @@ POLL_SECONDS = 0.2
 
 OUT_OF_TIME = "the sweep ended before its turn came"
 
-# Told after each item: how many are finished, of how many, and the outcome.
+# Called after each item: how many are finished, of how many, and the outcome.
 Progress = Callable[[int, int, Outcome], None]
 Record = Callable[[Item, Outcome], None]
 

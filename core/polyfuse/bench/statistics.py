@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 _BARS = "▁▂▃▄▅▆▇█"
+_BAR_COUNT = 12
 _DRAWS = 1000
 _SURE = 0.9
 
@@ -67,13 +68,13 @@ def speed_up(eager: Sequence[float], other: Sequence[float]) -> Ratio:
     return Ratio(median(pairs), _quantile(drawn, edge), _quantile(drawn, 1 - edge))
 
 
-def spark(values: Sequence[float], width: int = 12) -> str:
+def spark(values: Sequence[float]) -> str:
     """A line of bars, one for each group of values in order; the lowest bar is the least value, the highest
     the largest, but no less than 1.5 times that, so that noise is not drawn as a mountain range.
     """
     if not values:
         return ""
-    count = min(width, len(values))
+    count = min(_BAR_COUNT, len(values))
     groups = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
     heights = [median(group) for group in groups]
     low, high = min(heights), max(max(heights), min(heights) * 1.5)

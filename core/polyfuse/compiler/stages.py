@@ -19,20 +19,27 @@ Capture and rewriting run in `compile.py`, because AOTAutograd calls the compile
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from polyfuse.autotune.gemm_choice import choose_gemms
+from polyfuse.autotune.gemm_choice import GemmSelection, choose_gemms
 from polyfuse.autotune.kernels import time_fusions
 from polyfuse.base.errors import WrongCandidateError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.text import PassTexts
 from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import Lowered, lower_and_claim
-from polyfuse.compiler.kernels import emit_kernels, pending_kernels, program_needs, submit, tune_kernels
+from polyfuse.compiler.kernels import (
+    Emitted,
+    emit_kernels,
+    pending_kernels,
+    program_needs,
+    submit,
+    tune_kernels,
+)
 from polyfuse.compiler.layers import Expansion, program_in_loop, shortened, with_periods
 from polyfuse.compiler.native import native_host
 from polyfuse.compiler.ranks import agreed, scheduled_rows
@@ -54,9 +61,11 @@ from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.periods import NotRepeated
 from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
+from polyfuse.ir.kernel import Alias, Kernel
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
-from polyfuse.program import make_program, python_text
+from polyfuse.program import Program, make_program, python_text
+from polyfuse.runtime.frozen import PackedInputs
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.runtime.profile import meter_calls
@@ -66,6 +75,7 @@ from polyfuse.schedule.draw import dot
 from polyfuse.schedule.frozen_calls import as_inputs, together
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
+from polyfuse.workers import BuildFuture
 
 _log = get_logger("compiler")
 
@@ -203,85 +213,148 @@ def compile_graph(
         periods: what puts what lowering passed over into the schedule.
         given: how many inputs calls pass, where the caller computes others from parameters.
     """
-    settings = session.settings
     dump.write("graph.ir", lambda: text(claims.graph))
-    _verify_graph(claims.graph, settings.verify)
-
+    _verify_graph(claims.graph, session.settings.verify)
     with clock.stage("autotune"):
         chosen = choose_gemms(claims.graph, claims.backends, session.tuner)
-
     texts = PassTexts(dump.wanted)
     with clock.stage("fuse"):
-        schedule = schedule_graph(
-            chosen.graph,
-            settings,
-            session.backends,
-            chosen.backends,
-            epilogue_reductions=chosen.reductions,
-            rules=session.extensions.fusion_rules,
-            texts=texts,
-        )
-        schedule = chosen.with_choices(schedule)
-        expansion = None if periods is None else periods(schedule)
-        if expansion is not None:
-            schedule = expansion.whole
-            _verify_graph(schedule.graph, settings.verify)
-        decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
-
+        schedule, expansion = _fused(chosen, session, texts, periods)
     with clock.stage("autotune"):
-        if settings.benchmark_fusion:
-            schedule = time_fusions(session.tuner, chosen, schedule)
-        schedule = tune_kernels(schedule, session, chosen.milliseconds)
-        decisions += schedule.decisions
-    session.observe(decisions)
-    schedule = replace(schedule, decisions=decisions)
-    dump.write_passes("schedule", texts.made)
-    dump.write("schedule", lambda: schedule_text(schedule))
-    dump.write("schedule.dot", lambda: dot(schedule))
-    _verify_kernels(schedule, settings.verify)
-
+        schedule = _tuned(schedule, claims, chosen, session)
+    session.observe(schedule.decisions)
+    _dump_schedule(dump, schedule, texts)
+    _verify_kernels(schedule, session.settings.verify)
     with clock.stage("generate"):
-        emitted = emit_kernels(schedule, session)
-        futures = submit(emitted, session)
-        progress.watch_builds(futures.values())
-        refused = {key: item.source.refused_aliases for key, item in emitted.items()}
-        packed = None
-        if given is not None:
-            schedule, packed = as_inputs(schedule, given)
-        planned, separate = without_refused(together(schedule), refused)
-    session.observe(separate)
-    for i, ((_, kernel), item) in enumerate(emitted.items()):
-        dump.write(f"kernel{i}.{item.source.language.split()[-1]}", item.source.rendered)
-        dump.write(f"kernel{i}.ir", partial(text, kernel))
-
+        code = _generated(schedule, session, given)
+    session.observe(code.separate)
+    _dump_kernels(dump, code)
     with clock.stage("plan"):
-        planned = replace(planned, decisions=(*decisions, *separate))
-        needs = program_needs(emitted)
-        whole = cache(partial(make_program, planned, settings, *needs, tuple(seen or ())))
-        program = None
-        if expansion is not None and not seen:
-            program = program_in_loop(expansion, refused, settings, *needs)
-        program = program or whole()
-        host = python_text(program, harness=settings.benchmark_harness)
+        program, whole = _planned(code, session, expansion, seen)
+        host = python_text(program, harness=session.settings.benchmark_harness)
+    return _loaded(program, whole, host, code, session, dump, clock, seen)
+
+
+def _fused(
+    chosen: GemmSelection,
+    session: CompileSession,
+    texts: PassTexts,
+    periods: Callable[[Schedule], Expansion] | None,
+) -> tuple[Schedule, Expansion | None]:
+    """Launches and calls in order, and how the layers were put in that lowering passed over."""
+    schedule = schedule_graph(
+        chosen.graph,
+        session.settings,
+        session.backends,
+        chosen.backends,
+        epilogue_reductions=chosen.reductions,
+        rules=session.extensions.fusion_rules,
+        texts=texts,
+    )
+    schedule = chosen.with_choices(schedule)
+    if periods is None:
+        return schedule, None
+    expansion = periods(schedule)
+    _verify_graph(expansion.whole.graph, session.settings.verify)
+    return expansion.whole, expansion
+
+
+def _tuned(schedule: Schedule, claims: Claims, chosen: GemmSelection, session: CompileSession) -> Schedule:
+    """The schedule with what autotuning chose, and the decisions of all stages so far."""
+    if session.settings.benchmark_fusion:
+        schedule = time_fusions(session.tuner, chosen, schedule)
+    schedule = tune_kernels(schedule, session, chosen.milliseconds)
+    return replace(schedule, decisions=(*claims.decisions, *chosen.decisions, *schedule.decisions))
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The sources of a schedule's kernels, whose builds have started.
+
+    Attributes:
+        emitted: each distinct kernel's source, by the backend that it was scheduled for and the kernel.
+        futures: the builds, by backend.
+        refused: by the same keys as `emitted`, which aliases a source does not bear.
+        planned: the schedule without these aliases.
+        separate: what is not done in place because of them.
+        packed: what computes the inputs that the caller does not pass; None: it passes all.
+    """
+
+    emitted: dict[tuple[str, Kernel], Emitted]
+    futures: dict[str, BuildFuture]
+    refused: Mapping[tuple[str, Kernel], Sequence[Alias]]
+    planned: Schedule
+    separate: tuple[Decision, ...]
+    packed: PackedInputs | None
+
+
+def _generated(schedule: Schedule, session: CompileSession, given: int | None) -> _Code:
+    emitted = emit_kernels(schedule, session)
+    futures = submit(emitted, session)
+    progress.watch_builds(futures.values())
+    refused = {key: item.source.refused_aliases for key, item in emitted.items()}
+    packed = None
+    if given is not None:
+        schedule, packed = as_inputs(schedule, given)
+    planned, separate = without_refused(together(schedule), refused)
+    planned = replace(planned, decisions=(*schedule.decisions, *separate))
+    return _Code(emitted, futures, refused, planned, separate, packed)
+
+
+def _planned(
+    code: _Code, session: CompileSession, expansion: Expansion | None, seen: dict[str, int] | None
+) -> tuple[Program, Callable[[], Program]]:
+    """The program that runs, where possible with equal layers in a loop, and what makes that of all steps."""
+    needs = program_needs(code.emitted)
+    whole = cache(partial(make_program, code.planned, session.settings, *needs, tuple(seen or ())))
+    looped = None
+    if expansion is not None and not seen:
+        looped = program_in_loop(expansion, code.refused, session.settings, *needs)
+    return looped or whole(), whole
+
+
+def _loaded(
+    program: Program,
+    whole: Callable[[], Program],
+    host: str,
+    code: _Code,
+    session: CompileSession,
+    dump: Dump,
+    clock: Clock,
+    seen: dict[str, int] | None,
+) -> Built:
+    """The program's text as a module; its native form, if wanted, is built beside the kernels."""
+    settings, planned = session.settings, code.planned
     dump.write("program.py", lambda: host)
     if settings.benchmark_harness:
-        dump.write(TABLE, lambda: table_text(program, emitted, settings))
-    kernels = pending_kernels(program, planned, emitted, futures, session)
+        dump.write(TABLE, lambda: table_text(program, code.emitted, settings))
+    kernels = pending_kernels(program, planned, code.emitted, code.futures, session)
     status = HostStatus() if settings.native_host else None
     native = native_host(program, kernels, session, status) if status is not None else None
     if native is not None and native.source is not None:
         dump.write(f"host.{native.source.language.split()[0]}", native.source.rendered)
-
     with clock.stage("load"):
         module = load(host, entries_for(kernels), planned.graph.objects, filename=dump.path("program.py"))
-        module.native, module.packed_inputs = native, packed
+        module.native, module.packed_inputs = native, code.packed
         if seen:
             module.namespace["SEEN"] = seen
         if settings.profile:
             meter_calls(module, (program.device or "").partition(":")[0])
-    notes = {key: item.source.note for key, item in emitted.items()}
-    providers = {key: item.provider for key, item in emitted.items()}
+    notes = {key: item.source.note for key, item in code.emitted.items()}
+    providers = {key: item.provider for key, item in code.emitted.items()}
     return Built(module, planned, whole, notes, kernels, status, providers)
+
+
+def _dump_schedule(dump: Dump, schedule: Schedule, texts: PassTexts) -> None:
+    dump.write_passes("schedule", texts.made)
+    dump.write("schedule", lambda: schedule_text(schedule))
+    dump.write("schedule.dot", lambda: dot(schedule))
+
+
+def _dump_kernels(dump: Dump, code: _Code) -> None:
+    for i, ((_, kernel), item) in enumerate(code.emitted.items()):
+        dump.write(f"kernel{i}.{item.source.language.split()[-1]}", item.source.rendered)
+        dump.write(f"kernel{i}.ir", partial(text, kernel))
 
 
 def compile_sizes(

@@ -221,7 +221,7 @@ def rewrite(root: Expr, change: Callable[[Expr], Expr], memo: dict[Expr, Expr] |
     return done[root]
 
 
-def reindex(root: Expr, replacement: Mapping[str, IndexLike], memo: dict[Expr, Expr] | None = None) -> Expr:
+def reindex(root: Expr, replacement: Mapping[str, IndexLike]) -> Expr:
     """`root` with axis variables and symbols replaced in every index it holds."""
 
     def change(expr: Expr) -> Expr:
@@ -235,7 +235,7 @@ def reindex(root: Expr, replacement: Mapping[str, IndexLike], memo: dict[Expr, E
                 return index_value(index)
         return expr
 
-    return rewrite(root, change, memo) if replacement else root
+    return rewrite(root, change) if replacement else root
 
 
 def moved(read: Expr, index: IndexLike, buffer: str | None = None) -> Expr:

@@ -1,4 +1,4 @@
-"""The built runtime. A C++ compiler makes it at the first import; it is kept for each version of torch."""
+"""The built runtime. A C++ compiler makes it at the first import; it is stored for each version of torch."""
 
 import ctypes
 import os

@@ -244,7 +244,7 @@ struct Hooks : at::PrivateUse1HooksInterface {
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     c10::DeviceGuard guard(storage.device());
     auto made = memory.allocate(bytes);
-    if (size_t kept = std::min(bytes, storage.nbytes())) memory.copy_data(made.get(), storage.data(), kept);
+    if (size_t common = std::min(bytes, storage.nbytes())) memory.copy_data(made.get(), storage.data(), common);
     storage.set_data_ptr_noswap(std::move(made));
     storage.set_nbytes(bytes);
   }

@@ -34,13 +34,19 @@ def library_choices() -> tuple[Choice, ...]:
         return ()
     packed = (
         Choice(
+            "onednn_fused_packed",
+            _LINEAR,
+            with_packed(_linear_fused),
+            instead=packing(_linear_and_more),
+            preferred=_narrow_packed_pays,
+        ),
+        Choice(
             "onednn_packed",
             _LINEAR,
             with_packed(_linear_alone),
             instead=packing(_linear),
-            preferred=_beats_mkl,
+            preferred=lambda site: _beats_mkl(site) or _narrow_packed_pays(site),
         ),
-        Choice("onednn_fused_packed", _LINEAR, with_packed(_linear_fused), instead=packing(_linear_and_more)),
         Choice(
             "onednn_fused_conv_packed",
             _CONVOLUTION,
@@ -77,15 +83,20 @@ def offered() -> bool:
 
 
 @lru_cache(maxsize=1)
-def _narrow_types() -> frozenset[DType]:
+def _instructions() -> frozenset[DType]:
     """The types of 16 bits that the library computes by instructions of this CPU."""
     known = {DType.bf16: "_is_mkldnn_bf16_supported", DType.f16: "_is_mkldnn_fp16_supported"}
     return frozenset(kind for kind, name in known.items() if getattr(torch.ops.mkldnn, name)())
 
 
+def narrow_types() -> frozenset[DType]:
+    """The types of 16 bits that the library computes faster than anything that torch has beside it."""
+    return _instructions() if offered() else frozenset()
+
+
 def convolved_types() -> frozenset[DType]:
     """The types that the library convolves faster than anything that torch has beside it."""
-    return _narrow_types() | {DType.f32} if offered() else frozenset()
+    return narrow_types() | {DType.f32} if offered() else frozenset()
 
 
 # What is known without timing.
@@ -123,14 +134,40 @@ def _beats_mkl(site: CallSite) -> bool:
     is the faster one, by 3 to 25 %.
     """
     _, rows, weight = _operands(site)
-    try:
-        extents = [evaluate(extent, site.hints) for extent in (*rows.size, weight.size[1])]
-    except KeyError:  # a size that nobody can guess
-        return False
-    if _is_laid_out(rows, weight, extents):
+    extents = _extents(site)
+    if not extents or _is_narrow(site) or _is_laid_out(rows, weight, extents):
         return False
     few = _FEW_PAIRS // next((by for columns, by in _NARROW if extents[-1] <= columns), 1)
     return prod(extents) >= few and torch.backends.mkl.is_available() and _mkl_leaves_lanes()
+
+
+_ROWS_OF_PAIRS = 16
+"""Rows from which 16-bit numbers of a packed weight fill the library's tiles."""
+
+
+def _narrow_packed_pays(site: CallSite) -> bool:
+    """Whether a matmul of 16-bit numbers spends its time on the layout of its weight, which the library's
+    instructions want in pairs, and which torch has laid out at each call; what follows costs passes of its
+    own there. Few rows are bound by reading the weight.
+    """
+    extents = _extents(site)
+    return _is_narrow(site) and bool(extents) and extents[0] >= _ROWS_OF_PAIRS
+
+
+def _extents(site: CallSite) -> list[int]:
+    """Rows, depth and columns of a matmul, by the likely values of what varies; empty where nobody can guess
+    one.
+    """
+    _, rows, weight = _operands(site)
+    try:
+        return [evaluate(extent, site.hints) for extent in (*rows.size, weight.size[1])]
+    except KeyError:
+        return []
+
+
+def _is_narrow(site: CallSite) -> bool:
+    """Whether the operands of a matmul have 16 bits."""
+    return site.buffers[_operands(site)[2].buffer].dtype is not DType.f32
 
 
 def _is_laid_out(rows: View, weight: View, extents: list[int]) -> bool:
@@ -305,15 +342,16 @@ def _linear_fault(site: CallSite) -> str:
     bias, rows, weight = _operands(site)
     if not isinstance(rows, View) or not isinstance(weight, View) or len(rows.size) != 2:
         return "an operand is no matrix"
-    if any(v.dtype is not None or site.buffers[v.buffer].dtype is not DType.f32 for v in (rows, weight)):
-        return "only f32 is multiplied faster there"
+    kinds = {None if v.dtype is not None else site.buffers[v.buffer].dtype for v in (rows, weight)}
+    if len(kinds) > 1 or not kinds <= convolved_types():
+        return "only f32, and 16-bit floats where this CPU has instructions for them, are multiplied there"
     if any(n == 0 for n in (*rows.size, *weight.size)):
         return "it is empty"
     if not _contiguous(site.output):
         return "the result is not contiguous"
     if bias is not None:
         plain = isinstance(bias, View) and bias.dtype is None and bias.size == (weight.size[1],)
-        if not plain or bias.stride != (1,) or site.buffers[bias.buffer].dtype is not DType.f32:
+        if not plain or bias.stride != (1,) or site.buffers[bias.buffer].dtype not in kinds:
             return "what is added is no vector with a number for each column"
     if any(value != 1 for _, value in site.call.kwargs) or len(site.call.args) > 3:
         return "it is scaled"

@@ -127,9 +127,7 @@ def _inspect(path: str, arguments: tuple[str, ...], changed: int) -> Toolchain:
     return Toolchain(path, family, version, target, quick, vectors, arguments)
 
 
-def build_command(
-    toolchain: Toolchain, isa: Isa, source: str, output: str, *, libraries: Sequence[str] = ()
-) -> list[str]:
+def build_command(toolchain: Toolchain, isa: Isa, source: str, output: str) -> list[str]:
     """The command that builds *source* into the shared library *output*."""
     flags = list(_BASE_FLAGS)
     if toolchain.family == "gcc":
@@ -139,7 +137,7 @@ def build_command(
         flags.append("-fno-predictive-commoning")
     if toolchain.vector_libm:
         flags.append("-DPF_MVEC")
-    links = [*_LINK_FLAGS, *(f"-l{name}" for name in libraries)]
+    links = list(_LINK_FLAGS)
     if toolchain.linker:
         links.append(f"-fuse-ld={toolchain.linker}")
     flags += [*isa.compile_flags, *toolchain.flags]
@@ -152,7 +150,6 @@ def build_library(
     source: Path,
     output: Path,
     *,
-    libraries: Sequence[str] = (),
     name: str = "",
     timeout: float = _BUILD_SECONDS,
 ) -> None:
@@ -166,7 +163,7 @@ def build_library(
     until = time.monotonic() + timeout
     choices = [plain] if toolchain in _QUICK_LINKER_FAILS or plain == toolchain else [toolchain, plain]
     for choice in choices:
-        command = build_command(choice, isa, str(source), str(output), libraries=libraries)
+        command = build_command(choice, isa, str(source), str(output))
         try:
             run_program(command, timeout=max(0.1, until - time.monotonic()), name=name or source.name)
             _check_library(output, command, name or source.name)

@@ -15,6 +15,8 @@ from polyfuse.ir.expr import Expr, apply, cast, const
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.plugin import LoweringContext, TensorValue
 from polyfuse.symbolic import IndexLike
+from polyfuse_quantized import products
+from polyfuse_quantized.products import Quantisation
 
 ParameterAt = Callable[[TensorValue, Sequence[IndexLike]], Expr]
 """From a tensor of parameters and the indices of an element to the scale or zero point of the element."""
@@ -243,7 +245,65 @@ _TABLE: Final[Mapping[str, Callable[..., Any]]] = {
     "dequantize_per_token.default": dequantize_per_token,
 }
 
+
+def linear(
+    ctx: LoweringContext,
+    node: Any,
+    x: TensorValue,
+    x_scale: float,
+    x_zero: int,
+    weight: TensorValue,
+    scales: TensorValue,
+    zeros: TensorValue,
+    bias: TensorValue | None,
+    scale: float,
+    zero: int,
+    dtype: torch.dtype,
+    activation: str,
+) -> TensorValue:
+    """A call with a weight that is packed once."""
+    stored = Quantisation(x_scale, x_zero, x.torch_dtype), Quantisation(scale, zero, dtype)
+    made = products.Linear(*stored, activation)
+    found: TensorValue = ctx.call(node, ctx.add_object("linear", made), (x, weight, scales, zeros, bias))
+    return found
+
+
+def convolution(
+    ctx: LoweringContext,
+    node: Any,
+    x: TensorValue,
+    x_scale: float,
+    x_zero: int,
+    weight: TensorValue,
+    scales: TensorValue,
+    zeros: TensorValue,
+    bias: TensorValue | None,
+    other: TensorValue | None,
+    other_scale: float,
+    other_zero: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    last: bool,
+    scale: float,
+    zero: int,
+    dtype: torch.dtype,
+    activation: str,
+) -> TensorValue:
+    """The same for a convolution."""
+    stored = Quantisation(x_scale, x_zero, x.torch_dtype), Quantisation(scale, zero, dtype)
+    window = tuple(stride), tuple(padding), tuple(dilation)
+    added = None if other is None else Quantisation(other_scale, other_zero, other.torch_dtype)
+    made = products.Convolution(*stored, activation, window, groups, last, added)
+    name = ctx.add_object("convolution", made)
+    found: TensorValue = ctx.call(node, name, (x, weight, scales, zeros, bias, other))
+    return found
+
+
 LOWERINGS: Final[Mapping[str, Callable[..., Any]]] = {
-    f"quantized_decomposed.{name}": function for name, function in _TABLE.items()
+    **{f"quantized_decomposed.{name}": function for name, function in _TABLE.items()},
+    products.LINEAR: linear,
+    products.CONVOLUTION: convolution,
 }
 """Operator to lowering."""

@@ -37,10 +37,11 @@ def polyfuse_lowerings() -> Mapping[str, Callable[..., Any]]:
 
 @hookimpl
 def polyfuse_rewrites() -> Sequence[Rewrite]:
-    """Numbers converted to floating point and back stay as they are."""
+    """Numbers converted to floating point and back stay as they are, and are multiplied as they are."""
+    from polyfuse_quantized.product_rewrites import REWRITES as PRODUCTS
     from polyfuse_quantized.rewrites import REWRITES
 
-    return REWRITES
+    return (*REWRITES, *PRODUCTS)
 
 
 @hookimpl

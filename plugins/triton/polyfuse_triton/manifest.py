@@ -40,8 +40,6 @@ def polyfuse_manifest() -> Manifest:
             "debug": "Keep PTX beside each kernel and line numbers in it: 1 or 0.",
             "column_reductions": "Add up columns in the kernels that reduce the same rows: 1, the default, "
             "or 0.",
-            "attention": "Compute attention of few queries over many keys, as in a step of decoding, in a "
-            "kernel of this backend: 1, or 0, the default. Programs with it are neither stored nor packaged.",
             "sorted_row": "Longest row that is sorted in registers, at most 1024; the default is 64, how far "
             "that is quick to compile.",
         },

@@ -14,8 +14,8 @@ from polyfuse_cpp.toolchain import build_library, find_toolchain
 
 def test_each_text_is_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setattr(toolchain, "run_program", process.run_program)
-    (tmp_path / "kept").mkdir()
-    built_libraries.keep(tmp_path / "kept")
+    (tmp_path / "store").mkdir()
+    built_libraries.keep(tmp_path / "store")
     compiled, real = [], process.run_program
     monkeypatch.setattr(process, "run_program", lambda c, **o: (compiled.append(c), real(c, **o))[1])
     text = tmp_path / "k.cpp"

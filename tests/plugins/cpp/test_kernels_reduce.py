@@ -250,9 +250,9 @@ def test_several_reduction_axes(dims: tuple[int, ...], isa: str) -> None:
     )
     k.arg("a"), k.out("o"), k.out("p")
     i = k["d0"] * (19 * 37) + k["d1"] * 37 + k["d2"]
-    kept = [d for d in range(3) if d not in dims]
+    left = [d for d in range(3) if d not in dims]
     j = 0
-    for d in kept:
+    for d in left:
         j = j * shape[d] + k[names[d]]
     s = k.section(True)
     x = s.load("a", i)

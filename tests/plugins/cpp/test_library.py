@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from autotuning import reasons, try_one_configuration, with_times
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
+from polyfuse.ir.types import DType
 from polyfuse_cpp import onednn
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.onednn import library_choices
@@ -367,7 +370,7 @@ def test_weights_are_laid_out_once_and_again_after_a_change(
     assert report.calls == (f"frozen.{once}.default", f"mkldnn.{call}")
 
 
-def test_weights_that_are_not_kept(run: Any) -> None:
+def test_weights_that_are_not_stored(run: Any) -> None:
     found = reasons(run(lambda x: F.silu(LINEAR(x)), X))
     assert "only with freezing" in found["cpp:onednn_fused_packed"]
     found = reasons(run(lambda x, w: F.silu(x @ w.t()), X[0], torch.randn(40, 24), freezing=True))
@@ -377,7 +380,7 @@ def test_weights_that_are_not_kept(run: Any) -> None:
 
 
 @pytest.mark.slow
-def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
@@ -389,6 +392,51 @@ def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(function(X), LINEAR(X))
     assert last_reports()[-1].calls == (f"frozen.{LINEAR_ONCE}.default", "mkldnn._linear_pointwise.default")
     forget_sessions()
+
+
+RESIDUAL = torch.randn(3, 33, 40).bfloat16()
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("function", "rows", "calls"),
+    [
+        (lambda layer, x: layer(x).cos(), 33, ("default",)),
+        (lambda layer, x: F.gelu(layer(x)), 33, ("default",)),
+        (lambda layer, x: x[..., :1] + layer(x), 33, ("default",)),
+        (lambda layer, x: layer(x) + RESIDUAL.to(x.dtype), 33, ("binary",)),
+        (lambda layer, x: layer(x).cos(), 2, ()),
+    ],
+    ids=["alone", "gelu", "broadcast", "residual", "few rows"],
+)
+def test_weights_of_16_bits_are_laid_out_once_where_rows_are_many(
+    function: Callable[..., Any], rows: int, calls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computes = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    monkeypatch.setattr(onednn, "narrow_types", lambda: frozenset({DType.bf16}))
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(24, 40).bfloat16(), torch.randn(3, rows, 24).bfloat16()
+    if rows == 2:
+        x = x[0]
+    torch.compiler.reset()
+    reset_reports()
+    options = {"strict": True, "freezing": True}
+    call = torch.compile(lambda x: function(layer, x), backend="polyfuse", options=options)
+    refused = nullcontext() if computes or not calls else pytest.raises(RuntimeError, match="bf16")
+    with torch.no_grad(), refused:
+        for change in (0.0, 0.5):
+            layer.weight.add_(change)
+            exact = function(copy.deepcopy(layer).double(), x.double())
+            torch.testing.assert_close(call(x).double(), exact, rtol=2e-2, atol=2e-2)
+    found = last_reports()[-1].calls
+    assert [n for n in found if n.startswith("mkldnn")] == [f"mkldnn._linear_pointwise.{c}" for c in calls]
+    assert sum(LINEAR_ONCE in name for name in found) == len(calls)
+
+
+def test_weights_of_16_bits_stay_as_they_are_without_freezing(run: Any) -> None:
+    layer = torch.nn.Linear(24, 40).bfloat16()
+    found = reasons(run(lambda x: F.gelu(layer(x)), X.bfloat16()))
+    assert "only with freezing" in found["cpp:onednn_fused_packed"]
 
 
 def test_refusals(run: Any) -> None:

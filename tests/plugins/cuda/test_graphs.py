@@ -81,7 +81,7 @@ class Cuda:
             raise RuntimeError(f"failed at {where}")
 
     def at_rest(self) -> bool:
-        """Whether nothing believes that a recording goes on, and no memory is kept."""
+        """Whether nothing believes that a recording goes on, and no memory is held."""
         busy = self.underway or any(g.state.recording for g in self.default_generators)
         return not busy and not any(self.users.values()) and len(self.streams) == 1
 

@@ -27,8 +27,8 @@ CODE = """
 #include <stdlib.h>
 long long numbers[12], scratch_of, prepared, started, forgotten; int prepare_fails, start_fails;
 const void *scratch_seen, *stream_seen; long long first_arg; int processors_seen;
-int k_KEY_prepare(const void* args, const long long* told, int processors, void** ready, long long* scratch) {
-  for (int i = 0; i < 12; ++i) numbers[i] = told[i];
+int k_KEY_prepare(const void* args, const long long* by, int processors, void** ready, long long* scratch) {
+  for (int i = 0; i < 12; ++i) numbers[i] = by[i];
   first_arg = *(const long long*)args, processors_seen = processors, ++prepared;
   *scratch = scratch_of, *ready = prepare_fails ? 0 : malloc(8);
   return prepare_fails;
@@ -73,14 +73,14 @@ def operands(rows: int, columns: int, depth: int) -> list[torch.Tensor]:
     return [torch.zeros(size, dtype=torch.bfloat16) for size in sizes]
 
 
-def test_the_entry_point_is_told_where_operands_lie(tmp_path, device):
+def test_the_entry_point_is_passed_where_operands_lie(tmp_path, device):
     launch, library = unit(tmp_path, product(72, 64, 128, epilogue=RESIDUAL))
     given = operands(72, 64, 128)
     launch(*given)
     launch(*given)
-    told = list((ctypes.c_longlong * 12).in_dll(library, "numbers"))
+    passed = list((ctypes.c_longlong * 12).in_dll(library, "numbers"))
     left, right = (one.data_ptr() for one in given[:2])
-    assert told == [72, 64, 128, 1, left, 128, 1, 0, right, 128, 1, 0]
+    assert passed == [72, 64, 128, 1, left, 128, 1, 0, right, 128, 1, 0]
     assert number(library, "first_arg") == left and number(library, "stream_seen") == 77
     assert number(library, "prepared") == 1 and number(library, "started") == 2
     launch(*operands(72, 64, 128))

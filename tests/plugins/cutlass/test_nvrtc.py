@@ -110,7 +110,7 @@ def test_a_text_that_is_wrong_is_shown_with_what_the_library_says(library, tmp_p
 
 
 def test_it_compiles_in_worker_processes(library, tmp_path, monkeypatch):
-    """A library cannot be told to stop: what has time limits is the process around it."""
+    """A library cannot be stopped: what has time limits is the process around it."""
 
     def here(*_: object) -> None:
         raise AssertionError("compiled in this process")

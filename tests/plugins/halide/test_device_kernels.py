@@ -111,7 +111,7 @@ def backend(**options: str) -> HalideBackend:
 
 
 def code(kernel: Kernel, folder: Path) -> str:
-    """The device's code of a kernel, which its kept loops hold."""
+    """The device's code of a kernel, which its stored loops hold."""
     made = backend()
     source = made.emit(kernel)
     made.build([source], folder)
@@ -160,7 +160,7 @@ def test_a_softmax_row_is_read_once_and_summed_in_registers(tmp_path):
     found = loops(text)
     assert len(found) == 4
     assert not any("bar.sync" in body for body in found)
-    # the sums are kept where nobody else looks: only the row is stored to shared memory in a loop
+    # the sums are stored where nobody else looks: only the row is stored to shared memory in a loop
     assert sum("st.shared" in body for body in found) == 1
 
 

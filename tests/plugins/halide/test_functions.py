@@ -72,7 +72,7 @@ def test_functions_agree_with_double_precision(
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["tanh", "atan", "sinh", "asinh", "atanh", "erf", "sin"])
 def test_functions_of_sixteen_bits(name: str) -> None:
-    """LLVM takes the wrong operand for the mask where a sign is put on and the argument kept in one step."""
+    """LLVM takes the wrong operand for the mask where a sign is put on and the argument stays in one step."""
     x = torch.randn(400).bfloat16() * 0.5
     x[:3] = torch.tensor([-0.0, math.nan, 0.25])
     function = getattr(torch, name)

@@ -82,7 +82,7 @@ def test_every_name_is_another_one():
         assert all(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) for name in found)
 
 
-def test_usual_names_are_kept():
+def test_usual_names_are_unchanged():
     kernel = strange(("s0", "i0", "r0", "in0", "in1", "row0", "x1", "out0"), dynamic=True)
     assert all_names(with_plain_names(kernel))[:2] == ["i0", "r0"]
 

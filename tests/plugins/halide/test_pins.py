@@ -74,8 +74,8 @@ def test_explain_prints_schedules_and_reads_them_back(tmp_path):
     reset_reports()
     options = {"backends": ["halide"]}
     torch.compile(function, backend="polyfuse", options=options)(x)
-    told = explain()
-    (line,) = re.findall(r"schedule \w{12} .*", told)
+    explained = explain()
+    (line,) = re.findall(r"schedule \w{12} .*", explained)
     file = tmp_path / "pins.txt"
     file.write_text(re.sub(r"lanes=\d+", "lanes=4", line))
     torch._dynamo.reset()

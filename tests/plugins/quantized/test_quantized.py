@@ -208,3 +208,42 @@ def test_a_result_is_not_the_callers_tensor():
     compiled = torch.compile(function, backend="polyfuse", options={"backends": ["interpreter"]})
     result = compiled(q)
     assert torch.equal(result, q) and result.data_ptr() != q.data_ptr()
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8], ids=str)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("window", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "ceil_mode": True}])
+def test_maxima_of_windows_are_taken_of_bytes(kind, last, window):
+    how = (0.1, 3, *RANGES[kind], kind)
+
+    def function(x):
+        q = ops.quantize_per_tensor.default(x, *how)
+        y = torch.nn.functional.max_pool2d(ops.dequantize_per_tensor.default(q, *how), 3, **window)
+        return ops.quantize_per_tensor.default(y, *how)
+
+    x = values(2, 4, 13, 18)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    report = check(function, x, backends=(), numerics="fast", strict=True)
+    assert cancelled(report) == 1 and report.calls == ()
+
+
+def test_maxima_with_positions_or_another_scale_are_not_cancelled():
+    def positions(x):
+        q = ops.quantize_per_tensor.default(x, *parameters())
+        y = torch.nn.functional.max_pool2d(
+            ops.dequantize_per_tensor.default(q, *parameters()), 3, return_indices=True
+        )
+        return ops.quantize_per_tensor.default(y[0], *parameters()), y[1]
+
+    def scaled(x):
+        q = ops.quantize_per_tensor.default(x, *parameters())
+        y = torch.nn.functional.max_pool2d(ops.dequantize_per_tensor.default(q, *parameters()), 3)
+        return ops.quantize_per_tensor.default(y, *parameters(scale=0.2))
+
+    for function in (positions, scaled):
+        compiled = torch.compile(function, backend="polyfuse", options={"strict": True})
+        x = values(2, 4, 9, 12)
+        for found, expected in zip(compiled(x), function(x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert cancelled(last_reports()[-1]) == 0

@@ -15,7 +15,7 @@ EDGES = [0.0, -0.0, 1.0, -3.3, 448.0, -448.0, 463.0, 465.0, -465.0, 500.0, -500.
 
 
 def older_torch(values: list[float]) -> tuple[str, torch.Tensor]:
-    """The text and the bits of values converted as torch did before it kept to the largest number."""
+    """The text and the bits of values converted as torch did before it clamped to the largest number."""
     from polyfuse_triton.loops import ops
     from triton_interpreted import run_text
 

@@ -68,7 +68,7 @@ def test_every_multiprocessor_reads(columns: int, depth: int, parts: int, weight
 
 
 def test_what_is_left_to_the_library() -> None:
-    kept = {
+    whole = {
         "one row is a sum of products": linear(1, 2048, 2048),
         "more rows are bound by arithmetic": linear(65, 2048, 2048),
         "few columns": linear(8, 128, 2048),
@@ -76,7 +76,7 @@ def test_what_is_left_to_the_library() -> None:
         "f32": linear(8, 2048, 2048, DType.f32),
         "contiguous along the results": linear(8, 2048, 2048, by_columns=True),
     }
-    assert {why: streaming_parts(matmul, HOPPER) for why, matmul in kept.items()} == dict.fromkeys(kept, 0)
+    assert {why: streaming_parts(matmul, HOPPER) for why, matmul in whole.items()} == dict.fromkeys(whole, 0)
     assert streaming_parts(linear(8, 2048, 2048), known_target("sm_80")) == 0, "measured on Hopper alone"
 
 
@@ -211,6 +211,32 @@ def test_narrow_weights_are_split_by_groups(rows: int, columns: int, depth: int,
     x = load("x", row * depth + group * 64 + inside, DType.bf16)
     w = cast(load("w", column * depth + group * 64 + inside, DType.i8), DType.bf16)
     matmul = Reduction("mm", (row, column), (group, inside), ("sums",), row * columns + column, "dot", (x, w))
+    assert streaming_parts(matmul, HOPPER) == parts
+
+
+@pytest.mark.parametrize(
+    "rows, columns, groups, size, parts",
+    [
+        (8, 11008, 32, 64, 2),
+        (8, 4096, 32, 64, 4),
+        (32, 11008, 32, 64, 2),
+        (64, 11008, 128, 16, 2),
+        # 43 groups in each part are no whole steps of two: of each group, half
+        (8, 4096, 86, 64, 2),
+        (8, 4096, 43, 16, 1),
+    ],
+)
+def test_parts_of_weights_of_halves_are_whole_steps(
+    rows: int, columns: int, groups: int, size: int, parts: int
+) -> None:
+    row, column, group, inside, half = (
+        axis(name, n) for name, n in (("i0", rows), ("i1", columns), ("k2", groups), ("k1", size), ("k0", 2))
+    )
+    step = group * size + inside
+    x = load("x", row * (groups * size * 2) + step * 2 + half, DType.bf16)
+    w = cast(load("w", column * (groups * size) + step, DType.u8), DType.bf16)
+    raxes, index = (group, inside, half), row * columns + column
+    matmul = Reduction("mm", (row, column), raxes, ("sums",), index, "dot", (x, w))
     assert streaming_parts(matmul, HOPPER) == parts
 
 

@@ -53,7 +53,7 @@ def test_parts_of_which_the_rows_were_reduced_before_count_too():
     assert not few_long_rows(pair(normalized("a", "x")[1:], normalized("b", "x")[1:]))
 
 
-def test_rows_that_are_only_reduced_are_not_kept():
+def test_rows_that_are_only_reduced_are_not_stored():
     assert few_long_rows(pair(normalized("a", "x")[:1], normalized("b", "x")))
 
 

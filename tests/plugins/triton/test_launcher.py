@@ -327,12 +327,12 @@ def test_a_driver_that_cannot_record_early_starts_gets_none(make, driver, tmp_pa
 
 def test_scratch_memory_is_allocated_for_each_launch(make, driver, tmp_path):
     sizes: list[int] = []
-    kept: list[torch.Tensor] = []
+    allocated: list[torch.Tensor] = []
 
     def allocate(size: int) -> torch.Tensor:
         sizes.append(size)
-        kept.append(torch.empty(size, dtype=torch.uint8))
-        return kept[-1]
+        allocated.append(torch.empty(size, dtype=torch.uint8))
+        return allocated[-1]
 
     kernel = make(allocate=allocate).kernel(
         artifact(tmp_path, scratch_bytes=256, scratch_align=128), tmp_path
@@ -340,15 +340,15 @@ def test_scratch_memory_is_allocated_for_each_launch(make, driver, tmp_path):
     kernel(*tensors(), 1, 1)
     address = driver.launches()[0].values[4]
     assert sizes == [2 * 256 + 128]
-    assert address % 128 == 0 and 0 <= address - kept[0].data_ptr() < 128
+    assert address % 128 == 0 and 0 <= address - allocated[0].data_ptr() < 128
 
 
 def test_memory_that_begins_as_zeros_follows_the_arguments(make, driver, tmp_path):
-    kept: list[torch.Tensor] = []
+    allocated: list[torch.Tensor] = []
 
     def allocate(size: int) -> torch.Tensor:
-        kept.append(torch.full((size,), 7, dtype=torch.uint8))
-        return kept[-1]
+        allocated.append(torch.full((size,), 7, dtype=torch.uint8))
+        return allocated[-1]
 
     meta = replace(META, zeroed="2 + 4 * ks0")
     driver.reset(7)
@@ -357,7 +357,7 @@ def test_memory_that_begins_as_zeros_follows_the_arguments(make, driver, tmp_pat
     )
     kernel(*tensors(), 3, 1)
     shared, scratch = driver.launches()[0].values[4:6]
-    words, memory = kept
+    words, memory = allocated
     begin = shared - words.data_ptr()
     assert shared % 16 == 0 and 0 <= begin < 16
     assert not words[begin : begin + 14 * 8].any() and int((words == 7).sum()) == len(words) - 14 * 8

@@ -62,12 +62,12 @@ class Allocator:
 
 
 class Subject:
-    """A launcher with two kernels, and what is told."""
+    """A launcher with two kernels, and what is reported."""
 
     def __init__(self, driver: FakeDriver, library: Path, folder: Path, device_memory: bool = True) -> None:
         driver.reset(3)
         driver.use_device(0)
-        self.allocator, self.told, self.flags = Allocator(), [], {"on": False}
+        self.allocator, self.reported, self.flags = Allocator(), [], {"on": False}
         functions = (self.allocator.take, self.allocator.give)
         addresses = tuple(ctypes.cast(f, ctypes.c_void_p).value for f in functions)
 
@@ -104,7 +104,7 @@ class Subject:
         return self.made[-1]
 
     def each(self, args: list[Any]) -> tuple[Any, ...]:
-        self.told.append("each")
+        self.reported.append("each")
         args.clear()
         return ("each",)
 
@@ -120,7 +120,7 @@ class Subject:
             self.allocate,
             lambda tensor, size, stride: tensor.as_strided(size, stride),
             self.each,
-            lambda error, number: self.told.append((str(error), number)),
+            lambda error, number: self.reported.append((str(error), number)),
         )
         made = self.launcher.join(replace(plan, **changes))
         assert made is not None
@@ -171,7 +171,7 @@ def test_launches_memory_and_results(subject: Subject, driver: FakeDriver) -> No
         assert third.values == (result.data_ptr(), result.data_ptr(), 2 * n)
         assert [one.grid[0] for one in (first, second, third)] == [-(-n // 4), 2, -(-2 * n // 4)]
         assert subject.allocator.sizes.pop() == 64 * n and not subject.allocator.held
-    assert subject.told == []
+    assert subject.reported == []
 
 
 def test_views_and_empty_sizes(subject: Subject, driver: FakeDriver) -> None:
@@ -194,7 +194,7 @@ def test_what_it_leaves_to_others(subject: Subject, driver: FakeDriver) -> None:
         assert series(given) == ("each",)
     subject.flags["on"] = True
     assert series([x, 5]) == ("each",)
-    assert driver.launches() == [] and subject.told == ["each"] * 5 and not subject.made
+    assert driver.launches() == [] and subject.reported == ["each"] * 5 and not subject.made
 
 
 def test_a_failed_launch(subject: Subject, driver: FakeDriver) -> None:
@@ -202,7 +202,7 @@ def test_a_failed_launch(subject: Subject, driver: FakeDriver) -> None:
     driver.fail(700)
     with pytest.raises(KernelLaunchError, match="kernel one could not be launched: fake words"):
         series([x, 5])
-    ((said, number),) = subject.told
+    ((said, number),) = subject.reported
     assert "kernel one" in said and number == 0
     assert not subject.allocator.held
     driver.fail(0)

@@ -21,8 +21,8 @@ from polyfuse.aot import load
 found = load(sys.argv[1])
 given = torch.load(sys.argv[2], weights_only=True)
 result = found(given["x"], given["y"], scale=3)
-kept = {"z": result["z"], "y": given["y"], "sum": result["all"][0], "calls": found.constants["calls"]}
-torch.save(kept, sys.argv[3])
+facts = {"z": result["z"], "y": given["y"], "sum": result["all"][0], "calls": found.constants["calls"]}
+torch.save(facts, sys.argv[3])
 print(json.dumps(list(sys.modules)))
 """
 
@@ -220,9 +220,9 @@ def test_derived_and_whole_sizes(tmp_path):
 
 class Swaps(torch.nn.Module):
     def forward(self, a, b):
-        kept = a.clone()
+        before = a.clone()
         a.copy_(b)
-        b.copy_(kept)
+        b.copy_(before)
         return a + 1
 
 

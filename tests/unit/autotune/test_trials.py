@@ -73,7 +73,7 @@ def test_turns_and_early_leavers():
     assert set(seen) == {"1.0", "1.1", "1.9", "3.0"}
 
 
-def test_those_as_fast_as_each_other_are_not_told_apart_further():
+def test_those_as_fast_as_each_other_are_not_timed_further():
     runner = FakeRunner()
     run_trials(runner, PROBLEM, candidates("1.0", "1.01", "1.5"), TrialRules(rounds=9))
     assert [runner.samples(n) for n in ("1.0", "1.01", "1.5")] == [3, 3, 3]

@@ -40,7 +40,7 @@ def test_collections_that_are_rarer_are_left_alone(before: tuple[int, int, int],
     assert gc.get_threshold() == before
 
 
-def test_what_was_set_inside_is_kept(thresholds: None) -> None:
+def test_what_was_set_inside_stays(thresholds: None) -> None:
     gc.set_threshold(700, 10, 10)
     with rare_collections():
         gc.set_threshold(900, 5, 5)

@@ -93,7 +93,7 @@ def test_the_default_engines_and_what_is_left_out(pretending, capsys, monkeypatc
     assert {"what": "halide", "why": "listed in the option `disable`"} in data["not_run"]
 
 
-def test_a_budget_is_kept_and_what_it_cost_is_told(pretending, capsys, monkeypatch):
+def test_a_budget_is_met_and_what_it_cost_is_reported(pretending, capsys, monkeypatch):
     clock = iter(range(0, 100_000, 5))
     monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     _, out = bench(
@@ -112,7 +112,7 @@ def test_a_budget_is_kept_and_what_it_cost_is_told(pretending, capsys, monkeypat
 
 
 @pytest.mark.parametrize("load", [1.0, 4.0, 20.0])
-def test_a_budget_is_kept_on_a_busy_machine(pretending, capsys, monkeypatch, load):
+def test_a_budget_is_met_on_a_busy_machine(pretending, capsys, monkeypatch, load):
     """Where every step takes so many seconds, an engine that would not be ready in time is left out, and the
     campaign ends soon after its minute: what eager mode needs is all that it may take more.
     """

@@ -191,8 +191,8 @@ class TestChild:
             "device": "",
             "dynamic": None,
         }
-        told = child.load({**asked, "training": training})
-        assert told["device"] == "cpu"
+        answer = child.load({**asked, "training": training})
+        assert answer["device"] == "cpu"
         return child
 
     def test_runs(self, tmp_path):

@@ -31,7 +31,7 @@ def task(name: str, backend: str) -> dict[str, object]:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_SETTLES", 0.0)
+    monkeypatch.setattr(ahead, "_QUIET_SECONDS", 0.0)
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_a_row_knows_what_computes_it() -> None:
     assert row.chosen
 
 
-def test_rows_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
+def test_rows_of_an_earlier_run_stay(tmp_path: Path) -> None:
     rows = [{"name": SMALL, "dtype": "float32", "timings": [{"median": 1.0}]}, {"name": "x", "timings": []}]
     path = write_results("gemm", rows, path=tmp_path / "products.json", device_name="some GPU", ahead=8)
     assert finished_rows(path, device_name="some GPU") == (rows[:1], 8)

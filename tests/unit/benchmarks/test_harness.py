@@ -119,13 +119,13 @@ def test_pages_come_from_results(tmp_path: Path) -> None:
 
 
 def test_what_a_call_writes_of_its_arguments_counts_twice() -> None:
-    kept, changed = torch.ones(8), torch.ones(4, dtype=torch.float64)
+    read, changed = torch.ones(8), torch.ones(4, dtype=torch.float64)
 
-    def call(kept: torch.Tensor, changed: list[torch.Tensor]) -> torch.Tensor:
+    def call(read: torch.Tensor, changed: list[torch.Tensor]) -> torch.Tensor:
         changed[0].add_(1)
-        return kept[:2] + 1
+        return read[:2] + 1
 
-    assert bytes_moved(call, (kept, [changed])) == 32 + 2 * 32 + 8
+    assert bytes_moved(call, (read, [changed])) == 32 + 2 * 32 + 8
 
 
 def test_headings_name_type_and_batch_where_all_rows_share_them(tmp_path: Path) -> None:

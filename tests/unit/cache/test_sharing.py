@@ -169,17 +169,17 @@ def test_units_do_not_arrive_as_graphs(tmp_path, remote):
 class Server(BaseHTTPRequestHandler):
     """Keeps what it is given, and answers oddly where a name says so."""
 
-    kept: dict[str, bytes]
+    stored: dict[str, bytes]
 
     def do_GET(self) -> None:
-        content = self.kept.get(self.path)
+        content = self.stored.get(self.path)
         self.send_response(500 if "broken" in self.path else 404 if content is None else 200)
         self.send_header("Content-Length", str(len(content or b"")))
         self.end_headers()
         self.wfile.write(content or b"")
 
     def do_PUT(self) -> None:
-        self.kept[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.stored[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(201)
         self.end_headers()
 
@@ -189,7 +189,7 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    Server.kept = {}
+    Server.stored = {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -201,7 +201,7 @@ def address() -> Iterator[str]:
 
 def test_a_server(tmp_path, address):
     given(tmp_path, address)
-    assert len(Server.kept) == 5 and f"/cache/kernels/{ONE}" in Server.kept
+    assert len(Server.stored) == 5 and f"/cache/kernels/{ONE}" in Server.stored
     store, _ = store_of(tmp_path, "second", address)
     store.fetch([ONE, THREE])
     assert store.find(TWO) is not None and store.find(THREE) is not None
@@ -215,7 +215,7 @@ class Redis:
     """A server that speaks the protocol of Redis, as strictly as the real one."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[int, bytes], bytes] = {}
+        self.stored: dict[tuple[int, bytes], bytes] = {}
         self.expiry: dict[bytes, int] = {}
         self.connections = 0
         self.password = b""
@@ -265,10 +265,10 @@ class Redis:
                 elif command == b"SELECT":
                     database = int(rest[0])
                 elif command == b"SET":
-                    self.kept[database, rest[0]] = rest[1]
+                    self.stored[database, rest[0]] = rest[1]
                     self.expiry |= {rest[0]: int(rest[3])} if rest[2:] else {}
                 else:
-                    found = self.kept.get((database, rest[0]))
+                    found = self.stored.get((database, rest[0]))
                     answer = b"$-1\r\n" if found is None else b"$%d\r\n%b\r\n" % (len(found), found)
                 stream.write(answer)
                 stream.flush()
@@ -285,7 +285,7 @@ def test_redis(tmp_path, redis):
     redis.password = b"geheim:/"
     address = f"redis://:geheim%3A%2F@127.0.0.1:{redis.port}/3?ttl=60"
     given(tmp_path, address)
-    assert (3, f"polyfuse:kernels/{ONE}".encode()) in redis.kept and set(redis.expiry.values()) == {60}
+    assert (3, f"polyfuse:kernels/{ONE}".encode()) in redis.stored and set(redis.expiry.values()) == {60}
     store, _ = store_of(tmp_path, "second", address)
     store.fetch([ONE, THREE])
     assert store.find(TWO) is not None and store.find(THREE) is not None
@@ -294,7 +294,7 @@ def test_redis(tmp_path, redis):
     large = bytes(range(256)) * 4096
     plain.put("large", large)
     before = redis.connections
-    assert plain.get("large") == large and redis.connections == before, "a connection is kept"
+    assert plain.get("large") == large and redis.connections == before, "a connection stays open"
     redis.drop()
     assert plain.get("large") == large, "and opened again where the server closed it"
     redis.password = b"another"
@@ -378,7 +378,7 @@ def test_what_one_machine_measured_another_finds(tmp_path, remote):
         reading = Sharing(tmp_path / f"{name} 2", str(remote / name), secret)
         other = TimingStore(tmp_path / f"{name} 2", lambda reading=reading: reading)
         assert other.read(key) == known
-        assert TimingStore(tmp_path / f"{name} 2").read(key) == known, "what came is kept"
+        assert TimingStore(tmp_path / f"{name} 2").read(key) == known, "what came is stored"
         assert other.read("cd" * 26) == Record()
     # without the secret nothing that others could have written is believed
     for place in ("open", "sealed"):

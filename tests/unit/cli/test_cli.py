@@ -53,12 +53,12 @@ def test_only_the_program_is_required(command, capsys):
 
 
 @pytest.mark.parametrize("command", ["explain", "report", "tune", "check", "bench"])
-def test_a_missing_program_is_told_of(command, capsys):
+def test_a_missing_program_is_reported(command, capsys):
     assert cli.main([command, "absent.py"]) == 1
     assert "there is no file absent.py; name a Python program" in capsys.readouterr().err
 
 
-def test_a_missing_program_is_told_of_before_torch_is_imported():
+def test_a_missing_program_is_reported_before_torch_is_imported():
     script = "import sys; from polyfuse import cli; cli.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     for command in ("explain", "report", "tune"):
         done = subprocess.run(

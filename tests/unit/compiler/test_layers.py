@@ -369,10 +369,10 @@ def test_what_a_later_layer_reads_of_an_early_one(both: _Both) -> None:
             self.layers = nn.ModuleList(_Layer(8) for _ in range(12))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            kept: list[torch.Tensor] = []
+            results: list[torch.Tensor] = []
             for layer in self.layers:
-                kept.append(x)
-                x = layer(x) + kept[max(0, len(kept) - 3)]
+                results.append(x)
+                x = layer(x) + results[max(0, len(results) - 3)]
             return x
 
     both.run(Skips(), torch.randn(4, 8))

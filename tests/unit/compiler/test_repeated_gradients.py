@@ -48,7 +48,7 @@ def gradients(results: Sequence[torch.Tensor], args: Sequence[torch.Tensor], **k
 
 
 @pytest.fixture
-def kept_buffers() -> Iterator[None]:
+def saved_buffers() -> Iterator[None]:
     """Backwards that leave what is saved as it is, as graphs need that are used again."""
     with functorch_config.patch({"donated_buffer": False}):
         yield
@@ -78,7 +78,7 @@ def test_some_results_have_no_part_in_the_loss(which: Sequence[int]) -> None:
             torch.testing.assert_close(*(blank if g is None else g for g in (mine, theirs)))
 
 
-def test_a_graph_that_is_used_twice(kept_buffers: None) -> None:
+def test_a_graph_that_is_used_twice(saved_buffers: None) -> None:
     args = inputs(2)
     made = compiled(graph_cache=False)(*args)
     expected = gradients(stack(*args), args)
@@ -89,7 +89,7 @@ def test_a_graph_that_is_used_twice(kept_buffers: None) -> None:
         gradients(made, args)
 
 
-def test_gradients_of_gradients_are_refused(kept_buffers: None) -> None:
+def test_gradients_of_gradients_are_refused(saved_buffers: None) -> None:
     args = inputs(3)
     run = compiled(graph_cache=False)
     gradients(run(*args), args)

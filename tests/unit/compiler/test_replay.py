@@ -51,7 +51,7 @@ def test_every_kernel(dumped: Path, capsys) -> None:
     assert "matches the reference" in capsys.readouterr().out
 
 
-def test_what_differs_is_told(dumped: Path, monkeypatch) -> None:
+def test_what_differs_is_reported(dumped: Path, monkeypatch) -> None:
     from polyfuse.reference.backend import Interpreted
 
     call = Interpreted.__call__

@@ -187,7 +187,7 @@ def test_the_overview_as_json(tmp_path: Path, capsys) -> None:
     assert all(re.fullmatch(r"fused_\w+_\d+", name) for name in names)
 
 
-def test_a_refused_fusion_that_would_save_much_is_told(tmp_path: Path, capsys) -> None:
+def test_a_refused_fusion_that_would_save_much_is_reported(tmp_path: Path, capsys) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import torch\n"

@@ -54,11 +54,11 @@ def _graph() -> Graph:
     found: list[Graph] = []
     original = stages.SizedGraph.of
 
-    def kept(claims: Claims, session: CompileSession) -> SizedGraph | None:
+    def recorded(claims: Claims, session: CompileSession) -> SizedGraph | None:
         found.append(claims.graph)
         return None
 
-    stages.SizedGraph.of = staticmethod(kept)  # type: ignore[method-assign]
+    stages.SizedGraph.of = staticmethod(recorded)  # type: ignore[method-assign]
     try:
         function = torch.compile(
             lambda x: (x * x.shape[1]).sum(-1) + x.shape[0],

@@ -272,13 +272,13 @@ class TestRivals:
         assert sum(candidate.implementation == "cpp" for candidate in timed) > 1, found
         assert found.best is not None
         assert found.best.candidate.implementation == "cpp" or method in ("neighbours", "estimate")
-        told = [text for text in warnings_seen() if "no candidate" not in text]
-        assert len(told) <= 1 and all("'toy'" in text for text in told)
-        # what is to be an answer is told where it is none; what fails to build or load is a lost candidate
+        warned = [text for text in warnings_seen() if "no candidate" not in text]
+        assert len(warned) <= 1 and all("'toy'" in text for text in warned)
+        # a wrong answer is warned about; what fails to build or load is a lost candidate
         loud = method in ("claims", "estimate", "review") or (
             method in ("configs", "describe") and isinstance(error, OSError)
         )
-        assert bool(told) == loud
+        assert bool(warned) == loud
 
     def test_a_launch_that_raises(self, tunable, monkeypatch, warnings_seen):
         def load(self: Any, folder: Path) -> Mapping[str, Launchable]:

@@ -13,17 +13,17 @@ from polyfuse.base.files import locked
 from polyfuse.compiler import once
 
 
-def test_a_wait_for_a_rank_of_this_host_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+def test_a_wait_for_a_rank_of_this_host_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
     monkeypatch.setattr(once, "this_rank", lambda: 1)
     monkeypatch.setattr(once, "_NOTED", 0.05)
-    monkeypatch.setattr(once._log, "info", lambda text, *args: told.append(text % args))
+    monkeypatch.setattr(once._log, "info", lambda text, *args: logged.append(text % args))
     session: Any = SimpleNamespace(
         settings=SimpleNamespace(build_timeout=30), store=SimpleNamespace(root=tmp_path), exchange=None
     )
     with once.only_rank(session, "key", lambda: None):
         pass
-    assert told == []  # nobody held the lock
+    assert logged == []  # nobody held the lock
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -37,5 +37,5 @@ def test_a_wait_for_a_rank_of_this_host_is_told(tmp_path: Path, monkeypatch: pyt
     with once.only_rank(session, "key", lambda: "made") as found:
         assert found == "made"
     other.join()
-    (line,) = told
+    (line,) = logged
     assert line.startswith("waited ") and line.endswith("s for a rank of this host, which compiled")

@@ -50,7 +50,7 @@ def test_batch_norm_updates_its_statistics(inner: Any) -> None:
     assert all(i.static for i in mutated)
 
 
-def test_saved_outputs_are_told_from_the_users(inner: Any) -> None:
+def test_saved_outputs_are_distinguished_from_the_users(inner: Any) -> None:
     check_training(inner, nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4))
     forward, backward = inner.graphs
     assert [o.saved for o in forward.outputs].count(False) == 1

@@ -47,32 +47,20 @@ def test_in_place_and_out_variants_of_own_decompositions_are_left_alone() -> Non
     ("start", "end", "step"), [(1, 3, 1), (0, 9, 1), (-2, None, 1), (2, 1, 1), (0, 4, 2), (0, 4, 1)]
 )
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_slices(start: int, end: Any, step: int, dim: int) -> None:
-    table = decomposition_table("eager")
-    apart = torch.randn(4, 5, 9)[..., :6]  # rows with gaps between them
-    for base in (torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0), apart):
-        chunk = base.clone().movedim(dim, 0)[slice(start, end, step)].movedim(0, dim)
-        source = torch.randn(chunk.shape)
-        expected = aten.slice_scatter(base, source, dim, start, end, step)
-        actual = table[aten.slice_scatter.default](base, source, dim, start, end, step)
-        assert torch.equal(actual, expected) and actual.stride() == expected.stride()
+def test_gradients_of_slices(start: int, end: Any, step: int, dim: int) -> None:
+    base = torch.randn(4, 5, 6)
+    source = torch.randn(base.movedim(dim, 0)[slice(start, end, step)].movedim(0, dim).shape)
     stop = 2**63 - 1 if end is None else end
     expected = aten.slice_backward(source, [4, 5, 6], dim, start, stop, step)
-    actual = table[aten.slice_backward.default](source, [4, 5, 6], dim, start, stop, step)
-    assert torch.equal(actual, expected)
+    own = decomposition_table("eager")[aten.slice_backward.default]
+    assert torch.equal(own(source, [4, 5, 6], dim, start, stop, step), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
-@pytest.mark.parametrize(("dim", "index"), [(0, 2), (1, -1), (-1, 0)])
-def test_places_along_a_dimension(dim: int, index: int, dtype: torch.dtype) -> None:
-    """What is put there may have another type and other strides: the result has those of the whole."""
-    select_scatter = decomposition_table("fast")[aten.select_scatter.default]
-    for base in (torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0)):
-        source = (9 * torch.randn(base.select(dim, index).shape[::-1])).to(dtype).t()
-        expected = aten.select_scatter(base, source, dim, index)
-        actual = select_scatter(base, source, dim, index)
-        assert torch.equal(actual, expected) and actual.stride() == expected.stride()
-        assert actual.dtype == expected.dtype
+def test_assignments_to_parts_stay_whole() -> None:
+    """What is assigned to may be written to in place."""
+    table, base = decomposition_table("fast"), torch.randn(4, 5)
+    assert table[aten.slice_scatter.default](base, torch.randn(2, 5), 0, 1, 3) is NotImplemented
+    assert table[aten.select_scatter.default](base, torch.randn(5), 0, 1) is NotImplemented
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])

@@ -124,7 +124,7 @@ def test_random_numbers_are_drawn_at_each_call(frozen):
 
 
 @torch.no_grad()
-def test_what_grows_too_large_is_not_kept(frozen, monkeypatch):
+def test_what_grows_too_large_is_not_stored(frozen, monkeypatch):
     monkeypatch.setattr("polyfuse.frontend.freezing.freeze._BYTES", 1024)
 
     class Table(Scaled):

@@ -52,7 +52,7 @@ def test_duplicates_are_merged() -> None:
     assert calls(module).count("sin.default") == 1 and counts["merge-duplicates"] == 1
 
 
-def test_arguments_that_only_look_equal_are_kept_apart() -> None:
+def test_arguments_that_only_look_equal_are_distinguished() -> None:
     def function(x: torch.Tensor) -> Any:
         ints = torch.arange(3)
         return (x + 0.0).cos() + (x + -0.0).cos(), (ints * 1).sin(), (ints * 1.0).sin()
@@ -137,7 +137,7 @@ def test_returned_copy_of_a_result_goes() -> None:
     assert calls(module) == ["sin.default"]
 
 
-def test_transposed_copy_is_kept_where_strides_are_read() -> None:
+def test_transposed_copy_stays_where_strides_are_read() -> None:
     module, _ = rewritten(
         lambda x: x.t().clone(memory_format=torch.contiguous_format).view(-1), SPECIAL.view(2, 4)
     )
@@ -149,7 +149,7 @@ def test_copy_that_changes_the_layout_stays() -> None:
     assert "clone.default" in calls(module)
 
 
-def test_copy_that_begins_elsewhere_is_kept_where_it_is_viewed() -> None:
+def test_copy_that_begins_elsewhere_stays_where_it_is_viewed() -> None:
     rows = torch.arange(12.0).view(3, 4)
     module, counts = rewritten(lambda x: x[1].clone().unsqueeze(0) + 1, rows)
     assert "clone.default" in calls(module) and "remove-copies" not in counts
@@ -289,8 +289,8 @@ def test_constants_of_what_a_forward_saves_are_there_before_it() -> None:
         return first.exp().cos(), first * constant
 
     module = make_fx(forward, tracing_mode="real")(SPECIAL)
-    (kept,) = (node for node in module.graph.nodes if node.op == "get_attr")
-    next(iter(kept.users)).prepend(kept)
+    (folded,) = (node for node in module.graph.nodes if node.op == "get_attr")
+    next(iter(folded.users)).prepend(folded)
     before = module(SPECIAL)
     counts = dict(rewrite_graph(module, Settings(), stage="forward"))
     assert counts["compute-saved-early"] == 1

@@ -111,7 +111,7 @@ def test_part_of_an_input() -> None:
     assert calls(record)[0].mutates == (record.graph.inputs[0].name,)
 
 
-def test_what_is_needed_afterwards_is_kept() -> None:
+def test_what_is_needed_afterwards_is_preserved() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         held = torch.mm(x, x)
         mine = held.clone()
@@ -280,7 +280,7 @@ def test_the_whole_way(backend: str) -> None:
 
 
 def test_an_operator_that_is_defined_anew() -> None:
-    """The old one is gone, and who calls it by an object that was kept finds freed memory."""
+    """The old one is gone, and who calls it by an object that it still has finds freed memory."""
 
     def fn(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         held = tuple(t.sin() for t in tensors)

@@ -98,14 +98,14 @@ def test_the_bias_of_a_convolution_is_added_where_it_is_read(rank: int, transpos
     assert text.count("None") >= 2, text
 
 
-def test_the_bias_of_a_convolution_that_is_kept_is_added_in_place() -> None:
+def test_the_bias_of_a_convolution_that_is_stored_is_added_in_place() -> None:
     text = _text(nn.Sequential(nn.Conv2d(3, 4, 2), nn.Conv2d(4, 4, 1)), torch.randn(2, 3, 5, 5))
     assert text.count(", None, (1, 1)") == text.count("  # same storage") == 2, text
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("rank", [1, 2])
-def test_the_bias_of_a_convolution_that_is_read_and_kept_for_gradients_is_added_where_it_is_read(
+def test_the_bias_of_a_convolution_that_is_read_and_saved_for_gradients_is_added_where_it_is_read(
     rank: int,
 ) -> None:
     torch.manual_seed(0)

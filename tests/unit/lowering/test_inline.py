@@ -71,7 +71,7 @@ def test_what_is_no_scalar_expression_is_refused():
         ctx.inline(len, [given])
 
 
-def test_objects_are_kept_under_names_of_their_own():
+def test_objects_have_names_of_their_own():
     ctx = context()
     names = [ctx.add_object("thing", print) for _ in range(2)]
     assert len(set(names)) == 2 and all(name.startswith("object.") for name in names)

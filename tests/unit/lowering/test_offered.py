@@ -273,15 +273,15 @@ def test_strict_shows_the_fault(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("promised", "kept"), [(LoweringContext, OpenContext), (TensorValue, Value)], ids=["context", "value"]
+    ("promised", "given"), [(LoweringContext, OpenContext), (TensorValue, Value)], ids=["context", "value"]
 )
-def test_what_is_promised_is_there_with_the_same_parameters(promised, kept):
+def test_what_is_promised_is_there_with_the_same_parameters(promised, given):
     for name, function in vars(promised).items():
         if not name.startswith("_") and inspect.isfunction(function):
             wanted = [(p.name, p.kind) for p in inspect.signature(function).parameters.values()]
-            found = [(p.name, p.kind) for p in inspect.signature(getattr(kept, name)).parameters.values()]
+            found = [(p.name, p.kind) for p in inspect.signature(getattr(given, name)).parameters.values()]
             assert found == wanted, name
-    instance = Value(DType.f32, torch.float32, "cpu", (2,), (1,)) if kept is Value else None
+    instance = Value(DType.f32, torch.float32, "cpu", (2,), (1,)) if given is Value else None
     for name in promised.__annotations__:
         assert hasattr(instance, name) if instance is not None else name == "settings"
     assert isinstance(OpenContext(Settings(), None, None).settings, Settings)  # type: ignore[arg-type]

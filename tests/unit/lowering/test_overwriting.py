@@ -177,7 +177,7 @@ def test_gradients_of_a_tied_embedding_are_one_table() -> None:
 
 
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
-def test_sums_in_half_precision_are_kept_wide_between_scatters(numerics: str) -> None:
+def test_sums_in_half_precision_stay_wide_between_scatters(numerics: str) -> None:
     def fn(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         x = torch.zeros(9, 4, dtype=x.dtype).index_add(0, i, v)
         return x.index_add(0, i.flip(0), v * 2)

@@ -156,7 +156,7 @@ def test_losses_of_any_number_of_rows(rows: int) -> None:
 
 
 def test_places_that_are_counted_are_no_data() -> None:
-    """A window's start and the place in it: nothing is looked up, wrapped or kept in range."""
+    """A window's start and the place in it: nothing is looked up, wrapped or clamped."""
 
     def windows(x: torch.Tensor) -> list[torch.Tensor]:
         place = torch.arange(5)[:, None] * 2 + torch.arange(4)

@@ -1,4 +1,4 @@
-"""Running sums and products of f32 are kept in double precision where eager mode keeps them so."""
+"""Running sums and products of f32 are in double precision where those of eager mode are."""
 
 from __future__ import annotations
 

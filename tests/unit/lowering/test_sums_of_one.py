@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda x: x[:, :1].sum(1),
-    "kept": lambda x: x[:, :1].sum(1, keepdim=True),
+    "keepdim": lambda x: x[:, :1].sum(1, keepdim=True),
     "mean": lambda x: x[:, :1].mean(1),
     "of nothing but a number": lambda x: x[0, 0].sum(),
     "nansum": lambda x: x[:, :1].nansum(1),

@@ -121,15 +121,15 @@ def test_places_in_nothing_are_refused(name: str, backend: str) -> None:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "interpreter"])
 def test_places_in_what_data_leave_are_read_with_care(backend: str) -> None:
-    def function(x: torch.Tensor, kept: torch.Tensor, i: torch.Tensor) -> Any:
-        some = x[kept]
+    def function(x: torch.Tensor, chosen: torch.Tensor, i: torch.Tensor) -> Any:
+        some = x[chosen]
         return some[i] + 1, some[[-1]] * 2, some.gather(0, i), (some * 3).gather(0, i)
 
     x, i = torch.randn(4), torch.tensor([1, 0])
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         run = torch.compile(function, backend="polyfuse", options={"backends": (backend,)})
-        for kept in (torch.ones(4, dtype=torch.bool), x > x.min()):
-            compare(run(x, kept, i), function(x, kept, i))
+        for chosen in (torch.ones(4, dtype=torch.bool), x > x.min()):
+            compare(run(x, chosen, i), function(x, chosen, i))
         # nothing is left: as in eager mode, no place in it is in range
         with pytest.raises(IndexError, match="size 0"):
             function(x, x > 9, i)

@@ -108,7 +108,7 @@ def test_a_value_of_the_graph_is_overwritten_in_place() -> None:
     assert len(copies(record)) == 1
 
 
-def test_a_value_that_is_needed_afterwards_is_kept() -> None:
+def test_a_value_that_is_needed_afterwards_is_preserved() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x.cos()
         z = y.clone()
@@ -118,7 +118,7 @@ def test_a_value_that_is_needed_afterwards_is_kept() -> None:
     check(fn, torch.randn(100))
 
 
-def test_a_view_of_it_that_is_needed_afterwards_is_kept() -> None:
+def test_a_view_of_it_that_is_needed_afterwards_is_preserved() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x.cos()
         part = y[10:20] * 1.0

@@ -42,17 +42,17 @@ def test_a_faulty_rule_is_named_once_and_left_out(part, fault):
         calls.append(1)
         return fault()
 
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     rules = FusionRules(
         [
             ("a", FusionRule("broken", **{part: broken})),
             ("b", FusionRule("sound", allows=lambda pair: No("no"), worth=lambda pair: 7)),
         ],
-        lambda name, error, doing: told.append((name, doing)),
+        lambda name, error, doing: reported.append((name, doing)),
     )
     for _ in range(2):
         assert rules.refusal(PAIR) == "no (rule b.sound)" and rules.worth(PAIR) == 7
-    assert told == [("a", "asking its fusion rule `broken`")] and len(calls) == 1
+    assert reported == [("a", "asking its fusion rule `broken`")] and len(calls) == 1
 
 
 def test_strict_raises_but_never_ends_the_process():

@@ -47,11 +47,11 @@ class Specs:
 
     @hookspec(historic=True)
     def past(self, x: int) -> None:
-        """A hook whose calls later plugins are told of."""
+        """A hook whose calls later plugins get too."""
 
 
 @pytest.fixture
-def told() -> list[tuple[str, str, BaseException]]:
+def reported() -> list[tuple[str, str, BaseException]]:
     return []
 
 
@@ -77,10 +77,10 @@ def hang(forever: Callable[[], object] = lambda: threading.Event().wait()) -> No
 
 
 @pytest.fixture
-def hooks(told, monkeypatch) -> GuardedHooks:
+def hooks(reported, monkeypatch) -> GuardedHooks:
     modules = {"Thread": Thread, "Event": threading.Event, "local": threading.local}
     monkeypatch.setattr(guarded, "threading", SimpleNamespace(**modules))
-    made = GuardedHooks(lambda *fault: told.append(fault), 0.4)
+    made = GuardedHooks(lambda *fault: reported.append(fault), 0.4)
     made.add_hookspecs(Specs)
     return made
 
@@ -152,7 +152,7 @@ def test_wrappers_see_and_change_what_others_answer(hooks):
     assert seen == [(7, ["a"])] and hooks.hook.first(x=1) == "2!"
 
 
-def test_historic_calls_reach_later_plugins_in_isolation(hooks, told):
+def test_historic_calls_reach_later_plugins_in_isolation(hooks, reported):
     seen: list[int] = []
 
     class Late:
@@ -163,7 +163,7 @@ def test_historic_calls_reach_later_plugins_in_isolation(hooks, told):
 
     hooks.hook.past.call_historic(kwargs={"x": 3})
     hooks.register(Late(), "late")
-    assert seen == [3] and [(fault[0], str(fault[2])) for fault in told] == [("late", "too late")]
+    assert seen == [3] and [(fault[0], str(fault[2])) for fault in reported] == [("late", "too late")]
 
 
 def test_optional_hooks_may_be_unknown(hooks):
@@ -188,42 +188,42 @@ class OfNoKind(BaseException):
     [ValueError("bad"), SystemExit(3), MemoryError(), RecursionError(), StopIteration(), Unprintable()],
 )
 @pytest.mark.parametrize("hook", ["each", "first"])
-def test_one_that_raises_is_left_out(hooks, told, fault, hook):
+def test_one_that_raises_is_left_out(hooks, reported, fault, hook):
     hooks.register(answering("good", hook), "good")
     hooks.register(answering(fault, hook), "bad")
     for _ in range(3):
         found = hooks.ask(hook, x=1)
         assert [a.value for a in found] == ["good"] and found.faults == (("bad", fault),)
-    assert told == [("bad", hook, fault)]
+    assert reported == [("bad", hook, fault)]
     hooks.unregister(name="bad")
     hooks.register(answering("mended", hook), "bad")
     assert next(a.value for a in hooks.ask(hook, x=1)) == "mended"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OfNoKind()])
-def test_an_interrupt_in_the_main_thread_is_the_users(told, error):
+def test_an_interrupt_in_the_main_thread_is_the_users(reported, error):
     """Python runs handlers of signals there, and nowhere else."""
-    hooks = GuardedHooks(lambda *fault: told.append(fault), 0.0)
+    hooks = GuardedHooks(lambda *fault: reported.append(fault), 0.0)
     hooks.add_hookspecs(Specs)
     hooks.register(answering(error), "user")
     with pytest.raises(type(error)):
         hooks.hook.each(x=1)
-    assert not told
+    assert not reported
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OfNoKind()])
-def test_an_interrupt_that_an_implementation_raises_is_its_fault(hooks, told, error):
+def test_an_interrupt_that_an_implementation_raises_is_its_fault(hooks, reported, error):
     """Hooks run in a thread of their own, where no user interrupts."""
     hooks.register(answering("good"), "good")
     hooks.register(answering(error), "bad")
     for _ in range(2):
         assert [a.value for a in hooks.ask("each", x=1)] == ["good"]
-    assert told == [("bad", "each", error)]
+    assert reported == [("bad", "each", error)]
     with pytest.raises(BackendError, match="no user interrupts"):
         hooks.bounded(answering(error).each.__get__(1), "polyfuse-test")
 
 
-def test_a_user_who_interrupts_a_hook_ends_the_program(hooks, told):
+def test_a_user_who_interrupts_a_hook_ends_the_program(hooks, reported):
     """The main thread waits for the hook's, and has the handler of the signal."""
     hooks.register(answering_slowly(lambda: signal.raise_signal(signal.SIGINT)), "slow")
     # workers of a test run in parallel ignore the signal
@@ -233,11 +233,11 @@ def test_a_user_who_interrupts_a_hook_ends_the_program(hooks, told):
             hooks.hook.each(x=1)
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert not told
+    assert not reported
 
 
 @pytest.mark.parametrize("forever", [lambda: time.sleep(60), lambda: threading.Event().wait()])
-def test_one_that_hangs_is_left_out(hooks, told, forever):
+def test_one_that_hangs_is_left_out(hooks, reported, forever):
     calls: list[int] = []
 
     class Hanging:
@@ -252,7 +252,7 @@ def test_one_that_hangs_is_left_out(hooks, told, forever):
     for _ in range(2):
         assert hooks.hook.each(x=1) == ["after", "before"]
     assert len(calls) == 1
-    ((name, hook, error),) = told
+    ((name, hook, error),) = reported
     assert (name, hook) == ("hanging", "each") and "within 0.4 seconds" in str(error)
 
 
@@ -319,13 +319,13 @@ FAULTY = [before, after, twice, never, hanging]
     ("function", "old"),
     [(nothing, False), (nonsense, False), *((f, old) for f in FAULTY for old in (False, True))],
 )
-def test_a_faulty_wrapper_changes_nothing(hooks, told, function, old):
+def test_a_faulty_wrapper_changes_nothing(hooks, reported, function, old):
     faulty = SimpleNamespaceWithHash(each=hookimpl(wrapper=not old, hookwrapper=old)(function))
     hooks.register(answering("a"), "a")
     hooks.register(faulty, "faulty")
     for _ in range(2):
         assert hooks.hook.each(x=1) == ["a"]
-    ((name, hook, _),) = told
+    ((name, hook, _),) = reported
     assert (name, hook) == ("faulty", "each")
 
 
@@ -539,13 +539,13 @@ class Derived(Marked):
     ("kind", "answers"),
     [(Marked, ["method", "of class", "static"]), (Derived, ["of class", "own", "static"])],
 )
-def test_marks_are_found_wherever_methods_are(hooks, told, kind, answers):
+def test_marks_are_found_wherever_methods_are(hooks, reported, kind, answers):
     made = kind()
-    made.past = hookimpl(lambda x: told.append(("past", "", ValueError(x))))
+    made.past = hookimpl(lambda x: reported.append(("past", "", ValueError(x))))
     hooks.register(made, "a")
     assert sorted(hooks.hook.each(x=1)) == answers
     hooks.hook.past.call_historic(kwargs={"x": 1})
-    assert [fault[0] for fault in told] == ["past"]
+    assert [fault[0] for fault in reported] == ["past"]
 
 
 def test_only_marked_attributes_are_looked_at_closely(monkeypatch):

@@ -168,8 +168,9 @@ def test_forward_and_backward(group: Any, dynamic: bool) -> None:
             results.append((result, x.grad, w.grad, v.grad))
             messages.append(starts(group.log))
     assert messages == [4, 4, 8, 8]
+    # gradients of squares are sums of hundreds of products, added up chunk by chunk
     for expected, found in zip(results[:2], results[2:], strict=True):
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_equal_gathers_become_one(log: Any) -> None:

@@ -61,7 +61,7 @@ def check(group: delayed_group.DelayedGroup) -> Callable[..., list[str]]:
     return run
 
 
-def test_what_a_collective_writes_is_kept_until_it_is_read(check: Any) -> None:
+def test_what_a_collective_writes_stays_until_it_is_read(check: Any) -> None:
     def function(x: torch.Tensor) -> Any:
         first = wait(functional.all_reduce(x + 1, "sum", "0"))
         second = functional.all_reduce(x @ x, "sum", "0")
@@ -99,7 +99,7 @@ def test_lists_of_tensors(check: Any) -> None:
     check(function, torch.randn(4, 4), torch.randn(6, 6))
 
 
-def test_an_operand_that_is_needed_later_is_kept(check: Any) -> None:
+def test_an_operand_that_is_needed_later_stays(check: Any) -> None:
     def function(x: torch.Tensor) -> Any:
         y = x @ x
         total = functional.all_reduce(y, "sum", "0")

@@ -1,4 +1,4 @@
-"""Which programs can be recorded, why others cannot, and what a recording is told."""
+"""Which programs can be recorded, why others cannot, and what a recording is called with."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_options_that_wait_for_the_device(option: str) -> None:
     assert f"the option {option}" in refusal(lambda x: x + 1, torch.randn(3), **{option: True})
 
 
-def test_generators_are_told_to_the_device(device: FakeDevice) -> None:
+def test_generators_are_passed_to_the_device(device: FakeDevice) -> None:
     generator = torch.Generator()
 
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -243,7 +243,7 @@ def with_generator() -> tuple[GraphStatus, Callable[..., list[float]]]:
     return status, lambda *args: made(list(args))[0].tolist()
 
 
-def test_a_generator_among_the_inputs_is_told_to_the_device(device: FakeDevice) -> None:
+def test_a_generator_among_the_inputs_is_passed_to_the_device(device: FakeDevice) -> None:
     status, run = with_generator()
     x, first, second = torch.zeros(3), torch.Generator(), torch.Generator()
     for number, generator in enumerate((first, first, first, second, second, first)):
@@ -295,7 +295,7 @@ def programs(fn: Callable[..., Any], *args: Any, monkeypatch: pytest.MonkeyPatch
     return loaded
 
 
-def test_what_a_recording_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_recording_is_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -153,7 +153,7 @@ def test_inputs_and_constants_keep_their_values() -> None:
     constant = torch.randn(4)
     b.tensor("x", (4,))
     b.constant("k", constant)
-    kept = constant.clone()
+    copied = constant.clone()
     b.launch(add, [b.buffer("a", (4,))], ["x", "k"])
     b.launch(add_one, [b.buffer("b", (4,))], ["a"])
     b.launch(add_one, [b.buffer("c", (4,))], ["b"])
@@ -161,8 +161,8 @@ def test_inputs_and_constants_keep_their_values() -> None:
     module, x = b.module(), torch.randn(4)
     before = x.clone()
     for _ in range(2):
-        torch.testing.assert_close(module([x])[0], before + kept + 2)
-    assert torch.equal(x, before) and torch.equal(constant, kept)
+        torch.testing.assert_close(module([x])[0], before + copied + 2)
+    assert torch.equal(x, before) and torch.equal(constant, copied)
 
 
 def test_inputs_are_forgotten_at_their_last_use_and_the_list_is_emptied() -> None:

@@ -21,7 +21,7 @@ _devices: list[FakeDevice] = []
 
 @torch.library.custom_op("polyfuse_tests::waits", mutates_args=())
 def waits(x: torch.Tensor) -> torch.Tensor:
-    """Twice `x`, by somebody who waits for the device and has told nobody."""
+    """Twice `x`, by an operator that waits for the device without saying so."""
     if any(device.at_work for device in _devices):
         raise RuntimeError("cannot wait for the device now")
     return x * 2
@@ -111,12 +111,12 @@ def test_results_that_are_held_and_inputs_that_are_written_to() -> None:
 
     run = compiled(fn)
     mine, theirs = torch.ones(3, 4), torch.ones(3, 4)
-    kept = []
+    held = []
     for _ in range(8):
         x, w = operands()
-        kept.append((run(x, w, mine), fn(x, w, theirs)))
+        held.append((run(x, w, mine), fn(x, w, theirs)))
         same(mine, theirs)
-    for actual, expected in kept:
+    for actual, expected in held:
         same(actual, expected)
 
 

@@ -45,7 +45,7 @@ def test_kernels_have_names_of_their_own() -> None:
     assert len(names) == len(set(names))
 
 
-def test_programs_that_differ_in_a_constant_are_kept_apart() -> None:
+def test_programs_that_differ_in_a_constant_are_distinguished() -> None:
     results = []
     for value in (1.0, 2.0):
         b = Builder()

@@ -295,7 +295,7 @@ def _deep(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return second @ w, first.sum(1)
 
 
-def test_large_intermediates_are_kept_from_call_to_call() -> None:
+def test_large_intermediates_keep_their_memory_from_call_to_call() -> None:
     workspace.forget_memory()
     call = torch.compile(_deep, backend="polyfuse", options={"strict": True, "gemm": "library"})
     x, y, w = torch.randn(1100, 1000), torch.randn(1100, 1000), torch.randn(1000, 1000) / 30
@@ -320,7 +320,7 @@ def _both_types(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return narrow @ w, (wide @ w.double()).sum(1)
 
 
-def test_a_kept_block_is_seen_once_as_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_stays_is_seen_once_as_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
     workspace.forget_memory()
     plan, seen = stages.make_program, []
     monkeypatch.setattr(stages, "make_program", lambda *a, **k: seen.append(plan(*a, **k)) or seen[-1])
@@ -336,7 +336,7 @@ def test_a_kept_block_is_seen_once_as_each_type(monkeypatch: pytest.MonkeyPatch)
     workspace.forget_memory()
 
 
-def test_memory_is_not_kept_where_that_is_not_wanted() -> None:
+def test_memory_is_released_where_that_is_wanted() -> None:
     workspace.forget_memory()
     call = torch.compile(_deep, backend="polyfuse", options={"gemm": "library", "keep_memory": False})
     call(torch.randn(1100, 1000), torch.randn(1000, 1000))

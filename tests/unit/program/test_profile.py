@@ -62,7 +62,7 @@ def test_bytes_over_time_by_the_clock_of_the_device(device):
         launch(x, x, 5)
     other(x)
     header, first, second = profile.report().splitlines()
-    # three times 2 ms for three times 12000 bytes; the first launch is told apart
+    # three times 2 ms for three times 12000 bytes; the first launch is listed apart
     assert first.split() == ["6.000", "100.0%", "3", "2000.00", "0.0", "2.000", "fused_add"]
     assert second.split() == ["0.000", "0.0%", "0", "0.00", "0.0", "0.000", "fused_mul"] and "GB/s" in header
 

@@ -53,11 +53,11 @@ def operands() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("overlap", (False, True))
 def test_what_runs_is_safe_from_recordings(overlap: bool) -> None:
     run = compiled(work, overlap_collectives=overlap, overlap_memory=500, network_bandwidth=1)
-    kept = []
+    held = []
     for _ in range(7):
         x, w = operands()
-        kept.append((run(x, w), work(x, w)))
-    for actual, expected in kept:
+        held.append((run(x, w), work(x, w)))
+    for actual, expected in held:
         same(actual, expected)
     parts = status().partitions
     assert len(parts) >= 3 and all(part.replays for part in parts)
@@ -72,11 +72,11 @@ def test_results_that_are_waited_for_later() -> None:
         return functional.all_gather_into_tensor(x, 2, "0"), layers(x, w)
 
     run = compiled(start)
-    kept = []
+    held = []
     for _ in range(6):
         x, w = operands()
-        kept.append((run(x, w), start(x, w)))
-    for actual, expected in kept:
+        held.append((run(x, w), start(x, w)))
+    for actual, expected in held:
         same([wait(t) for t in actual], [wait(t) for t in expected])
 
 
@@ -89,11 +89,11 @@ def test_a_device_that_records_collectives_records_the_whole(
     # the group is the same as before, the device is not: what is in the graph cache is of another one
     options = {"overlap_collectives": overlap, "overlap_memory": 500, "network_bandwidth": 1, "cache": False}
     run = compiled(work, **options)
-    kept = []
+    held = []
     for _ in range(7):
         x, w = operands()
-        kept.append((run(x, w), work(x, w)))
-    for actual, expected in kept:
+        held.append((run(x, w), work(x, w)))
+    for actual, expected in held:
         same(actual, expected)
     found = status()
     assert not found.refused and not found.partitions and found.replays

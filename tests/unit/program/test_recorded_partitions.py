@@ -47,11 +47,11 @@ def test_what_is_before_and_after_is_recorded(device: FakeDevice) -> None:
 @pytest.mark.parametrize("pools", [False, True])
 def test_results_that_are_held_stay_as_they_are(pools: bool) -> None:
     run = compiled(lambda x, w: (around(x, w), layers(x, w)), memory_pools=pools)
-    kept = []
+    held = []
     for _ in range(8):
         x, w = operands()
-        kept.append((run(x, w), (around(x, w), layers(x, w))))
-    for actual, expected in kept:
+        held.append((run(x, w), (around(x, w), layers(x, w))))
+    for actual, expected in held:
         same(actual, expected)
 
 

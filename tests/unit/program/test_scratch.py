@@ -150,7 +150,7 @@ def test_names_of_the_graph_stay_its_own():
     assert len(seen) == 3 and set(planned(b).graph.buffers) >= {"scratch_0", "scratch_1", "scratch_2"}
 
 
-def test_aligned_arguments_are_told_from_it():
+def test_aligned_arguments_are_distinguished_from_it():
     b = chain([], 1)
     (step,) = planned(b).steps
     assert isinstance(step, Launch)

@@ -143,7 +143,7 @@ def test_what_is_supported(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not symmetric.is_supported(value, "0")
 
 
-def test_groups_that_torch_was_told_to_give_symmetric_memory(group: Any) -> None:
+def test_groups_for_which_symmetric_memory_was_enabled(group: Any) -> None:
     from torch.distributed import _symmetric_memory
 
     assert groups.symmetric_groups() == ()

@@ -101,7 +101,7 @@ def test_sizes_of_messages_to_each_process_may_differ(world: World) -> None:
     assert world.run(*ranks) == ["ran", "ran"]
 
 
-def test_both_ranks_are_told_of_a_difference(world: World) -> None:
+def test_both_ranks_report_a_difference(world: World) -> None:
     first, second = graph(row("all_reduce"), seconds=60), graph(row("broadcast", source="b.py"), seconds=60)
     for answer in world.run(first, second):
         assert "ranks 0 and 1 do not agree on collective 1" in answer
@@ -109,7 +109,7 @@ def test_both_ranks_are_told_of_a_difference(world: World) -> None:
         assert "rank 1 runs broadcast(sum, 4 x float32) at b.py in forward" in answer
 
 
-def test_other_versions_are_told(world: World) -> None:
+def test_other_versions_are_reported(world: World) -> None:
     ranks = [graph(row("all_reduce"), seconds=60, facts={"versions": v}) for v in "12"]
     for answer in world.run(*ranks):
         assert "different versions: 1 on rank 0, 2 on rank 1" in answer

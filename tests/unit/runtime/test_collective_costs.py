@@ -106,7 +106,7 @@ def test_cpu_seconds_of_a_process(tmp_path: Path) -> None:
     assert CollectiveCosts.read({k: v for k, v in found.plain().items() if k != "cpu"}) == table()
 
 
-def test_tables_are_kept(tmp_path: Path) -> None:
+def test_tables_are_stored(tmp_path: Path) -> None:
     stored.write_costs(tmp_path, table(8))
     stored.write_costs(tmp_path, table(2))
     stored.write_costs(tmp_path, table(2, False))

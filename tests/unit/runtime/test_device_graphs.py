@@ -50,7 +50,7 @@ def test_results_that_are_held_stay_as_they_are(device: FakeDevice) -> None:
     run = compiled(affine)
     inputs = [fresh() for _ in range(8)]
     same([run(*args) for args in inputs], [affine(*args) for args in inputs])
-    # one that was handed out before anybody knew is kept for good: another recording leaves it alone
+    # one that was handed out before anybody knew stays for good: another recording leaves it alone
     assert device.recorded == 2
     assert "copies" in status().reason
     assert status().plain == 4
@@ -82,8 +82,8 @@ def test_a_variable_that_is_bound_anew_holds_the_last_result(device: FakeDevice)
     run = compiled(affine)
     for _ in range(6):
         x, w = fresh()
-        kept = run(x, w)
-        same(kept, affine(x, w))
+        held = run(x, w)
+        same(held, affine(x, w))
     assert device.replays == 4
 
 
@@ -106,13 +106,13 @@ def test_copies_end_when_nobody_holds_results_any_more(
     monkeypatch.setattr(copied, "LARGE", 1)
     monkeypatch.setattr(copied, "PATIENCES", (8, 16))
     run = compiled(affine)
-    kept = []
+    held = []
     for before, copies in ((6, 8), (6, 16), (6, 40)):
-        kept += [(run(x, w), affine(x, w)) for x, w in (fresh() for _ in range(before))]
+        held += [(run(x, w), affine(x, w)) for x, w in (fresh() for _ in range(before))]
         assert copies_in(device, run, copies) == copies
     # whoever holds results again gets copies again, and in the end for good
     assert copies_in(device, run, 9) == 9
-    same(*zip(*kept, strict=True))
+    same(*zip(*held, strict=True))
     assert status().recordings <= replay.INSTANCES
 
 
@@ -121,29 +121,29 @@ def test_copies_that_are_needed_now_and_then_go_on(
 ) -> None:
     monkeypatch.setattr(copied, "LARGE", 1)
     run = compiled(affine)
-    kept = [(run(x, w), affine(x, w)) for x, w in (fresh() for _ in range(6))]
+    held = [(run(x, w), affine(x, w)) for x, w in (fresh() for _ in range(6))]
     plain = status().plain
     for number in range(24):
         x, w = fresh()
         result = run(x, w)
         if number % 4 == 0:
-            kept.append((result, affine(x, w)))
+            held.append((result, affine(x, w)))
         del result
-    same(*zip(*kept, strict=True))
+    same(*zip(*held, strict=True))
     assert status().plain == plain
 
 
-def test_copies_end_where_steps_are_told(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_end_where_steps_are_marked(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copied, "LARGE", 1)
     steps = itertools.count()
     run = compiled(affine)
-    kept = [run(*fresh()) for _ in range(6)]
+    early = [run(*fresh()) for _ in range(6)]
     # from here on every call is a step, so what earlier ones gave is not needed however long it is held
     monkeypatch.setattr(graph_memory, "step_number", lambda: next(steps))
     for _ in range(12):
         x, w = fresh()
-        kept.append(run(x, w))
-        same(kept[-1], affine(x, w))
+        early.append(run(x, w))
+        same(early[-1], affine(x, w))
     assert copies_in(device, run, 1) == 0
 
 
@@ -168,14 +168,14 @@ def test_results_that_share_memory_share_it_when_they_are_copied(device: FakeDev
         return y, y.view(-1)[3:9], y.t()
 
     run = compiled(fn)
-    kept = []
+    held = []
     for _ in range(5):
         x = torch.randn(4, 8)
         got = run(x)
         same(got, fn(x))
         assert got[0].untyped_storage().data_ptr() == got[2].untyped_storage().data_ptr()
-        kept.append((got, fn(x)))
-    for got, expected in kept:
+        held.append((got, fn(x)))
+    for got, expected in held:
         same(got, expected)
 
 
@@ -452,15 +452,15 @@ def test_what_one_recording_computes_another_reads_in_place(device: FakeDevice) 
 def test_what_a_caller_keeps_of_it_is_copied_and_read_anywhere(device: FakeDevice) -> None:
     first = compiled(affine)
     second = compiled(lambda x: x.cos() * 2)
-    kept = []
+    held = []
     for _ in range(8):
         x, w = fresh()
         middle = first(x, w)
         result = second(middle)
         same(result, affine(x, w).cos() * 2)
-        kept.append((middle, affine(x, w)))
+        held.append((middle, affine(x, w)))
         del middle, result
-    for got, expected in kept:
+    for got, expected in held:
         same(got, expected)
     assert status().replays >= 4
 

@@ -29,7 +29,7 @@ class Middle(nn.Module):
 
 
 class Session:
-    """Compiled functions and a model, what was kept of their results, and what these must be."""
+    """Compiled functions and a model, which of their results are held, and what these must be."""
 
     def __init__(self, seed: int, parts: bool) -> None:
         self.choose = random.Random(seed)

@@ -167,14 +167,14 @@ def test_of_gradients_that_add_up_only_the_first_are_copied(
             optimizer.zero_grad()
     assert copies == [8, 0, 0, 0]
     # who keeps all of them gets copies of all
-    kept = []
+    held = []
     for _ in range(8):
         x = torch.randn(5, 8)
         gradients = [
             torch.autograd.grad(f(x), m.parameters()) for f, m in ((run, model), (reference, reference))
         ]
-        kept.append(gradients)
-        for actual, expected in kept:
+        held.append(gradients)
+        for actual, expected in held:
             same(actual, expected)
     assert copies[-3:] == [8] * 3
 
@@ -263,19 +263,19 @@ def test_a_backward_that_runs_once_and_then_twice(device: FakeDevice) -> None:
 
 def test_forwards_without_backward(device: FakeDevice) -> None:
     _, run, reference = pair()
-    kept = []
+    held = []
     for _ in range(7):
         x = torch.randn(5, 8)
-        kept.append((run(x), reference(x)))
-    for actual, expected in kept:
+        held.append((run(x), reference(x)))
+    for actual, expected in held:
         same(actual, expected)
-    del kept, actual, expected
+    del held, actual, expected
     for _ in range(3):
         x = torch.randn(5, 8)
         same(run(x), reference(x))
 
 
-def test_losses_that_are_kept(device: FakeDevice) -> None:
+def test_losses_that_are_held(device: FakeDevice) -> None:
     model, run, reference = pair()
     losses = []
     for _ in range(9):
@@ -292,19 +292,19 @@ def test_losses_that_are_kept(device: FakeDevice) -> None:
     assert status("forward").replays >= 3
 
 
-def test_gradients_that_are_kept(device: FakeDevice) -> None:
+def test_gradients_that_are_held(device: FakeDevice) -> None:
     model, run, reference = pair()
-    kept = []
+    held = []
     for _ in range(6):
         x = torch.randn(5, 8)
         model.zero_grad()
         reference.zero_grad()
         run(x).backward()
         reference(x).backward()
-        kept.append(
+        held.append(
             [(a.grad, b.grad) for a, b in zip(model.parameters(), reference.parameters(), strict=True)]
         )
-    for gradients in kept:
+    for gradients in held:
         for mine, theirs in gradients:
             same(mine, theirs)
 
@@ -410,7 +410,7 @@ def test_what_was_saved_is_given_up_as_the_backward_reads_it(device: FakeDevice)
     assert len([block for block in backward.harmed if block in saved]) >= 3
 
 
-def test_what_is_kept_for_another_backward_is_not_given_up(
+def test_what_is_held_for_another_backward_is_not_given_up(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a backward that was read from the cache of graphs overwrites copies instead
@@ -429,15 +429,15 @@ def test_gradients_in_memory_that_was_given_up(device: FakeDevice) -> None:
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Tanh())
     reference = copy.deepcopy(model)
     run = compiled(model)
-    kept = []
+    held = []
     for _ in range(6):
         x = torch.randn(8, 8)
         model.zero_grad()
         reference.zero_grad()
         run(x).sum().backward()
         reference(x).sum().backward()
-        kept.append([[p.grad for p in m.parameters()] for m in (model, reference)])
-    for mine, theirs in kept:
+        held.append([[p.grad for p in m.parameters()] for m in (model, reference)])
+    for mine, theirs in held:
         same(mine, theirs)
     forward, backward = device.graphs[:2]
     given_up = {block.memory.data_ptr() for block in forward.own}

@@ -143,7 +143,7 @@ def test_a_device_of_many_units_is_wide() -> None:
 
 
 class Broken(Device):
-    """The host's memory, with promises that are not kept."""
+    """The host's memory, with promises that are broken."""
 
     def count(self) -> int:
         return 1

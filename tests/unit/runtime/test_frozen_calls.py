@@ -59,7 +59,7 @@ def test_a_parameter_made_in_inference_mode_is_known_by_its_address():
     assert torch.equal(call(a), torch.full((3,), 2.0)) and len(seen) == 2
 
 
-def test_nothing_is_kept_of_parameters_that_are_gone():
+def test_nothing_is_held_of_parameters_that_are_gone():
     call, seen = counted()
     for _ in range(3):
         assert call(torch.nn.Parameter(torch.zeros(3))).sum() == 0
@@ -178,15 +178,15 @@ def test_a_frozen_program_sees_each_change_of_each_parameter():
 
 def test_a_frozen_program_forgets_parameters_that_are_gone():
     program, computed = doubled(2)
-    kept = torch.randn(2)
+    first = torch.randn(2)
     for count in range(1, 5):
         other = torch.randn(2)
-        assert torch.equal(program([kept, other])[1], other * 2) and len(computed) == count
+        assert torch.equal(program([first, other])[1], other * 2) and len(computed) == count
         del other
         gc.collect()
         assert not program._known
     known = weakref.ref(program)
-    program([kept, torch.randn(2)])
+    program([first, torch.randn(2)])
     del program
     assert known() is None
 

@@ -66,12 +66,12 @@ def test_a_parameter_that_is_gone_is_not_taken_for_what_is_in_its_place() -> Non
 def test_what_is_known_of_parameters_that_are_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_memory, "_MANY_STATIC", 3)
     memory = GraphMemory(FakeDevice())
-    kept = [torch.zeros(1) for _ in range(4)]
-    for tensor in kept:
+    static = [torch.zeros(1) for _ in range(4)]
+    for tensor in static:
         memory.stays(tensor)
     for size in range(2, 40):
         memory.stays(torch.zeros(size * 100))
-    assert all(memory.is_static(tensor) for tensor in kept)
+    assert all(memory.is_static(tensor) for tensor in static)
     assert len(memory._static) < 12
 
 

@@ -47,7 +47,7 @@ def three(*ops: str) -> Maker:
 
 
 def unheard(*fault: object) -> None:
-    """What is told of a fault."""
+    """What is reported of a fault."""
 
 
 def claimed(m: Maker, *backends: type[Anything], strict: bool = False) -> Claims:

@@ -53,7 +53,7 @@ def test_a_rule_may_refuse() -> None:
     assert reasons(m.schedule("a", "b")) == ["one at a time (rule mine.alone)"]
 
 
-def test_a_rule_is_told_of_the_pair() -> None:
+def test_a_rule_is_called_with_the_pair() -> None:
     seen: list[FusionPair] = []
 
     def look(pair: FusionPair) -> int:
@@ -202,10 +202,26 @@ def test_aligned_mutation_fuses_and_a_shifted_one_does_not() -> None:
         schedule = m.schedule("y")
         assert len(schedule.steps) == kernels
         x = torch.randn(8)
-        kept = x.clone()
+        before = x.clone()
         out = run(schedule, {"x": x})
-        torch.testing.assert_close(out["y"], kept[:7].exp())
+        torch.testing.assert_close(out["y"], before[:7].exp())
         assert out["x"][shift : shift + 7].eq(0).all()
+
+
+def test_what_is_written_twice_has_the_later_value() -> None:
+    """A kernel stores what is the same for a row behind all loops over it."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x[0:1] = w.sum(1, keepdim=True)
+        between = x[0:1] + 1
+        x[0:1] = w * 2
+        return between
+
+    x, w = torch.randn(3, 6), torch.randn(1, 6)
+    expected = x.clone()
+    between = fn(expected, w)
+    found = torch.compile(fn, backend="polyfuse", options={"backends": ("interpreter",)})(x, w)
+    torch.testing.assert_close((found, x), (between, expected))
 
 
 def test_the_axis_of_a_scan_stays_whole() -> None:
@@ -394,7 +410,7 @@ def test_a_sum_is_read_only_after_its_loop() -> None:
     torch.testing.assert_close(run(schedule, {"x": x})["again"], wanted)
 
 
-def test_buffers_that_share_storage_are_not_told_apart_by_their_names() -> None:
+def test_buffers_that_share_storage_are_not_distinguished_by_their_names() -> None:
     """`v` is a view of `a`: to write `a` and read `v` in one kernel would need to know which part it is."""
     m = Maker()
     m.buffer("x", 8, kind="input")

@@ -81,8 +81,8 @@ def test_an_order_edge_that_a_value_implies_does_not_stop_a_fusion() -> None:
     schedule = m.schedule()
     assert len(schedule.steps) == 1
     x = torch.randn(4)
-    kept = x.clone()
-    torch.testing.assert_close(run(schedule, {"x": x})["x"], kept.exp() + kept)
+    before = x.clone()
+    torch.testing.assert_close(run(schedule, {"x": x})["x"], before.exp() + before)
 
 
 def test_dead_chains_go_in_one_pass_and_effects_stay() -> None:

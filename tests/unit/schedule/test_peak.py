@@ -27,8 +27,8 @@ def steps(*touched: str) -> list[Step]:
     return [Step(tuple(names.split()), 0, False) for names in touched]
 
 
-def found(sizes: dict[str, int], given: str = "", kept: str = "") -> Storages:
-    return Storages(sizes, frozenset(given.split()), frozenset(kept.split()))
+def found(sizes: dict[str, int], given: str = "", returned: str = "") -> Storages:
+    return Storages(sizes, frozenset(given.split()), frozenset(returned.split()))
 
 
 def test_bytes_in_use() -> None:
@@ -50,7 +50,7 @@ def test_what_is_large_only_while_it_runs_goes_first() -> None:
     assert max(live.profile(order))[0] < max(live.profile([0, 1, 2]))[0]
 
 
-def test_dependencies_are_kept() -> None:
+def test_dependencies_are_preserved() -> None:
     doing = [Step((f"s{i}",), 10 * (i % 5), False) for i in range(30)]
     edges: list[set[int]] = [set() if i == 0 else {i - 1} for i in range(30)]
     live = Live(doing, found({f"s{i}": 100 for i in range(30)}))

@@ -45,7 +45,7 @@ REPEATED: dict[str, tuple[Callable[..., Any], int]] = {  # kernels
     ),
     "a row that is a sum of two": (lambda x, g, w, v: product(w, rms_norm(x + g, g)), 1),
 }
-KEPT: dict[str, Callable[..., Any]] = {
+UNCHANGED: dict[str, Callable[..., Any]] = {
     "it is a result": lambda x, g, w, v: (product(w, y := rms_norm(x, g)), y),
     "something else reads it": lambda x, g, w, v: product(w, y := rms_norm(x, g)) + y.flip(0).cumsum(-1)[-1],
     "few results": lambda x, g, w, v: product(w[:200], rms_norm(x, g)),
@@ -70,9 +70,9 @@ def test_a_row_has_no_kernel(name: str) -> None:
 
 
 @pytest.mark.quick(3)
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", UNCHANGED)
 def test_a_row_stays(name: str) -> None:
-    fn, args = KEPT[name], arguments()
+    fn, args = UNCHANGED[name], arguments()
     run, record = wide(fn, backend=Repeating)
     torch.testing.assert_close(run(*args), fn(*args))
     assert not record.decisions("repeat")

@@ -50,14 +50,14 @@ def matrix(rows: int, columns: int, over_rows: bool, outer: bool = True) -> Make
     m.buffer("x", rows, columns, kind="input")
     m.buffer("y", rows, columns)
     m.buffer("s", rows if over_rows else columns)
-    kept, added = ((i,), (j,)) if over_rows else ((j,), (i,))
+    left, added = ((i,), (j,)) if over_rows else ((j,), (i,))
     value = m.load("x", i, j)
-    m.reduce("s", kept, added, "sum", value)
+    m.reduce("s", left, added, "sum", value)
     if outer:
         m.pointwise("y", (i, j), apply("exp", value))
     else:
         m.buffer("t", columns)
-        m.pointwise("t", kept, apply("exp", m.load("s", *kept)))
+        m.pointwise("t", left, apply("exp", m.load("s", *left)))
     return m
 
 
@@ -65,7 +65,7 @@ def matrix(rows: int, columns: int, over_rows: bool, outer: bool = True) -> Make
 
 
 @pytest.mark.parametrize(
-    ("made", "outputs", "kept_apart"),
+    ("made", "outputs", "refused"),
     [
         (lambda: matrix(1024, 1024, over_rows=False), ("s", "y"), True),
         (lambda: matrix(1024, 1024, over_rows=True), ("s", "y"), False),
@@ -74,8 +74,8 @@ def matrix(rows: int, columns: int, over_rows: bool, outer: bool = True) -> Make
     ],
     ids=["columns", "rows", "in a cache", "what follows the sums"],
 )
-def test_sums_of_columns_share_no_loop_with_what_is_stored_for_each_element(made, outputs, kept_apart):
-    assert bool(reasons(made(), COLUMNS, *outputs)) == kept_apart
+def test_sums_of_columns_share_no_loop_with_what_is_stored_for_each_element(made, outputs, refused):
+    assert bool(reasons(made(), COLUMNS, *outputs)) == refused
 
 
 def test_a_mean_of_rows_makes_no_reduction_one_of_columns():
@@ -87,8 +87,8 @@ def test_a_mean_of_rows_makes_no_reduction_one_of_columns():
     assert not reasons(m, COLUMNS, "v", "y")
 
 
-@pytest.mark.parametrize(("operands", "kept_apart"), [(4, False), (5, True)])
-def test_an_epilogue_reads_few_matrices(operands, kept_apart):
+@pytest.mark.parametrize(("operands", "refused"), [(4, False), (5, True)])
+def test_an_epilogue_reads_few_matrices(operands, refused):
     m = Maker()
     i, j, k = axes(256, 256, 256)
     for name in ("a", "b", "bias", *(f"m{n}" for n in range(operands))):
@@ -101,4 +101,4 @@ def test_an_epilogue_reads_few_matrices(operands, kept_apart):
         value = apply("mul", value, m.load(f"m{n}", i, j))
     m.pointwise("d", (i, j), value)
     (rule,) = CUTLASS_RULES
-    assert bool(reasons(m, rule, "d")) == kept_apart
+    assert bool(reasons(m, rule, "d")) == refused

@@ -40,7 +40,7 @@ def buffer(name: str, *size: IndexLike, **facts: Any) -> Buffer:
 
 @dataclass
 class Scene:
-    """A unit, and what outlines are told of its graph."""
+    """A unit, and what outlines are called with of its graph."""
 
     node: LoopNode
     buffers: dict[str, Buffer] = field(

@@ -8,8 +8,8 @@ from polyfuse.torch_compat.captures import ending
 
 
 def test_a_thread_that_compiles_leaves():
-    """Also one that swallows the exception the first time; one that does not compile is not told."""
-    begun, left, told = threading.Semaphore(0), [], threading.Event()
+    """Also one that swallows the exception the first time; one that does not compile gets none."""
+    begun, left, interrupted = threading.Semaphore(0), [], threading.Event()
 
     def compile_in(kind: str) -> None:
         try:
@@ -20,7 +20,7 @@ def test_a_thread_that_compiles_leaves():
                         while True:
                             pass
                     except SystemExit:
-                        told.set()
+                        interrupted.set()
                 while True:
                     pass
         except SystemExit:
@@ -28,7 +28,7 @@ def test_a_thread_that_compiles_leaves():
 
     def wait() -> None:
         begun.release()
-        told.wait()
+        interrupted.wait()
         left.append("waits")
 
     threads = [threading.Thread(target=compile_in, args=(kind,)) for kind in ("leaves", "swallows")]
@@ -42,6 +42,6 @@ def test_a_thread_that_compiles_leaves():
     assert sorted(left) == ["leaves", "swallows", "waits"]
 
 
-def test_the_main_thread_is_not_told():
+def test_the_main_thread_is_not_interrupted():
     with ending.left_at_the_end():
         ending._end()

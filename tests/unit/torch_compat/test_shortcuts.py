@@ -51,9 +51,9 @@ def test_names_of_functions_are_found_where_calls_are_logged(
         assert symbolic_convert.get_funcname(__file__, 1) is None
     log = logging.Logger("loud", logging.DEBUG)
     monkeypatch.setattr(symbolic_convert, name, log)
-    kept = symbolic_convert.get_funcname
+    before = symbolic_convert.get_funcname
     with shortcuts():
-        assert symbolic_convert.get_funcname is kept
+        assert symbolic_convert.get_funcname is before
 
 
 def test_guards_are_timed_by_their_own_checks() -> None:

@@ -30,8 +30,8 @@ class UNet(nn.Module):
         for block in self.down[1:]:
             levels.append(block(self.pool(levels[-1])))
         x = levels.pop()
-        for grow, block, kept in zip(reversed(self.grow), reversed(self.up), reversed(levels), strict=True):
-            x = block(torch.cat([kept, grow(x)], 1))
+        for grow, block, skip in zip(reversed(self.grow), reversed(self.up), reversed(levels), strict=True):
+            x = block(torch.cat([skip, grow(x)], 1))
         return self.head(x)
 
 

@@ -78,7 +78,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         "split.Tensor unsafe_split "
         "unsafe_split_with_sizes unbind stack rot90 pixel_shuffle pixel_unshuffle channel_shuffle "
         "block_diag diag_embed im2col _chunk_cat diagonal_backward unfold_backward "
-        "select_backward slice_backward slice_scatter lift narrow_copy "
+        "select_backward slice_backward lift narrow_copy "
         "resize_as"
     ),
     "indexing": _names(

@@ -255,42 +255,28 @@ def slice_backward(
 def slice_scatter(
     base: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Any:
-    """A slice assignment: read `src` inside the slice and `base` outside, in one pass."""
-    rank = base.dim()
-    dim = dim + rank if dim < 0 else dim
-    size = base.shape[dim]
-    bounds = _static_bounds(size, start, end, step)
-    if bounds is None:
-        return like_layout(_masked_slice_scatter(base, src, dim, start, end, step), base)
-    low, high = bounds
-    shape = list(base.shape)
-    shape[dim] = -(-max(high - low, 0) // step)
-    src = src.to(base.dtype).expand(shape)
-    if step != 1:
-        # padded alike, what is inside has the indices of what is read there
-        ones = torch.ones(shape[dim], dtype=torch.bool, device=base.device)
-        alone = [-1 if d == dim else 1 for d in range(rank)]
-        inside = _padded(ones, 0, low, step, size).view(alone)
-        return like_layout(torch.where(inside, _padded(src, dim, low, step, size), base), base)
-    if low == 0 and high == size:
-        return like_layout(src.clone(), base)
-    position = torch.arange(size, device=base.device).view([-1 if d == dim else 1 for d in range(rank)])
-    inside = position < high if low == 0 else position >= low
-    if low != 0 and high != size:
-        inside = inside & (position < high)
-    return like_layout(torch.where(inside, _padded(src, dim, low, 1, size), base), base)
+    """A slice assignment whose bounds data tell, or of all. Others stay whole: what is assigned to may be
+    written to."""
+    if step == 1 and shapes.exprs_of(src.shape) == shapes.exprs_of(base.shape):
+        return like_layout(src.to(base.dtype).clone(), base)
+    if any(map(shapes.is_unbacked, (base.shape[dim], start, end))):
+        return like_layout(_slice_scatter_by_data(base, src, dim, start, end, step), base)
+    if start is not None and not isinstance(start, int):
+        bool(start < 0)  # a guard, so that it is known from where to count
+    return NotImplemented
 
 
-def select_scatter(base: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
-    """`src` at one position along a dimension; type and strides are those of `base`, in torch's form of
-    both."""
+def select_scatter(base: Tensor, src: Tensor, dim: int, index: Any) -> Any:
+    """`src` at one position along a dimension that data tell; type and strides are those of `base`."""
+    if not shapes.is_unbacked(index):
+        if not isinstance(index, int):
+            bool(index < 0)  # a guard, as above
+        return NotImplemented
     size = base.shape[dim]
     shape = [-1 if d == dim % base.dim() else 1 for d in range(base.dim())]
     position = torch.arange(size, device=base.device).view(shape)
-    if isinstance(index, int):
-        chosen = position == (index + size if index < 0 else index)
-    else:  # whether it counts from the end may be known at run time alone; only one of the two is a position
-        chosen = (position == index) | (position == index + size)
+    # whether it counts from the end may be known at run time alone; only one of the two is a position
+    chosen = (position == index) | (position == index + size)
     return like_layout(torch.where(chosen, src.to(base.dtype).unsqueeze(dim), base), base)
 
 
@@ -306,14 +292,6 @@ def diagonal_scatter(base: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, 
     values = src.to(base.dtype).index_select(-1, position).unsqueeze(-1)
     on_diagonal = column - row.unsqueeze(-1) == offset
     return like_layout(torch.where(on_diagonal, values, matrices).movedim((-2, -1), (dim1, dim2)), base)
-
-
-def _masked_slice_scatter(base: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:
-    """torch's own form, which reads `src` through an index; for steps and symbolic bounds."""
-    if any(map(shapes.is_unbacked, (base.shape[dim], start, end))):
-        return _slice_scatter_by_data(base, src, dim, start, end, step)
-    (original,) = decomp.selected(["slice_scatter.default"]).values()
-    return original(base, src, dim, start, end, step)
 
 
 def like_layout(result: Tensor, base: Tensor) -> Tensor:

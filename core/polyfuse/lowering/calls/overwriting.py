@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -11,10 +11,11 @@ from polyfuse.ir.communication import Running
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Buffer, ExternCall, View
 from polyfuse.ir.types import DType
+from polyfuse.lowering.calls.parts import until_whole
 from polyfuse.lowering.context import LoweringContext, tensors_in
 from polyfuse.lowering.shapes.layout import storage_layout
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.symbolic import is_equal
+from polyfuse.symbolic import is_equal, product
 from polyfuse.torch_compat import ops
 
 FUNCTIONAL_CALLS = (
@@ -25,6 +26,9 @@ FUNCTIONAL_CALLS = (
 """Operators that call what writes to its arguments, on clones of them: results share no storage with
 arguments."""
 _WRITE_BACK = "aten.copy_.default"
+_SMALL = 4
+"""An expression of so many times fewer elements than what it reads is stored, where that would else be
+copied."""
 
 
 def free_storage(
@@ -34,7 +38,7 @@ def free_storage(
     type `dtype`: to the storage of `base`. None where the old content is needed.
 
     That is storage of this graph's own that is read here for the last time, or that of an input which will
-    be overwritten later anyway.
+    be overwritten later anyway. `base` may be a part of such an input, if the result is put back there.
     """
     source = node.args[0]
     view = base.view or _behind(ctx, base)
@@ -45,13 +49,16 @@ def free_storage(
         return None
     if base.dtype is not result.dtype or buffer.dtype is not dtype or base.device != result.device:
         return None
-    if view != buffer.view() or not _same_layout(view, result) or not _is_dense(ctx, view):
+    whole = view == buffer.view()
+    if (whole and not _same_layout(view, result)) or not _is_dense(ctx, buffer.view()):
         return None
     if buffer.kind == "temp":
-        if not _is_dying(ctx, buffer.name):
+        if not whole or not _is_dying(ctx, buffer.name):
             return None
-    elif not is_replaced(ctx, buffer, node, [node], _readers(ctx, buffer.name)):
-        return None
+    else:
+        calls = until_whole(ctx, node, view)
+        if not calls or not is_replaced(ctx, buffer, calls[-1], calls, _others(ctx, buffer, calls)):
+            return None
     others = [v for a in node.all_input_nodes if a is not source for v in tensors_in(ctx.env[a])]
     readers = [value for value in others if _uses(value, buffer.name)]
     if any(value.view is not None for value in readers):
@@ -137,6 +144,21 @@ def _readers(ctx: LoweringContext, buffer: str) -> set[Node]:
         if ctx.last_use.get(other, -1) > ctx.position
         and any(_uses(value, buffer) for value in tensors_in(result))
     }
+
+
+def _others(ctx: LoweringContext, buffer: Buffer, calls: Sequence[Node]) -> set[Node]:
+    """Nodes traced earlier that need the content of a buffer for more than to be the first argument of one of
+    `calls`, and are no small expressions of it, which are stored before it changes."""
+    mine = {call.args[0] for call in calls}
+    most = ctx.sizes.hint(product(buffer.size)) // _SMALL
+    found: set[Node] = set()
+    for node in _readers(ctx, buffer.name):
+        again = node not in mine or any(user not in ctx.env and user not in calls for user in node.users)
+        users = [v for v in tensors_in(ctx.env[node]) if _uses(v, buffer.name)]
+        small = all(v.view is None and ctx.sizes.hint(product(v.size)) <= most for v in users)
+        if again and not small:
+            found.add(node)
+    return found
 
 
 def _is_written_back(ctx: LoweringContext, owner: Node, node: Node) -> bool:

@@ -289,6 +289,8 @@ def _conflict(a: UnitAccess, b: UnitAccess) -> str:
         if a.access.write and b.access.write and disjoint(a.access.index, b.access.index):
             return ""
         return f"{name} is written at {a.access.index} and accessed at {b.access.index}"
+    if a.access.write and b.access.write:
+        return f"{name} is written twice"  # where in a kernel a store is made depends on what it stores
     if a.access.write and a.level == "R" and b.level == "P":
         return f"{name} is complete only after the loop that writes it"
     return ""

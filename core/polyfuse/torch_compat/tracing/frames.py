@@ -14,7 +14,6 @@ class Frame:
         compile_id: such as `0/1`, the second compile of the first function.
         function, file, line: what was compiled.
         seconds: all of it, the backend included.
-        restarts: seconds spent before tracing had to start anew.
         recompiled: the guard that failed, if the function was compiled before; else empty.
         failed: why it runs in eager mode; else empty.
     """
@@ -24,7 +23,6 @@ class Frame:
     file: str
     line: int
     seconds: float
-    restarts: float
     recompiled: str
     failed: str
 
@@ -66,7 +64,6 @@ def _frame(item: Any) -> Frame:
         str(item.co_filename or ""),
         int(item.co_firstlineno or 0),
         float(item.entire_frame_compile_time_s or 0.0),
-        float(item.dynamo_time_before_restart_s or 0.0),
         str(item.recompile_reason or ""),
         failed,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.ir.kernel import Kernel
-from polyfuse.plugin import Config, Source
+from polyfuse.plugin import Source
 from polyfuse_triton.amd.chips import Chip
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.build.pipeline import function_of, through_stages
@@ -35,14 +35,14 @@ class AmdCode:
     shared_bytes: int
 
 
-def compile_for(chip: Chip, kernel: Kernel, config: Config | None = None) -> AmdCode:
+def compile_for(chip: Chip, kernel: Kernel) -> AmdCode:
     """Compile a kernel; it is not run.
 
     Raises:
         UnsupportedError: the backend has no text for this kernel.
         KernelBuildError: Triton does not compile the text for this chip, or it needs more shared memory.
     """
-    source = emit(kernel, config, known_target(_SHAPED_LIKE))
+    source = emit(kernel, None, known_target(_SHAPED_LIKE))
     text = source.text.replace(Source.SYMBOL, source.symbol)
     try:
         made = _compiled(function_of(text, source.symbol), KernelMeta.parse(source.meta), chip)

@@ -48,6 +48,12 @@ _BY_STRIDES: Final = (
 """Operators whose result depends on the strides of an operand."""
 
 
+_CONVERSIONS: Final = (
+    "quantized_decomposed.dequantize_per_tensor.default",
+    "quantized_decomposed.quantize_per_tensor.default",
+)
+"""Operators that are not ATen's, and compute element by element."""
+
 _Wants: TypeAlias = Callable[[torch.Tensor, torch.Tensor], ChannelsLast]
 
 
@@ -203,6 +209,8 @@ def _follows(node: Node) -> bool:
     if name == "operator.getitem":
         return True
     facts = ops.facts(node.target)
+    if name in _CONVERSIONS:
+        return True
     if not facts.is_operator or not name.startswith(("aten.", "prims.")):
         return False
     return not (
