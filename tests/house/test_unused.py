@@ -13,6 +13,7 @@ from house.source_tree import (
     docstring_nodes,
     example_files,
     nodes_of,
+    plugin_files,
     read,
     walk,
 )
@@ -75,6 +76,29 @@ def test_nothing_is_unused():
         and REGISTERED.isdisjoint(map(decorator, node.decorator_list))
     ]
     assert not unused, "\n".join(unused)
+
+
+def test_each_option_of_a_plugin_is_read_by_it():
+    """An option that a manifest describes and nothing reads would be taken without an effect."""
+    unread = []
+    for manifest in (file for file in plugin_files() if file.path.name == "manifest.py"):
+        folder = manifest.path.parent
+        texts = {
+            part.value
+            for file in plugin_files()
+            if file is not manifest and file.path.is_relative_to(folder)
+            for part in nodes_of(file.tree)
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
+        described = [
+            key.value
+            for call in nodes_of(manifest.tree)
+            if isinstance(call, ast.keyword) and call.arg == "options" and isinstance(call.value, ast.Dict)
+            for key in call.value.keys
+            if isinstance(key, ast.Constant)
+        ]
+        unread += [f"{manifest.place}: {name}" for name in described if name not in texts]
+    assert not unread, "\n".join(unread)
 
 
 def others() -> Iterator[SourceFile]:

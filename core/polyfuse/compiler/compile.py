@@ -128,6 +128,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
             settings=session.settings,
             more=more,
             channels_last=session.wants_channels_last,
+            reads_narrow=session.reads_narrow,
             lookup=lookup,
             shared=shared,
         )

@@ -125,6 +125,11 @@ class CompileSession:
             return backend.target_info(device)
         return TargetInfo()
 
+    def reads_narrow(self, device_type: str) -> bool:
+        """Whether the first backend for a device multiplies few rows with a weight of fewer bits as it is."""
+        first = next(iter(self.backends(device_type)), None)
+        return first is not None and type(first).narrow_weight_rows is not Backend.narrow_weight_rows
+
     def wants_channels_last(self, value: torch.Tensor, weight: torch.Tensor, training: bool) -> ChannelsLast:
         """Which operands of a convolution of `value` get their channels last, in a graph with gradients or
         without.
@@ -137,9 +142,10 @@ class CompileSession:
         last = ChannelsLast.ALL if info.channels_last_weights else ChannelsLast.ACTIVATIONS
         if option != "auto":
             return last if option == "on" else ChannelsLast.NONE
-        # where libraries want weights as they are, gradients gain less than bringing those of the weights
+        # where libraries want weights as they are, gradients may gain less than bringing those of the weights
         # into their layout costs
-        if training and not info.channels_last_weights:
+        gains = info.channels_last_weights or from_torch(value.dtype) in info.channels_last_gradients
+        if training and not gains:
             return ChannelsLast.NONE
         if single and DType.f32 in info.channels_last and self.settings.numerics == "fast":
             return last

@@ -25,7 +25,7 @@ from polyfuse.torch_compat.tracing import aot, decomp, dynamo
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
-    from polyfuse.frontend.graph import InnerCompiler, WantsChannelsLast
+    from polyfuse.frontend.graph import InnerCompiler, ReadsNarrow, WantsChannelsLast
     from polyfuse.frontend.rewrites.passes import MoreRewrites
     from polyfuse.frontend.traced import Traced
     from polyfuse.torch_compat.captures.shared_inputs import SharedInputs
@@ -43,18 +43,26 @@ def compile_graph(
     settings: Settings,
     more: MoreRewrites | None = None,
     channels_last: WantsChannelsLast | None = None,
+    reads_narrow: ReadsNarrow | None = None,
     lookup: Lookup | None = None,
     shared: SharedInputs | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
     graph. `more` are rewrites that run after those of this package; `channels_last` says of the activation
     and the weight of a convolution, and of whether gradients are needed, what should have its channels last.
+    `reads_narrow` says where freezing leaves weights of fewer bits as they are for few rows.
     `lookup` gives the graph's entry in the graph cache; `shared` are inputs that overlap, if it may write.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """
     again = partial(
-        compile_graph, inner=inner, settings=settings, more=more, channels_last=channels_last, lookup=lookup
+        compile_graph,
+        inner=inner,
+        settings=settings,
+        more=more,
+        channels_last=channels_last,
+        reads_narrow=reads_narrow,
+        lookup=lookup,
     )
     if not dynamo.returns_flat_tuple(gm):
         return dynamo.flatten_results(gm, lambda flat: again(flat, example_inputs))
@@ -67,7 +75,7 @@ def compile_graph(
     def traced() -> Traced:
         from polyfuse.frontend.traced import Traced  # a graph that is found is not traced
 
-        return Traced(inner, settings, ordinal, more, channels_last, entry is not None)
+        return Traced(inner, settings, ordinal, more, channels_last, reads_narrow, entry is not None)
 
     def partition(
         joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from polyfuse.base.errors import PackageError
@@ -90,13 +90,7 @@ def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bo
     with _views_of_attention_reshaped(program.graph):
         plain = printable.run_decompositions(table)
     signature = plain.graph_signature
-    for spec in signature.input_specs:
-        if spec.kind not in _ORIGINS:
-            raise PackageError(
-                f"the model has an input of kind {spec.kind.name}"
-                f" ({given.get(spec.target or '') or spec.target or spec.arg}), which no file holds",
-                "leave what uses it out of the exported part of the model",
-            )
+    _refuse_other_inputs(signature, given)
     module = plain.graph_module
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     names = [spec.target or node.name for spec, node in zip(signature.input_specs, nodes, strict=True)]
@@ -105,17 +99,16 @@ def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bo
     keywords = tuple(str(name) for name in in_spec.children()[1].context)
     positional = _positional(plain, in_spec.children()[0].num_children, keywords)
     own = iter(_leaf_names(in_spec, (*positional, *keywords)))
-    inputs = tuple(
-        ExportedInput(
-            _ORIGINS[spec.kind],
-            (next(own, "") if spec.kind is InputKind.USER_INPUT else given.get(name, name)) or name,
-            node in mutated,
-        )
-        for spec, name, node in zip(signature.input_specs, names, nodes, strict=True)
-    )
+    shown = [
+        (next(own, "") if spec.kind is InputKind.USER_INPUT else given.get(name, name)) or name
+        for spec, name in zip(signature.input_specs, names, strict=True)
+    ]
     return ExportedGraph(
         module,
-        inputs,
+        tuple(
+            ExportedInput(_ORIGINS[spec.kind], name, node in mutated)
+            for spec, name, node in zip(signature.input_specs, shown, nodes, strict=True)
+        ),
         {given.get(name, name): value for name, value in {**plain.state_dict, **plain.constants}.items()},
         in_spec,
         out_spec,
@@ -123,6 +116,21 @@ def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bo
         keywords,
         plain.range_constraints,
     )
+
+
+def _refuse_other_inputs(signature: ExportGraphSignature, given: Mapping[str, str]) -> None:
+    """Raise `PackageError` for an input that a package cannot hold.
+
+    Args:
+        given: the model's names of tensors, by those in the exported program.
+    """
+    for spec in signature.input_specs:
+        if spec.kind not in _ORIGINS:
+            raise PackageError(
+                f"the model has an input of kind {spec.kind.name}"
+                f" ({given.get(spec.target or '') or spec.target or spec.arg}), which no file holds",
+                "leave what uses it out of the exported part of the model",
+            )
 
 
 @contextmanager

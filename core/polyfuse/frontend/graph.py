@@ -31,6 +31,10 @@ class ChannelsLast(enum.IntEnum):
 CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 """The layouts of torch that have them last, by the number of dimensions."""
 
+ReadsNarrow: TypeAlias = Callable[[str], bool]
+"""From the type of a device, such as `cpu`, to whether its kernels multiply few rows with a weight as it is
+stored."""
+
 WantsChannelsLast: TypeAlias = Callable[[torch.Tensor, torch.Tensor, bool], ChannelsLast]
 """From the activation and the weight of a convolution, and whether gradients are needed, to what has its
 channels last."""

@@ -24,6 +24,7 @@ from polyfuse.frontend.graph import (
     GraphKind,
     InnerCompiler,
     Note,
+    ReadsNarrow,
     WantsChannelsLast,
 )
 from polyfuse.frontend.rewrites.layouts import spread_channels_last
@@ -73,6 +74,7 @@ class Traced:
     """Which of the graphs of one Dynamo compile this is."""
     more: MoreRewrites | None = None
     channels_last: WantsChannelsLast | None = None
+    reads_narrow: ReadsNarrow | None = None
     cached: bool = False
     """Whether what is compiled goes into the graph cache."""
 
@@ -113,7 +115,7 @@ class Traced:
         rewrites = _rewritten(gm, kind, self.settings, self.more, texts, notes)
         static = tuple(dynamo.static_input_indices()) if kind != "backward" else ()
         freezing = self.settings.freezing and kind == "inference"
-        frozen = freeze(gm, static, self.settings) if freezing else None
+        frozen = freeze(gm, static, self.settings, self.reads_narrow) if freezing else None
         if frozen is not None:
             static = (*static, *range(len(inputs), len(inputs) + len(frozen.layouts)))
             rewrites = (*rewrites, ("freezing", len(frozen.layouts)))

@@ -44,12 +44,18 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class GraphOutput:
-    """One result: a `View` of a buffer, a size (`Index` or number), None, or a host object of the object
-    table. `saved` ones are saved for the backward; the caller never sees them."""
+    """One result.
+
+    Attributes:
+        value: a `View` of a buffer, a size (`Index` or number), None, or a host object of the object table.
+        saved: whether it is saved for the backward; the caller never sees it.
+        again: position of the earlier result that is this very tensor, not another one with its elements.
+    """
 
     value: Any
     kind: str = "tensor"
     saved: bool = False
+    again: int | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,24 @@ from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit.facts import KernelFacts
 from polyfuse.kit.slices import backward_slice
-from polyfuse.symbolic import Index, axis_name
+from polyfuse.symbolic import Index, IndexLike, axis_name
+
+_LONG = 32
+"""Steps of a depth that are worth reading by themselves."""
+
+
+def divided_axis(sizes: Sequence[IndexLike], parts: int) -> int:
+    """The position of the axis of a depth that is divided into some parts; -1 where there is none.
+
+    It is the first one, but for an odd count in each part where a later axis has an even count of 32 or more.
+    """
+    whole = [k for k, size in enumerate(sizes) if isinstance(size, int) and size % parts == 0]
+    even = [
+        k
+        for k, size in enumerate(sizes)
+        if isinstance(size, int) and size % (2 * parts) == 0 and (k == whole[0] or size // parts >= _LONG)
+    ]
+    return (even or whole or [-1])[0]
 
 
 @dataclass(frozen=True)

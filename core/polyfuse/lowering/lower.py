@@ -302,12 +302,17 @@ class _Lowerer:
     def _results(self) -> tuple[GraphOutput, ...]:
         described = self.aten.outputs
         results: list[GraphOutput] = []
+        returned: dict[Node, int] = {}
         for position, argument in enumerate(output_args(self.aten.module)):
             if self.short is not None and not self.short.result(argument, position):
                 continue
             value = self.ctx.env[argument] if isinstance(argument, Node) else argument
             saved = position < len(described) and described[position].saved
-            results.append(replace(self._result(value), saved=saved))
+            again = None
+            if isinstance(argument, Node) and not saved and self.short is None:
+                again = returned.get(argument)
+                returned.setdefault(argument, len(results))
+            results.append(replace(self._result(value), saved=saved, again=again))
         return tuple(results)
 
     def _result(self, value: Any) -> GraphOutput:

@@ -50,10 +50,13 @@ class TargetInfo:
         channels_last: the types in which libraries for the device compute convolutions faster on tensors in
             the channels-last layout; with a type of 16 bits, also f32 where torch lets them round operands to
             TF32. They get such tensors then, unless gradients are needed.
+        channels_last_gradients: those of these types of which they compute gradients faster so, too, from
+            weights as they are.
         channels_last_weights: whether those libraries want their weights so, too, and compute gradients
             faster then.
         depthwise_loops: whether the backend's loops over convolutions with channels last, small
-            windows and one, two or four channels for each result are faster than libraries.
+            windows and one, two or four channels for each result are faster than libraries, and its sums over
+            pixels faster than their gradients of such weights.
         loops_by_ranges: whether the backend cuts loops where comparisons of their positions change. A tensor
             that is made of parts, such as a margin and what it surrounds, is one expression then.
         column_reductions: whether a kernel in which groups of rows add to one row each (a scatter to an index
@@ -99,6 +102,7 @@ class TargetInfo:
     loops_by_ranges: bool = False
     alignment: int = 0
     channels_last: frozenset[DType] = frozenset()
+    channels_last_gradients: frozenset[DType] = frozenset()
     channels_last_weights: bool = False
     depthwise_loops: bool = False
     separate_gemm_add: bool = False

@@ -83,15 +83,20 @@ def offered() -> bool:
 
 
 @lru_cache(maxsize=1)
-def _narrow_types() -> frozenset[DType]:
+def _instructions() -> frozenset[DType]:
     """The types of 16 bits that the library computes by instructions of this CPU."""
     known = {DType.bf16: "_is_mkldnn_bf16_supported", DType.f16: "_is_mkldnn_fp16_supported"}
     return frozenset(kind for kind, name in known.items() if getattr(torch.ops.mkldnn, name)())
 
 
+def narrow_types() -> frozenset[DType]:
+    """The types of 16 bits that the library computes faster than anything that torch has beside it."""
+    return _instructions() if offered() else frozenset()
+
+
 def convolved_types() -> frozenset[DType]:
     """The types that the library convolves faster than anything that torch has beside it."""
-    return _narrow_types() | {DType.f32} if offered() else frozenset()
+    return narrow_types() | {DType.f32} if offered() else frozenset()
 
 
 # What is known without timing.

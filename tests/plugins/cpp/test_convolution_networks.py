@@ -19,7 +19,7 @@ from polyfuse.autotune import packing
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
-from polyfuse.ir.types import DType
+from polyfuse.ir.types import DType, from_torch
 from polyfuse_cpp import onednn
 
 pytestmark = pytest.mark.skipif(
@@ -359,14 +359,17 @@ def test_room_is_a_tenth_of_many_parameters(monkeypatch: pytest.MonkeyPatch) -> 
     assert PACKS not in agrees(compiled(model), model, X).calls
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize(
-    ("dtype", "last"), [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)]
-)
-def test_types_whose_channels_come_last(dtype: torch.dtype, last: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("instructions", [frozenset(), frozenset({DType.bf16})])
+def test_types_whose_channels_come_last(
+    dtype: torch.dtype, instructions: frozenset[DType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "narrow_types", lambda: instructions)
     wants = session_for(Settings()).wants_channels_last
     value, weight = torch.empty(1, dtype=dtype), torch.empty(8, 8, 3, 3)
-    assert wants(value, weight, False) == last and not wants(value, weight, True)
+    narrow = from_torch(dtype) in instructions
+    assert bool(wants(value, weight, False)) == (narrow or dtype is torch.float32)
+    assert bool(wants(value, weight, True)) == narrow
 
 
 def test_graphs_with_gradients_stay_as_they_are() -> None:
@@ -393,7 +396,7 @@ def test_bf16_goes_to_the_library_where_it_has_instructions(
     freezing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computes = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    monkeypatch.setattr(onednn, "_narrow_types", lambda: frozenset({DType.bf16}))
+    monkeypatch.setattr(onednn, "narrow_types", lambda: frozenset({DType.bf16}))
     torch.manual_seed(0)
     layers = (nn.Conv2d(4, 16, 3), nn.SiLU(), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1))
     model, x = nn.Sequential(*layers).eval().bfloat16(), X.bfloat16()

@@ -413,7 +413,7 @@ def test_weights_of_16_bits_are_laid_out_once_where_rows_are_many(
     function: Callable[..., Any], rows: int, calls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computes = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    monkeypatch.setattr(onednn, "_narrow_types", lambda: frozenset({DType.bf16}))
+    monkeypatch.setattr(onednn, "narrow_types", lambda: frozenset({DType.bf16}))
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(24, 40).bfloat16(), torch.randn(3, rows, 24).bfloat16()
     if rows == 2:

@@ -12,7 +12,8 @@ from polyfuse.ir.expr import load
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, symbol
-from polyfuse_cpp.isa import choose_isa
+from polyfuse_cpp.isa import choose_isa, dot_instructions
+from polyfuse_cpp.matmul import few_rows
 from polyfuse_cpp.matmul.few_rows import streaming_parts
 
 
@@ -43,6 +44,21 @@ def test_what_is_left_to_the_library() -> None:
     assert streaming_parts(linear(1, 100, 64), choose_isa("scalar")) == 0
 
 
+@pytest.mark.parametrize(
+    ("found", "most"),
+    [((), 0), (("PF_DOT_BF16",), 0), (("PF_DOT_BF16", "PF_AMX"), 4)],
+    ids=["", "pairs", "tiles"],
+)
+def test_bf16_is_generated_where_the_library_lays_weights_out(
+    found: tuple[str, ...], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_rows, "dot_instructions", lambda: found)
+    for rows in (1, 4, 5, 8):
+        matmul = linear(rows, 100, 64, DType.bf16)
+        assert streaming_parts(matmul, choose_isa("avx512")) == (rows <= most)
+        assert streaming_parts(matmul, choose_isa("avx2")) == 0
+
+
 def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.hardswish(F.linear(x, w, b)) + 1
 
@@ -61,6 +77,23 @@ def test_results(rows: int, columns: int, depth: int) -> None:
     torch.testing.assert_close(got, layer(x.double(), w.double(), b.double()).float(), rtol=1e-5, atol=1e-5)
     if columns > 1:
         assert not any("addmm" in decision.second for decision in last_reports()[-1].decisions)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.skipif("PF_AMX" not in dot_instructions(), reason="this CPU has no matrix registers")
+@pytest.mark.parametrize("rows, columns, depth", [(1, 1000, 640), (1, 10, 33), (3, 77, 129), (4, 64, 2048)])
+def test_results_in_bf16(rows: int, columns: int, depth: int) -> None:
+    reset_reports()
+    torch.compiler.reset()
+    x, w, b = torch.randn(rows, depth), torch.randn(columns, depth) / depth**0.5, torch.randn(columns)
+    x, w, b = x.bfloat16(), w.bfloat16(), b.bfloat16()
+    compiled = torch.compile(layer, backend="polyfuse", dynamic=False, options={"strict": True})
+    with torch.no_grad():
+        got = compiled(x, w, b).double()
+    exact = layer(x.double(), w.double(), b.double())
+    eager = layer(x, w, b).double()
+    assert (got - exact).norm() <= 1.3 * (eager - exact).norm()
+    assert last_reports()[-1].calls == ()
 
 
 def test_numbers_that_are_none() -> None:

@@ -215,6 +215,32 @@ def test_narrow_weights_are_split_by_groups(rows: int, columns: int, depth: int,
 
 
 @pytest.mark.parametrize(
+    "rows, columns, groups, size, parts",
+    [
+        (8, 11008, 32, 64, 2),
+        (8, 4096, 32, 64, 4),
+        (32, 11008, 32, 64, 2),
+        (64, 11008, 128, 16, 2),
+        # 43 groups in each part are no whole steps of two: of each group, half
+        (8, 4096, 86, 64, 2),
+        (8, 4096, 43, 16, 1),
+    ],
+)
+def test_parts_of_weights_of_halves_are_whole_steps(
+    rows: int, columns: int, groups: int, size: int, parts: int
+) -> None:
+    row, column, group, inside, half = (
+        axis(name, n) for name, n in (("i0", rows), ("i1", columns), ("k2", groups), ("k1", size), ("k0", 2))
+    )
+    step = group * size + inside
+    x = load("x", row * (groups * size * 2) + step * 2 + half, DType.bf16)
+    w = cast(load("w", column * (groups * size) + step, DType.u8), DType.bf16)
+    raxes, index = (group, inside, half), row * columns + column
+    matmul = Reduction("mm", (row, column), raxes, ("sums",), index, "dot", (x, w))
+    assert streaming_parts(matmul, HOPPER) == parts
+
+
+@pytest.mark.parametrize(
     "groups, size, parts", [(86, 64, 4), (86, 32, 2), (88, 64, 8), (43, 64, 4), (43, 16, 1)]
 )
 def test_groups_are_divided_where_their_number_is_not(groups: int, size: int, parts: int) -> None:

@@ -11,8 +11,16 @@ import torch
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.backend import CppBackend
+from polyfuse_cpp.isa import dot_instructions
+from polyfuse_cpp.matmul import converted as conversion
 
 WHY = "it reads an operand as it is stored"
+
+
+@pytest.fixture(autouse=True)
+def _as_without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same limits on all machines."""
+    monkeypatch.setattr(conversion, "_TILED_ROWS", conversion._PAIRED_ROWS)
 
 
 @pytest.fixture
@@ -77,6 +85,89 @@ def test_some_rows(run: Any, function: Callable[..., torch.Tensor], rows: int, d
     w, scale = weights(37, 1100), torch.rand(37, dtype=dtype) + 0.5
     report = run(function, torch.randn(rows, 1100, dtype=dtype), w, scale)
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("then", [torch.nn.functional.silu, lambda x: x.relu() * 2], ids=["silu", "relu"])
+def test_layers_one_behind_the_other(
+    run: Any, then: Callable[..., torch.Tensor], rows: int, dtype: torch.dtype
+) -> None:
+    def layers(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+        return (then((x @ w.to(x.dtype).t()) * scale + 1) @ w2.to(x.dtype).t()) * scale.sum()
+
+    scale = (torch.rand(48) / 500).to(dtype)
+    report = run(layers, torch.randn(rows, 70, dtype=dtype), weights(), scale, weights(64, 48))
+    # what is between is computed once, not for each column, and no weight is copied
+    assert sum(d.reason == WHY for d in report.decisions) == 2 and not report.extern_calls
+    converted = [launch.ops for launch in report.launches if launch.ops == ("aten._to_copy.default",)]
+    assert not converted
+
+
+class Stored(torch.nn.Module):
+    """A layer whose weight is stored in bytes, perhaps scaled in groups; `again`: it is read twice."""
+
+    def __init__(self, grouped: bool, again: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("weight", weights(48, 64))
+        self.register_buffer("scale", torch.rand(48, 4 if grouped else 1) / 50)
+        self.again = again
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        groups = self.weight.view(48, self.scale.shape[1], -1)
+        weight = ((groups - 3).to(x.dtype) * self.scale.to(x.dtype)[:, :, None]).view(48, 64)
+        found = torch.nn.functional.linear(x, weight)
+        return found + (x.sin() @ weight.t()) if self.again else found
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_frozen_weights_stay_narrow_for_few_rows(
+    rows: int, again: bool, grouped: bool, dtype: torch.dtype
+) -> None:
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    model, x = Stored(grouped, again), torch.randn(rows, 64, dtype=dtype)
+    call = torch.compile(model, backend="polyfuse", options={"freezing": True, "strict": True})
+    with torch.no_grad():
+        for change in (0, 1):
+            model.weight.add_(change)
+            wanted = model(x.double())
+            assert (call(x).double() - wanted).norm() < 2e-2 * wanted.norm()
+    report = last_reports()[-1]
+    frozen = dict(report.rewrites).get("freezing", 0)
+    assert is_narrow(report) == (rows <= (4 if dtype is torch.float32 else 1) and not again)
+    assert frozen == (0 if is_narrow(report) else 1)
+
+
+def test_weights_are_frozen_where_the_backend_reads_them_wide() -> None:
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    model, x = Stored(False), torch.randn(1, 64)
+    call = torch.compile(model, backend="polyfuse", options={"freezing": True, "backends": ["interpreter"]})
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), model(x))
+    assert dict(last_reports()[-1].rewrites)["freezing"] == 1
+    forget_sessions()
+
+
+@pytest.mark.skipif("PF_DOT_BF16" not in dot_instructions(), reason="this CPU multiplies no pairs of bf16")
+@pytest.mark.parametrize("tiles", [False, True])
+def test_fewer_rows_where_the_library_has_tiles(
+    run: Any, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    found = ("PF_DOT_BF16", *(("PF_AMX",) if tiles else ()))
+    monkeypatch.setattr(conversion, "dot_instructions", lambda: found)
+    for rows, narrow in ((8, True), (9, not tiles), (96, not tiles), (97, False)):
+        x, scale = torch.randn(rows, 70).bfloat16(), torch.rand(48).bfloat16()
+        assert is_narrow(run(converted, x, weights(), scale)) == narrow
 
 
 @pytest.mark.quick(1)

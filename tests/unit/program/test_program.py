@@ -78,6 +78,37 @@ def test_results_that_are_views_of_one_buffer() -> None:
     assert part.data_ptr() == transposed.data_ptr() + 7 * 4
 
 
+def test_a_view_that_is_returned_twice_is_one_tensor() -> None:
+    b = Builder()
+    b.tensor("x", (4, 6))
+    b.launch(add_one, [b.buffer("a", (4, 6))], ["x"])
+    view = View("a", (6, 4), (1, 6))
+    b.output("a", view, view)
+    b.outputs.append(GraphOutput(view, again=1))
+    whole, first, other, again = b.module()([torch.randn(4, 6)])
+    assert again is first and other is not first
+    assert whole.data_ptr() == first.data_ptr() == other.data_ptr()
+
+
+def test_names_of_one_tensor_are_one_result() -> None:
+    """As in eager mode, where two results are one tensor or share no more than memory."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = x.clone()
+        b = a
+        b += 1
+        c = a.view(-1)
+        c[::2] = 0
+        return a, b, c
+
+    for dynamic in (False, True):
+        torch.compiler.reset()
+        x = torch.randn(4, 6)
+        a, b, c = torch.compile(function, backend="polyfuse", dynamic=dynamic)(x)
+        assert a is b and c is not a and c.data_ptr() == a.data_ptr()
+        close((a, c), function(x)[::2])
+
+
 def test_a_mutated_input_is_written_in_place() -> None:
     b = Builder()
     b.tensor("x", (4,))

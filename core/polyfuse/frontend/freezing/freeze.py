@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root, mutated_placeholders, output_args
 from polyfuse.frontend.freezing.channels import fold_into_convolutions
+from polyfuse.frontend.graph import ReadsNarrow
 from polyfuse.frontend.rewrites.passes import remove_dead
 from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
 from polyfuse.runtime.frozen import FrozenOperand, FrozenStep, FrozenValues
@@ -28,12 +29,35 @@ _BYTES = 16 << 20
 _TIMES = 2
 
 
-def freeze(module: GraphModule, static: Sequence[int], settings: Settings) -> FrozenValues | None:
+_FEW_ROWS = 4
+"""Rows up to which a backend that can multiplies a weight as it is stored, whatever it looks like."""
+
+_HALF = 2
+"""Bytes of a number of 16 bits."""
+
+_CONVERSIONS = (
+    "aten._to_copy.default",
+    "aten.expand.default",
+    "aten.mul.Tensor",
+    "aten.permute.default",
+    "aten.sub.Tensor",
+    "aten.t.default",
+    "aten.unsqueeze.default",
+    "aten.view.default",
+    "prims.convert_element_type.default",
+)
+"""What makes a weight of one that is stored with fewer bits, also in groups."""
+
+
+def freeze(
+    module: GraphModule, static: Sequence[int], settings: Settings, reads_narrow: ReadsNarrow | None = None
+) -> FrozenValues | None:
     """Take what depends on parameters alone out of `module`, in place; None where that is nothing. The graph
     gets the values as further inputs.
 
     Args:
         static: positions of parameters and buffers among the inputs.
+        reads_narrow: whether a device multiplies few rows with a weight as it is stored.
     """
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     written = set(mutated_placeholders(module))
@@ -45,6 +69,9 @@ def freeze(module: GraphModule, static: Sequence[int], settings: Settings) -> Fr
     if not sources:
         return None
     fixed = _fixed(module, sources)
+    if reads_narrow is not None and settings.numerics == "fast" and settings.gemm != "library":
+        for node in _read_as_stored(module, fixed, reads_narrow):
+            del fixed[node]
     _move_up(placeholders[-1], [n for n in fixed if n.op != "placeholder"])
     state = Rewriting(module, settings, "inference")
     folded = fold_into_convolutions(state, fixed) if settings.numerics == "fast" else 0
@@ -96,6 +123,46 @@ def _fixed(module: GraphModule, sources: Sequence[Node]) -> dict[Node, None]:
         if small and all(operand in fixed for operand in node.all_input_nodes):
             fixed[node] = None
     return fixed
+
+
+def _read_as_stored(module: GraphModule, fixed: Mapping[Node, None], reads_narrow: ReadsNarrow) -> set[Node]:
+    """Conversions of weights that are multiplied with few rows: reading what is stored takes less time than
+    reading the result.
+    """
+    found: set[Node] = set()
+    for node in module.graph.nodes:
+        if ops.op_name(node.target) not in ("aten.mm.default", "aten.addmm.default"):
+            continue
+        rows, weight = node.args[-2:]
+        count = tensor_value(rows)
+        if weight not in fixed or count is None or rows in fixed:
+            continue
+        # of 16 bits, converting takes as long as reading does, and longer with every further row
+        most = _FEW_ROWS if weight.meta["val"].dtype.itemsize > _HALF else 1
+        if not isinstance(count.shape[0], int) or count.shape[0] > most:
+            continue
+        if not reads_narrow(count.device.type):
+            continue
+        made, stored = _made_of(weight, node)
+        if made and 4 * stored <= 3 * _bytes(weight.meta["val"]):
+            found |= made
+    return found
+
+
+def _made_of(weight: Node, reader: Node) -> tuple[set[Node], int]:
+    """The conversions that make a weight for one reader alone, and the bytes that they read."""
+    made: set[Node] = set()
+    read: dict[Node, int] = {}
+    stack = [weight]
+    while stack:
+        node = stack.pop()
+        cheap = node.op == "call_function" and ops.op_name(node.target) in _CONVERSIONS
+        if cheap and all(user is reader or user in made for user in node.users):
+            made.add(node)
+            stack.extend(node.all_input_nodes)
+        else:
+            read[node] = _bytes(node.meta["val"])
+    return made, sum(read.values())
 
 
 def _move_up(last: Node, nodes: Sequence[Node]) -> None:

@@ -208,7 +208,9 @@ class GraphReader(StatementReader):
         outputs: list[GraphOutput] = []
         while tokens.skip("output"):
             word = tokens.name()
-            outputs.append(GraphOutput(self.value(), word, tokens.skip("saved")))
+            value, saved = self.value(), tokens.skip("saved")
+            again = tokens.integer() if tokens.skip("again") else None
+            outputs.append(GraphOutput(value, word, saved, again))
             tokens.end_line()
         tokens.expect("}")
         return Graph(

@@ -210,9 +210,9 @@ class Printer:
         for node in graph.nodes:
             lines.extend(self.node(node))
         self.scope.loops()
-        lines.extend(
-            f"output {o.kind} {self.value(o.value)}{' saved' if o.saved else ''}" for o in graph.outputs
-        )
+        for o in graph.outputs:
+            marks = " saved" * o.saved + ("" if o.again is None else f" again {o.again}")
+            lines.append(f"output {o.kind} {self.value(o.value)}{marks}")
         known = self.symbols()
         if graph.symbol_hints:
             hints = (f"{name_text(name)} = {value}" for name, value in graph.symbol_hints.items())

@@ -35,10 +35,12 @@ def reading_less(
     that pays (`Backend.narrow_weight_rows`).
     """
     for chained in (True, False):
-        more = with_prologue(graph, call, form, chained=chained)
-        found = None if more is None else _narrow(graph, form, *more, limits)
-        if found is not None:
-            return found
+        # an activation before the rows would be computed again for each column: then the weight alone
+        for only in (None, 0, 1):
+            more = with_prologue(graph, call, form, chained=chained, only=only)
+            found = None if more is None else _narrow(graph, form, *more, limits)
+            if found is not None:
+                return found
     return None
 
 

@@ -29,7 +29,7 @@ _MOST_OPS: Final = 12
 
 
 def with_prologue(
-    graph: Graph, call: TemplateCall, form: GemmLoops, *, chained: bool = False
+    graph: Graph, call: TemplateCall, form: GemmLoops, *, chained: bool = False, only: int | None = None
 ) -> tuple[GemmLoops, tuple[str, ...]] | None:
     """A GEMM that computes its operands itself, and the names of the nodes that it makes superfluous; None
     where no operand is made by a cheap loop for this GEMM alone.
@@ -39,25 +39,34 @@ def with_prologue(
             read along the depth then are bytes. What a loop of the chain stores in fewer bits is not rounded
             for the next one. The depth is divided into the axes of these loops, as in a weight of four bits
             that is scaled in groups.
+        only: the operand that is computed, where the other one is read as it is stored.
     """
     if not any(_producer(graph, call, read, call.name, chained) for read in loads(*form.gemm.values)):
         return None
     if not chained:
-        return _absorbing(graph, call, form, form.gemm.values, (False, False))
+        return _absorbing(graph, call, form, form.gemm.values, (False, False), only)
     split = axes_by_strides(form, _strides(graph, call, form.gemm.values, call.name))
     deep = tuple(
         _reads_bytes(_Inlined(graph, call, True).value(value, call.name), split.gemm.raxes)
         for value in split.gemm.values
     )
-    return _absorbing(graph, call, split, split.gemm.values, deep) if any(deep) else None
+    return _absorbing(graph, call, split, split.gemm.values, deep, only) if any(deep) else None
 
 
 def _absorbing(
-    graph: Graph, call: TemplateCall, form: GemmLoops, operands: Sequence[Expr], deep: Sequence[bool]
+    graph: Graph,
+    call: TemplateCall,
+    form: GemmLoops,
+    operands: Sequence[Expr],
+    deep: Sequence[bool],
+    only: int | None,
 ) -> tuple[GemmLoops, tuple[str, ...]] | None:
     absorbed: dict[str, None] = {}
     values = []
-    for operand, chained in zip(operands, deep, strict=True):
+    for position, (operand, chained) in enumerate(zip(operands, deep, strict=True)):
+        if only not in (None, position):
+            values.append(operand)
+            continue
         inlined = _Inlined(graph, call, chained)
         values.append(inlined.value(operand, call.name))
         absorbed |= inlined.absorbed

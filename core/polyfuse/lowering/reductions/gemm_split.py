@@ -12,6 +12,7 @@ from itertools import pairwise
 from polyfuse.ir.expr import Expr, apply, load, reindex, rewrite
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, LoopNode, Reduction, TemplateCall, View
+from polyfuse.kit.contraction import divided_axis
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable
 from polyfuse.symbolic import axis, axis_name, axis_size, bounds
 
@@ -31,14 +32,14 @@ class SplitGemm:
 
 def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     """A GEMM with its depth in so many equal parts, which are added in their order. Of a depth of several
-    axes it is the first one with such parts that is divided.
+    axes it is the one of `divided_axis`.
 
     Raises:
         Unavailable: the depth has no such parts, or a size has no bound.
     """
     gemm, total = form.gemm, form.accumulator
     sizes, dtype = [axis_size(a) for a in gemm.raxes], total.dtype
-    position = next((k for k, n in enumerate(sizes) if isinstance(n, int) and n % parts == 0), -1)
+    position = divided_axis(sizes, parts)
     if position < 0:
         raise Unavailable(f"its depth is not divided into {parts} parts")
     depth, steps = gemm.raxes[position], sizes[position]

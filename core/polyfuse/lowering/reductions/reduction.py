@@ -49,20 +49,8 @@ def reduce(
     its element at the result's own ``i0, i1, ...``.
     """
     first = next(r for r in results if r is not None)
-    keepdim = first.rank == len(size)
     own = axes_of(first.size)
-    indices: list[IndexLike] = []
-    raxes: list[Index] = []
-    position = 0
-    for d, n in enumerate(size):
-        if d in dims:
-            variable = axis(f"r{d}", n) if n != 1 else 0
-            if isinstance(variable, Index):
-                raxes.append(variable)
-            indices.append(variable)
-        else:
-            indices.append(own[d if keepdim else position])
-        position += d not in dims
+    indices, raxes = _operand_indices(size, dims, own)
     if any(size[d] == 0 for d in dims):
         if not REDUCTIONS[kind].has_value_of_nothing:
             raise UnsupportedError(f"{kind} over no elements has no value")
@@ -90,6 +78,28 @@ def reduce(
         Reduction(ctx.fresh("op"), axes, tuple(raxes), outputs, index, kind, operands, origins=ctx.origins)
     )
     return tuple(r.at(own) if r is not None else const(0, DType.i64) for r in results)
+
+
+def _operand_indices(
+    size: Sequence[IndexLike], dims: Sequence[int], own: Sequence[IndexLike]
+) -> tuple[list[IndexLike], list[Index]]:
+    """An index for each dimension of an operand, and those of them that are reduced over.
+
+    Args:
+        own: the result's indices; as many as `size` where reduced dimensions stay, of size one.
+    """
+    indices: list[IndexLike] = []
+    raxes: list[Index] = []
+    others = iter(own)
+    for d, n in enumerate(size):
+        if d not in dims:
+            indices.append(own[d] if len(own) == len(size) else next(others))
+            continue
+        variable = axis(f"r{d}", n) if n != 1 else 0
+        if isinstance(variable, Index):
+            raxes.append(variable)
+        indices.append(variable)
+    return indices, raxes
 
 
 def _of_one(kind: str, operands: tuple[Expr, ...]) -> tuple[Expr, ...]:

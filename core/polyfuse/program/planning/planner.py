@@ -314,6 +314,9 @@ class _Planner:
         values: list[Any] = []
         for output, copy in results_of(self.graph, self.skipped):
             value = output.value
+            if output.again is not None:
+                values.append(values[output.again])
+                continue
             if isinstance(value, View) and finder is not None and finder.changes(value):
                 if is_view_of_result(value, self.graph):
                     raise NotALoop("layers return views of what they make")

@@ -308,10 +308,7 @@ def _sort_results(
         if not is_tensor or (result.device != device and position in facts.saved):
             constants.append(result)
             continue
-        if result.device != device:
-            raise UnsupportedError(f"result {position} is on {result.device}", "move it to the device")
-        if result.is_conj() or result.is_neg():
-            raise UnsupportedError(f"result {position} is lazily conjugated or negated", "resolve it")
+        _check_result(result, position, device)
         constants.append(None)
         storage = result.untyped_storage()
         window = Window(
@@ -325,14 +322,8 @@ def _sort_results(
         if number is None:
             storages.setdefault(storage._cdata, (storage, []))[1].append(window)
             continue
-        base = layouts[number]
-        same = (base.dtype, base.size, base.stride, base.offset)
-        if same == (window.dtype, window.size, window.stride, window.offset):
-            passed.append(PassedThrough(position, number, None, number in saved_inputs))
-        else:
-            start = base.offset * base.dtype.itemsize // window.dtype.itemsize
-            moved = Window(position, window.dtype, window.size, window.stride, window.offset - start)
-            passed.append(PassedThrough(position, number, moved, number in saved_inputs))
+        moved = _moved(window, layouts[number])
+        passed.append(PassedThrough(position, number, moved, number in saved_inputs))
     slots = tuple(
         Slot(storage, windows, device, all(w.position in facts.saved for w in windows), hold)
         for storage, windows in storages.values()
@@ -341,3 +332,24 @@ def _sort_results(
     for slot in saved:
         slot.watched = saved[0]
     return tuple(constants), tuple(passed), slots
+
+
+def _check_result(result: torch.Tensor, position: int, device: torch.device) -> None:
+    """Raise `UnsupportedError` for a tensor whose memory a replay does not fill."""
+    if result.device != device:
+        raise UnsupportedError(f"result {position} is on {result.device}", "move it to the device")
+    if result.is_conj() or result.is_neg():
+        raise UnsupportedError(f"result {position} is lazily conjugated or negated", "resolve it")
+
+
+def _moved(window: Window, base: _Layout) -> Window | None:
+    """A result's window counted from the start of the input it lies in; None where it is the whole input."""
+    if (base.dtype, base.size, base.stride, base.offset) == (
+        window.dtype,
+        window.size,
+        window.stride,
+        window.offset,
+    ):
+        return None
+    start = base.offset * base.dtype.itemsize // window.dtype.itemsize
+    return Window(window.position, window.dtype, window.size, window.stride, window.offset - start)

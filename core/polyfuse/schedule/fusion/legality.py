@@ -260,11 +260,13 @@ def _check(rules: Rules, first: Unit, second: Unit, match: Match) -> Fusion | st
     mine: dict[str, list[UnitAccess]] = {}
     for item in left[1]:
         mine.setdefault(rules.roots[item.access.buffer], []).append(item)
+    read = {(b.member, b.access.buffer, b.access.index) for b in right[1] if not b.access.write}
     for b in right[1]:
+        updates = (b.member, b.access.buffer, b.access.index) in read
         for a in mine.get(rules.roots[b.access.buffer], ()):
             if not (a.access.write or b.access.write):
                 continue
-            reason = _conflict(a, b)
+            reason = _conflict(a, b, updates)
             if reason:
                 return reason
     reason = _loops_conflict(rules, first, second, match, left)
@@ -274,9 +276,12 @@ def _check(rules: Rules, first: Unit, second: Unit, match: Match) -> Fusion | st
     return reason or Fusion(left, right, match.space)
 
 
-def _conflict(a: UnitAccess, b: UnitAccess) -> str:
+def _conflict(a: UnitAccess, b: UnitAccess, updates: bool) -> str:
     """Why two accesses of one storage, one of them a write, cannot be made at the same point; empty if they
     can.
+
+    Args:
+        updates: whether the node of `b` reads the elements that `b` accesses.
     """
     name = a.access.buffer
     if a.access.mode == b.access.mode == CHECK_MODE:
@@ -289,7 +294,7 @@ def _conflict(a: UnitAccess, b: UnitAccess) -> str:
         if a.access.write and b.access.write and disjoint(a.access.index, b.access.index):
             return ""
         return f"{name} is written at {a.access.index} and accessed at {b.access.index}"
-    if a.access.write and b.access.write:
+    if a.access.write and b.access.write and not updates:
         return f"{name} is written twice"  # where in a kernel a store is made depends on what it stores
     if a.access.write and a.level == "R" and b.level == "P":
         return f"{name} is complete only after the loop that writes it"

@@ -17,6 +17,9 @@ CONVERTED_ROWS = 256
 _PAIRED_ROWS = 96
 """The same where the library multiplies pairs of bf16, too."""
 
+_TILED_ROWS = 8
+"""The same where the library has the machine's matrix registers, which take as long for one row as for 16."""
+
 _FEW = 4
 """Rows for which a weight that does not lie along the depth may be converted again and again."""
 
@@ -57,7 +60,9 @@ def narrow_rows(matmul: Reduction, isa: Isa) -> tuple[int, int]:
         return few
     pairs = kinds == {DType.bf16} and isa.lanes == 16 and "PF_DOT_BF16" in dot_instructions()
     # a sum for each element would round each number of the weight by itself, or step over numbers
-    return (_PAIRED_ROWS, 0) if pairs else (CONVERTED_ROWS, 0 if several else 1)
+    if pairs:
+        return (_TILED_ROWS if "PF_AMX" in dot_instructions() else _PAIRED_ROWS), 0
+    return CONVERTED_ROWS, 0 if several else 1
 
 
 def _is_contiguous(value: Expr, sizes: Mapping[str, IndexLike]) -> bool:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from polyfuse.ir.expr import Expr
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis_name, axis_size, coefficient, free_axes
-from polyfuse_cpp.isa import Isa
+from polyfuse_cpp.isa import Isa, dot_instructions
 
 _MOST_ROWS: Final = 8
 """Rows up to which the library took longer: it packs operands, or uses half of the vectors."""
+
+_PAIRED_LANES: Final = 16
+"""Numbers of a register of the instruction set whose pairs of bf16 are multiplied."""
+
+_MOST_PAIRED_ROWS: Final = 4
+"""The same of bf16 on a CPU with matrix registers, for which the library lays the weight out at each call."""
 
 
 def streaming_parts(matmul: Reduction, isa: Isa) -> int:
@@ -20,10 +25,12 @@ def streaming_parts(matmul: Reduction, isa: Isa) -> int:
         return 0
     sizes = [axis_size(axis) for axis in (*matmul.axes, *matmul.raxes)]
     counts = [size for size in sizes if isinstance(size, int)]
-    if len(counts) != len(sizes) or counts[-1] < isa.lanes or counts[0] > _MOST_ROWS:
+    plain = all(value.op == "load" and not value.args for value in matmul.values)
+    most = _most_rows({value.dtype for value in matmul.values}, isa) if plain else 0
+    if len(counts) != len(sizes) or counts[-1] < isa.lanes or counts[0] > most:
         return 0
     # one number is no matrix
-    if max(counts[:2]) == 1 or not all(map(_is_plain, matmul.values)):
+    if max(counts[:2]) == 1:
         return 0
     outer, inside = {axis_name(a) for a in matmul.axes}, axis_name(matmul.raxes[0])
     along = [outer.intersection(free_axes(value.index)) for value in matmul.values]
@@ -32,5 +39,11 @@ def streaming_parts(matmul: Reduction, isa: Isa) -> int:
     return int(all(coefficient(value.index, inside) == 1 for value in matmul.values))
 
 
-def _is_plain(value: Expr) -> bool:
-    return value.op == "load" and not value.args and value.dtype is DType.f32
+def _most_rows(kinds: set[DType | None], isa: Isa) -> int:
+    """Up to how many rows of some types a kernel is faster."""
+    if kinds == {DType.f32}:
+        return _MOST_ROWS
+    # elsewhere the library reads a row of the weight as fast as memory brings it
+    measured = {"PF_DOT_BF16", "PF_AMX"}.issubset(dot_instructions())
+    pairs = kinds == {DType.bf16} and isa.lanes == _PAIRED_LANES and measured
+    return _MOST_PAIRED_ROWS if pairs else 0

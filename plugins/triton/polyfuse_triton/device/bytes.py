@@ -7,7 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["integer_bf16", "integer_f16", "signed_byte_bf16"]
+from polyfuse_triton.device.libdevice import signed_bits
+
+__all__ = ["by_words", "integer_bf16", "integer_f16", "of_groups", "signed_byte_bf16"]
 
 
 @triton.jit
@@ -26,8 +28,27 @@ def integer_f16(a: tl.tensor, low: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def signed_byte_bf16(a: tl.tensor) -> tl.tensor:
-    """A signed byte: its sign makes 256 of 128."""
-    wide = a.to(tl.int16)
-    bits = ((wide & 0x7F) | 0x4300).to(tl.bfloat16, bitcast=True).to(tl.float32)
-    base = ((wide & 0x80) | 0x4300).to(tl.bfloat16, bitcast=True).to(tl.float32)
-    return (bits - base).to(tl.bfloat16).to(tl.float32)
+    """A signed byte, exactly."""
+    bits, base = signed_bits(a)
+    return (bits.to(tl.float32) - base.to(tl.float32)).to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def by_words(pointer: tl.tensor, count: tl.constexpr) -> tl.tensor:
+    """Neighbouring numbers of 16 bits, an even number of them, behind each address of a column: (rows, 1) to
+    (rows, count). Copies past registers take four bytes at least.
+    """
+    kind: tl.constexpr = pointer.dtype.element_ty
+    at = tl.arange(0, count // 2)[None, :]
+    word = tl.load(pointer.to(tl.pointer_type(tl.int32), bitcast=True) + at)
+    low = word.to(tl.int16).to(kind, bitcast=True)
+    high = (word >> 16).to(tl.int16).to(kind, bitcast=True)
+    return tl.reshape(tl.join(low, high), [pointer.shape[0], count])
+
+
+@triton.jit
+def of_groups(a: tl.tensor, length: tl.constexpr) -> tl.tensor:
+    """What each group has for itself, for each of its members: (rows, groups) to (rows, length)."""
+    each: tl.constexpr = length // a.shape[1]
+    wide = tl.broadcast_to(a[:, :, None], [a.shape[0], a.shape[1], each])
+    return tl.reshape(wide, [a.shape[0], length])

@@ -11,10 +11,17 @@ import triton.language as tl
 
 from polyfuse_triton.device import combine
 from polyfuse_triton.device.atomics import atomic_update
-from polyfuse_triton.device.bytes import integer_bf16, integer_f16, signed_byte_bf16
+from polyfuse_triton.device.bytes import by_words, integer_bf16, integer_f16, of_groups, signed_byte_bf16
 from polyfuse_triton.device.chains import publish, wait_for
 from polyfuse_triton.device.combine import *  # noqa: F403
-from polyfuse_triton.device.libdevice import anywhere, libdevice, quick_exp2, quick_inverse
+from polyfuse_triton.device.libdevice import (
+    anywhere,
+    high_half,
+    libdevice,
+    low_half,
+    quick_exp2,
+    quick_inverse,
+)
 from polyfuse_triton.device.philox import random_bits, random_normal, random_uniform
 from polyfuse_triton.sort.keys import sort_key, sort_rank
 
@@ -22,12 +29,14 @@ __all__ = [
     "anywhere",
     "atomic_update",
     "beginning",
+    "by_words",
     "digamma",
     "divide",
     "divide_by",
     "divide_scaled",
     "float_floor_div",
     "float_remainder",
+    "high_half",
     "wait_for",
     "index_div",
     "index_mod",
@@ -39,7 +48,9 @@ __all__ = [
     "integer_f16",
     "inverse_of",
     "libdevice",
+    "low_half",
     "nextafter",
+    "of_groups",
     "quick_exp",
     "quick_sigmoid",
     "quick_tanh",

@@ -7,12 +7,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
-__all__ = ["anywhere", "libdevice", "quick_exp2", "quick_inverse"]
+__all__ = ["anywhere", "high_half", "libdevice", "low_half", "quick_exp2", "quick_inverse", "signed_bits"]
 
 libdevice: Any
 quick_exp2: Any
 quick_inverse: Any
 anywhere: Any
+low_half: Any
+high_half: Any
+signed_bits: Any
 if triton.knobs.runtime.interpret:
     from polyfuse_triton.device import interpret
 
@@ -28,6 +31,23 @@ if triton.knobs.runtime.interpret:
     def anywhere(a: tl.tensor) -> tl.tensor:
         """The same number."""
         return a
+
+    @triton.jit
+    def low_half(a: tl.tensor) -> tl.tensor:
+        """128 and the lower four bits of a byte as f32."""
+        return (a & 15).to(tl.float32) + 128.0
+
+    @triton.jit
+    def high_half(a: tl.tensor) -> tl.tensor:
+        """128 and the upper four bits of a byte as f32."""
+        return (a >> 4).to(tl.float32) + 128.0
+
+    @triton.jit
+    def signed_bits(a: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+        """A signed byte as a difference of two bf16."""
+        wide = a.to(tl.int16)
+        bits = ((wide & 0x7F) | 0x4300).to(tl.bfloat16, bitcast=True)
+        return bits, ((wide & 0x80) | 0x4300).to(tl.bfloat16, bitcast=True)
 
 else:
     from triton.language.extra import cuda
@@ -56,3 +76,64 @@ else:
     def anywhere(a: tl.tensor) -> tl.tensor:
         """The same 32-bit integer, of which the compiler does not know how large it may be."""
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [a], dtype=tl.int32, is_pure=True, pack=1)
+
+    @triton.jit
+    def low_half(a: tl.tensor) -> tl.tensor:
+        """128 and the lower four bits of a byte as f32: of four bytes at a time, these become bits of 128."""
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 half;
+            and.b32 half, $4, 0x0F0F0F0F;
+            prmt.b32 $0, half, 0x43, 0x4055;
+            prmt.b32 $1, half, 0x43, 0x4155;
+            prmt.b32 $2, half, 0x43, 0x4255;
+            prmt.b32 $3, half, 0x43, 0x4355;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [a],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+
+    @triton.jit
+    def high_half(a: tl.tensor) -> tl.tensor:
+        """128 and the upper four bits of a byte as f32."""
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 half;
+            shr.u32 half, $4, 4;
+            and.b32 half, half, 0x0F0F0F0F;
+            prmt.b32 $0, half, 0x43, 0x4055;
+            prmt.b32 $1, half, 0x43, 0x4155;
+            prmt.b32 $2, half, 0x43, 0x4255;
+            prmt.b32 $3, half, 0x43, 0x4355;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [a],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+
+    @triton.jit
+    def signed_bits(a: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+        """A signed byte as a difference of two bf16: behind 128 follow 128 integers, in lower bits, and the
+        sign's bit makes 256 of 128.
+        """
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, sign;
+            and.b32 low, $4, 0x7F7F7F7F;
+            and.b32 sign, $4, 0x80808080;
+            prmt.b32 $0, low, 0x43, 0x4140;
+            prmt.b32 $1, low, 0x43, 0x4342;
+            prmt.b32 $2, sign, 0x43, 0x4140;
+            prmt.b32 $3, sign, 0x43, 0x4342;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [a],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )

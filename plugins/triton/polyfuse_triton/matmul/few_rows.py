@@ -6,14 +6,14 @@ padding. Of rows whose number is known only at run time, the most that there can
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
 from polyfuse.ir.expr import Expr, loads
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.kit.contraction import Contraction, Operand
+from polyfuse.kit.contraction import Contraction, Operand, divided_axis
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, coefficient, free_axes, product
 from polyfuse_triton.matmul.narrow import LONG_STEP, narrow_of
 from polyfuse_triton.target import Target
@@ -48,6 +48,10 @@ more stages.
 """
 _NARROW_DEPTH: Final = 128
 """Numbers of a step."""
+_LONG_GROUP: Final = 64
+"""Bytes of a group from which on a step has more of them."""
+_FEWEST_STEPS: Final = 4
+"""Of a part in which both numbers of a byte are multiplied at once."""
 _RESIDENT: Final = 4
 """Programs of a multiprocessor, of which each has asked for little where weights are narrow."""
 _PARTIAL: Final = 4
@@ -96,32 +100,41 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     inside, depth = _byte_axes(matmul), prod(counts[2:])
     half = len(inside) < len(matmul.raxes)
     group = counts[1 + max(k for k, a in enumerate(matmul.raxes, 1) if axis_name(a) in inside)]
-    side = _narrow_side(rows, half, (group & -group) * (2 if half else 1) < LONG_STEP)
+    side, least, enough = _narrow_side(rows, half, group & -group < LONG_STEP), _SHORTEST, 7 / 8
+    if half:
+        tile = _joined_tile(rows, group)
+        side, least, enough = tile.side, _FEWEST_STEPS * 2 * tile.length, 2.0
     read = prod(n for a, n in zip(matmul.raxes, counts[2:], strict=True) if axis_name(a) in inside)
     tiles, parts = -(-columns // side), 1
     while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
         more = 2 * parts
-        if depth // more < _SHORTEST or not _is_divided(matmul, counts[2:], more):
+        if depth // more < least or not _is_divided(matmul, counts[2:], more, half):
             break
         # the sums are four bytes each, written and read
-        if more * rows * 8 * _PARTIAL > read and tiles * parts * 8 >= 7 * target.multiprocessors:
+        if more * rows * 8 * _PARTIAL > read and tiles * parts >= enough * target.multiprocessors:
             break
         parts = more
     return parts
 
 
-def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int) -> bool:
-    """Whether the axis that is divided into some parts, the first one that can be, leaves each enough of it:
-    several groups, or, of each group, what an instruction takes.
+def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, half: bool) -> bool:
+    """Whether the axis that is divided into some parts leaves each enough of it: several groups, or, of each
+    group, what an instruction takes. Where a byte holds two numbers (`half`), whole steps.
     """
-    axis_of = next((a for a, n in zip(matmul.raxes, sizes, strict=True) if n % parts == 0), None)
-    if axis_of is None:
+    position = divided_axis(sizes, parts)
+    if position < 0:
         return False
-    left = sizes[matmul.raxes.index(axis_of)] // parts
-    name = axis_name(axis_of)
+    left, name = sizes[position] // parts, axis_name(matmul.raxes[position])
     read = [load for load in loads(*matmul.values) if load.dtype.itemsize == 1 and not load.indirect]
-    is_inner = len(sizes) > 1 and any(coefficient(load.index, name) == 1 for load in read)
-    return left >= (_INSTRUCTION if is_inner else 2) and name in _byte_axes(matmul)
+    along = [any(coefficient(load.index, axis_name(a)) == 1 for load in read) for a in matmul.raxes]
+    if name not in _byte_axes(matmul):
+        return False
+    if not half:
+        return left >= (_INSTRUCTION if len(sizes) > 1 and along[position] else 2)
+    if along[position]:
+        return left >= 2 * _INSTRUCTION
+    group = next(n for n, inner in zip(sizes, along, strict=True) if inner)
+    return left % max(1, _joined_length(group) // group) == 0
 
 
 def narrow_rows(matmul: Reduction) -> tuple[int, int]:
@@ -161,6 +174,39 @@ def _narrow_side(rows: int, half: bool, short: bool) -> int:
     if rows <= _FEW and (short or not half):
         return _SIDE // 2
     return _NARROW_SIDE if half and rows > _MANY else _SIDE
+
+
+@dataclass(frozen=True)
+class _JoinedTile:
+    """How both numbers of a byte are multiplied at once, as measured.
+
+    Attributes:
+        side: columns of the weight.
+        length: bytes of a step.
+        warps: two, or the four of the instruction that waits for all of them.
+        stages: of steps.
+    """
+
+    side: int
+    length: int
+    warps: int
+    stages: int
+
+
+def _joined_tile(rows: int, group: int) -> _JoinedTile:
+    """The tile for so many rows and bytes of a group."""
+    length = _joined_length(group)
+    if rows <= _FEW:
+        return _JoinedTile(_SIDE // 2, length, 2, 3 if group >= _LONG_GROUP else 4)
+    if rows > _MANY:
+        return _JoinedTile(_SIDE, length, 4, 3)
+    # of long steps, fewer at a time leave room for more programs
+    return _JoinedTile(_SIDE, length, 4, 2 if group >= _LONG_GROUP else 4)
+
+
+def _joined_length(group: int) -> int:
+    """Bytes of a step. What a whole group has for itself is read by words of two."""
+    return 2 * _LONG_GROUP if group >= _LONG_GROUP else _LONG_GROUP
 
 
 def _side(columns: int) -> int:
@@ -221,7 +267,11 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
     """Rows, columns and depth of a tile, warps and stages that stream a matmul with its long side first."""
     narrow = narrow_of(found)
     if narrow is not None:
-        few = max(16, power_of_two(_extent(found.columns)))
+        few = power_of_two(_extent(found.columns))
+        if narrow.joined:
+            tile = _joined_tile(few, narrow.sizes[-1])
+            return tile.side, max(8, few), min(narrow.longest, tile.length), tile.warps, tile.stages
+        few = max(16, few)
         length = min(narrow.longest, _NARROW_DEPTH // narrow.numbers)
         side = _narrow_side(few, bool(narrow.half), length * narrow.numbers < LONG_STEP)
         stages = _HALF_STAGES if narrow.half else _STAGES if side == _SIDE else _STAGES - 1

@@ -24,16 +24,17 @@ from polyfuse_triton.matmul.coordinates import MatmulCoordinates, TileCoordinate
 from polyfuse_triton.matmul.narrow import (
     AHEAD,
     BOTH,
+    GROUP,
     HALF,
     INSIDE,
     LONG_STEP,
     STEP,
     TURN,
     Narrow,
-    NarrowScope,
     factored,
     stepped,
 )
+from polyfuse_triton.matmul.narrow_scope import GroupScope, NarrowScope
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Plan
 
@@ -184,8 +185,12 @@ class _Writing:
 
     def _write_sum(self) -> None:
         """The loop over the depth, which leaves the sum in `acc`."""
-        if self._found.narrow is not None:
-            self._write_narrow_sum(self._found.narrow)
+        narrow = self._found.narrow
+        if narrow is not None:
+            if narrow.joined:
+                self._write_joined_sum(narrow)
+            else:
+                self._write_narrow_sum(narrow)
             return
         out, found = self._out, self._found.contraction
         left, right = self._scope(_OperandScope, "mk", "a"), self._scope(_OperandScope, "kn", "b")
@@ -219,11 +224,7 @@ class _Writing:
         hoisted = [stmt for name, stmt in moved.items() if self._uniform(name, along)]
         scope.at(hoisted, {}, {})
         before = {stmt.targets[0]: scope.value(stmt.targets[0]) for stmt in hoisted}
-        of_step = [
-            stmt
-            for name, stmt in moved.items()
-            if isinstance(stmt, Load) and name not in before and self._uniform(name, inner)
-        ]
+        of_step = self._of_step(moved, before, inner)
         name, factors = made.value, tuple[str, ...]()
         if self._has_few_rows or self._plan.k * narrow.numbers >= LONG_STEP:
             name, factors = factored(made, lambda name: self._uniform(name, inner))
@@ -269,6 +270,62 @@ class _Writing:
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
             out.add(lines)
+
+    def _write_joined_sum(self, narrow: Narrow) -> None:
+        """The same where one matmul takes both numbers of each byte, in the order in which the other operand
+        has them. What each group has for itself is read in the loop: an operand made of what a round hands to
+        the next would pass through shared memory.
+        """
+        out, found = self._out, self._found.contraction
+        moved = {stmt.targets[0]: self._moved_statement[id(stmt)] for stmt in found.left.body}
+        scope = NarrowScope(*self._scope_parts("mk", "a"))
+        scope.wanted = found.left.dtype
+        along = (*self._found.depth, narrow.half)
+        hoisted = [stmt for name, stmt in moved.items() if self._uniform(name, along)]
+        scope.at(hoisted, {}, {})
+        before = {stmt.targets[0]: scope.value(stmt.targets[0]) for stmt in hoisted}
+        inner = (narrow.depth[-1], narrow.half)
+        own = self._of_step(moved, before, inner)
+        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {triton_type(found.dtype)})")
+        out.line(f"for {STEP} in range(0, {narrow.bytes // self._plan.k}):")
+        with out.indented(), out.detached() as lines:
+            columns = GroupScope(*self._scope_parts(f"m{GROUP}", "u"))
+            columns.at(own, {}, before)
+            given = dict(before)
+            for stmt in own:
+                value = columns.value(stmt.targets[0])
+                text = columns.spread(columns.typed(value), value.dims, frozenset(f"m{GROUP}"))
+                if narrow.groups(self._plan.k) > 1:
+                    value = scope.define(f"of_groups({text}, KBLOCK)", replace(value, dims=frozenset("mk")))
+                given[stmt.targets[0]] = value
+            plain = found.right.plain
+            assert plain is not None
+            row = NarrowScope(*self._scope_parts(f"n{BOTH}", "b"))
+            of_both = axis(BOTH, 2 * self._plan.k)
+            in_order = {INSIDE: of_both // 2, HALF: of_both % 2}
+            load = with_index(self._moved_statement[id(plain)], lambda index: substitute(index, in_order))
+            beside = row.evaluate(load)
+            tile = row.spread(beside.text, beside.dims, frozenset(f"n{BOTH}"))
+            halves = []
+            for number in range(narrow.numbers):
+                scope.at(tuple(moved.values()), {HALF: number}, given)
+                halves.append(self._narrow_tile(scope, found.left.value, found.left, "mk"))
+            both = f"tl.reshape(tl.join({', '.join(halves)}), [MBLOCK, {BOTH.upper()}BLOCK])"
+            out.line(f"acc = tl.dot({both}, tl.trans({tile}), acc{self._precision()})")
+        with out.indented():
+            for line in self.coordinates.loop_lines(lines):
+                out.line(line)
+            out.add(lines)
+
+    def _of_step(
+        self, moved: Mapping[str, Statement], before: Mapping[str, Value], inner: Sequence[str]
+    ) -> list[Load]:
+        """The loads of what a group has for itself."""
+        return [
+            stmt
+            for name, stmt in moved.items()
+            if isinstance(stmt, Load) and name not in before and self._uniform(name, inner)
+        ]
 
     @property
     def _has_few_rows(self) -> bool:

@@ -5,17 +5,14 @@ itself is a column, not a tile; and it takes both numbers out of a byte that it 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from polyfuse.ir.kernel import Kernel, Section
-from polyfuse.ir.statements import Cast, Compute, Load, Statement, with_index
+from polyfuse.ir.statements import Cast, Compute, Load, Statement, indices, with_index
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand
-from polyfuse.kit.spans import Span, type_span
 from polyfuse.symbolic import (
     Index,
     IndexLike,
@@ -26,12 +23,10 @@ from polyfuse.symbolic import (
     free_axes,
     substitute,
 )
-from polyfuse_triton.loops.memory import MemoryScope
-from polyfuse_triton.loops.scope import Value
 
-HALF, STEP, TURN, INSIDE, BOTH = "half", "step", "turn", "k", "w"
+HALF, STEP, TURN, INSIDE, BOTH, GROUP = "half", "step", "turn", "k", "w", "u"
 """Axes in place of those of the depth: of the numbers in a byte, of a program's rounds, of steps in a round,
-of bytes in a step, and of the numbers in these.
+of bytes in a step, of the numbers in these, and of the groups that they are of.
 """
 AHEAD = "ahead"
 """In place of `STEP`: the round after this one."""
@@ -45,11 +40,6 @@ _ROUND = 64
 """Bytes of a round."""
 _SHORTEST = 16
 """Steps of the depth that a matrix instruction takes."""
-_FEW_VALUES = 128
-"""Integers behind a power of two that are numbers of bf16, too."""
-_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
-    op: getattr(operator, op) for op in ("eq", "ne", "lt", "le", "gt", "ge")
-}
 
 
 @dataclass(frozen=True)
@@ -62,6 +52,8 @@ class Narrow:
         sizes: of these.
         half: name of the axis of the two numbers in a byte; empty where each is a number.
         together: whether the other operand has what belongs to a byte side by side.
+        joined: whether both numbers of a byte are multiplied in one instruction, in the order in which the
+            other operand has them.
     """
 
     is_left: bool
@@ -69,6 +61,7 @@ class Narrow:
     sizes: tuple[int, ...]
     half: str
     together: bool
+    joined: bool = False
 
     @property
     def numbers(self) -> int:
@@ -82,11 +75,22 @@ class Narrow:
 
     @property
     def longest(self) -> int:
-        """The longest power of two of bytes that lie in one group."""
-        return self.sizes[-1] & -self.sizes[-1]
+        """The longest power of two of bytes that a step may have: of one group, or of several whole ones
+        where both numbers of a byte are multiplied together.
+        """
+        inside = self.sizes[-1] & -self.sizes[-1]
+        if not self.joined or len(self.sizes) == 1 or inside != self.sizes[-1]:
+            return inside
+        return inside * (self.sizes[-2] & -self.sizes[-2])
+
+    def groups(self, length: int) -> int:
+        """Groups that a step of so many bytes has a part of."""
+        return max(1, length // self.sizes[-1])
 
     def turns(self, length: int) -> int:
         """Steps of so many bytes in a round of the loop, whose own instructions short steps would not pay."""
+        if self.joined:
+            return 1
         turns = max(1, _ROUND // length)
         while self.bytes // length % turns:
             turns //= 2
@@ -119,8 +123,16 @@ def narrow_of(found: Contraction) -> Narrow | None:
         return None
     together = bool(half) and steps[half[0]] == 1 and steps[depth[-1]] == 2
     lengths = tuple(_number(sizes[n]) for n in depth)
-    narrow = Narrow(is_left, tuple(depth), lengths, half[0] if half else "", together)
+    joined = together and is_left and all(_is_of_group(stmt, read, depth[-1]) for stmt in made.body)
+    narrow = Narrow(is_left, tuple(depth), lengths, half[0] if half else "", together, joined)
     return narrow if narrow.longest >= _SHORTEST else None
+
+
+def _is_of_group(stmt: Statement, read: IndexLike, inner: str) -> bool:
+    """Whether a statement asks for nothing but the operand's bytes, or what a whole group has for itself."""
+    if isinstance(stmt, Load) and stmt.index == read:
+        return True
+    return all(inner not in free_axes(index) for index in indices(stmt))
 
 
 def _number(value: IndexLike | None) -> int:
@@ -145,23 +157,38 @@ def stepped(kernel: Kernel, narrow: Narrow, length: int, turns: int) -> Kernel:
     """The kernel with the depth's axes in terms of `STEP`, `TURN`, `INSIDE` and `HALF`; a step has `length`
     bytes, and a round so many steps.
     """
-    inner = narrow.sizes[-1] // length
-    rest: IndexLike = axis(STEP, narrow.bytes // (length * turns)) * turns
+    count = narrow.groups(length)
+    step: IndexLike = axis(STEP, narrow.bytes // (length * turns)) * turns
     if turns > 1:
-        rest = rest + axis(TURN, turns)
-    mapping: dict[str, IndexLike] = {}
-    for name, size in zip(narrow.depth[::-1], (inner, *narrow.sizes[-2::-1]), strict=True):
-        mapping[name] = rest % size
-        rest = rest // size
-    mapping[narrow.depth[-1]] = mapping[narrow.depth[-1]] * length + axis(INSIDE, length)
+        step = step + axis(TURN, turns)
+    if count == 1:
+        mapping = _positions(narrow, step, narrow.sizes[-1] // length)
+        mapping[narrow.depth[-1]] = mapping[narrow.depth[-1]] * length + axis(INSIDE, length)
+        own = mapping
+    else:
+        # of several groups, what each has for itself is a column of its own
+        inside, size = axis(INSIDE, length), narrow.sizes[-1]
+        mapping = _positions(narrow, step * count + inside // size, 1)
+        mapping[narrow.depth[-1]] = inside % size
+        own = _positions(narrow, step * count + axis(GROUP, count), 1)
     if narrow.half:
-        mapping[narrow.half] = axis(HALF, 2)
+        mapping[narrow.half] = own[narrow.half] = axis(HALF, 2)
 
     def moved(stmt: Statement) -> Statement:
-        return with_index(stmt, lambda index: substitute(index, mapping))
+        is_own = all(narrow.depth[-1] not in free_axes(index) for index in indices(stmt))
+        return with_index(stmt, lambda index: substitute(index, own if is_own else mapping))
 
     sections = tuple(Section(s.looped, tuple(map(moved, s.body))) for s in kernel.sections)
     return replace(kernel, sections=sections)
+
+
+def _positions(narrow: Narrow, rest: IndexLike, inner: int) -> dict[str, IndexLike]:
+    """The axes of the depth by one number that counts steps, or groups: so many for each of the innermost."""
+    found: dict[str, IndexLike] = {}
+    for name, size in zip(narrow.depth[::-1], (inner, *narrow.sizes[-2::-1]), strict=True):
+        found[name] = rest % size
+        rest = rest // size
+    return found
 
 
 def factored(made: Operand, is_factor: Callable[[str], bool]) -> tuple[str, tuple[str, ...]]:
@@ -189,80 +216,3 @@ def factored(made: Operand, is_factor: Callable[[str], bool]) -> tuple[str, tupl
 
 def _is_float(stmt: Statement) -> bool:
     return isinstance(stmt, (Cast, Compute, Load)) and stmt.dtype.is_float
-
-
-class NarrowScope(MemoryScope):
-    """Where the operand is computed: what is known of one of a byte's numbers is not asked on the device, and
-    bytes become numbers of 16 bits by their bits: a conversion takes eight times as long as an addition.
-    """
-
-    wanted: DType = DType.bf16
-    """The type of what is multiplied."""
-
-    def at(
-        self, body: Sequence[Statement], position: Mapping[str, IndexLike], before: Mapping[str, Value]
-    ) -> None:
-        """Begin with one of the numbers in each byte (`HALF`) of a step (`TURN`). `before`: values that are
-        known already.
-        """
-        self.values = dict(before)
-        self._known = {
-            stmt.targets[0]: with_index(stmt, lambda index: substitute(index, position)) for stmt in body
-        }
-
-    def value(self, name: str) -> Value:
-        found = self.values.get(name)
-        if found is None:
-            found = self.values[name] = self.evaluate(self._known[name])
-        return found
-
-    def evaluate(self, stmt: Statement) -> Value:
-        if isinstance(stmt, Compute) and stmt.op == "where":
-            chosen = self.value(stmt.args[0]).constant
-            if chosen is not None:
-                return self.value(stmt.args[1 if chosen else 2])
-        elif isinstance(stmt, Compute) and stmt.op in _COMPARISONS:
-            left, right = (self.value(name).constant for name in stmt.args)
-            if left is not None and right is not None:
-                return Value("", DType.bool, constant=_COMPARISONS[stmt.op](left, right))
-        elif isinstance(stmt, Load) and stmt.mask is not None and stmt.other is not None:
-            reads = self.value(stmt.mask).constant
-            if reads is not None:
-                return (
-                    self.evaluate(replace(stmt, mask=None, other=None)) if reads else self.value(stmt.other)
-                )
-        found = super().evaluate(stmt)
-        if found.dims and found.span is None and found.dtype in (DType.u8, DType.i8):
-            return replace(found, span=self._span(stmt, found.dtype))
-        return found
-
-    def _span(self, stmt: Statement, dtype: DType) -> Span | None:
-        """Bounds of a byte, or of a part of one."""
-        whole = type_span(dtype)
-        if isinstance(stmt, Compute) and stmt.op in ("bitwise_and", "shift_right"):
-            left, right = (self.value(name) for name in stmt.args)
-            if stmt.op == "bitwise_and":
-                limits = [
-                    v.constant for v in (left, right) if isinstance(v.constant, int) and v.constant >= 0
-                ]
-                return (0, min(limits)) if limits else whole
-            span = left.span or whole
-            if isinstance(right.constant, int) and 0 <= right.constant < 8 and span is not None:
-                return int(span[0]) >> right.constant, int(span[1]) >> right.constant
-        return whole
-
-    def _cast(self, stmt: Statement, operand: Value, plain: Value) -> Value:
-        if stmt.dtype is DType.f32 and operand.dims and operand.dtype in (DType.u8, DType.i8):
-            low, high = map(int, operand.span or (-128, 255))
-            text = self.typed(operand)
-            if self.wanted is DType.f16:
-                return self.define(f"integer_f16({text}, {low})", plain)
-            if high - low < _FEW_VALUES:
-                return self.define(f"integer_bf16({text}, {low})", plain)
-            if operand.dtype is DType.i8:
-                return self.define(f"signed_byte_bf16({text})", plain)
-        return super()._cast(stmt, operand, plain)
-
-    def elsewhere(self, dims: frozenset[str], dtype: DType) -> str:
-        """Zero where a mask is false: rows beyond the end."""
-        return ", other=0.0" if dtype.is_float else ", other=0"

@@ -12,7 +12,7 @@ from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.plugin import Config
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
 from polyfuse_triton.matmul.few_rows import long_side_first
-from polyfuse_triton.matmul.narrow import BOTH, INSIDE, Narrow, narrow_of
+from polyfuse_triton.matmul.narrow import BOTH, GROUP, INSIDE, Narrow, narrow_of
 from polyfuse_triton.tiling.plan import Dim, Plan
 
 _ALIKE = (DType.f16, DType.bf16, DType.f32, DType.f64, DType.i8)
@@ -104,11 +104,10 @@ class MatmulPlan:
             return (*outer, Dim("k", found.depth, found.extent(found.depth), self.k))
         # of a step: which one is known where it is used
         inside = Dim(INSIDE, (), self.k, self.k)
-        return (
-            (*outer, inside, Dim(BOTH, (), 2 * self.k, 2 * self.k))
-            if found.narrow.together
-            else (*outer, inside)
-        )
+        if not found.narrow.together:
+            return (*outer, inside)
+        groups = found.narrow.groups(self.k)
+        return (*outer, inside, Dim(BOTH, (), 2 * self.k, 2 * self.k), Dim(GROUP, (), groups, groups))
 
     def plan(self, found: Matmul, *names: str) -> Plan:
         """As a plan for those who write statements: the tile has the dimensions of some names."""

@@ -106,7 +106,8 @@ def around(plan: MatmulPlan) -> Iterator[MatmulPlan]:
 
 def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
     """Whether a plan can be built, as far as that is known beforehand."""
-    if min(plan.m, plan.n) < 16 or max(plan.m, plan.n, plan.k) > 256 or plan.k < found.shortest_depth:
+    least = 8 if found.narrow is not None and found.narrow.joined else 16
+    if plan.m < 16 or plan.n < least or max(plan.m, plan.n, plan.k) > 256 or plan.k < found.shortest_depth:
         return False
     threads = 32 * plan.warps
     held = plan.m * plan.n // threads
@@ -180,6 +181,9 @@ def _shared(found: Matmul, plan: MatmulPlan) -> int:
     # bytes on one side, and what they are multiplied with on the other; both once more as they are multiplied
     few, many = (plan.n, plan.m) if found.narrow.is_left else (plan.m, plan.n)
     wide = few * plan.k * found.numbers * found.itemsize
+    if found.narrow.joined:
+        # bytes become numbers in registers
+        return plan.stages * (many * (plan.k + 4 * found.narrow.groups(plan.k)) + wide)
     return plan.stages * (many * plan.k + wide) + wide + many * plan.k * found.itemsize
 
 
