@@ -402,7 +402,7 @@ def _reserve_name(name: str) -> None:
 
 def _dumped(code: CodeType, scope: dict[str, Any]) -> bytes:
     """Code as bytes; of its constants, the global variables for functions that it makes are left out, and
-    torch's names of types and places are written out."""
+    torch's names of types and devices are written out."""
     constants = tuple(_SCOPE if constant is scope else _written(constant) for constant in code.co_consts)
     try:
         return marshal.dumps(code.replace(co_consts=constants))
