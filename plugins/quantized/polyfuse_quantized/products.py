@@ -105,11 +105,11 @@ class _Product:
 
     def _after(self) -> tuple[Any, ...]:
         """The last arguments of the library's operators."""
-        result = self.result
-        return result.scale, result.zero, result.dtype, self.activation, (), ""
+        return *self._stored(), (), ""
 
-    def _requantised(self, exact: Tensor) -> Tensor:
-        return requantised(exact, self.result, self.activation)
+    def _stored(self) -> tuple[float, int, torch.dtype, str]:
+        """The last arguments of the operators that a graph calls."""
+        return self.result.scale, self.result.zero, self.result.dtype, self.activation
 
 
 @dataclass
@@ -122,8 +122,7 @@ class Linear(_Product):
         """The result, contiguous."""
         packed = self._weights.of(weight, scales, zeros, self._packed)
         if packed is None or x.numel() == 0:
-            wide = dequantised(x, self.x), dequantised_weight(weight, scales, zeros)
-            return self._requantised(torch.nn.functional.linear(*wide, bias))
+            return _linear(x, self.x.scale, self.x.zero, weight, scales, zeros, bias, *self._stored())
         call = torch.ops.onednn.qlinear_pointwise.default
         found: Tensor = call(
             x.contiguous(), self.x.scale, self.x.zero, packed, scales, zeros, bias, *self._after()
@@ -163,13 +162,11 @@ class Convolution(_Product):
         """The result, in the layout that was asked for."""
         packed = self._weights.of(weight, scales, zeros, self._packed)
         if packed is None or x.numel() == 0:
-            wide = dequantised(x, self.x), dequantised_weight(weight, scales, zeros)
-            found = torch.nn.functional.conv2d(*wide, bias, *self.window, self.groups)
-            if other is not None and self.other is not None:
-                found = found + dequantised(other, self.other)
-            found = self._requantised(found)
-        else:
-            found = self._called(x, packed, scales, zeros, bias, other)
+            read = (x, self.x.scale, self.x.zero, weight, scales, zeros, bias)
+            added = (None, 1.0, 0) if self.other is None else (other, self.other.scale, self.other.zero)
+            given: tuple[Any, ...] = (*read, *added, *self.window, self.groups, self.last, *self._stored())
+            return _convolution(*given)
+        found = self._called(x, packed, scales, zeros, bias, other)
         return found.contiguous(memory_format=memory_order(self.last))
 
     def _called(

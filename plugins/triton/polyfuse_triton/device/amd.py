@@ -9,6 +9,8 @@ import triton.language as tl
 from triton.language.extra.hip.libdevice import *  # noqa: F403
 from triton.language.extra.hip.libdevice import cos
 
+from polyfuse_triton.device.plain_bytes import high_half, low_half, signed_bits
+
 __all__ = [
     "anywhere",
     "cospi",
@@ -56,23 +58,3 @@ def quick_inverse(a: tl.tensor) -> tl.tensor:
 def anywhere(a: tl.tensor) -> tl.tensor:
     """The same 32-bit integer, of which the compiler does not know how large it may be."""
     return tl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v", [a], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def low_half(a: tl.tensor) -> tl.tensor:
-    """128 and the lower four bits of a byte as f32."""
-    return (a & 15).to(tl.float32) + 128.0
-
-
-@triton.jit
-def high_half(a: tl.tensor) -> tl.tensor:
-    """128 and the upper four bits of a byte as f32."""
-    return (a >> 4).to(tl.float32) + 128.0
-
-
-@triton.jit
-def signed_bits(a: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """A signed byte as a difference of two bf16: the sign makes 256 of 128."""
-    wide = a.to(tl.int16)
-    bits = ((wide & 0x7F) | 0x4300).to(tl.bfloat16, bitcast=True)
-    return bits, ((wide & 0x80) | 0x4300).to(tl.bfloat16, bitcast=True)

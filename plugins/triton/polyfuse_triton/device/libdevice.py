@@ -17,9 +17,11 @@ low_half: Any
 high_half: Any
 signed_bits: Any
 if triton.knobs.runtime.interpret:
-    from polyfuse_triton.device import interpret
+    from polyfuse_triton.device import interpret, plain_bytes
 
     libdevice = interpret
+    low_half, high_half = plain_bytes.low_half, plain_bytes.high_half
+    signed_bits = plain_bytes.signed_bits
     quick_exp2 = interpret.exp2  # type: ignore[attr-defined]
 
     @triton.jit
@@ -31,23 +33,6 @@ if triton.knobs.runtime.interpret:
     def anywhere(a: tl.tensor) -> tl.tensor:
         """The same number."""
         return a
-
-    @triton.jit
-    def low_half(a: tl.tensor) -> tl.tensor:
-        """128 and the lower four bits of a byte as f32."""
-        return (a & 15).to(tl.float32) + 128.0
-
-    @triton.jit
-    def high_half(a: tl.tensor) -> tl.tensor:
-        """128 and the upper four bits of a byte as f32."""
-        return (a >> 4).to(tl.float32) + 128.0
-
-    @triton.jit
-    def signed_bits(a: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-        """A signed byte as a difference of two bf16."""
-        wide = a.to(tl.int16)
-        bits = ((wide & 0x7F) | 0x4300).to(tl.bfloat16, bitcast=True)
-        return bits, ((wide & 0x80) | 0x4300).to(tl.bfloat16, bitcast=True)
 
 else:
     from triton.language.extra import cuda
