@@ -1,5 +1,5 @@
-"""Work that Dynamo skips while it traces a frame for Polyfuse, since nothing reads its result, and guards that
-no result depends on.
+"""Work that Dynamo skips while it traces a frame for Polyfuse, since nothing reads its result, and guards on
+which no result depends.
 
 Dynamo holds a lock while it compiles a frame, so that what is replaced here is seen by no other compile.
 """
