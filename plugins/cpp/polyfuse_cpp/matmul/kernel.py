@@ -35,8 +35,8 @@ _FETCHING = (OperandPath.PACKED, OperandPath.PREPACKED, OperandPath.DIRECT)
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 
 _AHEAD = {OperandPath.DIRECT: 8, OperandPath.PREPACKED: 64}
-"""Steps ahead for which a tile asks operand B. What was packed once comes from memory: 64 steps arrive in time from
-there. Rows of a matrix that is read where it is lie far apart."""
+"""Steps ahead for which a tile asks operand B. What was packed once comes from memory, from where 64 steps
+arrive in time. Rows of a matrix that is read where it is lie far apart."""
 
 _NEAR = 128 << 10
 """Bytes of operand B that stay in the near caches from tile to tile."""
@@ -48,8 +48,8 @@ _LAYOUT_ALONG, _LAYOUT_ACROSS, _LAYOUT_ANY = 3, 12, 48
 """What laying out a block costs, in sixteenths of a tile: copied, transposed, computed."""
 
 _READ = 1.3
-"""What reading a block from memory costs, where it lies as it is multiplied: sixteenths of a tile of one row, for each
-byte of a vector."""
+"""What reading a block from memory costs, where it lies as it is multiplied: sixteenths of a tile of one row,
+for each byte of a vector."""
 
 
 @dataclass
