@@ -118,7 +118,7 @@ class MatmulText:
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, {{1, 1, 1, 1}});")
                 out.line("return;")
             counts = "batch_count, tile_count, block_count"
-            shared = f"matmul_share({counts}, team, {self._layout_cost()})"
+            shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.b)})"
             if not lays_out:  # where blocks are laid out, each part lays out its own
                 block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
                 each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
@@ -128,15 +128,6 @@ class MatmulText:
             out.line("const i64 items = batch_count * parts.count();")
             share = "items * at / of, items * (at + 1) / of, parts"
             in_parts(out, f"{Source.SYMBOL}_run({passed}{share});", "items", "work")
-
-    def _layout_cost(self) -> int:
-        """What it costs a thread to have one of its blocks of columns, in sixteenths of a tile."""
-        if self.plan.path.packed:
-            return {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}.get(self.b.layout, _LAYOUT_ANY)
-        if self.plan.path is OperandPath.CONVERTED:
-            return _LAYOUT_ACROSS
-        read = self.lanes * self.matmul.b.memory.itemsize
-        return max(1, round(_READ * read / self.plan.rows))
 
     # The part of one thread.
 
@@ -298,7 +289,7 @@ class MatmulText:
         plan, out = self.plan, self.out
         columns, following = self.b.columns_at()
         row, step = self.a.layout_steps()
-        ahead = self._ahead()
+        ahead = _ahead(plan, self.matmul)
         begin = f"matmul_tile<{plan.rows}, {vectors}, {plan.vectors}, {self.matmul.dtype}"
         end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
         fixed = following if following.isdigit() else "0"
@@ -318,13 +309,6 @@ class MatmulText:
             fetches = plan.path in _FETCHING and not self._is_one_tile()
             fetch = self.a.fetched() if fetches else "0"
             out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
-
-    def _ahead(self) -> int:
-        """Steps ahead for which a tile asks operand B; 0: it does not ask."""
-        right, depth = self.matmul.b, self.matmul.extent(self.matmul.depth)
-        size = depth * self.matmul.extent(right.axes) * right.memory.itemsize
-        near = self.plan.path is OperandPath.PREPACKED and size <= _NEAR
-        return 0 if near else _AHEAD.get(self.plan.path, 0)
 
     def _dots(self) -> None:
         plan, out = self.plan, self.out
@@ -421,6 +405,22 @@ class MatmulText:
 
 
 _FACTOR, _SUMMAND = "factor", "summand"
+
+
+def _layout_cost(plan: MatmulPlan, right: OperandBText) -> int:
+    """What it costs a thread to have one of its blocks of columns, in sixteenths of a tile."""
+    if plan.path.packed:
+        return {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}.get(right.layout, _LAYOUT_ANY)
+    if plan.path is OperandPath.CONVERTED:
+        return _LAYOUT_ACROSS
+    return max(1, round(_READ * right.lanes * right.operand.memory.itemsize / plan.rows))
+
+
+def _ahead(plan: MatmulPlan, matmul: Matmul) -> int:
+    """Steps ahead for which a tile asks operand B; 0: it does not ask."""
+    size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
+    near = plan.path is OperandPath.PREPACKED and size <= _NEAR
+    return 0 if near else _AHEAD.get(plan.path, 0)
 
 
 def declare_part(out: Writer) -> None:
