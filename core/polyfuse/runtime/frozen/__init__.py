@@ -2,7 +2,8 @@
 library. They are computed when parameters are met for the first time, and again when these have changed.
 
 `entries` sees whether parameters changed. `values` has programs that take such values as inputs, and `calls`
-operators that a program calls once for each parameter. What is frozen is decided elsewhere, by
+operators that a program calls once for each parameter; `checksums` has what tells whether one that is not
+frozen was written to. What is frozen is decided elsewhere, by
 `frontend.freezing` and by autotuning.
 """
 
@@ -15,6 +16,7 @@ from polyfuse.runtime.frozen.calls import (
     FrozenCall,
     FrozenCalls,
 )
+from polyfuse.runtime.frozen.checksums import Checksum, FindChecksum, has_checksum, offer_checksum
 from polyfuse.runtime.frozen.values import (
     FrozenOperand,
     FrozenProgram,
@@ -29,6 +31,8 @@ __all__ = [
     "ONCE",
     "TOGETHER",
     "CheckedCall",
+    "Checksum",
+    "FindChecksum",
     "FrozenCall",
     "FrozenCalls",
     "FrozenOperand",
@@ -36,4 +40,6 @@ __all__ = [
     "FrozenStep",
     "FrozenValues",
     "PackedInputs",
+    "has_checksum",
+    "offer_checksum",
 ]
