@@ -18,7 +18,7 @@ from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import HostCall
 from polyfuse.program import python_text
-from polyfuse.program.native import native_program
+from polyfuse.program.native.lowering import native_program
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.native_host.text import host_header, host_text
 from polyfuse_cpp.toolchain import find_toolchain

@@ -32,7 +32,7 @@ def context() -> Any:
     }
     for name, value in fields.items():
         object.__setattr__(aten, name, value)
-    return lowering._Lowerer(aten, Settings(), LoweringReport(), lowering.families.registry(), None).ctx
+    return lowering._Lowerer(aten, Settings(), LoweringReport()).ctx
 
 
 def traced(function: Any, *examples: torch.Tensor) -> torch.fx.GraphModule:

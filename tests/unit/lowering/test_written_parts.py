@@ -73,7 +73,7 @@ def from_the_old(c: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> torch.Ten
     return c.sum(0)
 
 
-IN_POSITION: dict[str, tuple[Callable[..., Any], int]] = {
+IN_PLACE: dict[str, tuple[Callable[..., Any], int]] = {
     "rows": (at_rows, 16),
     "half of the batch": (at_half_of_the_batch, 8),
     "one": (at_one, 8),
@@ -86,9 +86,9 @@ IN_POSITION: dict[str, tuple[Callable[..., Any], int]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("name", IN_POSITION)
+@pytest.mark.parametrize("name", IN_PLACE)
 def test_a_part_of_an_input_is_written_where_it_is(name: str, dtype: torch.dtype) -> None:
-    fn, count = IN_POSITION[name]
+    fn, count = IN_PLACE[name]
     cache, new = (torch.randint(-9, 9, size).to(dtype) for size in ((2, 9, 4), (2, 2, 4)))
     record = check(fn, cache, new, P)
     assert written(record)[0] == count

@@ -328,7 +328,7 @@ def test_parameters_that_move_now_and_then_are_followed_for_good(
 def test_large_inputs_are_read_where_they_are(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     from polyfuse.runtime.graphs import inputs as graph_inputs
 
-    monkeypatch.setattr(graph_inputs, "IN_POSITION", 8 * 64 * 4)
+    monkeypatch.setattr(graph_inputs, "IN_PLACE", 8 * 64 * 4)
     monkeypatch.setattr(graph_inputs, "COPY_LIMIT", 8 * 64 * 4 - 1)
     cache = torch.randn(8, 64)
     run = compiled(lambda cache, x: torch.relu(cache).sum(0) * x)
@@ -343,7 +343,7 @@ def test_large_inputs_are_read_where_they_are(device: FakeDevice, monkeypatch: p
 def test_large_inputs_that_move_are_copied(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     from polyfuse.runtime.graphs import inputs as graph_inputs
 
-    monkeypatch.setattr(graph_inputs, "IN_POSITION", 8 * 64 * 4)
+    monkeypatch.setattr(graph_inputs, "IN_PLACE", 8 * 64 * 4)
     run = compiled(lambda cache: torch.relu(cache).sum(0))
     caches = [torch.randn(8, 64) for _ in range(3)]
     for cache in caches * 2:

@@ -138,7 +138,7 @@ def test_random_use(
     monkeypatch.setattr(copied, "LARGE", 1)
     monkeypatch.setattr(copied, "PATIENCES", (1, 2, 3))
     if seed % 2:
-        monkeypatch.setattr(graph_inputs, "IN_POSITION", 1)
+        monkeypatch.setattr(graph_inputs, "IN_PLACE", 1)
     session = Session(seed, parts)
     actions = [session.infer] * 4 + [session.forward] * 3 + [session.backward] * 3
     actions += [session.forget] * 2 + [session.step]

@@ -99,7 +99,7 @@ def test_large_gradients_that_come_in_are_read_where_they_are(
 ) -> None:
     from polyfuse.runtime.graphs import inputs as graph_inputs
 
-    monkeypatch.setattr(graph_inputs, "IN_POSITION", 5 * 4 * 4)
+    monkeypatch.setattr(graph_inputs, "IN_PLACE", 5 * 4 * 4)
     model = nn.Linear(8, 4)
     run, reference = compiled(model), copy.deepcopy(model)
     rooms = [torch.empty(5, 4) for _ in range(6 if moves else 1)]
