@@ -8,7 +8,16 @@ from typing import Any
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
 
-__all__ = ["COMPILED", "Case", "compiled_faults", "convolution", "int4_text", "kernel_of", "operands_of", "matmul_faults"]
+__all__ = [
+    "COMPILED",
+    "Case",
+    "compiled_faults",
+    "convolution",
+    "int4_text",
+    "kernel_of",
+    "matmul_faults",
+    "operands_of",
+]
 
 _WIDE = {"bf16": "f32", "f16": "f32", "f8e4m3": "f32", "f8e5m2": "f32", "i8": "i32", "u8": "i32"}
 
