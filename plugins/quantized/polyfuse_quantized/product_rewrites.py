@@ -8,22 +8,11 @@ import torch
 from torch.fx import Node
 
 from polyfuse.plugin import Rewrite, RewriteContext
+from polyfuse_quantized.integer_matmuls import integer_linear
+from polyfuse_quantized.patterns import ORDERS, QUANTIZE, Stored, activation, is_vector, weight
 from polyfuse_quantized.products import CONVOLUTION, LINEAR, available
 
-_DEQUANTIZE: Final = "quantized_decomposed.dequantize_per_tensor.default"
-_QUANTIZE: Final = "quantized_decomposed.quantize_per_tensor.default"
-_OF_CHANNELS: Final = "quantized_decomposed.dequantize_per_channel.default"
 _TRANSPOSED: Final = ("aten.permute.default", "aten.t.default")
-_ORDERS: Final = (
-    "aten.view.default",
-    "aten.permute.default",
-    "aten.unsqueeze.default",
-    "aten.squeeze.dims",
-    "aten.clone.default",
-    "aten.expand.default",
-)
-"""What only puts values in another order or shape."""
-
 
 _NOTHING: Final = (None, 1.0, 0)
 """What is added to a convolution without a residual."""
@@ -34,36 +23,44 @@ _LAST: Final = 14
 
 
 def linear(ctx: RewriteContext, node: Node) -> Node | None:
-    """`addmm(bias, dequantize(x), dequantize(weight).t())` is one call."""
+    """`addmm(bias, dequantize(x), dequantize(weight).t())` multiplies the bytes."""
     bias, x, transposed = (None, *node.args) if ctx.is_called(node, "aten.mm.default") else node.args
-    if node.kwargs or not _is_wanted(ctx) or not _is_vector(ctx, bias):
+    if node.kwargs or not _is_wanted(ctx) or not is_vector(ctx, bias):
         return None
     if not ctx.is_called(transposed, *_TRANSPOSED):
         return None
     if ctx.is_called(transposed, "aten.permute.default") and list(transposed.args[1]) != [1, 0]:
         return None
-    weight = _weight(ctx, transposed.args[0])
-    numbers = _bytes_of(ctx, x, (torch.uint8, torch.int8))
-    if weight is None or numbers is None:
+    rows, numbers = weight(ctx, transposed.args[0]), activation(ctx, x)
+    if rows is None or numbers is None:
         return None
-    return ctx.call(LINEAR, (*numbers, *weight, bias, 1.0, 0, torch.float32, "none"))
+    if ctx.settings.freezing and rows.is_parameter and numbers.is_known:
+        return ctx.call(LINEAR, (*_operands(numbers, rows), bias, 1.0, 0, torch.float32, "none"))
+    return integer_linear(ctx, numbers, rows, bias)
 
 
 def convolution(ctx: RewriteContext, node: Node) -> Node | None:
     """`convolution(dequantize(x), dequantize(weight), bias)` is one call."""
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+    x, kernel, bias, stride, padding, dilation, transposed, _, groups = node.args
     image = ctx.tensor(x)
-    if not _is_wanted(ctx) or transposed or image is None or image.dim() != 4 or not _is_vector(ctx, bias):
+    if not ctx.settings.freezing or not _is_wanted(ctx) or transposed or not is_vector(ctx, bias):
+        return None
+    if image is None or image.dim() != 4:
         return None
     if not all(isinstance(n, int) for n in (*stride, *padding, *dilation, groups)):
         return None
-    parameters, numbers = _weight(ctx, weight), _bytes_of(ctx, x, (torch.uint8,))
-    if parameters is None or numbers is None:
+    channels, numbers = weight(ctx, kernel), activation(ctx, x)
+    if channels is None or numbers is None or not channels.is_parameter or not numbers.is_known:
+        return None
+    if numbers.kind is not torch.uint8:
         return None
     window = ([*stride], [*padding], [*dilation], groups, _is_last(ctx, node))
-    return ctx.call(
-        CONVOLUTION, (*numbers, *parameters, bias, *_NOTHING, *window, 1.0, 0, torch.float32, "none")
-    )
+    operands = (*_operands(numbers, channels), bias, *_NOTHING, *window)
+    return ctx.call(CONVOLUTION, (*operands, 1.0, 0, torch.float32, "none"))
+
+
+def _operands(x: Stored, parameters: Stored) -> tuple[Any, ...]:
+    return x.numbers, x.scale, x.zero, parameters.numbers, parameters.scale, parameters.zero
 
 
 def requantised(ctx: RewriteContext, node: Node) -> Node | None:
@@ -78,7 +75,7 @@ def requantised(ctx: RewriteContext, node: Node) -> Node | None:
         return None
     between: list[Node] = []
     activation = "none"
-    while ctx.is_called(source, "aten.relu.default", *_ORDERS):
+    while ctx.is_called(source, "aten.relu.default", *ORDERS):
         if len(source.users) != 1:
             return None
         if ctx.is_called(source, "aten.relu.default"):
@@ -112,9 +109,11 @@ def _residual(ctx: RewriteContext, node: Node) -> tuple[Node, tuple[Any, ...]]:
         made, added = ctx.tensor(call), ctx.tensor(other)
         if not ctx.is_called(call, CONVOLUTION) or made is None or added is None or made.shape != added.shape:
             continue
-        numbers = _bytes_of(ctx, other, (torch.uint8,))
-        if numbers is not None and call.args[_ADDED] == _NOTHING:
-            return call, numbers
+        numbers = activation(ctx, other)
+        if numbers is None or numbers.kind is not torch.uint8 or not numbers.is_known:
+            continue
+        if call.args[_ADDED] == _NOTHING:
+            return call, (numbers.numbers, numbers.scale, numbers.zero)
     return node, _NOTHING
 
 
@@ -124,50 +123,13 @@ def _is_last(ctx: RewriteContext, node: Node) -> bool:
 
 
 def _is_wanted(ctx: RewriteContext) -> bool:
-    """Whether weights may be packed once, and sums may be rounded otherwise than eager mode rounds them."""
-    return ctx.settings.freezing and ctx.settings.numerics == "fast" and available()
-
-
-def _is_vector(ctx: RewriteContext, bias: Any) -> bool:
-    tensor = ctx.tensor(bias)
-    return bias is None or (tensor is not None and tensor.dim() == 1 and tensor.dtype is torch.float32)
-
-
-def _weight(ctx: RewriteContext, node: Any) -> tuple[Any, ...] | None:
-    """A parameter of signed bytes, and its scales and zero points for each result."""
-    source = node
-    if ctx.is_called(source, "aten.clone.default"):
-        source = source.args[0]
-    if not ctx.is_called(source, _OF_CHANNELS) or source.kwargs:
-        return None
-    weight, scales, zeros, axis, _, _, dtype = source.args
-    scaled = ctx.tensor(scales)
-    if axis != 0 or dtype is not torch.int8 or zeros is None or scaled is None:
-        return None
-    plain = all(isinstance(n, Node) and n.op in ("placeholder", "get_attr") for n in (weight, scales, zeros))
-    return (weight, scales, zeros) if plain and scaled.dtype is torch.float32 else None
-
-
-def _bytes_of(ctx: RewriteContext, node: Any, kinds: tuple[torch.dtype, ...]) -> tuple[Any, ...] | None:
-    """The quantised numbers behind an operand in its shape and order, their scale and zero point."""
-    steps: list[Node] = []
-    source = node
-    while ctx.is_called(source, *_ORDERS):
-        steps.append(source)
-        source = source.args[0]
-    if not ctx.is_called(source, _DEQUANTIZE) or source.kwargs:
-        return None
-    found, scale, zero, _, _, dtype = source.args
-    if dtype not in kinds or not isinstance(scale, float) or not isinstance(zero, int) or not scale > 0:
-        return None
-    for step in reversed(steps):
-        found = ctx.call(str(step.target), (found, *step.args[1:]), step.kwargs)
-    return found, scale, zero
+    """Whether sums may be rounded otherwise than eager mode rounds them."""
+    return ctx.settings.numerics == "fast" and available()
 
 
 REWRITES: Final = (
     Rewrite("int8-linear", ("aten.addmm.default", "aten.mm.default"), linear, stages=("inference",)),
     Rewrite("int8-convolution", ("aten.convolution.default",), convolution, stages=("inference",)),
-    Rewrite("int8-results", (_QUANTIZE,), requantised, stages=("inference",)),
+    Rewrite("int8-results", (QUANTIZE,), requantised, stages=("inference",)),
 )
 """The rewrites of products, in the order in which they apply."""

@@ -283,14 +283,12 @@ def test_a_shared_weight_and_results_with_several_readers() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["no freezing", "eager numerics", "no instructions", "limits", "weight computed", "wide bias"]
+    "case", ["eager numerics", "no instructions", "limits", "weight computed", "wide bias"]
 )
 def test_what_stays_as_it_is(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, options = Quantised(F.linear, (40, 24), stored=None), {}
     monkeypatch.setattr(product_rewrites, "available", lambda: case != "no instructions")
-    if case == "no freezing":
-        options = {"freezing": False}
-    elif case == "eager numerics":
+    if case == "eager numerics":
         options = {"numerics": "eager"}
     elif case == "limits":
         model.x = (0, 255, torch.int16)
