@@ -16,7 +16,7 @@ from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.types import DType
 from polyfuse_cpp.backend import CppBackend
-from polyfuse_cpp.onednn import preferences
+from polyfuse_cpp.onednn import library, preferences
 from polyfuse_cpp.onednn.choices import library_choices
 
 pytestmark = pytest.mark.skipif(
@@ -413,7 +413,7 @@ def test_weights_of_16_bits_are_laid_out_once_where_rows_are_many(
     function: Callable[..., Any], rows: int, calls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computes = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    monkeypatch.setattr(preferences, "narrow_types", lambda: frozenset({DType.bf16}))
+    monkeypatch.setattr(library, "narrow_types", lambda: frozenset({DType.bf16}))
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(24, 40).bfloat16(), torch.randn(3, rows, 24).bfloat16()
     if rows == 2:
