@@ -8,7 +8,16 @@ from typing import Any
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
 
-__all__ = ["COMPILED", "Case", "compiled_faults", "convolution", "kernel_of", "operands_of", "matmul_faults"]
+__all__ = [
+    "COMPILED",
+    "Case",
+    "compiled_faults",
+    "convolution",
+    "int4_text",
+    "kernel_of",
+    "matmul_faults",
+    "operands_of",
+]
 
 _WIDE = {"bf16": "f32", "f16": "f32", "f8e4m3": "f32", "f8e5m2": "f32", "i8": "i32", "u8": "i32"}
 
@@ -58,6 +67,46 @@ def kernel_of(case: Case | str) -> Kernel:
     found = parse(case if isinstance(case, str) else case.text())
     assert isinstance(found, Kernel)
     return found
+
+
+def int4_text(rows: int) -> str:
+    """A product with a weight of 1024 rows and columns, two numbers a byte, scaled in groups of 64."""
+    return f"""kernel narrow on cuda {{
+ numerics fast
+ axes p0{{{rows}}} ~ {rows}, p1{{1024}} ~ 1024
+ raxes r0{{16}} ~ 16, r1{{32}} ~ 32, r2{{2}} ~ 2
+ in x: bf16[{1024 * rows}] aligned
+ in w: u8[524288] aligned
+ in s: bf16[16384] aligned
+ out out0: f32[{1024 * rows}] aligned
+ once {{
+  one = const i64 1
+  none = const u8 0
+  low = const u8 15
+  four = const u8 4
+ }}
+ loop {{
+  a = load bf16 x[1024*p0 + 64*r0 + 2*r1 + r2]
+  at = index i64 <r2>
+  first = lt bool (at, one)
+  b0 = load u8 w[512*p1 + 32*r0 + r1] if first else none
+  b1 = bitwise_and u8 (b0, low)
+  second = ge bool (at, one)
+  b2 = load u8 w[512*p1 + 32*r0 + r1] if second else none
+  b3 = shift_right u8 (b2, four)
+  b4 = where u8 (first, b1, b3)
+  b5 = cast f32 (b4)
+  s0 = load bf16 s[16*p1 + r0]
+  s1 = cast f32 (s0)
+  b6 = mul f32 (b5, s1)
+  b = cast bf16 (b6)
+  acc = reduce f32 dot (a, b)
+ }}
+ once {{
+  store f32 set out0[1024*p0 + p1] = acc
+ }}
+}}
+"""
 
 
 class _Text:
