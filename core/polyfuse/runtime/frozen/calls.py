@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
+from polyfuse.torch_compat.bindings import multiply_bytes
 from polyfuse.torch_compat.swaps import ContentsRef
 
 FROZEN = "frozen."
@@ -177,7 +178,7 @@ class _Snapshot:
 def _products(runs: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
     """Of runs and a probe, as integers, where NaN is equal to itself."""
     if not runs.dtype.is_floating_point:
-        return torch._int_mm(runs, probe)
+        return multiply_bytes(runs, probe)
     products = torch.mv(runs, probe)
     return products.view(_BITS.get(products.dtype.itemsize, torch.int64))
 
