@@ -40,7 +40,7 @@ def linear(ctx: RewriteContext, node: Node) -> Node | None:
     if rows is None or numbers is None:
         return None
     if ctx.settings.freezing and _may_pack(ctx, rows, numbers):
-        return ctx.call(LINEAR, (*_operands(ctx, numbers, rows), bias, 1.0, 0, torch.float32, "none"))
+        return ctx.call(LINEAR, (*_operands(numbers, rows), bias, 1.0, 0, torch.float32, "none"))
     return integer_linear(ctx, numbers, rows, bias)
 
 
@@ -61,7 +61,7 @@ def convolution(ctx: RewriteContext, node: Node) -> Node | None:
     if not _may_pack(ctx, channels, numbers):
         return None
     window = ([*stride], [*padding], [*dilation], groups, last)
-    operands = (*_operands(ctx, numbers, channels), bias, *_NOTHING, *window)
+    operands = (*_operands(numbers, channels), bias, *_NOTHING, *window)
     return ctx.call(CONVOLUTION, (*operands, 1.0, 0, torch.float32, "none"))
 
 
@@ -84,7 +84,7 @@ def _may_pack(ctx: RewriteContext, parameters: Stored, x: Stored) -> bool:
     return parameters.is_known and parameters.zero == 0 and ctx.may_pack(parameters.numbers)
 
 
-def _operands(ctx: RewriteContext, x: Stored, parameters: Stored) -> tuple[Any, ...]:
+def _operands(x: Stored, parameters: Stored) -> tuple[Any, ...]:
     read = (x.numbers, x.scale, x.zero, parameters.numbers)
     if isinstance(parameters.scale, Node):
         return *read, parameters.scale, 1.0, parameters.zero

@@ -27,12 +27,12 @@ _OPERANDS: Final = (
 )
 _ADDEND: Final = "Tensor? other, float other_scale, int other_zero"
 _RESULT: Final = "float scale, int zero, ScalarType dtype, str activation"
-_PLACES: Final = "int[] stride, int[] padding, int[] dilation, int groups"
+_WINDOW: Final = "int[] stride, int[] padding, int[] dilation, int groups"
 _LIBRARY: Final = torch.library.Library(SPACE, "DEF")
 _LIBRARY.define(f"linear({_OPERANDS}, {_RESULT}) -> Tensor")
-_LIBRARY.define(f"convolution({_OPERANDS}, {_ADDEND}, {_PLACES}, bool last, {_RESULT}) -> Tensor")
+_LIBRARY.define(f"convolution({_OPERANDS}, {_ADDEND}, {_WINDOW}, bool last, {_RESULT}) -> Tensor")
 _LIBRARY.define(
-    f"pack_convolution(Tensor weight, float x_scale, int x_zero, bool by_channel, {_PLACES}) -> Tensor"
+    f"pack_convolution(Tensor weight, float x_scale, int x_zero, bool by_channel, {_WINDOW}) -> Tensor"
 )
 
 
