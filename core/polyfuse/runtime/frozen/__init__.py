@@ -1,9 +1,9 @@
 """Frozen constants: values that follow from the parameters of a model alone, such as weights laid out for a
 library. They are computed when parameters are met for the first time, and again when these have changed.
 
-`entries` sees whether parameters changed. `values` has programs that take such values as inputs, and `calls`
-operators that a program calls once for each parameter; `checksums` has what tells whether one that is not
-frozen was written to. What is frozen is decided elsewhere, by
+`entries` sees whether parameters changed. `values` has programs that take such values as inputs, `calls`
+operators that a program calls once for each parameter, `checksums` what tells whether one that is not frozen
+was written to, and `packing` how much memory they may take. What is frozen is decided elsewhere, by
 `frontend.freezing` and by autotuning.
 """
 
@@ -17,6 +17,7 @@ from polyfuse.runtime.frozen.calls import (
     FrozenCalls,
 )
 from polyfuse.runtime.frozen.checksums import Checksum, FindChecksum, has_checksum, offer_checksum
+from polyfuse.runtime.frozen.packing import once, room_of
 from polyfuse.runtime.frozen.values import (
     FrozenOperand,
     FrozenProgram,
@@ -42,4 +43,6 @@ __all__ = [
     "PackedInputs",
     "has_checksum",
     "offer_checksum",
+    "once",
+    "room_of",
 ]
