@@ -50,19 +50,19 @@ def test_each_change_of_a_number_changes_it(checksum: Checksum, count: int) -> N
 
     before = now()
     assert now() == before
-    places = {0, count - 1, count // 2, *torch.randint(count, (40,)).tolist()}
-    for place in places:
-        bits = numbers[place : place + 1].view(torch.int32)
+    positions = {0, count - 1, count // 2, *torch.randint(count, (40,)).tolist()}
+    for position in positions:
+        bits = numbers[position : position + 1].view(torch.int32)
         for bit in (0, 1, 15, 22, 31):
             bits ^= -(2**31) if bit == 31 else 1 << bit
-            assert now() != before, (place, bit)
+            assert now() != before, (position, bit)
             bits ^= -(2**31) if bit == 31 else 1 << bit
     assert now() == before
     assert count == 1 or checksum(numbers.data_ptr(), count * 4 - 1) != before
 
 
 @pytest.mark.parametrize("apart", [1, 2, 4, 16, 64, 256, 512, 1024, 4096, 16384, 65536, 100_000])
-def test_numbers_that_changed_places_or_signs_change_it(checksum: Checksum, apart: int) -> None:
+def test_numbers_that_moved_or_changed_signs_change_it(checksum: Checksum, apart: int) -> None:
     numbers = torch.randn(300_000)
     size = numbers.numel() * 4
     before = checksum(numbers.data_ptr(), size)
