@@ -17,7 +17,16 @@ from polyfuse.symbolic import axis_name, axis_size, free_axes
 from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul
-from polyfuse_cpp.matmul.window import block_width, group_of, lanes_of, lines_of, part_lanes, window_of
+from polyfuse_cpp.matmul.window import (
+    block_width,
+    group_of,
+    lanes_of,
+    line_of,
+    lines_of,
+    packing_of,
+    part_lanes,
+    window_of,
+)
 
 _PACKED_BYTES = 384 << 10
 """What is packed of operand B at once: it stays in the L2 cache."""
@@ -46,6 +55,12 @@ _CONVERTING = 8
 
 _LOADED = 32
 """Bytes of a vector of which two are loaded in a cycle."""
+
+_HIDES = 20
+"""Sums of a tile that surely hide how long an addition takes, also where fewer would do."""
+
+_BEGINNING, _COPYING, _TILE = 24, 3, 120
+"""Half cycles to begin packing a run of a row, to copy a vector of it, and to begin and end a tile."""
 
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
@@ -245,7 +260,7 @@ def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
 def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     """The paths that the memory of operand B allows."""
     right, left = matmul.b, matmul.a
-    if right.packed_width or group_of(matmul, isa.lanes):
+    if right.packed_width or group_of(matmul, isa.lanes) or _is_one_block(matmul, isa):
         yield OperandPath.PREPACKED if right.memory is matmul.dtype else OperandPath.PACKED
         return
     if right.index is not None and right.step == 1:
@@ -259,6 +274,13 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
             yield OperandPath.DIRECT
     yield from _paired_paths(matmul, isa)
     yield OperandPath.PACKED
+
+
+def _is_one_block(matmul: Matmul, isa: Isa) -> bool:
+    """Whether all columns of a convolution are one block, whose vectors are whole: it is as if packed."""
+    alike = window_of(matmul) is not None and matmul.b.memory is matmul.dtype
+    width = block_width(matmul) if alike else 0
+    return 0 < width <= 4 * isa.lanes and width % isa.lanes == 0
 
 
 def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
@@ -309,17 +331,40 @@ class _Machine:
                 continue
             vectors = width if not path.along_depth else max(1, -(-width // self.isa.lanes))
             columns = width if path.along_depth else 0
-            fewest = -(-rows // most)
-            for tiles in (fewest, fewest + 1):
-                high = -(-rows // tiles)
+            for high in self._heights(rows, most, width):
+                tiles = -(-rows // high)
                 if path.along_depth:
                     cycles = tiles * self._cycles(high, width, tiles > 1) / width
                 else:
                     cycles = tiles * self._row_cycles(high, width, across, tiles > 1) * (1 + 0.02 * width)
+                    cycles += self._packing(high, tiles, -(-across // (width * self.isa.lanes)), path)
                 ranked.append((cycles, -high * width, self.plan(path, high, vectors, columns)))
         if not ranked:
             ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path.along_depth else 0)))
         yield from dict.fromkeys(plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
+
+    def _heights(self, rows: int, most: int, width: int) -> list[int]:
+        """Rows that tiles may have: as many as registers hold, in tiles of like height, or so many that a
+        line of an image is whole tiles.
+        """
+        fewest = -(-rows // most)
+        found = [-(-rows // tiles) for tiles in (fewest, fewest + 1)]
+        line = line_of(self.matmul) if window_of(self.matmul) is not None else 0
+        least = -(-_HIDES // width)
+        found += [n for n in range(min(most, line), least - 1, -1) if line % n == 0][:1]
+        return list(dict.fromkeys(found))
+
+    def _packing(self, rows: int, tiles: int, blocks: int, path: OperandPath) -> float:
+        """Half cycles, for each step of the depth, of what tiles under a window take beside multiplications:
+        to pack the rows of those that are in no one line of the image, and to begin and end each of them.
+        """
+        matmul = self.matmul
+        if window_of(matmul) is None or path is not OperandPath.PREPACKED:
+            return 0.0
+        run, share = packing_of(matmul, rows)
+        depth = max(1, matmul.extent(matmul.depth))
+        packed = rows * depth / run * (_BEGINNING + _COPYING * -(-run // self.isa.lanes))
+        return tiles * (share * packed + _TILE * blocks) / depth
 
     def _grouped(self) -> MatmulPlan:
         """Groups of a convolution: each row of a tile takes a register for its address, so there are few, and
@@ -383,6 +428,9 @@ class _Machine:
         """The same where one operand is spread from single numbers: of vectors of 32 bytes, two are loaded in
         a cycle.
         """
+        if window_of(self.matmul) is not None and self.isa.register_bytes > _LOADED:
+            # one line of memory in a cycle, or two numbers
+            return max(rows * width, rows + 2 * width, 4 * width if again else 0, 8)
         if self.isa.register_bytes > _LOADED:
             return self._cycles(rows, width, again)
         return max(rows * width, rows + width, 4 * width if again else 0, 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from polyfuse.ir.statements import Compute, Constant, IndexValue, Load, Statement
 from polyfuse.ir.types import DType
@@ -219,6 +220,25 @@ def lines_of(matmul: Matmul, rows: int, most: int) -> int:
         return 0
     plane = slide.length * matmul.facts.sizes[slide.outer[-1]] if slide.planes else slide.length
     return plane if isinstance(plane, int) and plane <= most else slide.length
+
+
+def line_of(matmul: Matmul) -> int:
+    """Pixels of a line of the image."""
+    moving = [name for name in matmul.a.axes if matmul.facts.sizes[name] != 1]
+    return matmul.extent(moving[-1:])
+
+
+def packing_of(matmul: Matmul, rows: int) -> tuple[int, float]:
+    """Steps of the depth that lie side by side in memory, and which share of the tiles of `rows` rows is
+    packed row by row: those that are in no one line of the image.
+    """
+    window = window_of(matmul)
+    assert window is not None
+    run, line = matmul.extent((window.run,)), line_of(matmul)
+    if slide_of(matmul, window, rows) is None:
+        return run, 1.0
+    tiles = line // gcd(line, rows)
+    return run, sum(tile * rows % line + rows > line for tile in range(tiles)) / tiles
 
 
 def _grow(conditions: Sequence[Statement], axes: Sequence[str]) -> bool:
