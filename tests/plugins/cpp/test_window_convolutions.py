@@ -65,7 +65,7 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(7, 4 * LANES - 1, (5, 4), stride=(1, 3), padding=(3, 1)), (2, 7, 9, 85), True),
         (nn.Conv2d(8, LANES + 1, 3, dilation=2), (2, 8, 12, 14), True),
         (nn.Conv2d(3, LANES, 3, stride=2, padding=1), (2, 3, 11, 112), True),
-        (nn.Conv2d(20, 2 * LANES, 3, padding=1), (1, 20, 9, 40), True),
+        (nn.Conv2d(20, 2 * LANES, 3, padding=1), (2, 20, 9, 40), True),
         (nn.Conv2d(20, 2 * LANES, 3, padding=1), (2, 20, 6, 10), False),
     ],
     ids=[
