@@ -181,7 +181,7 @@ class _Text:
 
     def _epilogue(self) -> list[str]:
         case, out = self.case, self.out
-        place = "p2 + NN*p1 + MM*NN*p0"
+        index = "p2 + NN*p1 + MM*NN*p0"
         numel = f"{self.m}*{self.n}*{self.b}"
         lines: list[str] = []
         value = "acc"
@@ -214,13 +214,13 @@ class _Text:
             value = "value"
         elif case.epilogue == "residual":
             self._argument("in", "more", out, numel)
-            lines = [f"e0 = load {out} more[{place}]", "e1 = cast f32 (e0)", "value = add f32 (acc, e1)"]
+            lines = [f"e0 = load {out} more[{index}]", "e1 = cast f32 (e0)", "value = add f32 (acc, e1)"]
             value = "value"
         elif case.epilogue == "dropout":
             self._argument("in", "seed", "i64", "1")
             lines = [
                 "e0 = load i64 seed[0]",
-                f"e1 = index i64 <{place}>",
+                f"e1 = index i64 <{index}>",
                 "e2 = rand f32 uniform (e0, e1)",
                 "e3 = const f32 0.5",
                 "e4 = gt bool (e2, e3)",
@@ -231,13 +231,13 @@ class _Text:
         held = "f32" if value == "value" else self.acc
         self._argument("out", "out0", out, numel)
         if out == held:
-            lines.append(f"store {out} set out0[{place}] = {value}")
+            lines.append(f"store {out} set out0[{index}] = {value}")
         else:
-            lines += [f"last = cast {out} ({value})", f"store {out} set out0[{place}] = last"]
+            lines += [f"last = cast {out} ({value})", f"store {out} set out0[{index}] = last"]
         if case.epilogue == "residual":
             # a second result, and a row of sums of nothing
             self._argument("out", "out1", "f32", numel)
-            lines.append(f"store f32 set out1[{place}] = acc")
+            lines.append(f"store f32 set out1[{index}] = acc")
         return lines
 
 
@@ -334,9 +334,9 @@ def matmul_faults(case: Case | str, config: Any, seed: int) -> tuple[list[str], 
     text = case if isinstance(case, str) else case.text()
     found, wanted, source = run_text(text, config, operands_of(case, seed))
     faults = []
-    for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
+    for position, (got, right) in enumerate(zip(found, wanted, strict=True)):
         if isinstance(got, torch.Tensor) and not _close(got, right):
-            faults.append(f"argument {place} is off by {(got.double() - right.double()).abs().max()}")
+            faults.append(f"argument {position} is off by {(got.double() - right.double()).abs().max()}")
     return faults, source
 
 

@@ -47,12 +47,6 @@ class Stored:
         """Whether scale and zero point are numbers in the graph."""
         return isinstance(self.scale, float) and isinstance(self.zero, int)
 
-    @property
-    def is_parameter(self) -> bool:
-        """Whether all of it are inputs of the graph, with a scale of f32 for each row."""
-        nodes = self.numbers, self.scale, self.zero
-        return all(isinstance(n, Node) and n.op in ("placeholder", "get_attr") for n in nodes)
-
 
 def activation(ctx: RewriteContext, node: Any) -> Stored | None:
     """The quantised numbers behind an operand, in its shape and order, with one scale and zero point."""
@@ -71,8 +65,12 @@ def activation(ctx: RewriteContext, node: Any) -> Stored | None:
 
 
 def weight(ctx: RewriteContext, node: Any) -> Stored | None:
-    """The signed bytes behind a weight, with one scale, or one for each row (the first dimension)."""
-    source = node.args[0] if ctx.is_called(node, "aten.clone.default") else node
+    """The signed bytes behind a weight, with one scale, or one for each row (the first dimension). They lack
+    dimensions of one that the weight got behind the conversion.
+    """
+    source = node
+    while ctx.is_called(source, "aten.clone.default", "aten.unsqueeze.default"):
+        source = source.args[0]
     if ctx.is_called(source, DEQUANTIZE):
         found = _of_tensor(ctx, source)
         return found if found is not None and found.kind is torch.int8 else None

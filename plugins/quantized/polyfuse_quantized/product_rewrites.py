@@ -17,15 +17,20 @@ _TRANSPOSED: Final = ("aten.permute.default", "aten.t.default")
 _NOTHING: Final = (None, 1.0, 0)
 """What is added to a convolution without a residual."""
 
-_ADDED: Final = slice(7, 10)
-_LAST: Final = 14
+_IMAGE: Final = 4
+"""Dimensions of an image with its batch and channels: the only convolutions whose sums the library does."""
+
+_FORMATS: Final = {_IMAGE: torch.channels_last, 5: torch.channels_last_3d}
+
+_ADDED: Final = slice(8, 11)
+_LAST: Final = 15
 """Where that, and whether the channels of the result come last, stand among its arguments."""
 
 
 def linear(ctx: RewriteContext, node: Node) -> Node | None:
     """`addmm(bias, dequantize(x), dequantize(weight).t())` multiplies the bytes."""
     bias, x, transposed = (None, *node.args) if ctx.is_called(node, "aten.mm.default") else node.args
-    if node.kwargs or not _is_wanted(ctx) or not is_vector(ctx, bias):
+    if node.kwargs or not _is_wanted(ctx, node) or not is_vector(ctx, bias):
         return None
     if not ctx.is_called(transposed, *_TRANSPOSED):
         return None
@@ -34,7 +39,7 @@ def linear(ctx: RewriteContext, node: Node) -> Node | None:
     rows, numbers = weight(ctx, transposed.args[0]), activation(ctx, x)
     if rows is None or numbers is None:
         return None
-    if ctx.settings.freezing and rows.is_parameter and numbers.is_known:
+    if ctx.settings.freezing and _may_pack(ctx, rows, numbers):
         return ctx.call(LINEAR, (*_operands(numbers, rows), bias, 1.0, 0, torch.float32, "none"))
     return integer_linear(ctx, numbers, rows, bias)
 
@@ -43,24 +48,47 @@ def convolution(ctx: RewriteContext, node: Node) -> Node | None:
     """`convolution(dequantize(x), dequantize(weight), bias)` is one call."""
     x, kernel, bias, stride, padding, dilation, transposed, _, groups = node.args
     image = ctx.tensor(x)
-    if not ctx.settings.freezing or not _is_wanted(ctx) or transposed or not is_vector(ctx, bias):
-        return None
-    if image is None or image.dim() != 4:
+    if not _is_wanted(ctx, node) or transposed or image is None or not is_vector(ctx, bias):
         return None
     if not all(isinstance(n, int) for n in (*stride, *padding, *dilation, groups)):
         return None
     channels, numbers = weight(ctx, kernel), activation(ctx, x)
-    if channels is None or numbers is None or not channels.is_parameter or not numbers.is_known:
+    if channels is None or numbers is None or numbers.kind is not torch.uint8:
         return None
-    if numbers.kind is not torch.uint8:
+    last = _is_last(ctx, node)
+    if last is None or image.dim() != len(stride) + 2 or not _is_of_window(ctx, channels.numbers, kernel):
         return None
-    window = ([*stride], [*padding], [*dilation], groups, _is_last(ctx, node))
+    if not _may_pack(ctx, channels, numbers):
+        return None
+    window = ([*stride], [*padding], [*dilation], groups, last)
     operands = (*_operands(numbers, channels), bias, *_NOTHING, *window)
     return ctx.call(CONVOLUTION, (*operands, 1.0, 0, torch.float32, "none"))
 
 
+def _is_of_window(ctx: RewriteContext, numbers: Node, kernel: Node) -> bool:
+    """Whether a weight has the sizes of what is stored, maybe as one row of an image."""
+    stored, wide = ctx.tensor(numbers), ctx.tensor(kernel)
+    if stored is None or wide is None:
+        return False
+    return wide.shape in (stored.shape, (*stored.shape[:2], 1, *stored.shape[2:]))
+
+
+def _may_pack(ctx: RewriteContext, parameters: Stored, x: Stored) -> bool:
+    """Whether the library multiplies these numbers, and their weight may be packed once."""
+    if not x.is_known:
+        return False
+    if isinstance(parameters.scale, Node):
+        # with freezing, zero points are looked at once for all calls, too
+        looked_at = not ctx.settings.freezing or ctx.may_pack(parameters.zero)
+        return looked_at and ctx.may_pack(parameters.numbers)
+    return parameters.is_known and parameters.zero == 0 and ctx.may_pack(parameters.numbers)
+
+
 def _operands(x: Stored, parameters: Stored) -> tuple[Any, ...]:
-    return x.numbers, x.scale, x.zero, parameters.numbers, parameters.scale, parameters.zero
+    read = (x.numbers, x.scale, x.zero, parameters.numbers)
+    if isinstance(parameters.scale, Node):
+        return *read, parameters.scale, 1.0, parameters.zero
+    return *read, None, parameters.scale, None
 
 
 def requantised(ctx: RewriteContext, node: Node) -> Node | None:
@@ -92,7 +120,7 @@ def requantised(ctx: RewriteContext, node: Node) -> Node | None:
     if added is not _NOTHING:
         # a sum may lie as what is added does
         args[_ADDED] = added
-        args[_LAST] = _is_last(ctx, node) if not between else args[_LAST]
+        args[_LAST] = bool(_is_last(ctx, node)) if not between else args[_LAST]
     found = ctx.call(str(source.target), tuple(args))
     for step in reversed(between):
         found = ctx.call(str(step.target), (found, *step.args[1:]), step.kwargs)
@@ -107,7 +135,9 @@ def _residual(ctx: RewriteContext, node: Node) -> tuple[Node, tuple[Any, ...]]:
         return node, _NOTHING
     for call, other in (node.args, node.args[::-1]):
         made, added = ctx.tensor(call), ctx.tensor(other)
-        if not ctx.is_called(call, CONVOLUTION) or made is None or added is None or made.shape != added.shape:
+        if not ctx.is_called(call, CONVOLUTION) or made is None or added is None or made.dim() != _IMAGE:
+            continue
+        if made.shape != added.shape:
             continue
         numbers = activation(ctx, other)
         if numbers is None or numbers.kind is not torch.uint8 or not numbers.is_known:
@@ -117,14 +147,22 @@ def _residual(ctx: RewriteContext, node: Node) -> tuple[Node, tuple[Any, ...]]:
     return node, _NOTHING
 
 
-def _is_last(ctx: RewriteContext, node: Node) -> bool:
+def _is_last(ctx: RewriteContext, node: Node) -> bool | None:
+    """Whether an image has its channels last; None: nor second, or it is none."""
     made = ctx.tensor(node)
-    return made is not None and made.is_contiguous(memory_format=torch.channels_last)
+    if made is None:
+        return None
+    last = _FORMATS.get(made.dim())
+    if last is not None and made.is_contiguous(memory_format=last):
+        return True
+    return False if made.is_contiguous() else None
 
 
-def _is_wanted(ctx: RewriteContext) -> bool:
-    """Whether sums may be rounded otherwise than eager mode rounds them."""
-    return ctx.settings.numerics == "fast" and available()
+def _is_wanted(ctx: RewriteContext, node: Node) -> bool:
+    """Whether sums may be rounded otherwise than eager mode rounds them, where the library computes."""
+    made = ctx.tensor(node)
+    on_host = made is not None and made.device.type == "cpu"
+    return on_host and ctx.settings.numerics == "fast" and available()
 
 
 REWRITES: Final = (

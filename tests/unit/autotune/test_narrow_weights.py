@@ -307,6 +307,17 @@ def test_numbers_that_are_none(run: Any, dtype: torch.dtype, kind: torch.dtype, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("depth", [17, 64, 100])
+def test_bytes_that_are_only_converted(run: Any, kind: torch.dtype, dtype: torch.dtype, depth: int) -> None:
+    """In registers, for few rows: exactly, whatever the numbers are."""
+    w = torch.arange(37 * depth).reshape(37, depth).to(kind)
+    for rows in (1, 2, 8, 9):
+        x = torch.randint(-3, 4, (rows, depth)).to(dtype)
+        assert is_narrow(run(converted, x, w, torch.full((37,), 2.0**-9, dtype=dtype)))
+
+
 def test_eight_bit_floats(run: Any) -> None:
     weight = torch.randn(48, 70).to(torch.float8_e4m3fn)
     report = run(converted, torch.randn(1, 70), weight, torch.rand(48) + 0.5)
@@ -317,7 +328,7 @@ def test_eight_bit_floats(run: Any) -> None:
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_every_code_of_eight_bit_floats(run: Any, rows: int, kind: torch.dtype) -> None:
-    """Each row of the weight has one number at a place of its own, and zeros."""
+    """Each row of the weight has one number at a column of its own, and zeros."""
     weight = torch.zeros(256, 97).to(torch.uint8)
     weight[torch.arange(256), torch.arange(256) % 97] = torch.arange(256).to(torch.uint8)
     x = torch.ones(rows, 97, dtype=torch.bfloat16)

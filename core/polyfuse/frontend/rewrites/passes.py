@@ -22,6 +22,7 @@ from polyfuse.frontend.rewrites.constant_folding import (
 )
 from polyfuse.frontend.rewrites.cse import merge_duplicates
 from polyfuse.frontend.rewrites.equal_collectives import merge_collectives
+from polyfuse.frontend.rewrites.masks.causal import call_causal
 from polyfuse.frontend.rewrites.noop import remove_copies, remove_identity_views, remove_neutral_arithmetic
 from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
@@ -62,6 +63,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("fold-constants", fold_constants),
     ("fold-uniform", fold_uniform),
     ("compute-in-pairs", compute_in_pairs),
+    ("call-causal", call_causal),
     ("spell-out-log-softmax", spell_out_log_softmax),
     ("merge-casts", merge_casts),
     ("merge-views", merge_views),
@@ -99,14 +101,18 @@ def rewrite_graph(
     more: MoreRewrites | None = None,
     texts: PassTexts = NO_TEXTS,
     notes: list[Note] | None = None,
+    static: Sequence[int] = (),
 ) -> tuple[tuple[str, int], ...]:
     """Run every rewrite on `module`, in place, and `more` after them; returns how often each one applied,
     leaving out those that did not.
 
     `texts` records the graph before and after each, and `notes` gets the messages of single ones.
-    `settings.fuel` limits the number of rewrites of one graph. Dropping dead calls costs none.
+    `static` has the positions of parameters and buffers among the inputs. `settings.fuel` limits the number
+    of rewrites of one graph. Dropping dead calls costs none.
     """
-    state = Rewriting(module, settings, stage, settings.fuel, [] if notes is None else notes)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    parameters = frozenset(placeholders[i] for i in static)
+    state = Rewriting(module, settings, stage, settings.fuel, [] if notes is None else notes, parameters)
     counts: list[tuple[str, int]] = []
     texts.begin(lambda: str(module.graph))
     for name, function in PASSES:
