@@ -320,29 +320,25 @@ class MatmulText:
 
     def _dots(self) -> None:
         """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
-        plan = self.plan
-        if not most_varying(self.matmul, plan.path):
-            self._dots_of(plan.rows, plan.columns)
-            return
-        for rows in range(1, plan.rows + 1):
-            test = f"if (rows_here == {rows})" if rows < plan.rows else ""
-            with self.out.block(f"{'else ' if rows > 1 else ''}{test}".strip()):
-                self._dots_of(rows, columns_beside(self.matmul, self.isa, rows))
-
-    def _dots_of(self, rows: int, columns: int) -> None:
         plan, out = self.plan, self.out
+        heights = {plan.rows: plan.columns}
+        if most_varying(self.matmul, plan.path):
+            heights = {n: columns_beside(self.matmul, self.isa, n) for n in range(1, plan.rows + 1)}
         wide = plan.vectors * self.lanes
         kinds = f"{self.matmul.dtype}, {self.a.element()}, {self.b.element}"
         fetches = plan.path is OperandPath.DOTS
-        with out.block(f"for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {columns})"):
-            if self.b.converts_groups:
-                self.b.convert_group()
-            # the first tile of rows fetches the columns for all
-            one = self._is_one_tile() or not fetches
-            ahead = str(fetches).lower() if one else "tile == tile_a"
-            passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
-            name = f"matmul_dots<{rows}, {columns}, {kinds}>"
-            out.line(f"{name}(rows_at, columns_at + j, {passed});")
+        # the first tile of rows fetches the columns for all
+        one = self._is_one_tile() or not fetches
+        ahead = str(fetches).lower() if one else "tile == tile_a"
+        passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
+        for rows, columns in heights.items():
+            test = f"if (rows_here == {rows}) " if len(heights) > 1 else ""
+            with out.block(
+                f"{test}for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {columns})"
+            ):
+                if self.b.converts_groups:
+                    self.b.convert_group()
+                out.line(f"matmul_dots<{rows}, {columns}, {kinds}>(rows_at, columns_at + j, {passed});")
 
     def _is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""
