@@ -15,11 +15,11 @@ from torch import nn
 
 import polyfuse
 import polyfuse.aot
-from polyfuse.autotune import packing
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.types import DType, from_torch
+from polyfuse.runtime.frozen import packing
 from polyfuse_cpp.onednn import library, preferences
 from polyfuse_cpp.onednn.choices import library_choices
 
