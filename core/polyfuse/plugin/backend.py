@@ -103,6 +103,12 @@ class Backend(ABC):
         """
         return 0
 
+    def packed_steps(self, matmul: Reduction) -> int:
+        """How many steps of the depth `packed_width` wants side by side in a packed operand, for each column: as
+        many as one instruction multiplies and adds up.
+        """
+        return 1
+
     def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
         """Say whether the generated kernel of a convolution (an implicit GEMM) is known to be faster on this
         machine than the library that torch calls: `gemm="known"` then takes it without timing, with a weight

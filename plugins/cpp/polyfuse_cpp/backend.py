@@ -105,6 +105,12 @@ class CppBackend(Backend):
 
         return packed_width(matmul, self.isa)
 
+    def packed_steps(self, matmul: Reduction) -> int:
+        """Two of bf16, where matrix registers multiply."""
+        from polyfuse_cpp.matmul.plans import packed_steps
+
+        return packed_steps(matmul, self.isa)
+
     def machine(self) -> Mapping[str, str]:
         """The machine, and what is in its caches where that is not as usual."""
         caches = str(self.settings.plugin_option("cpp", "caches", "") or "cold")

@@ -47,7 +47,7 @@ def convert(ctx: LoweringContext, node: Any, value: TensorValue, *others: Any, *
     if source.dtype is result.dtype:
         return ctx.lazy(result, source.expand_to(axes))
     # where digits are cut off, the rounding to half precision before may decide which
-    through = source.dtype if not result.dtype.is_float or _takes_back(node) else None
+    through = source.dtype if not result.dtype.is_float or (_is_written(node) and _takes_back(node)) else None
     body = ctx.operand(source, axes, result.dtype.compute, result.device, through)
     if _is_written(node) and result.dtype is not result.dtype.compute and not is_held(body, result.dtype):
         body = cast(cast(body, result.dtype), result.dtype.compute)

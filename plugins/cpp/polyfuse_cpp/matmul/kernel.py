@@ -25,7 +25,7 @@ from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText
-from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
+from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, tile_steps
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
@@ -149,11 +149,11 @@ class MatmulText:
             out.line(f"{kind}* const packed_a = packed_b + {room_b};")
             out.line(f"{kind}* const sums = packed_a + {room_a};")
             self._fill_tables(f"sums + {sums}")
-            if plan.path is OperandPath.TILES:
-                out.line("matrix_begin();")
+            if plan.path.tiles:
+                out.line(f"matrix_begin<{tile_steps(self.matmul)}>();")
             with out.block("for (i64 item = first_item; item < end_item; ++item)"):
                 self._item()
-            if plan.path is OperandPath.TILES:
+            if plan.path.tiles:
                 out.line("matrix_end();")
 
     def _fill_tables(self, room: str) -> None:
@@ -262,13 +262,7 @@ class MatmulText:
         if plan.path.along_depth:
             self._dots()
         elif plan.path.paired:
-            columns, _ = self.b.columns_at()
-            tiles = plan.path is OperandPath.TILES
-            name, rows = ("matrix", plan.rows // 16) if tiles else ("pair", plan.rows)
-            out.line(
-                f"{name}_tile<{rows}, {plan.vectors}, {self.a.row}>"
-                f"({self.a.rows_at()}, {columns}, depth_here, sum, pass == pass_from);"
-            )
+            self._paired()
         elif narrow := 0 if self.a.window is not None else self.b.narrow:
             with out.block(f"if (column_from + {self.wide} > column_count)"):
                 self._added_up(narrow)
@@ -277,6 +271,24 @@ class MatmulText:
         else:
             self._added_up(plan.vectors)
         self._after_tile()
+
+    def _paired(self) -> None:
+        """Add up a tile of bf16 in pairs of steps."""
+        plan, out, row = self.plan, self.out, self.a.row
+        columns, _ = self.b.columns_at()
+        end = f"{columns}, depth_here, sum, pass == pass_from);"
+        if not plan.path.tiles:
+            out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {row}>({self.a.rows_at()}, {end}")
+            return
+        name = f"matrix_tile<{plan.rows // 16}, {plan.vectors}, {tile_steps(self.matmul)}>"
+        packed = f"{name}({self.a.rows_at()}, {row}, {end}"
+        if not self.a.pitch:
+            out.line(packed)
+            return
+        if not self.a.whole:
+            out.line(f"if (rows_here < {plan.rows}) {packed}")
+            out.line("else")
+        out.line(f"{name}(left_at, {self.a.pitch}, {end}")
 
     def _added_up(self, vectors: int) -> None:
         """Add up a tile whose rows are packed or read in place, of so many vectors."""

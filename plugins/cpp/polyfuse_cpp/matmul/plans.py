@@ -11,9 +11,9 @@ from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
-from polyfuse.kit import Machine, Work, seconds, work_of
+from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.plugin import Config
-from polyfuse.symbolic import axis_name, axis_size, free_axes
+from polyfuse.symbolic import axis_name, axis_size, free_axes, product
 from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul
@@ -46,6 +46,13 @@ _CONVERTING = 8
 
 _LOADED = 32
 """Bytes of a vector of which two are loaded in a cycle."""
+
+_TILE_STEPS, _FEWEST_STEPS, _ONE_PASS = 32, 16, 1024
+"""Steps of the depth that a matrix register holds at most, fewer than which do not pay, and the depth up to which
+all is added up in one pass."""
+
+_FEW_FOR_TILES = 16
+"""Rows beyond which matrix registers are faster than reading the weight along its depth."""
 
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
@@ -81,6 +88,9 @@ class OperandPath(IntEnum):
     """Converted or dequantised, once for all rows, in rows along the depth; lanes run along it as with
     `DOTS`."""
 
+    PREPACKED_TILES = 7
+    """Packed before, for the machine's own matrix registers."""
+
     @property
     def along_depth(self) -> bool:
         """Whether lanes run along the depth."""
@@ -94,15 +104,20 @@ class OperandPath(IntEnum):
     @property
     def blocked(self) -> bool:
         """Whether several blocks are multiplied with each packed tile of rows."""
-        return self.packed or self is OperandPath.PREPACKED
+        return self.packed or self in (OperandPath.PREPACKED, OperandPath.PREPACKED_TILES)
 
     @property
     def paired(self) -> bool:
         """Whether operands are packed in pairs of bf16."""
-        return self in (OperandPath.PAIRS, OperandPath.TILES)
+        return self is OperandPath.PAIRS or self.tiles
+
+    @property
+    def tiles(self) -> bool:
+        """Whether the machine's own matrix registers multiply."""
+        return self in (OperandPath.TILES, OperandPath.PREPACKED_TILES)
 
 
-_AT_ONCE = {OperandPath.PAIRS: 2, OperandPath.TILES: 16}
+_AT_ONCE = {OperandPath.PAIRS: 2, OperandPath.TILES: 16, OperandPath.PREPACKED_TILES: 16}
 """Steps of the depth that one instruction takes, times the vectors."""
 
 
@@ -207,6 +222,9 @@ def packed_width(node: Reduction, isa: Isa) -> int:
     kind, own = node.values[1].dtype, {name for e in loads(node.values[1]) for name in free_axes(e.index)}
     # of a convolution's result, the channels are not the last axis
     count = next((axis_size(a) for a in reversed(node.axes) if axis_name(a) in own), 0)
+    if packed_steps(node, isa) > 1:
+        wide = (2 * isa.lanes, isa.lanes)
+        return next((width for width in wide if isinstance(count, int) and count % width == 0), 0)
     if isa.lanes == 1 or accumulates(kind) is not kind or not count:
         return 0
     widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]
@@ -218,6 +236,15 @@ def packed_width(node: Reduction, isa: Isa) -> int:
             # all are one block, of which the kernel packs the last vectors with zeros at each call
             found = count
     return found or 2 * isa.lanes
+
+
+def packed_steps(node: Reduction, isa: Isa) -> int:
+    """Steps of the depth that lie side by side for each column in the blocks of `packed_width`: pairs of bf16 for
+    matrix registers, unless there are windows.
+    """
+    flat = all(axis_size(axis) == 1 for axis in node.raxes[1:])
+    narrow = {value.dtype for value in node.values} == {DType.bf16}
+    return 2 if narrow and flat and isa.lanes == 16 and "PF_AMX" in dot_instructions() else 1
 
 
 def is_part(node: Reduction, isa: Isa) -> bool:
@@ -245,6 +272,9 @@ def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
 def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     """The paths that the memory of operand B allows."""
     right, left = matmul.b, matmul.a
+    if right.paired:
+        yield OperandPath.PREPACKED_TILES if "PF_AMX" in dot_instructions() else OperandPath.PACKED
+        return
     if right.packed_width or group_of(matmul, isa.lanes):
         yield OperandPath.PREPACKED if right.memory is matmul.dtype else OperandPath.PACKED
         return
@@ -276,6 +306,8 @@ def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
 
 def _rank(path: OperandPath, rows: int) -> float:
     """What comes first: few rows do not pay for a layout, many do."""
+    if path.tiles and rows > _FEW_FOR_TILES:
+        return -1.0
     if path.packed:
         return {OperandPath.TILES: 0.5, OperandPath.PAIRS: 0.7}.get(path, 1.0)
     limit = {OperandPath.DOTS: _FEW, OperandPath.CONVERTED: CONVERTED_ROWS}.get(path, 32)
@@ -295,8 +327,9 @@ class _Machine:
         """Plans of one path, the best guess first: the one whose tiles take the fewest cycles."""
         rows = max(1, self.matmul.extent(self.matmul.a.axes))
         across = max(1, self.matmul.extent(self.matmul.b.axes[-1:]))
-        if path is OperandPath.TILES:
-            yield self.plan(path, 32 if rows > 16 else 16, 2 if across > 16 else 1, 0)
+        if path.tiles:
+            wide = self.matmul.b.packed_width or across
+            yield self.plan(path, 32 if rows > 16 else 16, 2 if wide > 16 else 1, 0)
             return
         if path is OperandPath.PREPACKED and group_of(self.matmul, self.isa.lanes):
             yield self._grouped()
@@ -428,7 +461,7 @@ class _Machine:
         if path is OperandPath.CONVERTED and multiplies_pairs(matmul):
             far = max(far, 2048)  # of half the bytes
         near = 1024 if path.paired or matmul.a.step == 1 else 512
-        most = near if path.packed else far
+        most = near if path.packed or path.tiles else far
         steps = matmul.extent(matmul.depth)
         if path is OperandPath.CONVERTED and len(matmul.moving_depth) > 1:
             return -(-steps // 32) * 32
@@ -442,6 +475,23 @@ class _Machine:
         passes = -(-max(1, steps) // most)
         each = -(-max(1, steps) // passes)
         return (each + 31) // 32 * 32
+
+
+def tile_steps(matmul: Matmul) -> int:
+    """Steps of the depth that one matrix register holds: the most that divide the depth, so that nothing has to
+    be padded; else all.
+    """
+    sizes = [matmul.facts.sizes[name] for name in matmul.depth]
+    depth = prod(size for size in sizes if isinstance(size, int))
+    if not all(isinstance(size, int) for size in sizes) or depth > _ONE_PASS:
+        return _TILE_STEPS
+    found = (steps for steps in range(_TILE_STEPS, _FEWEST_STEPS - 1, -2) if depth % steps == 0)
+    return next(found, _TILE_STEPS)
+
+
+def whole_tiles(matmul: Matmul) -> bool:
+    """Whether the depth is known to be so many times what matrix registers hold."""
+    return is_multiple(product(matmul.facts.sizes[name] for name in matmul.depth), tile_steps(matmul))
 
 
 def configs_of(plans: Sequence[MatmulPlan]) -> list[Config]:
