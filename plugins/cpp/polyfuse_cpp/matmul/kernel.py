@@ -281,14 +281,15 @@ class MatmulText:
             out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {row}>({self.a.rows_at()}, {end}")
             return
         name = f"matrix_tile<{plan.rows // 16}, {plan.vectors}, {tile_steps(self.matmul)}>"
-        packed = f"{name}({self.a.rows_at()}, {row}, {end}"
+        packed = f"{name}({self.a.rows_at()}, {row}, 0, {end}"
         if not self.a.pitch:
             out.line(packed)
             return
         if not self.a.whole:
             out.line(f"if (rows_here < {plan.rows}) {packed}")
             out.line("else")
-        out.line(f"{name}(left_at, {self.a.pitch}, {end}")
+        fetch = "0" if self._is_one_tile() else self.a.fetched()
+        out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
 
     def _added_up(self, vectors: int) -> None:
         """Add up a tile whose rows are packed or read in place, of so many vectors."""

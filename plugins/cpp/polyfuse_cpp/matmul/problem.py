@@ -16,6 +16,10 @@ from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coeffici
 from polyfuse_cpp.facts import Facts
 
 
+_NARROWEST = 4
+"""Columns of the narrowest block."""
+
+
 @dataclass(frozen=True)
 class MatrixOperand:
     """One operand and the parallel axes of its own.
@@ -232,10 +236,10 @@ def _step(index: IndexLike, moving: Sequence[str], facts: Facts) -> IndexLike | 
 
 def _prepacked(side: MatrixOperand, depth: Sequence[str], facts: Facts) -> MatrixOperand:
     """The operand along the lanes, with its blocks, if it lies in some."""
-    if side.index is None or side.apart is not None:
-        return side
     if side.step is None:
         return _in_pairs(side, depth, facts)
+    if side.index is None or side.apart is not None:
+        return side
     name = side.axes[-1]
     size = facts.sizes[name]
     for atom in atoms(side.index):
@@ -254,9 +258,9 @@ def _in_pairs(side: MatrixOperand, depth: Sequence[str], facts: Facts) -> Matrix
     size, steps = facts.sizes[side.axes[-1]], facts.sizes[moving[-1]] if len(moving) == 1 else None
     if side.index is None or not isinstance(size, int) or not isinstance(steps, int) or steps % 2:
         return side
-    for atom in atoms(side.index):
-        width = atom.args[1] if atom.kind == "mod" else 0
-        if not isinstance(width, int) or width < 3 or size % width:
+    # all columns may be one block
+    for width in (size, *(atom.args[1] for atom in atoms(side.index) if atom.kind == "mod")):
+        if not isinstance(width, int) or width < _NARROWEST or size % width:
             continue
         column = axis("block", size // width) * width + axis("column", width)
         step = axis("pair", steps // 2) * 2 + axis("half", 2)

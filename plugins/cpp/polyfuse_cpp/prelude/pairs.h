@@ -117,9 +117,10 @@ static __attribute__((unused)) void matrix_end() { __asm__ volatile("tilerelease
   __asm__ volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(P), "r"(i64(STEP)) : "memory")
 #define PF_TILE_DOT(SUM, A, B) __asm__ volatile("tdpbf16ps %%tmm" #B ", %%tmm" #A ", %%tmm" #SUM : :)
 
-// R times 16 rows, `apart` elements from each other, and C vectors of columns (one or two of each).
+// R times 16 rows, `apart` elements from each other, and C vectors of columns (one or two of each). Where `fetch` is not 0,
+// asks for what is `fetch` elements behind the left operand: loads of whole tiles are not seen coming.
 template <int R, int C, int STEPS>
-static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, const bf16* b, i64 depth, f32* c,
+static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 depth, f32* c,
                                                   bool first) {
   const i64 row = apart * 2, pair = C * 64, out = C * 64;
   if (first) {
@@ -131,6 +132,9 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, cons
     if constexpr (R > 1 && C > 1) PF_TILE_LOAD(3, c + 256 * C + 16, out);
   }
   for (i64 k = 0; k < depth; k += STEPS) {
+    if (fetch)
+#pragma GCC unroll 32
+      for (int i = 0; i < 16 * R; ++i) __builtin_prefetch(a + i * apart + k + fetch);
     PF_TILE_LOAD(6, b + k * C * 16, pair);
     PF_TILE_LOAD(4, a + k, row);
     PF_TILE_DOT(0, 4, 6);
