@@ -273,7 +273,9 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     """The paths that the memory of operand B allows."""
     right, left = matmul.b, matmul.a
     if right.paired:
-        yield OperandPath.PREPACKED_TILES if "PF_AMX" in dot_instructions() else OperandPath.PACKED
+        pairs = left.memory is right.memory is DType.bf16 and isa.lanes == 16 and left.index is not None
+        tiles = pairs and "PF_AMX" in dot_instructions() and (left.step == 1 or matmul.rows_touch)
+        yield OperandPath.PREPACKED_TILES if tiles else OperandPath.PACKED
         return
     if right.packed_width or group_of(matmul, isa.lanes):
         yield OperandPath.PREPACKED if right.memory is matmul.dtype else OperandPath.PACKED
