@@ -62,12 +62,12 @@ class Matmul:
             column = builder["n"]
             rows = column // self.packed * self.sizes["k"] + builder["k"]
             return rows * self.packed + column % self.packed
-        place: IndexLike = 0
+        index: IndexLike = 0
         step: IndexLike = 1
         for position, name in enumerate(reversed(order)):
-            place = place + builder[name] * step
+            index = index + builder[name] * step
             step = step * self.sizes[name] + (self.pad if position == 0 else 0)
-        return place
+        return index
 
     def kernel(self) -> Kernel:
         """The kernel; the arguments are left, right, bias, residual, out, and the sizes that are dynamic."""

@@ -99,8 +99,8 @@ def emulated_faults(name: str) -> list[str]:
     faults = [str(w.message) for w in seen if "polyfuse" in str(w.message)]
     if [k.calls for k in made] != [2]:
         faults.append(f"called: {[k.calls for k in made]}")
-    for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
+    for position, (got, right) in enumerate(zip(found, wanted, strict=True)):
         limit = 2e-2 * max(1.0, right.abs().max().item())
         if not torch.allclose(got.double(), right.double(), 2e-2, limit):
-            faults.append(f"result {place} is off by {(got.double() - right.double()).abs().max()}")
+            faults.append(f"result {position} is off by {(got.double() - right.double()).abs().max()}")
     return faults

@@ -26,7 +26,7 @@ GELU = (
 )
 RESIDUAL = (
     *("b0 = load {out} bias[i1]", "b1 = cast f32 (b0)", "b2 = add f32 ({sum}, b1)"),
-    *("b3 = load {out} added[{place}]", "b4 = cast f32 (b3)", "value = add f32 (b2, b4)"),
+    *("b3 = load {out} added[{index}]", "b4 = cast f32 (b3)", "value = add f32 (b2, b4)"),
 )
 SCALED = (
     *("of_row = load f32 scale[i0]", "of_column = load {out} bias[i1]", "b1 = cast f32 (of_column)"),
@@ -49,7 +49,7 @@ def product(
     shared: bool = False,
     dynamic: bool = False,
     deep: bool = False,
-    place: str = "",
+    index: str = "",
     pitch: int = 0,
     numerics: str = "fast",
     kind: str = "",
@@ -67,7 +67,7 @@ def product(
     at_left = f"{k}*i0 + r0" if left == "depth" else f"{m}*r0 + i0"
     at_right = f"{k}*i1 + r0" if right == "depth" else f"{n}*r0 + i1"
     pitch = pitch or n
-    at = place or f"{pitch}*i0 + i1"
+    at = index or f"{pitch}*i0 + i1"
     axes = [f"i0{{{m}}} ~ {rows}", f"i1{{{n}}} ~ {n}"]
     count = max(batch, 1)
     if batch:
@@ -76,7 +76,7 @@ def product(
         at = f"{pitch}*{m}*b0 + {at}"
         if not shared:
             at_right = f"{n}*{k}*b0 + {at_right}"
-    lines = [line.format(sum="total" if whole else "product", out=out, place=at) for line in epilogue]
+    lines = [line.format(sum="total" if whole else "product", out=out, index=at) for line in epilogue]
     if whole:
         lines.insert(0, "total = cast f32 (product)")
     if out == "f32":
@@ -123,15 +123,15 @@ def folded(kernel: Kernel, mode: str, along: str) -> Kernel:
     x, y = kernel.axes[-2:]
     if along == "rows":
         groups = (rows + ROWS - 1) // ROWS
-        place, extent = x // ROWS * columns + y, groups * columns
+        index, extent = x // ROWS * columns + y, groups * columns
     else:
         groups = (columns + COLUMNS - 1) // COLUMNS
-        place, extent = x * groups + y // COLUMNS, rows * groups
+        index, extent = x * groups + y // COLUMNS, rows * groups
     arg = KernelArg("out1", "out", DType.f32, extent, True)
     sizes = [a for a in kernel.args if a.kind == "size"]
     args = (*(a for a in kernel.args if a.kind != "size"), arg, *sizes)
     *loops, last = kernel.sections
-    store = Store("out1", place, "value", DType.f32, mode)
+    store = Store("out1", index, "value", DType.f32, mode)
     return replace(kernel, args=args, sections=(*loops, replace(last, body=(*last.body, store))))
 
 

@@ -130,5 +130,5 @@ def run_on_host(kernel: Kernel, operands: Sequence[torch.Tensor | int], tiling: 
     found = resolved(meta, tuple(sizes.values()))
     result, steps = operands[meta.maps[2].arg], (ctypes.c_int64 * 4)(*(n // 2 for n in found.strides[2]))
     assert isinstance(result, torch.Tensor)
-    place = ctypes.c_void_p(result.data_ptr() + found.offsets[2])
-    library.run(packed, ctypes.c_void_p(sums.data_ptr()), place, steps)
+    address = ctypes.c_void_p(result.data_ptr() + found.offsets[2])
+    library.run(packed, ctypes.c_void_p(sums.data_ptr()), address, steps)

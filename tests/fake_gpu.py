@@ -125,11 +125,11 @@ class Launched:
     attributes: tuple[tuple[int, int], ...]
     allowed: int
 
-    def float32(self, place: int) -> float:
-        return float(struct.unpack("<f", struct.pack("<q", self.values[place])[:4])[0])
+    def float32(self, position: int) -> float:
+        return float(struct.unpack("<f", struct.pack("<q", self.values[position])[:4])[0])
 
-    def float64(self, place: int) -> float:
-        return float(struct.unpack("<d", struct.pack("<q", self.values[place]))[0])
+    def float64(self, position: int) -> float:
+        return float(struct.unpack("<d", struct.pack("<q", self.values[position]))[0])
 
 
 class FakeDriver:

@@ -141,7 +141,7 @@ class FakeDevice:
         free = pool.free()
         spared = {b.memory.data_ptr() for b in pool.blocks} - {b.memory.data_ptr() for b in free}
         with torch.inference_mode(False):
-            own, given, targets = self._place(results, inputs, pool)
+            own, given, targets = self._laid_out(results, inputs, pool)
         self._undo(seen, before)
         self.recorded += 1
         graph = FakeGraph(self, program, seen, targets, pool, self.recorded, free, spared, own)
@@ -154,7 +154,7 @@ class FakeDevice:
             if isinstance(alias, torch.Tensor):
                 _spread(alias).copy_(value)
 
-    def _place(
+    def _laid_out(
         self, results: Sequence[Any], inputs: set[int], pool: FakePool
     ) -> tuple[list[Block], list[Any], list[torch.Tensor | None]]:
         """Results in blocks of the pool, a block for each storage; inputs passed on stay what they are."""

@@ -61,8 +61,8 @@ LONGEST = (
 
 def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """The tests of `LONGEST` in its order, then all others in theirs."""
-    places = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
-    return sorted(items, key=lambda item: places.get(unit(item.nodeid), len(places)))
+    positions = {f"tests/{name}": position for position, name in enumerate(LONGEST)}
+    return sorted(items, key=lambda item: positions.get(unit(item.nodeid), len(positions)))
 
 
 def unit(nodeid: str) -> str:

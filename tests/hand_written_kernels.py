@@ -24,7 +24,7 @@ def scale_kernel(x, factor, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def two_results_kernel(x, total, square, cols, stride, BLOCK: tl.constexpr):
-    """`total += x` and `square = x * x` by rows, each row of `x` at its place in memory, results dense."""
+    """`total += x` and `square = x * x` by rows, each row of `x` at its own address, results dense."""
     row = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     values = tl.load(x + row * stride + i, mask=i < cols)

@@ -54,7 +54,7 @@ def grown(rng: random.Random, data: bytes) -> bytes:
 
 def numbered(rng: random.Random, data: bytes) -> bytes:
     """A number in one of the heads is an extreme one."""
-    marks = [i for mark in (b"PK\3\4", b"PK\1\2", b"PK\5\6") for i in _places(data, mark)]
+    marks = [i for mark in (b"PK\3\4", b"PK\1\2", b"PK\5\6") for i in _positions(data, mark)]
     at = rng.choice(marks) + rng.randrange(4, 42)
     size = rng.choice((2, 4))
     number = (rng.choice(_NUMBERS) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
@@ -154,7 +154,7 @@ def rewritten(
     return stream.getvalue()
 
 
-def _places(data: bytes, mark: bytes) -> list[int]:
+def _positions(data: bytes, mark: bytes) -> list[int]:
     found, at = [], data.find(mark)
     while at >= 0:
         found.append(at)

@@ -14,8 +14,8 @@ from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.plugin import Source
 from polyfuse.program import Program, python_text
-from polyfuse.program.native import native_program
-from polyfuse.program.native_tables import host_tables
+from polyfuse.program.native.lowering import native_program
+from polyfuse.program.native.tables import host_tables
 from polyfuse.runtime import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse_cpp.backend import CppBackend

@@ -1,5 +1,5 @@
 // What kernels ask of OpenMP, by POSIX threads that are started and joined, which the thread sanitizer understands:
-// included in front of each kernel, it takes the place of the compiler's own runtime, and always gives 4 threads.
+// included in front of each kernel, it replaces the compiler's own runtime, and always gives 4 threads.
 #include <pthread.h>
 extern "C" {
 #define PF_OWN __attribute__((visibility("hidden")))

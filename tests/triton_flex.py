@@ -18,7 +18,7 @@ __all__ = [
     "flex_faults",
     "flex_sources",
     "operands",
-    "place_tables",
+    "move_tables",
     "refused_faults",
     "results_of",
     "runner",
@@ -56,7 +56,7 @@ class Case:
     sums: bool = False
     """Whether the logarithms of sums are a result too."""
     transposed: bool = False
-    """Whether heads lie inside places in memory."""
+    """Whether heads lie inside positions in memory."""
     learned: bool = False
     """Whether `_TABLE`, which the score's function reads, has a gradient."""
 
@@ -75,7 +75,7 @@ CASES: Mapping[str, Case] = {
     "bf16": Case(queries=256, keys=256, depth=64, block=128, mask=_causal, dtype=torch.bfloat16),
     "inference": Case(mask=_causal, backward=False),
     "learned": Case(score=lambda s, b, h, q, k: s + (q - k) * _TABLE[h] * 0.1, learned=True, mask=_causal),
-    "learned by place": Case(
+    "learned by position": Case(
         queries=100, score=lambda s, b, h, q, k: s * _TABLE[q % 8] + _TABLE[(q - k) % 16], learned=True
     ),
     "dynamic": Case(queries=100, keys=100, backward=False, dynamic=True),
@@ -98,7 +98,7 @@ REFUSED: Mapping[str, Case] = {
 """Calls that the kernels cannot do."""
 
 
-def place_tables(device: str) -> None:
+def move_tables(device: str) -> None:
     """Put what the functions read on a device."""
     global _BIAS, _TABLE, _DOCUMENT
     _BIAS, _DOCUMENT = _BIAS.to(device), _DOCUMENT.to(device)
@@ -188,9 +188,9 @@ def refused_faults(name: str) -> list[str]:
         found = results_of(compiled, given, case)
         wanted = results_of(torch.compile(function, backend="eager"), given, case)
     faults = [str(w.message) for w in seen if "polyfuse" in str(w.message)]
-    for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
+    for position, (got, right) in enumerate(zip(found, wanted, strict=True)):
         if not torch.allclose(got, right, 1e-5, 1e-5):
-            faults.append(f"result {place} is off by {(got - right).abs().max()}")
+            faults.append(f"result {position} is off by {(got - right).abs().max()}")
     left = [[op for op, _ in report.fallbacks] for report in last_reports()]
     if left != [["higher_order.flex_attention"], ["higher_order.flex_attention_backward"]]:
         faults.append(f"left to eager mode: {left}")
@@ -228,9 +228,11 @@ def _run(name: str) -> tuple[list[str], list[Any]]:
     if len(made) != kernels:
         faults.append(f"{name}: {len(made)} kernels were made, not {kernels}")
     near = 2e-2 if case.dtype is torch.bfloat16 else 1e-5
-    for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
+    for position, (got, right) in enumerate(zip(found, wanted, strict=True)):
         # gradients of a table are long sums: what they may be off by grows with them
         limit = near * max(1.0, right.abs().max().item())
         if not torch.allclose(got.double(), right.double(), near, limit, equal_nan=True):
-            faults.append(f"{name}: result {place} is off by {(got.double() - right.double()).abs().max()}")
+            faults.append(
+                f"{name}: result {position} is off by {(got.double() - right.double()).abs().max()}"
+            )
     return faults, made

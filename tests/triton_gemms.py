@@ -8,7 +8,16 @@ from typing import Any
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
 
-__all__ = ["COMPILED", "Case", "compiled_faults", "convolution", "kernel_of", "operands_of", "matmul_faults"]
+__all__ = [
+    "COMPILED",
+    "Case",
+    "compiled_faults",
+    "convolution",
+    "int4_text",
+    "kernel_of",
+    "matmul_faults",
+    "operands_of",
+]
 
 _WIDE = {"bf16": "f32", "f16": "f32", "f8e4m3": "f32", "f8e5m2": "f32", "i8": "i32", "u8": "i32"}
 
@@ -58,6 +67,46 @@ def kernel_of(case: Case | str) -> Kernel:
     found = parse(case if isinstance(case, str) else case.text())
     assert isinstance(found, Kernel)
     return found
+
+
+def int4_text(rows: int) -> str:
+    """A product with a weight of 1024 rows and columns, two numbers a byte, scaled in groups of 64."""
+    return f"""kernel narrow on cuda {{
+ numerics fast
+ axes p0{{{rows}}} ~ {rows}, p1{{1024}} ~ 1024
+ raxes r0{{16}} ~ 16, r1{{32}} ~ 32, r2{{2}} ~ 2
+ in x: bf16[{1024 * rows}] aligned
+ in w: u8[524288] aligned
+ in s: bf16[16384] aligned
+ out out0: f32[{1024 * rows}] aligned
+ once {{
+  one = const i64 1
+  none = const u8 0
+  low = const u8 15
+  four = const u8 4
+ }}
+ loop {{
+  a = load bf16 x[1024*p0 + 64*r0 + 2*r1 + r2]
+  at = index i64 <r2>
+  first = lt bool (at, one)
+  b0 = load u8 w[512*p1 + 32*r0 + r1] if first else none
+  b1 = bitwise_and u8 (b0, low)
+  second = ge bool (at, one)
+  b2 = load u8 w[512*p1 + 32*r0 + r1] if second else none
+  b3 = shift_right u8 (b2, four)
+  b4 = where u8 (first, b1, b3)
+  b5 = cast f32 (b4)
+  s0 = load bf16 s[16*p1 + r0]
+  s1 = cast f32 (s0)
+  b6 = mul f32 (b5, s1)
+  b = cast bf16 (b6)
+  acc = reduce f32 dot (a, b)
+ }}
+ once {{
+  store f32 set out0[1024*p0 + p1] = acc
+ }}
+}}
+"""
 
 
 class _Text:
@@ -132,7 +181,7 @@ class _Text:
 
     def _epilogue(self) -> list[str]:
         case, out = self.case, self.out
-        place = "p2 + NN*p1 + MM*NN*p0"
+        index = "p2 + NN*p1 + MM*NN*p0"
         numel = f"{self.m}*{self.n}*{self.b}"
         lines: list[str] = []
         value = "acc"
@@ -165,13 +214,13 @@ class _Text:
             value = "value"
         elif case.epilogue == "residual":
             self._argument("in", "more", out, numel)
-            lines = [f"e0 = load {out} more[{place}]", "e1 = cast f32 (e0)", "value = add f32 (acc, e1)"]
+            lines = [f"e0 = load {out} more[{index}]", "e1 = cast f32 (e0)", "value = add f32 (acc, e1)"]
             value = "value"
         elif case.epilogue == "dropout":
             self._argument("in", "seed", "i64", "1")
             lines = [
                 "e0 = load i64 seed[0]",
-                f"e1 = index i64 <{place}>",
+                f"e1 = index i64 <{index}>",
                 "e2 = rand f32 uniform (e0, e1)",
                 "e3 = const f32 0.5",
                 "e4 = gt bool (e2, e3)",
@@ -182,13 +231,13 @@ class _Text:
         held = "f32" if value == "value" else self.acc
         self._argument("out", "out0", out, numel)
         if out == held:
-            lines.append(f"store {out} set out0[{place}] = {value}")
+            lines.append(f"store {out} set out0[{index}] = {value}")
         else:
-            lines += [f"last = cast {out} ({value})", f"store {out} set out0[{place}] = last"]
+            lines += [f"last = cast {out} ({value})", f"store {out} set out0[{index}] = last"]
         if case.epilogue == "residual":
             # a second result, and a row of sums of nothing
             self._argument("out", "out1", "f32", numel)
-            lines.append(f"store f32 set out1[{place}] = acc")
+            lines.append(f"store f32 set out1[{index}] = acc")
         return lines
 
 
@@ -285,9 +334,9 @@ def matmul_faults(case: Case | str, config: Any, seed: int) -> tuple[list[str], 
     text = case if isinstance(case, str) else case.text()
     found, wanted, source = run_text(text, config, operands_of(case, seed))
     faults = []
-    for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
+    for position, (got, right) in enumerate(zip(found, wanted, strict=True)):
         if isinstance(got, torch.Tensor) and not _close(got, right):
-            faults.append(f"argument {place} is off by {(got.double() - right.double()).abs().max()}")
+            faults.append(f"argument {position} is off by {(got.double() - right.double()).abs().max()}")
     return faults, source
 
 

@@ -9,6 +9,6 @@ __all__ = ["glanced"]
 
 
 @triton.jit
-def glanced(places, mask):
-    """Words at several places, whether or not they are there."""
-    return tl.load(places, mask=mask, other=1 << 32, volatile=True)
+def glanced(addresses, mask):
+    """Words at several addresses, whether or not they are there."""
+    return tl.load(addresses, mask=mask, other=1 << 32, volatile=True)

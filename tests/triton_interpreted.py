@@ -118,11 +118,11 @@ def _for_good(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _launcher(text: str, meta: KernelMeta) -> Launchable:
     _spare()
-    place = f"<interpreted {hash(text)}>"
-    linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
+    filename = f"<interpreted {hash(text)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     names: dict[str, Any] = {}
     exec(compile(HEADER, "<header>", "exec"), names)
-    exec(compile(text, place, "exec"), names)
+    exec(compile(text, filename, "exec"), names)
     symbol = [n for n in names if n.startswith("k_")][-1]  # behind the functions that it calls
 
     def launch(*operands: object) -> None:

@@ -90,10 +90,10 @@ once {
 
 def _reduced(kind: str, m: int, n: int, index: str, dtype: str = "f32") -> str:
     """A reduction of `m` results of `n` points each."""
-    place = "  v9 = index i64 <r0>\n" if kind.startswith("arg") else ""
-    operands = "(v1, v9)" if place else "(v1)"
+    position = "  v9 = index i64 <r0>\n" if kind.startswith("arg") else ""
+    operands = "(v1, v9)" if position else "(v1)"
     results = {"argmax": "t0, t1", "welford": "t0, t1, t2", "online_softmax": "t0, t1"}.get(kind, "t0")
-    body = f"loop {{\n  v1 = load {dtype} in0[{index}]\n{place}"
+    body = f"loop {{\n  v1 = load {dtype} in0[{index}]\n{position}"
     body += f"  {results} = reduce {dtype} {kind} {operands}\n}}\nonce {{\n"
     arguments = [f"in in0: {dtype}[{m * n}] aligned"]
     for k, name in enumerate(results.split(", ")):

@@ -87,7 +87,7 @@ def faults_of_sorting(
     cases: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]] = CASES,
     options: Mapping[str, str] = ANY_LENGTH,
 ) -> list[str]:
-    """What differs from eager mode, places and signs of zeros included, or was left to the library."""
+    """What differs from eager mode, positions and signs of zeros included, or was left to the library."""
     from polyfuse.compiler.reports.report import last_reports, reset_reports
     from triton_interpreted import offer
 

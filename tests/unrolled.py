@@ -35,7 +35,7 @@ def unrolled(program: Program) -> list[Step]:
 
 
 def as_it_runs(program: Program) -> list[Any]:
-    """The steps of a program with numbers in the place of what it computes, in order of appearance."""
+    """The steps of a program with numbers instead of what it computes, in order of appearance."""
     known = {item.name: item.name for item in program.inputs}
     known |= {name: name for name, _ in program.constants}
     return [_numbered(step, known) for step in unrolled(program)]

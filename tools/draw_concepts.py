@@ -171,10 +171,10 @@ def fusion_picture(made: Compiled) -> str:
         label(376, 24, f"fused: {size_words(after)}", weight=600),
     ]
     row, top = 34, 42
-    places: dict[str, float] = {}
+    tops: dict[str, float] = {}
     for number, node in enumerate(nodes.values()):
         y = top + number * row
-        places[node.name] = y
+        tops[node.name] = y
         parts.append(box(16, y, 264, 26, CALL if isinstance(node, ExternCall) else DATA))
         parts.append(label(26, y + 17, f"{node.name}: {_words(node)}", size=11))
     y: float = top
@@ -189,7 +189,7 @@ def fusion_picture(made: Compiled) -> str:
                 parts.append(label(396, y + 36 + 17 * number, _words(node), size=11, colour=MUTED))
             target = y + (31 + 17 * number if isinstance(step, Launch) else 13)
             parts.append(
-                f'<path d="M280 {places[node.name] + 13:g}C328 {places[node.name] + 13:g} 328 {target:g} '
+                f'<path d="M280 {tops[node.name] + 13:g}C328 {tops[node.name] + 13:g} 328 {target:g} '
                 f'374 {target:g}" fill="none" stroke="{MUTED}" marker-end="url(#arrow)"/>'
             )
         y += high + 10

@@ -292,8 +292,8 @@ def autotune_backends(selection: Selection) -> Plan:
     backends = () if selection.device == CPU else ON_DEVICES
     if selection.backends != DEFAULT_BACKENDS:
         backends = selection.backends
-    place = {"size": size, "device": selection.device, "cache": selection.cache, "backends": backends}
-    tasks = [{"kind": "autotune_backends", "name": name, **place} for name in names]
+    shared = {"size": size, "device": selection.device, "cache": selection.cache, "backends": backends}
+    tasks = [{"kind": "autotune_backends", "name": name, **shared} for name in names]
     return [functools.partial(_own_row, task) for task in tasks]
 
 

@@ -208,8 +208,8 @@ def main(arguments: Sequence[str]) -> int:
         "device_name": device_name(options.device),
     }
     for checkout in checkouts:
-        for place in checkout.path:
-            compileall.compile_dir(place, quiet=2)
+        for entry in checkout.path:
+            compileall.compile_dir(entry, quiet=2)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as folder:
         for campaign in options.campaigns:

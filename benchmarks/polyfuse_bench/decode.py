@@ -95,12 +95,12 @@ class Decoder(nn.Module):
         angles = torch.arange(case.length)[:, None] * 500000.0 ** -(torch.arange(0, size, 2) / size)
         self.register_buffer("cos", torch.cat((angles, angles), -1).cos())
         self.register_buffer("sin", torch.cat((angles, angles), -1).sin())
-        self.register_buffer("places", torch.arange(case.length))
+        self.register_buffer("slots", torch.arange(case.length))
 
     def forward(self, words: Tensor, position: Tensor) -> Tensor:
         x = self.words(words)
         cos, sin = self.cos[position], self.sin[position]
-        seen = (self.places <= position)[None, None, None]
+        seen = (self.slots <= position)[None, None, None]
         for layer in self.layers:
             x = layer(x, cos, sin, position, seen)
         return self.head(self.norm(x)).float()

@@ -120,9 +120,9 @@ def _cases() -> Mapping[str, Case]:
     names = tuple(FUNCTIONS)
     found: dict[str, Case] = {}
     for turn in range(len(names)):
-        for place in range(len(SHAPES)):
-            batch, rows, inner, outer = SHAPES[place * _STEP % len(SHAPES)]
-            then = "none" if batch > 1 else names[(place + turn) % len(names)]
+        for position in range(len(SHAPES)):
+            batch, rows, inner, outer = SHAPES[position * _STEP % len(SHAPES)]
+            then = "none" if batch > 1 else names[(position + turn) % len(names)]
             case = Case(rows, inner, outer, then, batch)
             found.setdefault(case.name, case)
     return found

@@ -24,19 +24,19 @@ def offer_sources() -> None:
     if os.environ.get(FOLDER_VARIABLE):
         return
     found = {name: find_spec(name) for name in _PACKAGES}
-    places = {name: Path(spec.origin).parent for name, spec in found.items() if spec and spec.origin}
-    missing = [name for name in _PACKAGES if name not in places]
+    packages = {name: Path(spec.origin).parent for name, spec in found.items() if spec and spec.origin}
+    missing = [name for name in _PACKAGES if name not in packages]
     if missing:
         raise SystemExit(
             f"Inductor's CUTLASS choices need {', '.join(missing)}: install nvidia-cutlass, or name a folder "
             f"of CUTLASS's sources in {FOLDER_VARIABLE}"
         )
     folder = Path(tempfile.gettempdir()) / f"polyfuse-bench-cutlass-{os.getuid()}"
-    sources = places["cutlass_library"] / "source"
+    sources = packages["cutlass_library"] / "source"
     _link(folder / "include", sources / "include")
     _link(folder / "tools", sources / "tools")
-    for name, place in places.items():
-        _link(folder / "python" / name, place)
+    for name, package in packages.items():
+        _link(folder / "python" / name, package)
     os.environ[FOLDER_VARIABLE] = str(folder)
 
 

@@ -65,7 +65,7 @@ __device__ __forceinline__ void multiply(float (&d)[{count}], u64 a, u64 b) {{
                "%{count}, %{count + 1}, more{rest};\\n}}"
                : {bound} : "l"(a), "l"(b));
 }}
-__device__ __forceinline__ u64 place(u32 address) {{  // rows of 128 bytes, swizzled
+__device__ __forceinline__ u64 descriptor(u32 address) {{  // rows of 128 bytes, swizzled
   return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 / 16) << 32 | (u64)1 << 62;
 }}
 extern "C" __global__ void __launch_bounds__({128 * _GROUPS}, 1)
@@ -75,7 +75,8 @@ rate(const unsigned char* numbers, float* out, int matmuls) {{
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   const u32 base = (u32)__cvta_generic_to_shared(tile);
-  const u64 a = place(base + threadIdx.x / 128 * {_ROWS * 128}), b = place(base + {_GROUPS * _ROWS * 128});
+  const u64 a = descriptor(base + threadIdx.x / 128 * {_ROWS * 128});
+  const u64 b = descriptor(base + {_GROUPS * _ROWS * 128});
   float d[{count}];
 #pragma unroll
   for (int i = 0; i < {count}; ++i) d[i] = 0;

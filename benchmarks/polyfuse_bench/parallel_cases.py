@@ -239,7 +239,7 @@ class RingAttention(nn.Module):
 
     def forward(self, x: Tensor, rank: int, world: int) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
-        places = torch.arange(x.shape[0])
+        positions = torch.arange(x.shape[0])
         best = torch.full_like(q[:, :1], -math.inf)
         total, result = torch.zeros_like(best), torch.zeros_like(q)
         moving = torch.cat((k, v), 1)
@@ -252,7 +252,7 @@ class RingAttention(nn.Module):
                 continue  # later in the sequence
             scores = q @ k.t() / math.sqrt(x.shape[1])
             if source == rank:
-                scores = scores.masked_fill(places[:, None] < places[None, :], -math.inf)
+                scores = scores.masked_fill(positions[:, None] < positions[None, :], -math.inf)
             top = torch.maximum(best, scores.amax(-1, keepdim=True))
             weights, old = (scores - top).exp(), (best - top).exp()
             total = total * old + weights.sum(-1, keepdim=True)

@@ -33,7 +33,7 @@ from polyfuse_bench.report_text import (
     facts,
     in_order,
     markdown,
-    place,
+    on_device,
     size_text,
     sizes,
     text_table,
@@ -73,7 +73,7 @@ def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
 
 
 def _put(path: Path, text: str, part: str) -> None:
-    """Write a page; where one has a place for these results between two marks, only that is replaced."""
+    """Write a page; where one has two marks for these results, only that is replaced."""
     before = path.read_text() if path.exists() else ""
     begin, end = f"<!-- {part} results -->", f"<!-- end of {part} results -->"
     if begin in before and end in before:
@@ -207,7 +207,7 @@ def _plugin(content: dict[str, Any]) -> str:
 
 def _models_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Models{_manner(content)}{sizes(content)}{place(content)}",
+        f"## Models{_manner(content)}{sizes(content)}{on_device(content)}",
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
@@ -234,7 +234,7 @@ def _model_label(row: Row) -> str:
 
 def _kernels_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Kernels{_plugin(content)}{_one_size(content)}{place(content)}",
+        f"## Kernels{_plugin(content)}{_one_size(content)}{on_device(content)}",
         "",
         "One fused function each; *train* cases run the gradients too.",
         "",
@@ -322,7 +322,7 @@ def _one_table(
 ) -> list[str]:
     """A section whose rows are all in one table, by their names."""
     return [
-        f"## {heading}{place(content)}",
+        f"## {heading}{on_device(content)}",
         "",
         *words,
         "",
@@ -356,7 +356,7 @@ def _bandwidth_table(content: dict[str, Any]) -> list[str]:
 
 def _compile_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Compile time{place(content)}",
+        f"## Compile time{on_device(content)}",
         "",
         "From `torch.compile` to the first result in a fresh process. *cold*: every cache empty; *warm*: a",
         "second process with the first one's caches.",
@@ -391,7 +391,7 @@ def _build_section(content: dict[str, Any]) -> list[str]:
     means = [geometric_mean([r for r in column if r]) for column in zip(*ratios, strict=True)]
     table.append(["**of Inductor's**", *(f"**{mean:.2f}×**" if mean else "" for mean in means)])
     return [
-        f"## Building one kernel{place(content)}",
+        f"## Building one kernel{on_device(content)}",
         "",
         "The first call of one more function in a process that has compiled one already, with caches that do",
         "not know it, less what Dynamo takes.",
@@ -422,7 +422,7 @@ def _tuning_section(content: dict[str, Any]) -> list[str]:
             ratio = f"{ours / theirs:.2f}×" if ours is not None and theirs else ""
             table.append([f"{row['name']}, {row['mode']}, {start}", *cells[:2], ratio, *cells[2:]])
     return [
-        f"## Tuning time{place(content)}",
+        f"## Tuning time{on_device(content)}",
         "",
         f"From `torch.compile` with `mode={MODE!r}` to the first result in a fresh process, and what the",
         "mode adds to that. *cold*: every cache empty; *warm*: a second process with the first one's caches.",
@@ -444,7 +444,7 @@ def _autotune_backends_section(content: dict[str, Any]) -> list[str]:
     if mean:
         table.append(["**geometric mean**", "", "", f"**{mean:.2f}×**"])
     return [
-        f"## Autotuning across backends{place(content)}",
+        f"## Autotuning across backends{on_device(content)}",
         "",
         "Kernels that several backends generate, each in its best configuration; *gain* is over the backend",
         "that is asked first.",
@@ -470,7 +470,7 @@ def _memory_section(content: dict[str, Any]) -> list[str]:
         for row in content["rows"]
     ]
     return [
-        f"## Peak memory{place(content)}",
+        f"## Peak memory{on_device(content)}",
         "",
         "Of one compiled call, above what is held before it. *resident*: the operating system's high-water",
         "mark; *torch*: live allocations of torch's CPU allocator.",

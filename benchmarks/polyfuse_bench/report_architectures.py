@@ -24,7 +24,7 @@ from polyfuse_bench.architectures.outcome import (
     UNSTEADY,
     WRONG,
 )
-from polyfuse_bench.report_text import cell, error_text, facts, in_order, markdown, place, text_table
+from polyfuse_bench.report_text import cell, error_text, facts, in_order, markdown, on_device, text_table
 from polyfuse_bench.results import read_results
 
 Row = dict[str, Any]
@@ -91,7 +91,7 @@ Whole models from four libraries, compiled, forward and backward, and compared w
   truth. Beside the compiler's stand eager's own error in the same dtype, and that of eager with weights that
   are randomly changed by about half a unit in the last place (*perturbation*).
 * **Wrong** is a tensor whose error is beyond the larger of these two, multiplied and added to as the table
-  says; or that has another shape or dtype, or other places without finite numbers. It must be so with three
+  says; or that has another shape or dtype, or other elements that are not finite. It must be so with three
   different sets of weights and inputs: where rounding decides a routing among experts or a threshold, it is
   so only with some, and the outcome is *unsteady*.
 * **Not judged** is a tensor for which eager itself errs by {hopeless}; and a model where that is most of its
@@ -122,7 +122,7 @@ def _section(content: dict[str, Any]) -> list[str]:
     total = {name: sum(row[name] for row in agreeing) for name in ("graphs", "kernels", "calls")}
     eager, broken = (sum(bool(row[name]) for row in agreeing) for name in ("fallbacks", "breaks"))
     lines = [
-        f"## On {'the CPU' if device == 'cpu' else device}{place(content)}",
+        f"## On {'the CPU' if device == 'cpu' else device}{on_device(content)}",
         "",
         *facts(content),
         f"{libraries}. {content['jobs']} at a time, {together:.0f} seconds together, at most",

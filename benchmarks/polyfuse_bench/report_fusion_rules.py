@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyfuse_bench.fusion_rules import OFF, ON
-from polyfuse_bench.report_text import facts, in_order, markdown, place, time_text
+from polyfuse_bench.report_text import facts, in_order, markdown, on_device, time_text
 from polyfuse_bench.timing import geometric_mean
 
 __all__ = ["fusion_rules_section"]
@@ -18,7 +18,7 @@ def fusion_rules_section(content: dict[str, Any]) -> list[str]:
     """What each rule wins where it has something to say."""
     clock = "CPU time of the process" if content["device"] == "cpu" else "time until the device is done"
     lines = [
-        f"## Fusion rules{place(content)}",
+        f"## Fusion rules{on_device(content)}",
         "",
         f"The same function with a plugin's fusion rule and without it (`disable_fusion_rules`): {clock}.",
         "",

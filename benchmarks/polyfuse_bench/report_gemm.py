@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyfuse_bench.backends import CUTLASS, EAGER, POLYFUSE
-from polyfuse_bench.report_text import facts, in_order, markdown, place, sizes, time_text, timing_table
+from polyfuse_bench.report_text import facts, in_order, markdown, on_device, sizes, time_text, timing_table
 from polyfuse_bench.timing import geometric_mean
 
 Row = dict[str, Any]
@@ -17,7 +17,7 @@ def gemm_section(content: dict[str, Any]) -> list[str]:
     more = any(name.endswith(f"+{CUTLASS}") for name in content.get("backends", ()))
     which = ", with CUTLASS among Inductor's choices" if more else ""
     lines = [
-        f"## GEMM{which}{sizes(content)}{place(content)}",
+        f"## GEMM{which}{sizes(content)}{on_device(content)}",
         "",
         "Rows by depth by columns, and what follows; the device's time alone. Both compilers choose by",
         "timing. *over the best*: beside the faster of the others.",
@@ -66,7 +66,7 @@ def tilings_section(content: dict[str, Any]) -> list[str]:
         "guess loses",
     ]
     return [
-        f"## Tilings of matmuls{sizes(content)}{place(content)}",
+        f"## Tilings of matmuls{sizes(content)}{on_device(content)}",
         "",
         "All tilings of our Hopper kernel that are thought of, built and timed, beside the fastest of the",
         "short list that autotuning builds, and the one that is used without it. The last two columns:",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfuse_bench.opdb.status import GOOD, SKIP, STATUSES
-from polyfuse_bench.report_text import cell, facts, in_order, markdown, place, text_table, title
+from polyfuse_bench.report_text import cell, facts, in_order, markdown, on_device, text_table, title
 from polyfuse_bench.results import read_results
 
 Row = dict[str, Any]
@@ -71,7 +71,7 @@ def _parity_section(content: dict[str, Any]) -> list[str]:
     plugin = settings["backend"].partition("@")[2]
     sizes = "dynamic" if settings["dynamic"] else "static"
     return [
-        f"### {what}, {sizes} sizes{place(content)}{f', {plugin} alone' if plugin else ''}",
+        f"### {what}, {sizes} sizes{on_device(content)}{f', {plugin} alone' if plugin else ''}",
         "",
         f"{title(settings['backend'])}, the first {settings['samples']} samples of each operator and dtype.",
         *facts(content),

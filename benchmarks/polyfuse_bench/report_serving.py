@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyfuse_bench.report_text import facts, markdown, place, time_text, title
+from polyfuse_bench.report_text import facts, markdown, on_device, time_text, title
 from polyfuse_bench.serving import PARTS, total
 
 __all__ = ["serving_section"]
@@ -28,7 +28,7 @@ def serving_section(content: dict[str, Any]) -> list[str]:
                 [f"{row['name']}, {row['size']}", _TITLES.get(name, title(name)), *cells, whole, ratio]
             )
     return [
-        f"## Start of a serving process{place(content)}",
+        f"## Start of a serving process{on_device(content)}",
         "",
         "CPU time from the first instruction of a process to its second answer, with caches that an earlier",
         "process filled: the process and all that it starts, one thread, medians. *model*: `transformers` is",

@@ -32,7 +32,7 @@ TITLES = {
 """Names in tables, in the order of columns."""
 
 
-def place(content: dict[str, Any]) -> str:
+def on_device(content: dict[str, Any]) -> str:
     """The device in a heading; nothing for the CPU."""
     return f" on {content['device_name']}" if content.get("device_name") else ""
 

@@ -60,7 +60,7 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     began = time.monotonic()
     effort = dataclasses.replace(QUICK if options.quick else Effort(), patience=options.patience)
     together = options.together if kind in ("models", "kernels") else 1
-    place = () if options.device == CPU else (options.device,)
+    device = () if options.device == CPU else (options.device,)
     facts: dict[str, Any] = {
         "backends": options.backends,
         "effort": dataclasses.asdict(effort),
@@ -73,7 +73,7 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         ahead = max(ahead, before)
     known = frozenset((row["name"], row.get("dtype", "")) for row in rows)
     plan = campaigns.CAMPAIGNS[kind](dataclasses.replace(_selection(options, effort), known=known))
-    if place and kind in ("kernels", "decode"):
+    if device and kind in ("kernels", "decode"):
         facts["copy_rate"] = copy_rate(options.device)
     if kind == "gemm":
         facts["matrix_rates"] = {options.dtype: matrix_rate(options.device, options.dtype)}
@@ -89,7 +89,7 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         if options.out is not None:
             # a long run that is interrupted keeps the rows it has
             write_results(kind, rows, path=options.out, **facts)
-    _keep("-".join(filter(None, (kind, *place, options.label))), rows, options, **facts)
+    _keep("-".join(filter(None, (kind, *device, options.label))), rows, options, **facts)
 
 
 def _selection(options: argparse.Namespace, effort: Effort) -> campaigns.Selection:

@@ -59,23 +59,23 @@ def start_rows(
 def _start_all(pairs: Sequence[tuple[_Starts, str]], together: int) -> None:
     """One cold and one warm start of each pair of a target and a backend."""
     with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as name:
-        places = {number: Path(name) / str(number) for number in range(len(pairs))}
+        folders = {number: Path(name) / str(number) for number in range(len(pairs))}
         order = ("cold", "warm")
         if together > 1:
             for age in order:
-                calls = [functools.partial(_start, *pairs[n], age, place) for n, place in places.items()]
+                calls = [functools.partial(_start, *pairs[n], age, folder) for n, folder in folders.items()]
                 list(run_together(calls))
         else:
-            for number, place in places.items():
+            for number, folder in folders.items():
                 for age in order:
-                    _start(*pairs[number], age, place)
+                    _start(*pairs[number], age, folder)
 
 
-def _start(starts: _Starts, backend: str, age: str, place: Path) -> None:
+def _start(starts: _Starts, backend: str, age: str, folder: Path) -> None:
     if backend in starts.failures:
         return
     try:
-        answer = run_child({**starts.task, "backend": backend}, environment=cache_environment(place))
+        answer = run_child({**starts.task, "backend": backend}, environment=cache_environment(folder))
     except ChildFailed as failure:
         starts.failures[backend] = str(failure)
         return

@@ -31,7 +31,7 @@ class RingAttention(nn.Module):
     def forward(self, x: Tensor, rank: int, world: int) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
         length = x.shape[0]
-        place = torch.arange(length, device=x.device)
+        position = torch.arange(length, device=x.device)
         best = torch.full_like(q[:, :1], -math.inf)
         total, result = torch.zeros_like(best), torch.zeros_like(q)
         moving = torch.cat((k, v), 1)
@@ -44,7 +44,7 @@ class RingAttention(nn.Module):
                 continue  # these come later in the sequence
             scores = q @ k.t() / math.sqrt(WIDTH)
             if source == rank:
-                scores = scores.masked_fill(place[:, None] < place[None, :], -math.inf)
+                scores = scores.masked_fill(position[:, None] < position[None, :], -math.inf)
             top = torch.maximum(best, scores.amax(-1, keepdim=True))
             weights, old = (scores - top).exp(), (best - top).exp()
             total = total * old + weights.sum(-1, keepdim=True)

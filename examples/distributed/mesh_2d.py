@@ -16,7 +16,7 @@ def main() -> None:
     _, world, device = begin()
     columns = 2
     mesh = init_device_mesh(device, (world // columns, columns), mesh_dim_names=("data", "layer"))
-    place, copies = mesh["data"].get_local_rank(), world // columns
+    rank, copies = mesh["data"].get_local_rank(), world // columns
     expected, losses = alone(network(), copies)
     model = network().to(device)
     plan = {name: ColwiseParallel() for name in ("q", "k", "v", "up")}
@@ -25,7 +25,7 @@ def main() -> None:
         fully_shard(block, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
     run = compiled(model)
-    got = steps(model, lambda i: run(share(data(i, copies * ROWS[i]), place, copies, device)).square().mean())
+    got = steps(model, lambda i: run(share(data(i, copies * ROWS[i]), rank, copies, device)).square().mean())
     same(mean(got), losses, "loss")
     same(model.parameters(), expected.parameters(), "parameter")
     end("mesh of two dimensions")

@@ -62,7 +62,7 @@ def sharded_by_block(compile: Callable[..., Any]) -> tuple[nn.Module, Any]:
 
 
 def tensor_parallel(compile: Callable[..., Any]) -> tuple[nn.Module, Any]:
-    """Each rank traces it, since its place may show in what is traced."""
+    """Each rank traces it, since its position may show in what is traced."""
     model, mesh = network(8), init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})

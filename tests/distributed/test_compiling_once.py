@@ -97,12 +97,12 @@ def traced_by_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, 
     folder = tmp_path_factory.mktemp("capturing")
     answers = []
     for number in range(2):
-        place = folder / str(number)
-        place.mkdir()
+        own = folder / str(number)
+        own.mkdir()
         changes = {"POLYFUSE_CAPTURE_CACHE": "1", "POLYFUSE_CACHE_DIR": str(folder / "cache")}
-        ended = run_ranks("distributed.capturing", 2, place, str(place / "answers"), **changes)
+        ended = run_ranks("distributed.capturing", 2, own, str(own / "answers"), **changes)
         assert [run.returncode for run in ended] == [0, 0], [run.stderr for run in ended]
-        answers += [json.loads((place / f"answers{rank}").read_text()) for rank in range(2)]
+        answers += [json.loads((own / f"answers{rank}").read_text()) for rank in range(2)]
     return answers
 
 

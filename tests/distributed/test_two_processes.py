@@ -27,14 +27,14 @@ SECONDS = 400
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What was wrong with each case, in each process."""
     folder = tmp_path_factory.mktemp("processes")
-    places = [folder / f"answers{rank}" for rank in range(RANKS)]
+    paths = [folder / f"answers{rank}" for rank in range(RANKS)]
     program = Path(__file__).with_name("cases.py")
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(program), str(rank), str(folder / "meeting"), str(place)],
+            [sys.executable, "-W", "ignore", str(program), str(rank), str(folder / "meeting"), str(path)],
             env=child_environment(OMP_NUM_THREADS="1"),
         )
-        for rank, place in enumerate(places)
+        for rank, path in enumerate(paths)
     ]
     try:
         ends = [process.wait(SECONDS) for process in processes]
@@ -42,7 +42,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         for process in processes:
             process.kill()
     assert not any(ends), "a process ended early; its error stream says why"
-    return [json.loads(place.read_text(encoding="utf-8")) for place in places]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 @pytest.mark.parametrize("name", CASES)

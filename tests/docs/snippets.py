@@ -14,7 +14,7 @@ NOT_RUN = re.compile(r"^<!-- not run: .+ -->$")
 
 
 def program(page: Path) -> str:
-    """All blocks that run, each at its place; every other line is empty."""
+    """All blocks that run, each at its line; every other line is empty."""
     lines = page.read_text(encoding="utf-8").splitlines()
     shown = [""] * len(lines)
     running, before, made = False, "", False

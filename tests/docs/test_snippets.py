@@ -59,8 +59,8 @@ def files() -> tuple[str, ...]:
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
         if names or folders:
-            place = folder.removeprefix(str(ROOT))
-            found += [f"{place}/", *(f"{place}/{name}" for name in names)]
+            path = folder.removeprefix(str(ROOT))
+            found += [f"{path}/", *(f"{path}/{name}" for name in names)]
     return tuple(found)
 
 

@@ -139,10 +139,10 @@ def packages(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (model, calls) in ways.items():
         model = model.to("cuda")
-        placed = tuple(t.to("cuda") for t in calls[0])
+        moved = tuple(t.to("cuda") for t in calls[0])
         path = aot.package(
             model,
-            placed,
+            moved,
             path=Path(folder) / f"{name}.pf",
             native=True,
             dynamic_shapes={"block": ({0: batch},), "sorting": ({0: batch}, None, None)}.get(name),

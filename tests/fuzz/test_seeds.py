@@ -70,8 +70,8 @@ SEEDS: dict[str, Found] = {
         ),
         ("v18", "v20", "v21", "v23", "v24"),
     ),
-    # where a kernel contracts, its sums are strict, and Halide lets no strict sums change places
-    "halide-32001399: a sum at computed rows, whose loops may not change places": Found(
+    # where a kernel contracts, its sums are strict, and Halide lets no strict sums be reordered
+    "halide-32001399: a sum at computed rows, whose loops may not be reordered": Found(
         "halide",
         {
             "a0": "normal('f32', 1, 15, 15)",
@@ -82,7 +82,7 @@ SEEDS: dict[str, Found] = {
         ("a0",),
     ),
     # a result took the storage of an input that a second pass over the rows read again
-    "triton-20310: a result in the place of an input whose rows are read twice": Found(
+    "triton-20310: a result in the memory of an input whose rows are read twice": Found(
         "interpreted",
         {
             "a0": "normal('bf16', 5, 5)",
@@ -104,7 +104,7 @@ SEEDS: dict[str, Found] = {
         ("v0 = a0.sum(1, keepdim=True)",),
         ("v0",),
     ),
-    "halide: a value that is scattered to one place, again and again": Found(
+    "halide: a value that is scattered to one index, again and again": Found(
         "halide",
         {"a0": "normal('f32', 5)", "a1": "normal('f32', 1)", "a2": "below(5, 1)"},
         ("v0 = a0.index_add(0, a2.expand(6), a1.expand(6))",),
@@ -117,7 +117,7 @@ SEEDS: dict[str, Found] = {
         ("v0 = torch.cumprod(a0.abs() * 0.1 + 0.9, 1)", "v1 = F.layer_norm(v0 + a1, (97,))"),
         ("v1",),
     ),
-    # Halide lets loops change places only where it knows that the order of the stores does not matter
+    # Halide lets loops be reordered only where it knows that the order of the stores does not matter
     "halide-1074: a scatter whose lanes are not along the innermost loop": Found(
         "halide",
         {"a0": "normal('f32', 16, 32)[:, ::2]", "a1": "normal('f32', 16, 16)", "a2": "order(16)"},
@@ -171,7 +171,7 @@ SEEDS: dict[str, Found] = {
         ("v12 = torch.cat((a0, a0), 0)", "v15 = v12 * a2", "a2.copy_(a3)", "v18 = v15.mean(0)"),
         ("v18",),
     ),
-    # Halide took what holds for whole vectors for true in the tail, where a choice by the place occurs twice
+    # Halide took what holds for whole vectors for true in the tail, where a choice by the index occurs twice
     "halide-2000495: a padding whose end is in the tail of the lanes": Found(
         "halide",
         {"a2": "normal('f32', 128)"},

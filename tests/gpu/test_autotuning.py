@@ -22,12 +22,12 @@ pytestmark = [
 
 DEVICE = "cuda:0"
 ROWS = Window(0, (2, 8), (8, 1), 0, "float32")
-PLACES = Window(1, (64,), (1,), 0, "int64")
+INDICES = Window(1, (64,), (1,), 0, "int64")
 PROBLEM = Problem(
     "rows", DEVICE, "triton", (Storage("float32", DEVICE, 16), Storage("int64", DEVICE, 64, "small"))
 )
-# places up to 7, of 2 rows: the device's own check ends all work on it
-BAD = BuiltProgram("bad", (CallStep("aten.index_select.default", (ROWS, 0, PLACES)),))
+# indices up to 7, of 2 rows: the device's own check ends all work on it
+BAD = BuiltProgram("bad", (CallStep("aten.index_select.default", (ROWS, 0, INDICES)),))
 GOOD = BuiltProgram("good", (CallStep("aten.add.Tensor", (ROWS, ROWS)),))
 
 

@@ -101,7 +101,7 @@ ROUNDED = {
     "overlapping fragments": Tiling(1, 176, stages=4),
     "little more than a fragment": Tiling(1, 72, stages=4),
     "one group": Tiling(1, 64, consumers=1, stages=4),
-    "changed places": Tiling(1, 64, stages=4, swap=True),
+    "swapped": Tiling(1, 64, stages=4, swap=True),
 }
 """Tilings whose results may be rounded before they leave a thread."""
 
@@ -111,10 +111,10 @@ ROUNDED = {
 def test_rounded_results(backend, tmp_path, tiling, shape):
     """What varies with rows and columns, edges within tiles and fragments, and rows that are not dense."""
     one, (rows, columns, _) = ROUNDED[tiling], shape
-    place = f"{rows}*i1 + i0" if one.swap and rows % 8 == 0 else ""
-    kernel = product(*shape, epilogue=SCALED, place=place, pitch=0 if place else columns + 16)
+    index = f"{rows}*i1 + i0" if one.swap and rows % 8 == 0 else ""
+    kernel = product(*shape, epilogue=SCALED, index=index, pitch=0 if index else columns + 16)
     text = backend.emit(kernel, one.config).text
-    assert ("put_matrices(fragment" in text) == (not one.swap or bool(place))
+    assert ("put_matrices(fragment" in text) == (not one.swap or bool(index))
     compare(backend, kernel, one, rows, tmp_path)
 
 

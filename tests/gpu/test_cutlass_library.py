@@ -33,6 +33,8 @@ pytestmark = [
 ]
 
 ROWS = 130
+SECONDS = 300
+"""A template of the library takes 40 seconds of a CPU, whose cores compile others at the same time."""
 HOPPER = {
     "cooperative": (product(136, 264, 200, epilogue=GELU), Collective()),
     "tall, columns": (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from triton_flex import CASES, Case, operands, place_tables, results_of, runner
+from triton_flex import CASES, Case, move_tables, operands, results_of, runner
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 
 
 def check(case: Case, mode: str = "default") -> None:
-    place_tables("cuda")
+    move_tables("cuda")
     given, function = operands(case, "cuda"), runner(case, "cuda")
     compiled = torch.compile(function, backend="polyfuse", dynamic=case.dynamic, mode=mode)
     found = results_of(compiled, given, case)
@@ -62,7 +62,7 @@ def test_recorded():
 def test_operands_at_odd_addresses_are_moved():
     from polyfuse_cuda.template import ALIGNMENT
 
-    place_tables("cuda")
+    move_tables("cuda")
     case = replace(SHORT, backward=False)
     given, function = operands(case, "cuda"), runner(case, "cuda")
     odd = []

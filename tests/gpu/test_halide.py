@@ -74,13 +74,13 @@ def test_sizes_may_change_and_be_nothing():
         torch.testing.assert_close(function(x), torch.softmax(x, -1) * x.sum(0), atol=1e-4, rtol=1e-4)
 
 
-def test_gradients_add_up_at_repeated_places():
+def test_gradients_add_up_at_repeated_indices():
     table = random(50, 16).requires_grad_()
-    places = torch.randint(0, 50, (4000,), device="cuda")
+    indices = torch.randint(0, 50, (4000,), device="cuda")
     weights = random(4000, 16)
 
     def loss(table: torch.Tensor) -> torch.Tensor:
-        return (F.embedding(places, table) * weights).sum()
+        return (F.embedding(indices, table) * weights).sum()
 
     (wanted,) = torch.autograd.grad(loss(table), table)
     (found,) = torch.autograd.grad(compiled(loss)(table), table)

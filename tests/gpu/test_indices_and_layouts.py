@@ -1,4 +1,4 @@
-"""On a device: what data put at one place, in place and in equal runs; convolutions with channels last."""
+"""On a device: what data put at one index, in place and in equal runs; convolutions with channels last."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ INDEXING: dict[str, Function] = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", INDEXING)
-def test_places_given_by_data(name: str, dtype: torch.dtype) -> None:
+def test_indices_given_by_data(name: str, dtype: torch.dtype) -> None:
     x, i = on_device(64, 50, dtype=dtype), torch.randint(0, 50, (64, 50), device="cuda")
     check(INDEXING[name], x, i, **({"rtol": 5e-2, "atol": 5e-2} if dtype in HALF else {}))
 

@@ -55,8 +55,8 @@ def test_longer_rows(length: int, descending: bool) -> None:
     torch._dynamo.reset()
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, places = torch.sort(x + 1, stable=True, descending=descending)
-        return values, places
+        values, positions = torch.sort(x + 1, stable=True, descending=descending)
+        return values, positions
 
     x = numbers((33, length), torch.float32).cuda()
     found = torch.compile(function, backend="polyfuse", options=ANY_LENGTH)(x)

@@ -22,7 +22,7 @@ class SourceFile:
     text: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self.path.relative_to(ROOT).as_posix()
 
 

@@ -36,8 +36,8 @@ def test_generated_pages_are_current(name):
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks_say_the_same_things_in_the_same_order(name):
     doc = inspect.getdoc(HOOKS[name]) or ""
-    places = [doc.find(part) for part in ("Arguments:", "Called:", "Errors:", "Example::")]
-    assert -1 not in places and places == sorted(places)
+    positions = [doc.find(part) for part in ("Arguments:", "Called:", "Errors:", "Example::")]
+    assert -1 not in positions and positions == sorted(positions)
     for argument in inspect.signature(HOOKS[name]).parameters:
         assert f"`{argument}`" in doc
 

@@ -86,7 +86,7 @@ def test_imports_go_down():
                 continue
             if FLOORS[there] >= FLOORS[here]:
                 wrong.append(
-                    f"{file.place}:{line} ({here}, floor {FLOORS[here]}) imports {module} ({FLOORS[there]})"
+                    f"{file.location}:{line} ({here}, {FLOORS[here]}) imports {module} ({FLOORS[there]})"
                 )
     assert not wrong, "\n".join(wrong)
 
@@ -107,7 +107,7 @@ def test_a_cycle_for_the_type_checker_alone_is_one(tmp_path):
 
 def test_the_core_imports_no_plugin():
     wrong = [
-        f"{file.place}:{item.line} imports {item.module}"
+        f"{file.location}:{item.line} imports {item.module}"
         for file in core_files()
         for item in imports(file)
         if item.module.startswith("polyfuse_")
@@ -122,11 +122,12 @@ def test_plugins_use_the_door():
         for item in imports(file):
             top = item.module.split(".")[0]
             if top.startswith("polyfuse_") and top not in (own, SHARED_LIBRARY):
-                wrong.append(f"{file.place}:{item.line} imports another plugin, {item.module}")
+                wrong.append(f"{file.location}:{item.line} imports another plugin, {item.module}")
             if top == "polyfuse":
                 packages = {package(item.module)} if "." in item.module else set(item.names or ("",))
                 wrong += [
-                    f"{file.place}:{item.line} imports polyfuse.{name}" for name in packages - OPEN_TO_PLUGINS
+                    f"{file.location}:{item.line} imports polyfuse.{name}"
+                    for name in packages - OPEN_TO_PLUGINS
                 ]
     assert not wrong, "\n".join(wrong)
 
@@ -137,7 +138,7 @@ def test_nothing_imports_inductor():
         for item in imports(file):
             names = [item.module, *(f"{item.module}.{name}" for name in item.names)]
             if any(name == "torch._inductor" or name.startswith("torch._inductor.") for name in names):
-                wrong.append(f"{file.place}:{item.line}")
+                wrong.append(f"{file.location}:{item.line}")
         if "import_module" in file.text and '"torch._inductor' in file.text:
-            wrong.append(f"{file.place}: imports it by name")
+            wrong.append(f"{file.location}: imports it by name")
     assert not wrong, "\n".join(wrong)

@@ -28,7 +28,7 @@ FOREIGN = {
 # Names of torch's operators that contain some of these; which operators there are is torch's affair.
 OPERATORS = re.compile(r"\b\w*(cudnn|mkldnn|miopen|triton_kernel_wrapper)_\w+|\w+_for_mps\b")
 
-# Places that exist to deal in torch's own names, which contain some of these.
+# Modules that exist to deal in torch's own names, which contain some of these.
 EXEMPT_FOLDERS = ("core/polyfuse/torch_compat/",)
 
 
@@ -68,12 +68,12 @@ def spoken(file: SourceFile) -> Iterator[tuple[str, int]]:
 def test_the_core_names_no_vendor_and_no_target_language():
     wrong = []
     for file in core_files():
-        if file.place.startswith(EXEMPT_FOLDERS):
+        if file.location.startswith(EXEMPT_FOLDERS):
             continue
         for text, line in spoken(file):
             found = words(text) & FOREIGN
             if found:
-                wrong.append(f"{file.place}:{line} says {', '.join(sorted(found))}: {text[:60]!r}")
+                wrong.append(f"{file.location}:{line} says {', '.join(sorted(found))}: {text[:60]!r}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -126,10 +126,10 @@ IMPORTS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
 def test_private_torch_names_stay_in_one_folder():
     wrong = set()
     for file in all_files():
-        if file.place.startswith("core/polyfuse/torch_compat/") or not IMPORTS_TORCH.search(file.text):
+        if file.location.startswith("core/polyfuse/torch_compat/") or not IMPORTS_TORCH.search(file.text):
             continue
         wrong |= {
-            f"{file.place}:{line} uses {name}"
+            f"{file.location}:{line} uses {name}"
             for name, line in private_torch_names(file)
             if private(name.split("."))
         }
@@ -140,7 +140,7 @@ def test_only_the_settings_read_the_environment():
     readers = {"environ", "environb", "getenv", "putenv", "getenvb", "unsetenv"}
     wrong = []
     for file in all_files():
-        if file.place == "core/polyfuse/base/settings.py":
+        if file.location == "core/polyfuse/base/settings.py":
             continue
         for node in nodes_of(file.tree):
             by_attribute = (
@@ -152,14 +152,14 @@ def test_only_the_settings_read_the_environment():
                 and any(alias.name in readers for alias in node.names)
             )
             if by_attribute or by_import:
-                wrong.append(f"{file.place}:{getattr(node, 'lineno', 0)}")
+                wrong.append(f"{file.location}:{getattr(node, 'lineno', 0)}")
     assert not wrong, "use polyfuse.base.settings.environment instead: " + ", ".join(wrong)
 
 
 def test_nothing_unfinished_is_marked():
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     wrong = [
-        f"{file.place}:{number}"
+        f"{file.location}:{number}"
         for file in all_files()
         for number, line in enumerate(file.text.splitlines(), 1)
         if marks.search(line)
@@ -183,13 +183,13 @@ def test_no_loop_runs_over_a_set():
     for file in all_files():
         for node in nodes_of(file.tree):
             if isinstance(node, (ast.For, ast.comprehension)) and iterates_a_set(node.iter):
-                wrong.append(f"{file.place}:{node.iter.lineno}")
+                wrong.append(f"{file.location}:{node.iter.lineno}")
     assert not wrong, ", ".join(wrong)
 
 
 def test_statements_and_expressions_are_read_by_named_fields():
     wrong = [
-        f"{file.place}:{number} numbers what has a name in `polyfuse.ir.statements` or `polyfuse.ir.expr`"
+        f"{file.location}:{number} numbers what has a name in `polyfuse.ir.statements` or `polyfuse.ir.expr`"
         for file in (*all_files(), *example_files())
         for number, line in enumerate(file.text.splitlines(), 1)
         if ".attrs[" in line

@@ -50,14 +50,14 @@ TELLING = re.compile(
 @functools.cache
 def nodes() -> list[tuple[str, ast.AST]]:
     """What the tests below look at, in all that is written in Python, with the file in which it is."""
-    trees = [(f.place, f.tree) for f in (*all_files(), *example_files()) if TELLING.search(f.text)]
+    trees = [(f.location, f.tree) for f in (*all_files(), *example_files()) if TELLING.search(f.text)]
     for folder in ("tests", "tools", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8") if "node_modules" not in path.parts else ""
             if TELLING.search(text):
                 trees.append((str(path.relative_to(ROOT)), ast.parse(text)))
     kinds = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Call, ast.Subscript, ast.Try)
-    return [(place, node) for place, tree in trees for node in walk(tree) if isinstance(node, kinds)]
+    return [(location, node) for location, tree in trees for node in walk(tree) if isinstance(node, kinds)]
 
 
 def dotted(node: ast.AST) -> str:
@@ -78,19 +78,19 @@ def imported(node: ast.AST) -> list[str]:
 
 def test_nothing_removed_is_used():
     wrong = []
-    for place, node in nodes():
+    for location, node in nodes():
         names = imported(node)
         removed = [name for name in names if name.partition(".")[0] in REMOVED_MODULES]
         used = [*names, dotted(node)] if isinstance(node, ast.Attribute) else names
         removed += [name for name in used if name in REMOVED_NAMES]
-        wrong += [f"{place}:{getattr(node, 'lineno', 0)} uses {name}" for name in removed]
+        wrong += [f"{location}:{getattr(node, 'lineno', 0)} uses {name}" for name in removed]
     assert not wrong, "\n".join(wrong)
 
 
 def test_processes_are_started_by_a_method_that_is_named():
     """`fork` is the default until 3.13, `forkserver` from 3.14 on."""
     wrong = []
-    for place, node in nodes():
+    for location, node in nodes():
         if not isinstance(node, ast.Call):
             continue
         module, _, name = dotted(node.func).rpartition(".")
@@ -102,15 +102,15 @@ def test_processes_are_started_by_a_method_that_is_named():
         elif name != "get_context":
             continue
         if not named:
-            wrong.append(f"{place}:{node.lineno} calls {name} without a start method")
+            wrong.append(f"{location}:{node.lineno} calls {name} without a start method")
     assert not wrong, "\n".join(wrong)
 
 
 def test_annotations_are_not_read_from_a_namespace():
     """From 3.14 on a class's dictionary holds a function that makes them, and not the annotations."""
     wrong = [
-        f"{place}:{node.lineno}"
-        for place, node in nodes()
+        f"{location}:{node.lineno}"
+        for location, node in nodes()
         if isinstance(node, ast.Subscript)
         and isinstance(node.slice, ast.Constant)
         and node.slice.value == "__annotations__"
@@ -132,8 +132,8 @@ def leaving(body: list[ast.stmt], loops: bool = False) -> Iterator[ast.stmt]:
 def test_no_finally_is_left_early():
     """3.14 warns of it, and what was raised is lost."""
     wrong = [
-        f"{place}:{inner.lineno}"
-        for place, node in nodes()
+        f"{location}:{inner.lineno}"
+        for location, node in nodes()
         if isinstance(node, ast.Try)
         for inner in leaving(node.finalbody)
     ]

@@ -14,7 +14,7 @@ MAX_FOLDER = 16
 
 def test_files():
     wrong = [
-        f"{file.place} has {count} lines"
+        f"{file.location} has {count} lines"
         for file in all_files()
         if (count := file.text.count("\n")) > MAX_FILE
     ]
@@ -31,7 +31,7 @@ def test_folders():
 
 def test_functions():
     wrong = [
-        f"{file.place}:{node.lineno} {node.name} has {length} lines"
+        f"{file.location}:{node.lineno} {node.name} has {length} lines"
         for file in all_files()
         for node in nodes_of(file.tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
@@ -47,10 +47,12 @@ def test_classes():
             if isinstance(node, ast.ClassDef):
                 methods = sum(isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) for item in node.body)
                 if methods > MAX_METHODS:
-                    wrong.append(f"{file.place}:{node.lineno} {node.name} has {methods} methods")
+                    wrong.append(f"{file.location}:{node.lineno} {node.name} has {methods} methods")
     assert not wrong, "\n".join(wrong)
 
 
 def test_modules_and_public_functions_say_what_they_do():
-    wrong = [f"{file.place} has no docstring" for file in all_files() if ast.get_docstring(file.tree) is None]
+    wrong = [
+        f"{file.location} has no docstring" for file in all_files() if ast.get_docstring(file.tree) is None
+    ]
     assert not wrong, "\n".join(wrong)

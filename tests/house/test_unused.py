@@ -57,7 +57,7 @@ def test_no_parameter_of_a_private_function_is_unused():
             names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
             rest = [name for name in names if name not in read | {"self", "cls"} and not name.startswith("_")]
             if rest and node.name not in handed and node.name not in CALLED_BY_OTHERS:
-                unused.append(f"{file.place}:{node.lineno} {node.name}: {', '.join(rest)}")
+                unused.append(f"{file.location}:{node.lineno} {node.name}: {', '.join(rest)}")
     assert not unused, "\n".join(unused)
 
 
@@ -67,7 +67,7 @@ def test_nothing_is_unused():
     for file in (*all_files(), *example_files(), *others()):
         used.update(names_in(file))
     unused = [
-        f"{file.place}:{node.lineno} unused {node.name}"
+        f"{file.location}:{node.lineno} unused {node.name}"
         for file in all_files()
         for node in nodes_of(file.tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
@@ -97,7 +97,7 @@ def test_each_option_of_a_plugin_is_read_by_it():
             for key in call.value.keys
             if isinstance(key, ast.Constant)
         ]
-        unread += [f"{manifest.place}: {name}" for name in described if name not in texts]
+        unread += [f"{manifest.location}: {name}" for name in described if name not in texts]
     assert not unread, "\n".join(unread)
 
 

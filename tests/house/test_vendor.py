@@ -41,8 +41,8 @@ def test_nothing_imports_what_one_company_has() -> None:
             for name in names:
                 top = name.partition(".")[0]
                 if top not in OWN | PUBLIC and top not in sys.stdlib_module_names:
-                    strange[top] = file.place
+                    strange[top] = file.location
                 assert not name.startswith(("torch._utils_internal", "torch.fb")), (
-                    f"{file.place} imports {name}"
+                    f"{file.location} imports {name}"
                 )
     assert not strange

@@ -61,8 +61,8 @@ class Recurrence(nn.Module):
         update, reset, new = self.gates(x).chunk(3, -1)
         state = torch.sigmoid(update) * torch.tanh(new) + (1 - torch.sigmoid(reset)) * x
         ranked = state.cumsum(1).sort(-1).values
-        place = x.argsort(-1)
-        return torch.zeros_like(state).scatter_add(-1, place, ranked) + F.rms_norm(state, (16,))
+        position = x.argsort(-1)
+        return torch.zeros_like(state).scatter_add(-1, position, ranked) + F.rms_norm(state, (16,))
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.dtype], Tensor]]] = {

@@ -91,9 +91,9 @@ def checked_size(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 
 def checked_count(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    places = n.nonzero()
-    torch._check(places.size(0) == 1)
-    return x[places[:, 0]] * 2
+    found = n.nonzero()
+    torch._check(found.size(0) == 1)
+    return x[found[:, 0]] * 2
 
 
 @pytest.mark.usefixtures("interpreted_kernels")
@@ -285,10 +285,10 @@ def test_running_mean_of_long_columns_with_an_infinity(shape: tuple[int, ...], b
     other = checks.compile_function(function, options={"backends": [backend]})
     layouts = (torch.contiguous_format, torch.channels_last) if len(shape) == 4 else (torch.preserve_format,)
     for layout in layouts:
-        for place in (0, 1, 40, -1):
+        for position in (0, 1, 40, -1):
             x = torch.randn(shape).contiguous(memory_format=layout) if len(shape) == 4 else torch.randn(shape)
             for channel, value in enumerate((math.inf, -math.inf, math.nan)):
-                x[tuple(channel if d == 1 else min(place, n - 1) for d, n in enumerate(shape))] = value
+                x[tuple(channel if d == 1 else min(position, n - 1) for d, n in enumerate(shape))] = value
             for found, expected in zip(other(x), function(x), strict=True):
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 

@@ -76,14 +76,14 @@ def test_from_eight_bits(generated: Callable[..., Any]) -> None:
 
 @pytest.mark.quick(1)
 def test_elements_that_are_moved(generated: Callable[..., Any]) -> None:
-    places = torch.tensor([3, 200, 7, 7, 0])
+    indices = torch.tensor([3, 200, 7, 7, 0])
 
     def moved(*given: Tensor) -> list[Tensor]:
         found = []
         for x in given:
             grid = x.view(16, 16)
-            found += [torch.cat([x, x]), x[places], grid.t().contiguous(), grid[2:5, ::2].clone()]
-            found += [torch.where(places > 5, x[:5], x[5:10]), torch.full((5,), 1.3, dtype=x.dtype)]
+            found += [torch.cat([x, x]), x[indices], grid.t().contiguous(), grid[2:5, ::2].clone()]
+            found += [torch.where(indices > 5, x[:5], x[5:10]), torch.full((5,), 1.3, dtype=x.dtype)]
         return found
 
     given = [CODES.view(kind) for kind in KINDS]

@@ -208,11 +208,11 @@ def test_a_mean_that_is_moved_on_from_infinity_is_no_number(backend):
         return [torch.var_mean(x, dims) for x, (_, dims) in zip(given, shapes, strict=True)]
 
     compiled = torch.compile(moments, backend="polyfuse", options={"backends": (backend, "interpreter")})
-    for places in ({}, {0: -torch.inf}, {1: -torch.inf, 0: torch.inf}, {0: torch.inf}):
+    for positions in ({}, {0: -torch.inf}, {1: -torch.inf, 0: torch.inf}, {0: torch.inf}):
         given = [torch.randn(shape) for shape, _ in shapes]
         for x in given:
-            for place, value in places.items():
-                x.view(-1)[place] = value
+            for position, value in positions.items():
+                x.view(-1)[position] = value
         for found, wanted in zip(compiled(given), moments(given), strict=True):
             torch.testing.assert_close(found, wanted, equal_nan=True)
 

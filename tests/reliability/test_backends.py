@@ -36,7 +36,7 @@ def raising(method: str) -> type:
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("method", ["__init__", "claims", "emit", "describe", "build", "load"])
-def test_another_takes_its_place(install, warned, method):
+def test_another_replaces_it(install, warned, method):
     install(raising(method))
     torch.testing.assert_close(torch.compile(f, backend="polyfuse")(X), f(X))
     (text,) = warned

@@ -93,7 +93,7 @@ def with_a_cache(x: torch.Tensor) -> tuple[torch.Tensor, Cache]:
     return x * 2, Cache(x + 1)
 
 
-def test_results_that_name_types_and_places(tmp_path):
+def test_results_that_name_types_and_devices(tmp_path):
     for count in (0, 1):
         as_in_a_new_process()
         y, cache = torch.compile(with_a_cache, backend="polyfuse", fullgraph=True)(

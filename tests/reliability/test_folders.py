@@ -124,14 +124,14 @@ print("right")
 @pytest.mark.parametrize("options", ["size=40k", "size=4m,noexec", "size=4m,nr_inodes=12"])
 def test_a_small_or_forbidding_file_system(tmp_path, options):
     """A real one, where mounting is allowed."""
-    place = tmp_path / "mounted"
-    place.mkdir()
+    point = tmp_path / "mounted"
+    point.mkdir()
     unshare = shutil.which("unshare")
-    command = f"mount -t tmpfs -o {options},mode=755 none {place} && exec {sys.executable} -c '{MOUNTED}'"
-    probe = [str(unshare), "-m", "sh", "-c", f"mount -t tmpfs none {place}"]
+    command = f"mount -t tmpfs -o {options},mode=755 none {point} && exec {sys.executable} -c '{MOUNTED}'"
+    probe = [str(unshare), "-m", "sh", "-c", f"mount -t tmpfs none {point}"]
     if unshare is None or subprocess.run(probe, capture_output=True).returncode:
         pytest.skip("this machine allows no mounts")
-    environment = child_environment(POLYFUSE_CACHE_DIR=str(place), POLYFUSE_DISABLE="halide")
+    environment = child_environment(POLYFUSE_CACHE_DIR=str(point), POLYFUSE_DISABLE="halide")
     done = subprocess.run(
         [unshare, "-m", "sh", "-c", command], capture_output=True, text=True, env=environment, timeout=600
     )
@@ -182,8 +182,8 @@ print(mine)
 """
     done = preforked.run(script)
     assert done.returncode == 0, done.stderr
-    places = [Path(line) for line in done.stdout.split()]
-    assert len(places) == 2 and not any(place.exists() for place in places), "each removes its own"
+    paths = [Path(line) for line in done.stdout.split()]
+    assert len(paths) == 2 and not any(path.exists() for path in paths), "each removes its own"
 
 
 def test_times_of_another_clock(tmp_path):
@@ -191,7 +191,7 @@ def test_times_of_another_clock(tmp_path):
     from polyfuse.cache.limit import sweep, trim, trim_if_due
 
     store = KernelStore(tmp_path)
-    folder = store.add({KEY: "k"}, lambda place: (place / "code").write_bytes(bytes(1000)) and None)
+    folder = store.add({KEY: "k"}, lambda path: (path / "code").write_bytes(bytes(1000)) and None)
     future = 4e9
     os.utime(folder / "contents.json", (future, future))
     assert store.find(KEY) is not None and (folder / "contents.json").stat().st_mtime < future

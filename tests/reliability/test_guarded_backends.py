@@ -1,5 +1,5 @@
 """Ten kinds of faults in every method of a backend: one warning that names plugin and method, the next
-backend in its place, never the graph in eager mode, and never the end of the process.
+backend instead, never the graph in eager mode, and never the end of the process.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def test_a_module_that_is_converted():
 
 
 class Attention(nn.Module):
-    """One layer with a cache of keys and values, whose places are overwritten or which grows."""
+    """One layer with a cache of keys and values, whose positions are overwritten or which grows."""
 
     def __init__(self) -> None:
         super().__init__()

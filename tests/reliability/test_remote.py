@@ -193,18 +193,18 @@ def test_a_store_that_lies(tmp_path, count):
     folder = first.add({KEY: "k"}, build)
     stream = io.BytesIO()
     pack(first.root, artifacts(first.root, "kernels"), stream)
-    place = tmp_path / "remote"
+    shared = tmp_path / "remote"
     for kind in ("kernels", "units"):
-        (place / kind).mkdir(parents=True)
-    (place / "kernels" / KEY).write_text(folder.name)
+        (shared / kind).mkdir(parents=True)
+    (shared / "kernels" / KEY).write_text(folder.name)
     for number in range(count):
         try:
             lie = mutated(number, stream.getvalue())
         except KeyError:  # what is described is a package's
             continue
-        (place / "units" / folder.name).write_bytes(lie)
+        (shared / "units" / folder.name).write_bytes(lie)
         root = tmp_path / str(number)
-        store = KernelStore(root, sharing=Sharing(root, str(place)))
+        store = KernelStore(root, sharing=Sharing(root, str(shared)))
         store.fetch([KEY])
         found = store.find(KEY)
         assert found is None or (found.folder / "code").read_bytes() == b"code", number

@@ -119,11 +119,11 @@ def test_many_inputs_of_which_two_meet_later() -> None:
 
     torch.compiler.reset()
     compiled = torch.compile(step, backend="polyfuse", options=OPTIONS, dynamic=False)
-    for place in (60, 0, 45, 60, 20):
+    for offset in (60, 0, 45, 60, 20):
         outcomes = []
         for run in (step, compiled):
             flat = torch.arange(64.0)
-            outcomes.append((run(list(flat[:60].view(20, 3)), flat[place : place + 4]), flat))
+            outcomes.append((run(list(flat[:60].view(20, 3)), flat[offset : offset + 4]), flat))
         torch.testing.assert_close(*outcomes)
 
 

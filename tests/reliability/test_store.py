@@ -29,9 +29,9 @@ def check() -> None:
 
 
 def test_a_folder_that_cannot_be_written(monkeypatch, tmp_path, warned):
-    place = tmp_path / "a-file"
-    place.write_text("in the way")
-    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(place / "cache"))
+    file = tmp_path / "a-file"
+    file.write_text("in the way")
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(file / "cache"))
     check()
     assert len(warned) == 1 and "cache" in warned[0]
 

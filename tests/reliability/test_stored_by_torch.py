@@ -19,7 +19,7 @@ from polyfuse.compiler.reports.report import last_reports
 
 
 @pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     elsewhere(monkeypatch, tmp_path / "first")
     with torch._dynamo.config.patch(enable_aot_compile=True):  # as it is by default from torch 2.12 on

@@ -90,7 +90,7 @@ def stored_files(cache: Path) -> list[Path]:
 
 
 def flip(rng: random.Random, paths: Sequence[Path], share: float) -> int:
-    """Flip one bit in some of the files, at least one; a new file takes the place of the old one."""
+    """Flip one bit in some of the files, at least one; a new file replaces the old one."""
     chosen = [path for path in paths if rng.random() < share] or [rng.choice(list(paths))]
     for path in chosen:
         content = bytearray(path.read_bytes())

@@ -123,7 +123,7 @@ def test_a_kernel_that_does_not_compile_strictly(corrupted):
     assert "command: " in str(caught.value)
 
 
-def test_nothing_else_to_take_its_place(corrupted, warned):
+def test_nothing_else_to_replace_it(corrupted, warned):
     check(backends=("cpp",))
     (text,) = warned
     assert "falls back to an interpreter" in text

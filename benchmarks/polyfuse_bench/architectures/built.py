@@ -45,7 +45,7 @@ SIZES = (
 
 def small_first(name: str) -> tuple[int, int, str]:
     """A key that sorts names of one family by what they say of the models' sizes."""
-    rank = next((place for place, part in enumerate(SIZES) if part in name), len(SIZES) // 2)
+    rank = next((position for position, part in enumerate(SIZES) if part in name), len(SIZES) // 2)
     number = re.search(r"\d+", name)
     return rank, int(number.group()) if number else 0, name
 

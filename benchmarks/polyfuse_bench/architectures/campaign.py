@@ -73,7 +73,7 @@ def run_campaign(plan: Plan, show: Show = lambda row, done, total: None) -> list
     if plan.known is not None:
         left = costly_last(left, read_log(plan.known))
     _Run(plan, left, rows, len(everything), show).run()
-    order = {(entry.library, entry.name): place for place, entry in enumerate(everything)}
+    order = {(entry.library, entry.name): position for position, entry in enumerate(everything)}
     latest = {(row["library"], row["name"], row["dtype"]): row for row in rows}
     return sorted(
         latest.values(),

@@ -37,7 +37,7 @@ def build(entry: Entry, seed: int) -> Built:
 
 def _families_first(found: Sequence[Entry]) -> list[Entry]:
     """Libraries alternate, and in each the first members of families come first."""
-    placed = []
+    ranked = []
     for name in dict.fromkeys(entry.library for entry in found):
         mine = [entry for entry in found if entry.library == name]
         seen: dict[str, int] = {}
@@ -47,5 +47,5 @@ def _families_first(found: Sequence[Entry]) -> list[Entry]:
             seen[entry.family] = rounds[-1] + 1
         ordered = sorted(range(len(mine)), key=lambda i: (rounds[i], i))
         firsts = max(1, sum(r == 0 for r in rounds))
-        placed += [((rounds[i], place / firsts), mine[i]) for place, i in enumerate(ordered)]
-    return [entry for _, entry in sorted(placed, key=lambda pair: pair[0])]
+        ranked += [((rounds[i], position / firsts), mine[i]) for position, i in enumerate(ordered)]
+    return [entry for _, entry in sorted(ranked, key=lambda pair: pair[0])]

@@ -101,14 +101,14 @@ def _called(model: nn.Module, name: str, seed: int, reasons: list[str]) -> Built
                 return Built(model, inputs)
             except Exception as error:
                 reasons.append(_reason(error))
-                corrected = _with_places(model, inputs, str(error))
+                corrected = _with_image_tokens(model, inputs, str(error))
                 if corrected is None:
                     break
                 inputs = corrected
     return None
 
 
-def _with_places(model: nn.Module, inputs: dict[str, Any], message: str) -> dict[str, Any] | None:
+def _with_image_tokens(model: nn.Module, inputs: dict[str, Any], message: str) -> dict[str, Any] | None:
     """The same with as many tokens that stand for parts of pictures (or sound) as the message asks for."""
     found = re.search(
         r"(\w+) features and \w+ tokens do not match.*?tokens:? *(\d+).*?features:? *(\d+)",
@@ -129,8 +129,8 @@ def _with_places(model: nn.Module, inputs: dict[str, Any], message: str) -> dict
     ids: torch.Tensor = inputs["input_ids"]
     if token is None or features % ids.shape[0] or features > 512 or features == int(found.group(2)):
         return None
-    places = torch.full((ids.shape[0], features // ids.shape[0]), token)
-    longer = torch.cat([ids[:, :2], places, ids[:, 2:]], dim=1)
+    image_tokens = torch.full((ids.shape[0], features // ids.shape[0]), token)
+    longer = torch.cat([ids[:, :2], image_tokens, ids[:, 2:]], dim=1)
     changed = {**inputs, "input_ids": longer}
     if "attention_mask" in inputs:
         changed["attention_mask"] = torch.ones_like(longer)

@@ -50,7 +50,7 @@ class Errors:
         name: of the output or the parameter.
         own: eager's in the same dtype.
         perturbed: eager's with weights a rounding away.
-        found: the compiler's; infinite where shape, dtype or the places of what is not finite differ.
+        found: the compiler's; infinite where shape, dtype or which elements are not finite differ.
     """
 
     name: str
@@ -100,7 +100,7 @@ def _norm(tensor: torch.Tensor) -> float:
 
 def error(actual: torch.Tensor, truth: torch.Tensor, like: torch.Tensor, scale: float) -> float:
     """The norm of the difference where all are finite, over `scale`; `like` is eager's tensor, whose shape,
-    dtype and places without a finite number (or those of the truth) the actual one must have.
+    dtype and elements that are not finite (or those of the truth) the actual one must have.
     """
     if actual.shape != like.shape or actual.dtype != like.dtype:
         return math.inf

@@ -17,7 +17,7 @@ class Compiled:
     """Counts over all graphs of one call and its backward.
 
     Attributes:
-        graphs, breaks: compiled graphs, and places where Dynamo could not go on in one.
+        graphs, breaks: compiled graphs, and points where Dynamo could not go on in one.
         kernels, calls: launches of generated kernels, and library calls, fallbacks included.
         fallbacks: operators left to eager for want of a lowering, with the reason.
         eager: why graphs, or kernels, were not compiled; empty if all were.

@@ -54,9 +54,9 @@ class DeferredPool(BuildPool):
             self.kernels[name] = self.kernels.get(name, 0) + len(sources)
             for unit in _units(list(sources.values()), backend.min_unit):
                 keys = {s.key: kernel_key(s.key, backend.name, {}, ()) for s in unit}
-                places = self._build_unit(backend, unit, keys, store)
+                locations = self._build_unit(backend, unit, keys, store)
                 for key in keys:
-                    self._promised[name, key].set_result(places)
+                    self._promised[name, key].set_result(locations)
 
     def _build(self, backend: Backend, sources: Sequence[Source], folder: Path) -> None:
         # in this process, of which there is one for each core: not in a worker of its own

@@ -148,7 +148,7 @@ class Maker:
 
     def is_exact(self, name: str) -> bool:
         """Whether it was never rounded, so that what jumps may be computed of it."""
-        return self._exact[self._place(name)]
+        return self._exact[self._memory_of(name)]
 
     def pick(self, fits: Callable[[str], bool] = lambda _: True, floats: bool = True) -> str | None:
         """A name that fits; later ones are likelier, so that long chains arise."""
@@ -191,7 +191,7 @@ class Maker:
 
     def shares_memory(self, one: str, other: str) -> bool:
         """Whether two names are views of one tensor."""
-        return self._place(one) == self._place(other)
+        return self._memory_of(one) == self._memory_of(other)
 
     # What steps add.
 
@@ -222,7 +222,7 @@ class Maker:
         exact = not rounds and all(self.is_exact(n) for n in operands)
         self.values = space
         for name in targets:
-            self._exact.setdefault(self._place(name), exact)
+            self._exact.setdefault(self._memory_of(name), exact)
         self.names.extend(targets)
         self._used.update(operands)
         self.statements.append(statement)
@@ -247,7 +247,7 @@ class Maker:
             whole.copy_(before)
             return False
         exact = not rounds and all(self.is_exact(n) for n in operands)
-        self._exact[self._place(target)] = exact and self.is_exact(target)
+        self._exact[self._memory_of(target)] = exact and self.is_exact(target)
         self._used.update(operands)
         self.statements.append(statement)
         return True
@@ -257,7 +257,7 @@ class Maker:
         self.inputs.append(made)
         self.values[made.name] = self._empty.argument(made)
         self.names.append(made.name)
-        self._exact[self._place(made.name)] = True
+        self._exact[self._memory_of(made.name)] = True
         return made.name
 
     def _runs(self, statement: Statement, space: Namespace) -> bool:
@@ -272,7 +272,7 @@ class Maker:
             return False
         return value.dtype == torch.bool or bool((value.abs() <= LARGEST).all())
 
-    def _place(self, name: str) -> int:
+    def _memory_of(self, name: str) -> int:
         return self.tensor(name).untyped_storage().data_ptr()
 
     def _broadcasts(self, one: str, other: str) -> bool:
@@ -294,8 +294,8 @@ def _laid_out(m: Maker, sizes: tuple[int, ...], dtype: str) -> str:
     if kind == "transposed" and rank > 1:
         order = m.random.sample(range(rank), rank)
         stored = [0] * rank
-        for place, dim in enumerate(order):
-            stored[dim] = sizes[place]
+        for position, dim in enumerate(order):
+            stored[dim] = sizes[position]
         return f"normal({dtype!r}, {_listed(stored)}).permute({_listed(order)})"
     if kind == "step" and rank:
         dim = m.random.randrange(rank)

@@ -1,6 +1,6 @@
 """A program: inputs, statements and results as text, so that it can be run, traced, shrunk and written down.
 
-The same text runs in two ways: with the element types that it names, and with float64 in their place.
+The same text runs in two ways: with the element types that it names, and with float64 instead.
 """
 
 from __future__ import annotations

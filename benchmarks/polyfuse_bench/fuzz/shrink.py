@@ -218,7 +218,7 @@ def _fewer_types(program: Program) -> Iterator[Program]:
 
 
 def _smaller_sizes(program: Program) -> Iterator[Program]:
-    """With another number in the place of one, everywhere."""
+    """With another number instead of one, everywhere."""
     text = " ".join([*(i.text for i in program.inputs), *(s.text for s in program.statements)])
     numbers = sorted({int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", text)}, reverse=True)
     for number in numbers:

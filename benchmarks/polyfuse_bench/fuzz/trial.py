@@ -250,9 +250,9 @@ def is_wrong_before(prepared: Prepared) -> bool:
 
 def raised(error: Exception) -> str:
     """An exception as the outcome of a trial."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
     first = str(error).strip().split("\n")[0][:300]
-    return f"{RAISED} {type(error).__name__} at {place.name}: {first}"
+    return f"{RAISED} {type(error).__name__} at {frame.name}: {first}"
 
 
 def with_configs(trial: Trial, choice: Choice) -> Trial:

@@ -1,7 +1,7 @@
 """What a program should answer, and how far from it an answer may be.
 
 The truth is the program in float64. How much of a difference rounding explains is found out by running it in
-float64 again, with an error of the size of a rounding in its place after each operator (`noise.py`): where
+float64 again, with an error of the size of a rounding added to it after each operator (`noise.py`): where
 programs amplify it, through a difference of nearly equal values or a division by a small one, the noise grows
 with it. Beside that stands the error of eager mode itself.
 """

@@ -7,18 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from polyfuse.autotune.alternatives import Alternative
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, Node, View
-from polyfuse.runtime.frozen import CHECKED
+from polyfuse.runtime.frozen import CHECKED, room_of
 from polyfuse.schedule import Decision
 from polyfuse.symbolic import evaluate
 
 _MEGABYTE = 1 << 20
-_BYTES = 64 * _MEGABYTE
-_PART = 10
 
 
 def room(graph: Graph) -> int:
-    """Bytes that packed copies of a graph's parameters may take: 64 MB, or a tenth of the parameters."""
-    return max(_BYTES, sum(_bytes(graph, item.name) for item in graph.inputs if item.static) // _PART)
+    """Bytes that packed copies of a graph's parameters may take."""
+    return room_of(sum(_bytes(graph, item.name) for item in graph.inputs if item.static))
 
 
 def within_room(

@@ -15,7 +15,7 @@ from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.session import CompileSession
 from polyfuse.plugin import No
 from polyfuse.program import Program
-from polyfuse.program.native import native_program
+from polyfuse.program.native.lowering import native_program
 from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.workers import BuildFuture
 

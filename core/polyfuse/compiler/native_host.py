@@ -51,7 +51,7 @@ class NativeHost:
             replaced: names of kernels instead of which something else is called.
         """
         # what is needed to open one, a graph without one need not load
-        from polyfuse.program.native_tables import host_tables
+        from polyfuse.program.native.tables import host_tables
 
         try:
             pairs = zip(self.program.kernel_names, self.program.kernels, strict=True)

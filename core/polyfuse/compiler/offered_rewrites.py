@@ -12,6 +12,7 @@ from torch.fx import Node
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root
+from polyfuse.frontend.freezing.packing import Packing
 from polyfuse.frontend.rewrites.tools import (
     Rewriting,
     is_used_elementwise,
@@ -35,25 +36,32 @@ class OfferedRewrites:
     def __call__(self, state: Rewriting) -> Sequence[tuple[str, int]]:
         """Apply them; returns how often each one did something, by plugin and name."""
         counts: dict[str, int] = {}
+        packing = Packing(state)
         for device_type in _device_types(state):
             for offer in self.extensions.rewrites(device_type):
                 if state.stage in offer.item.stages:
                     name = f"{offer.plugin}.{offer.item.name}"
-                    counts[name] = counts.get(name, 0) + self._apply(offer, device_type, state)
+                    counts[name] = counts.get(name, 0) + self._apply(offer, device_type, packing)
         return tuple(counts.items())
 
-    def _apply(self, offer: Offered[Rewrite], device_type: str, state: Rewriting) -> int:
-        count = 0
+    def _apply(self, offer: Offered[Rewrite], device_type: str, packing: Packing) -> int:
+        count, state = 0, packing.state
         for node in state.nodes():
             if ops.op_name(node.target) not in offer.item.targets or not _may_be_replaced(node):
                 continue
-            if _device_type(node) == device_type and _replace(self._ask(offer, node, state), node, state):
+            if _device_type(node) != device_type:
+                continue
+            at, reader = self._ask(offer, node, packing), node.name
+            if _replace(at, node, state):
                 count += 1
+                for parameter in at.packed:
+                    packing.add(parameter, reader, f"{offer.plugin}:{offer.item.name}")
         return count
 
-    def _ask(self, offer: Offered[Rewrite], node: Node, state: Rewriting) -> _AtCall:
+    def _ask(self, offer: Offered[Rewrite], node: Node, packing: Packing) -> _AtCall:
         """What a plugin makes of one call; nothing, if it fails."""
-        at = _AtCall(state, node)
+        state = packing.state
+        at = _AtCall(state, node, packing)
         try:
             at.replacement = offer.item.function(at, node)
             fault = _misfit(node, at.replacement)
@@ -76,8 +84,10 @@ class _AtCall:
 
     state: Rewriting
     node: Node
+    packing: Packing
     made: list[Node] = field(default_factory=list)
     replacement: Node | None = None
+    packed: list[Node] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
@@ -110,6 +120,13 @@ class _AtCall:
     def is_used_elementwise(self, node: Node) -> bool:
         """Whether all that reads a result computes element by element."""
         return is_used_elementwise(node)
+
+    def may_pack(self, node: Any) -> bool:
+        """Whether the replacement may read what follows from a parameter, which is computed once."""
+        if not self.packing.allows(node):
+            return False
+        self.packed.append(node)
+        return True
 
 
 def _replace(at: _AtCall, node: Node, state: Rewriting) -> bool:

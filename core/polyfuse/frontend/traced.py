@@ -57,6 +57,7 @@ def compile_traced(
     _lay_out(module, settings, channels_last, training=False)
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     texts = PassTexts(bool(settings.dump) or is_traced())
+    # nothing is packed: what packs, and reads it, might not be there where the result runs
     rewrites = _rewritten(module, kind, settings, more, texts)
     graph = describe(
         module, kind, name=name, fake_mode=mode, static=static, rewrites=rewrites, passes=texts.made
@@ -112,8 +113,8 @@ class Traced:
         _adopt_inputs(gm, inputs, mode)
         texts = PassTexts(bool(self.settings.dump) or is_traced())
         notes: list[Note] = []
-        rewrites = _rewritten(gm, kind, self.settings, self.more, texts, notes)
         static = tuple(dynamo.static_input_indices()) if kind != "backward" else ()
+        rewrites = _rewritten(gm, kind, self.settings, self.more, texts, notes, static)
         freezing = self.settings.freezing and kind == "inference"
         frozen = freeze(gm, static, self.settings, self.reads_narrow) if freezing else None
         if frozen is not None:
@@ -165,11 +166,12 @@ def _rewritten(
     more: MoreRewrites | None,
     texts: PassTexts,
     notes: list[Note] | None = None,
+    static: Sequence[int] = (),
 ) -> tuple[tuple[str, int], ...]:
     """How often each rewrite applied."""
     if not settings.graph_rewrites:
         return ()
-    return rewrite_graph(gm, settings, stage=kind, more=more, texts=texts, notes=notes)
+    return rewrite_graph(gm, settings, stage=kind, more=more, texts=texts, notes=notes, static=static)
 
 
 def _adopt_inputs(gm: GraphModule, inputs: Sequence[Any], mode: Any) -> None:

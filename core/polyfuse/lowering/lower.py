@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,33 +13,26 @@ from torch.fx import Node
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger
-from polyfuse.base.names import plain_word
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.decompositions.forced import is_named
-from polyfuse.frontend.describe import output_args
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.rewrites.tools import is_refused
 from polyfuse.ir.expr import const
-from polyfuse.ir.graph import MAY_WAIT, Graph, GraphInput, GraphOutput
-from polyfuse.ir.nodes import Opaque, Origin, Pointwise
+from polyfuse.ir.graph import MAY_WAIT, Graph, GraphOutput
+from polyfuse.ir.nodes import Origin, Pointwise
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
-from polyfuse.lowering.broadcasts import broadcast_run, reads_across, recomputed_points
-from polyfuse.lowering.calls.eager_kernels import preferred
-from polyfuse.lowering.calls.extern import host_object
 from polyfuse.lowering.calls.fallback import ACCEPT, is_eager_by_design, run_eagerly
-from polyfuse.lowering.calls.host import is_token
 from polyfuse.lowering.context import Readers, origins_of, tensors_in
+from polyfuse.lowering.ends import GraphEnds
 from polyfuse.lowering.indexing.scatter import stores_nowhere
 from polyfuse.lowering.meeting import readers_meet
-from polyfuse.lowering.offered import OpenContext, combined
-from polyfuse.lowering.registry import Registry
-from polyfuse.lowering.report import Fallback, LoweringReport
+from polyfuse.lowering.offered import OpenContext
+from polyfuse.lowering.readers import Survey, is_getitem, is_size_arithmetic
+from polyfuse.lowering.report import LoweringReport
 from polyfuse.lowering.shortened import Shortening
 from polyfuse.lowering.value import TensorValue
 from polyfuse.plugin import Extensions, Lowering, TargetInfo
-from polyfuse.runtime.devices.registry import device_of
-from polyfuse.symbolic import Index
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx, shapes
 
@@ -68,17 +60,10 @@ def lower_graph(
         UnsupportedError: with the option `strict`, an operator could not be lowered as it should be.
     """
     found = LoweringReport() if report is None else report
-    lowerer = _Lowerer(aten, settings, found, families.registry(), extensions)
-    lowerer.eager, lowerer.subgraphs, lowerer.short = eager or {}, subgraphs or {}, short
+    lowerer = _Lowerer(aten, settings, found, extensions, eager or {}, subgraphs or {}, short)
     if target_info is not None:
         lowerer.ctx.target_info = cache(target_info)  # values are asked for it one by one
     return lowerer.run()
-
-
-def input_names(aten: AtenGraph) -> dict[Node, str]:
-    """The names that the inputs of a graph get, by their placeholders."""
-    placeholders = [node for node in aten.module.graph.nodes if node.op == "placeholder"]
-    return {node: _input_name(position, node.name) for position, node in enumerate(placeholders)}
 
 
 class _Lowerer:
@@ -89,124 +74,49 @@ class _Lowerer:
         aten: AtenGraph,
         settings: Settings,
         report: LoweringReport,
-        registry: Registry,
-        extensions: Extensions | None,
+        extensions: Extensions | None = None,
+        eager: Mapping[str, str] = MappingProxyType({}),
+        subgraphs: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+        short: Shortening | None = None,
     ) -> None:
         self.aten = aten
-        self.registry = registry
-        self.extensions = extensions
+        self.eager = eager
+        self.short = short
         self.ctx = OpenContext(settings, aten.shape_env, report)
         self.ctx.inliner = self._inline
         # what a backward selects by, its forward checked
         self.ctx.checks.enabled &= aten.kind != "backward"
-        self.inputs: list[GraphInput] = []
-        self.outputs: tuple[GraphOutput, ...] = ()
-        self.rows: dict[Node, Lowering | None] = {}
-        self.eager: Mapping[str, str] = {}
-        self.subgraphs: Mapping[str, Callable[..., Any]] = {}
-        self.short: Shortening | None = None
+        self.registry = families.registry()
+        self.survey = Survey(aten, self.ctx, self.registry, extensions, eager, short)
+        self.ends = GraphEnds(aten, self.ctx, subgraphs, short)
 
     def run(self) -> Graph:
         nodes = list(self.aten.module.graph.nodes)
-        self._survey(nodes)
+        outputs: tuple[GraphOutput, ...] = ()
+        self.survey.run(nodes)
         ctx, short = self.ctx, self.short
         for position, node in enumerate(nodes):
             ctx.position = position
             if short is not None and short.passes(node, ctx):
                 continue
             if node.op == "placeholder":
-                ctx.env[node] = self._input(node)
+                ctx.env[node] = self.ends.input(node)
             elif node.op == "get_attr":
-                ctx.env[node] = self._constant(node)
+                ctx.env[node] = self.ends.constant(node)
             elif node.op == "output":
-                self.outputs = self._results()
+                outputs = self.ends.results()
             else:
                 ctx.env[node] = self._lower(node)
         return Graph(
             self.aten.name,
             self.aten.kind,
-            tuple(self.inputs),
-            self.outputs,
+            tuple(self.ends.inputs),
+            outputs,
             ctx.buffers,
             ctx.checks.finish(ctx.nodes, ctx.buffers, ctx.fresh),
             ctx.objects,
             dict(ctx.sizes.hints),
         )
-
-    # Who reads what.
-
-    def _survey(self, nodes: list[Node]) -> None:
-        last_use = self.ctx.last_use
-        for position, node in enumerate(nodes):
-            for source in node.all_input_nodes:
-                last_use[source] = position
-        alike = {} if self.short is None else self.short.surveyed
-        for node in reversed(nodes):
-            if node in alike:
-                like = alike[node]
-                self.rows[node], self.ctx.readers[node] = self.rows[like], self.ctx.readers[like]
-                continue
-            self.rows[node] = self._preferred(node, self._row(node))
-            found = Readers()
-            for user in node.users:
-                self._add_reader(found, node, user)
-            self.ctx.readers[node] = found
-
-    def _row(self, node: Node) -> Lowering | None:
-        if node.op != "call_function" or node.name in self.eager:
-            return None
-        name = ops.op_name(node.target)
-        if is_named(name, self.ctx.settings.force_fallback):
-            return None
-        if is_refused(node):
-            return None
-        own = self.registry.get(name)
-        device = _device_type(node) if self.extensions is not None else ""
-        if self.extensions is not None and device:
-            offers = self.extensions.lowerings(device).get(name)
-            if offers:
-                return combined(name, offers, own, self.extensions)
-        return own
-
-    def _preferred(self, node: Node, row: Lowering | None) -> Lowering | None:
-        """A row that calls the operator, where that is faster. Lowerings of plugins come first."""
-        if row is None or row.library or row is not self.registry.get(ops.op_name(node.target)):
-            return row
-        found = preferred(node, row, self.rows, self.aten.shape_env, self.ctx.settings)
-        if found is None:
-            return row
-        self.ctx.report.preferred.append(Fallback(node.name, ops.op_name(node.target), found[1]))
-        return found[0]
-
-    def _add_reader(self, found: Readers, node: Node, user: Node) -> None:
-        row = self.rows.get(user)
-        if user.op == "output":
-            found.passes += 1
-            found.stored = found.stored or "a result of the graph"
-        elif _is_getitem(user) or (row is not None and row.view and user.args and user.args[0] is node):
-            through = self.ctx.readers[user]
-            found.passes += through.passes
-            found.recomputed += through.recomputed
-            found.across = found.across or through.across
-            found.add_run(through.run or 1)
-            found.stored = found.stored or through.stored
-        elif row is None:
-            if not _is_size_arithmetic(user):
-                found.passes += 1
-                found.stored = found.stored or f"read by {ops.op_name(user.target)}"
-        else:
-            found.passes += row.passes
-            value = node.meta.get("val")
-            if node.op == "call_function" and isinstance(value, torch.Tensor) and not row.library:
-                results, shape_env = user.meta.get("val"), self.aten.shape_env
-                found.recomputed += recomputed_points(value, results, shape_env)
-                found.across = found.across or reads_across(value, results, shape_env)
-                found.add_run(broadcast_run(value, results, shape_env))
-            else:
-                found.add_run(1)
-            many = any(p < len(user.args) and user.args[p] is node for p in row.stores)
-            if row.library or many:
-                found.stored = found.stored or f"read by {ops.op_name(user.target)}"
 
     def _inline(self, module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Any:
         """What a function of numbers gives for these arguments, as expressions."""
@@ -225,12 +135,12 @@ class _Lowerer:
             if node.op == "placeholder":
                 ctx.env[node] = next(given)
             elif node.op == "get_attr":
-                ctx.env[node] = self._constant(node, module)
+                ctx.env[node] = self.ends.constant(node, module)
             elif node.op == "output":
                 ctx.origins = origins
                 return self._value(node.args[0])
             else:
-                self.rows[node] = self._row(node)
+                self.survey.rows[node] = self.survey.row(node)
                 ctx.readers[node] = Readers()
                 ctx.env[node] = self._lower(node)
                 for made in ctx.nodes[first:]:
@@ -242,107 +152,21 @@ class _Lowerer:
                         )
         raise UnsupportedError("a function without results cannot be computed in a kernel")
 
-    # Ends of the graph.
-
-    def _input(self, node: Node) -> Any:
-        described = self.aten.inputs[len(self.inputs)]
-        value = node.meta.get("val")
-        ctx = self.ctx
-        name = _input_name(len(self.inputs), node.name)
-        label = "" if name == node.name else node.name
-        ctx.input_nodes[name] = node
-        if is_token(node):
-            self.inputs.append(GraphInput(name, "none", label=label))
-            return None
-        if isinstance(value, torch.Tensor):
-            result = ctx.template(value)
-            self._stored_elsewhere(result, "input", name)
-            address = _address(described, result, ctx.target_info(result.device).alignment)
-            static = described.static
-            self.inputs.append(GraphInput(name, "tensor", static=static, address=address, label=label))
-            return result
-        if isinstance(value, _NUMBERS) and not isinstance(value, (bool, float)):
-            index = ctx.sizes.index(value)
-            for symbol in shapes.free_symbols(value):
-                ctx.bound_symbols.add(str(symbol))
-            self.inputs.append(GraphInput(name, "symint", index, label=label))
-            return index
-        self.inputs.append(GraphInput(name, "none" if value is None else "object", label=label))
-        return None if value is None else Opaque(key=name)
-
-    def _constant(self, node: Node, module: torch.fx.GraphModule | None = None) -> Any:
-        ctx = self.ctx
-        if module is None and str(node.target) in self.subgraphs:
-            return self.subgraphs[str(node.target)]
-        value = fx.get_constant(module or self.aten.module, str(node.target))
-        if not isinstance(value, torch.Tensor):
-            return value
-        result = ctx.template(value)
-        if (
-            result.rank == 0
-            and result.dtype is not None
-            and device_of(result.device).is_host
-            and not _is_written(node)
-        ):
-            known = _number(value)
-            if known is not None:
-                return ctx.lazy(result, const(known, result.dtype.compute))
-        name = ctx.fresh("constant")
-        ctx.objects[name] = value.detach()
-        self._stored_elsewhere(result, "constant", name)
-        return result
-
-    def _stored_elsewhere(self, value: TensorValue, kind: str, name: str) -> None:
-        """`value` lies in a buffer of that kind and name, as traced."""
-        buffer = self.ctx.add_buffer(
-            value.dtype, value.torch_dtype, value.device, value.size, value.strides, kind, name
-        )
-        value.set_view(buffer.view())
-
-    def _results(self) -> tuple[GraphOutput, ...]:
-        described = self.aten.outputs
-        results: list[GraphOutput] = []
-        returned: dict[Node, int] = {}
-        for position, argument in enumerate(output_args(self.aten.module)):
-            if self.short is not None and not self.short.result(argument, position):
-                continue
-            value = self.ctx.env[argument] if isinstance(argument, Node) else argument
-            saved = position < len(described) and described[position].saved
-            again = None
-            if isinstance(argument, Node) and not saved and self.short is None:
-                again = returned.get(argument)
-                returned.setdefault(argument, len(results))
-            results.append(replace(self._result(value), saved=saved, again=again))
-        return tuple(results)
-
-    def _result(self, value: Any) -> GraphOutput:
-        ctx = self.ctx
-        if isinstance(value, TensorValue):
-            # what is saved for a backward too, which was traced with these strides
-            return GraphOutput(ctx.realize_exact(value, "a result of the graph"))
-        if value is None:
-            return GraphOutput(None, "none")
-        if isinstance(value, (int, float, Index)):
-            return GraphOutput(value, "size")
-        if shapes.is_symbolic(value):
-            return GraphOutput(ctx.sizes.number(value), "size")
-        return GraphOutput(value if isinstance(value, Opaque) else host_object(ctx, value), "object")
-
     # One node.
 
     def _lower(self, node: Node) -> Any:
         ctx = self.ctx
         name = ops.op_name(node.target)
         fake = node.meta.get("val")
-        if _is_getitem(node):
+        if is_getitem(node):
             return self._finish(node, self._getitem(node))
-        if _is_size_arithmetic(node):
+        if is_size_arithmetic(node):
             return self._number(fake)
         args = tuple(self._value(a) for a in node.args)
         kwargs = {k: self._value(v) for k, v in node.kwargs.items()}
         inlined = tensors_in((args, tuple(kwargs.values())))
         ctx.origins = origins_of(inlined, Origin(name, node.name, fx.source_text(node)))
-        row = self.rows[node]
+        row = self.survey.rows[node]
         if row is None:
             forced = is_named(name, ctx.settings.force_fallback)
             refused = is_refused(node)
@@ -401,7 +225,7 @@ class _Lowerer:
 
     def _is_elementwise(self, node: Node, like: Node) -> bool:
         """Whether a node computes a result as large as `like`'s element by element."""
-        row = self.rows.get(node)
+        row = self.survey.rows.get(node)
         if row is None or row.view or row.library or row.stores or row.passes != 1:
             return False
         mine, other = node.meta.get("val"), like.meta.get("val")
@@ -444,50 +268,6 @@ class _Lowerer:
         return self.ctx.sizes.number(fake)
 
 
-def _input_name(position: int, name: str) -> str:
-    """The name of an input in all that is generated: AOTAutograd's, or one that starts as no other does.
-    Exported programs name inputs as their authors did, and backwards after operators, which users name too.
-    """
-    return name if _NUMBERED.fullmatch(name) else plain_word(f"i{position}_{name}")
-
-
-def _is_getitem(node: Node) -> bool:
-    return node.target is operator.getitem
-
-
-def _device_type(node: Node) -> str:
-    """The type of device that a call computes on: that of the first tensor among its results or arguments."""
-    for value in (node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)):
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, torch.Tensor):
-                return item.device.type
-    return ""
-
-
-def _address(described: Any, value: TensorValue, alignment: int) -> str:
-    """What is known of an input's address, where devices ask for multiples of `alignment` bytes."""
-    start = value.offset * value.torch_dtype.itemsize
-    if alignment and (start % alignment) != 0:
-        return "any"
-    # what a forward keeps for its backward alone is memory of its own
-    return "aligned" if described.donated and alignment else "traced"
-
-
-def _is_size_arithmetic(node: Node) -> bool:
-    """Whether a node computes with numbers that are known from the sizes of the graph's inputs."""
-    if node.op != "call_function":
-        return False
-    fake = node.meta.get("val")
-    if not isinstance(fake, _NUMBERS):
-        return ops.op_name(node.target).startswith("aten.sym_constrain_range")
-    facts = ops.facts(node.target)
-    if facts.effects or facts.data_dependent or facts.is_random or facts.is_higher_order:
-        return False
-    # torch's own operators say when they read data, those of users do not
-    foreign = facts.is_operator and not facts.name.startswith(("aten.", "prims."))
-    return not (foreign and any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes))
-
-
 def _is_empty(fake: torch.Tensor) -> bool:
     return any(type(n) is int and n == 0 for n in fake.shape)
 
@@ -498,18 +278,3 @@ def _is_beyond_kernels(args: Any, fake: Any) -> bool:
     if any(isinstance(f, torch.Tensor) and from_torch(f.dtype) is None for f in results):
         return True
     return any(value.dtype is None for value in tensors_in(args))
-
-
-def _is_written(node: Node) -> bool:
-    return any(ops.facts(user.target).mutates for user in node.users if user.op == "call_function")
-
-
-def _number(value: torch.Tensor) -> bool | int | float | None:
-    """The number in a constant of no dimensions, where it is at hand."""
-    from polyfuse.torch_compat.tracing import fake
-
-    if fake.is_fake(value) or from_torch(value.dtype) is None:
-        return None
-    with fake.real_tensors():
-        known = value.detach().item()
-    return known if isinstance(known, (bool, int, float)) else None

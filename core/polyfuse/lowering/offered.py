@@ -16,7 +16,7 @@ from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger
 from polyfuse.ir.expr import Expr
 from polyfuse.ir.graph import Graph, reads
-from polyfuse.ir.nodes import OBJECT_CALL, Node
+from polyfuse.ir.nodes import OBJECT_CALL, ExternCall, Node
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.verify import verify_expr, verify_graph
 from polyfuse.lowering.calls import extern
@@ -27,6 +27,7 @@ from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin import Extensions, Lowering, Offered
 from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.rewrite import simplify
+from polyfuse.runtime.frozen import once
 from polyfuse.symbolic import Index, IndexLike
 
 _log = get_logger("lowering")
@@ -52,6 +53,21 @@ class OpenContext(LoweringContext):
         key = self.fresh(prefix)
         self.objects[key] = value
         return f"{OBJECT_CALL}{key}"
+
+    def pack(self, op: str, parameter: TensorValue, args: tuple[Any, ...] = ()) -> TensorValue:
+        """What an operator makes of a parameter, computed once."""
+        source = parameter.view
+        if source is None or source != self.buffers[source.buffer].view():
+            raise UnsupportedError("only a whole parameter is packed")
+        like = parameter.torch_dtype, parameter.device, parameter.size, parameter.stride
+        buffer = self.add_buffer(None, *like, "object", self.fresh("packed"))
+        name, call = self.fresh("pack"), once(op, self.settings.freezing)
+        # nothing may be written over the result, which lives as long as the parameter does
+        node = ExternCall(
+            name, call, (source, *args), (), (buffer.name,), aliases=(source.buffer,), origins=self.origins
+        )
+        self.emit(node)
+        return TensorValue(None, *like, view=buffer.view())
 
     def axes(self, value: TensorValue) -> tuple[IndexLike, ...]:
         """The index variables of a lazy body of `value`."""

@@ -62,12 +62,13 @@ class CallSite:
             result: a new buffer; of kind `object` where only calls understand what is in it.
         """
         from polyfuse.ir.nodes import ExternCall
-        from polyfuse.runtime.frozen import CHECKED, FROZEN
+        from polyfuse.runtime.frozen import once
 
-        begin = FROZEN if self.freezing else CHECKED
         # nothing may be written over the result, which lives as long as the parameter does
         aliases = (operand.buffer,)
-        return ExternCall(name, f"{begin}{op}", (operand, *args), (), (result.name,), aliases=aliases)
+        return ExternCall(
+            name, once(op, self.freezing), (operand, *args), (), (result.name,), aliases=aliases
+        )
 
 
 @dataclass(frozen=True)

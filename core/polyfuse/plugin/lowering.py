@@ -153,6 +153,15 @@ class LoweringContext(Protocol):
         plugins' choices may take the call over.
         """
 
+    def pack(self, op: str, parameter: TensorValue, args: tuple[Any, ...] = ()) -> TensorValue:
+        """What an operator makes of a parameter for which `RewriteContext.may_pack` said yes, computed once,
+        and again when the parameter has changed. Only calls may read it; it need not be a plain tensor.
+
+        Args:
+            op: an operator that takes the parameter, then plain values, and changes nothing.
+            args: these values, in tuples and not in lists.
+        """
+
     def inline(self, module: Any, arguments: Sequence[Any]) -> Any:
         """What a traced function of numbers, such as an argument of a higher-order operator, gives for some
         arguments: values without dimensions, whose content may be an expression of anything. Its results
@@ -162,5 +171,6 @@ class LoweringContext(Protocol):
     def add_object(self, prefix: str, value: object) -> str:
         """Put an object into the graph's table. If it can be called, the name that this returns is an
         operator that a call given to `emit` may have; an attribute `records` says whether all that it does
-        is to launch work on the current stream, so that a program with it can be recorded.
+        is to launch work on the current stream, so that a program with it can be recorded, and `storable`
+        whether pickling it keeps all that it is, so that a program with it can be stored.
         """

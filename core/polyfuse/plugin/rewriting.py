@@ -66,6 +66,13 @@ class RewriteContext(Protocol):
     def is_called(self, node: Any, *targets: str) -> bool:
         """Whether an argument is a call of one of these operators."""
 
+    def may_pack(self, node: Any) -> bool:
+        """Whether the replacement may read what its lowering makes of a node by
+        `polyfuse.plugin.LoweringContext.pack`: a parameter on the host, in a graph without gradients that
+        does not write to it. Without the option `freezing`, packed copies have a limit of bytes, of which a
+        yes takes what the parameter has; ask for nothing that the replacement does not pack.
+        """
+
     def is_used_elementwise(self, node: Node) -> bool:
         """Whether all that reads a result computes element by element; views of it, and items of a result of
         several tensors, are looked through. False where nothing reads it, or the caller gets it.

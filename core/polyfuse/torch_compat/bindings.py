@@ -100,6 +100,11 @@ def plain(value: Any) -> Any:
 _no_dispatch = torch.Tensor.__torch_dispatch__
 
 
+def multiply_bytes(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product of two matrices of signed bytes, in 32 bits: exact, and of larger sums the last 32."""
+    return torch._int_mm(left, right)
+
+
 def is_fake(tensor: object) -> bool:
     """Whether this is a tensor of sizes and types alone; what defines such tensors is not imported here."""
     module = sys.modules.get("torch._subclasses.fake_tensor")

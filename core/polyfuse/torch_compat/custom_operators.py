@@ -7,6 +7,7 @@ fake tensors, and the one that computes gradients, of which `torch.library.custo
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _KERNELS = re.compile(
     r"|CompositeExplicitAutograd(NonFunctional)?|BackendSelect|Tracer|FuncTorchBatched|Batched"
 )
 _ROW = re.compile(r"(\w+)(?:\[alias\])?(?: \(inactive\))?: registered at (.*):\d+ :: ")
+
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 # Where kernels are registered that call the functions of a `torch.library.custom_op`.
 _WRAPPER = str(Path(torch.__file__).parent / "_library" / "custom_ops.py")
@@ -76,6 +79,10 @@ def described(op: OpOverload) -> CustomOperator:
     rules = entry.torch_dispatch_rules._data
     if rules or op in op_implementations_dict or (definition is not None and definition._torch_dispatch_fns):
         raise Untraceable(f"{name} has rules for tensor subclasses or modes")
+    tags = sorted(str(tag) for tag in op.tags)
+    facts = f"{op._schema} {tags} {entry.effect._effect}"
+    if definition is None and all(location.startswith(_TORCH) for _, location in _registered(name)):
+        return CustomOperator(facts, ())  # a module of torch made it, so that it changes with torch alone
     if entry.fake_impl.kernel is None:
         raise Untraceable(f"{name} has no function for fake tensors")
     registered = [(key, location) for key, location in _registered(name) if not _KERNELS.fullmatch(key)]
@@ -95,8 +102,6 @@ def described(op: OpOverload) -> CustomOperator:
         functions.append(("fake", definition._abstract_fn))
         functions.append(("gradient", definition._backward_fn))
         functions.append(("saved", definition._setup_context_fn))
-    tags = sorted(str(tag) for tag in op.tags)
-    facts = f"{op._schema} {tags} {entry.effect._effect}"
     return CustomOperator(facts, tuple(item for item in functions if item[1] is not None))
 
 

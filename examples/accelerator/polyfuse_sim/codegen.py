@@ -163,9 +163,9 @@ def _statement(stmt):
             mask = "" if stmt.mask is None else f"if ({stmt.mask}) "
             if stmt.mode == "check":
                 return f'{mask}throw std::runtime_error("a value from data is out of range");'
-            place = f"{stmt.buffer}[{_index(stmt.index, stmt.indirect)}]"
+            element = f"{stmt.buffer}[{_index(stmt.index, stmt.indirect)}]"
             op = pf.STORE_MODES[stmt.mode]
-            return f"{mask}{place} = {OPS[op].format(place, stmt.value) if op else stmt.value};"
+            return f"{mask}{element} = {OPS[op].format(element, stmt.value) if op else stmt.value};"
     raise AssertionError(f"{type(stmt).__name__} was refused")
 
 

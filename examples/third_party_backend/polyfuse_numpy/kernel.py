@@ -78,14 +78,14 @@ def _statement(stmt: Statement, shape: str, loops: int, rows: dict[str, str]) ->
         case ScanStatement():
             return f"{targets} = scan({stmt.kind!r}, {args}, full)"
         case Load():
-            place = rows.get(stmt.buffer, "") + _index(stmt.index, stmt.indirect)
+            index = rows.get(stmt.buffer, "") + _index(stmt.index, stmt.indirect)
             if stmt.mask is None:
-                return f"{targets} = load({stmt.buffer}, {place})"
-            return f"{targets} = load_masked({stmt.buffer}, {place}, {stmt.mask}, {stmt.other})"
+                return f"{targets} = load({stmt.buffer}, {index})"
+            return f"{targets} = load_masked({stmt.buffer}, {index}, {stmt.mask}, {stmt.other})"
         case Store():
-            place = rows.get(stmt.buffer, "") + _index(stmt.index, stmt.indirect)
+            index = rows.get(stmt.buffer, "") + _index(stmt.index, stmt.indirect)
             mask = "" if stmt.mask is None else f", {stmt.mask}"
-            return f"store({stmt.buffer}, {place}, {stmt.value}, {stmt.mode!r}, {shape}{mask})"
+            return f"store({stmt.buffer}, {index}, {stmt.value}, {stmt.mode!r}, {shape}{mask})"
         case _:
             raise UnsupportedError(f"{stmt.op} has no NumPy form", "let another backend take the node")
 

@@ -253,8 +253,9 @@ def linear(
     x_scale: float,
     x_zero: int,
     weight: TensorValue,
-    scales: TensorValue,
-    zeros: TensorValue,
+    scales: TensorValue | None,
+    weight_scale: float,
+    zeros: TensorValue | None,
     bias: TensorValue | None,
     scale: float,
     zero: int,
@@ -263,8 +264,10 @@ def linear(
 ) -> TensorValue:
     """A call with a weight that is packed once."""
     stored = Quantisation(x_scale, x_zero, x.torch_dtype), Quantisation(scale, zero, dtype)
-    made = products.Linear(*stored, activation)
-    found: TensorValue = ctx.call(node, ctx.add_object("linear", made), (x, weight, scales, zeros, bias))
+    made = products.Linear(*stored, activation, weight_scale)
+    packed = ctx.pack(products.PACK_LINEAR, weight, (None,))
+    read = (x, weight, packed, scales, zeros, _skewed(ctx, zeros), bias)
+    found: TensorValue = ctx.call(node, ctx.add_object("linear", made), read)
     return found
 
 
@@ -275,8 +278,9 @@ def convolution(
     x_scale: float,
     x_zero: int,
     weight: TensorValue,
-    scales: TensorValue,
-    zeros: TensorValue,
+    scales: TensorValue | None,
+    weight_scale: float,
+    zeros: TensorValue | None,
     bias: TensorValue | None,
     other: TensorValue | None,
     other_scale: float,
@@ -295,10 +299,21 @@ def convolution(
     stored = Quantisation(x_scale, x_zero, x.torch_dtype), Quantisation(scale, zero, dtype)
     window = tuple(stride), tuple(padding), tuple(dilation)
     added = None if other is None else Quantisation(other_scale, other_zero, other.torch_dtype)
-    made = products.Convolution(*stored, activation, window, groups, last, added)
-    name = ctx.add_object("convolution", made)
-    found: TensorValue = ctx.call(node, name, (x, weight, scales, zeros, bias, other))
+    made = products.Convolution(
+        *stored, activation, weight_scale, window=window, groups=groups, last=last, other=added
+    )
+    how = (x_scale, x_zero, scales is not None, *window, groups)
+    packed = ctx.pack(products.PACK_CONVOLUTION, weight, how)
+    read = (x, weight, packed, scales, zeros, _skewed(ctx, zeros), bias, other)
+    found: TensorValue = ctx.call(node, ctx.add_object("convolution", made), read)
     return found
+
+
+def _skewed(ctx: LoweringContext, zeros: TensorValue | None) -> TensorValue | None:
+    """Whether a zero point is not zero, looked at once; without freezing, seeing that they have not changed
+    takes longer than looking at them.
+    """
+    return None if zeros is None or not ctx.settings.freezing else ctx.pack(products.ANY, zeros)
 
 
 LOWERINGS: Final[Mapping[str, Callable[..., Any]]] = {

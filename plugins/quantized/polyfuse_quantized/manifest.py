@@ -46,9 +46,10 @@ def polyfuse_rewrites() -> Sequence[Rewrite]:
 
 @hookimpl
 def polyfuse_cache_key(settings: Settings) -> Sequence[str]:
-    """What is compiled depends on the text of the lowerings and rewrites."""
+    """What is compiled depends on the text of the lowerings and rewrites, and on what multiplies bytes."""
     from pathlib import Path
 
     from polyfuse.base.digest import digest_files
+    from polyfuse_quantized.products import available
 
-    return [digest_files(sorted(Path(__file__).parent.glob("*.py")))]
+    return [digest_files(sorted(Path(__file__).parent.glob("*.py"))), f"bytes {available()}"]

@@ -8,62 +8,87 @@ import torch
 from torch.fx import Node
 
 from polyfuse.plugin import Rewrite, RewriteContext
+from polyfuse_quantized.integer_matmuls import integer_linear
+from polyfuse_quantized.patterns import ORDERS, QUANTIZE, Stored, activation, is_vector, weight
 from polyfuse_quantized.products import CONVOLUTION, LINEAR, available
 
-_DEQUANTIZE: Final = "quantized_decomposed.dequantize_per_tensor.default"
-_QUANTIZE: Final = "quantized_decomposed.quantize_per_tensor.default"
-_OF_CHANNELS: Final = "quantized_decomposed.dequantize_per_channel.default"
 _TRANSPOSED: Final = ("aten.permute.default", "aten.t.default")
-_ORDERS: Final = (
-    "aten.view.default",
-    "aten.permute.default",
-    "aten.unsqueeze.default",
-    "aten.squeeze.dims",
-    "aten.clone.default",
-    "aten.expand.default",
-)
-"""What only puts values in another order or shape."""
-
 
 _NOTHING: Final = (None, 1.0, 0)
 """What is added to a convolution without a residual."""
 
-_ADDED: Final = slice(7, 10)
-_LAST: Final = 14
+_IMAGE: Final = 4
+"""Dimensions of an image with its batch and channels: the only convolutions whose sums the library does."""
+
+_FORMATS: Final = {_IMAGE: torch.channels_last, 5: torch.channels_last_3d}
+
+_ADDED: Final = slice(8, 11)
+_LAST: Final = 15
 """Where that, and whether the channels of the result come last, stand among its arguments."""
 
 
 def linear(ctx: RewriteContext, node: Node) -> Node | None:
-    """`addmm(bias, dequantize(x), dequantize(weight).t())` is one call."""
+    """`addmm(bias, dequantize(x), dequantize(weight).t())` multiplies the bytes."""
     bias, x, transposed = (None, *node.args) if ctx.is_called(node, "aten.mm.default") else node.args
-    if node.kwargs or not _is_wanted(ctx) or not _is_vector(ctx, bias):
+    if node.kwargs or not _is_wanted(ctx, node) or not is_vector(ctx, bias):
         return None
     if not ctx.is_called(transposed, *_TRANSPOSED):
         return None
     if ctx.is_called(transposed, "aten.permute.default") and list(transposed.args[1]) != [1, 0]:
         return None
-    weight = _weight(ctx, transposed.args[0])
-    numbers = _bytes_of(ctx, x, (torch.uint8, torch.int8))
-    if weight is None or numbers is None:
+    rows, numbers = weight(ctx, transposed.args[0]), activation(ctx, x)
+    if rows is None or numbers is None:
         return None
-    return ctx.call(LINEAR, (*numbers, *weight, bias, 1.0, 0, torch.float32, "none"))
+    if ctx.settings.freezing and _may_pack(ctx, rows, numbers):
+        return ctx.call(LINEAR, (*_operands(numbers, rows), bias, 1.0, 0, torch.float32, "none"))
+    return integer_linear(ctx, numbers, rows, bias)
 
 
 def convolution(ctx: RewriteContext, node: Node) -> Node | None:
     """`convolution(dequantize(x), dequantize(weight), bias)` is one call."""
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+    x, kernel, bias, stride, padding, dilation, transposed, _, groups = node.args
     image = ctx.tensor(x)
-    if not _is_wanted(ctx) or transposed or image is None or image.dim() != 4 or not _is_vector(ctx, bias):
+    if not _is_wanted(ctx, node) or transposed or image is None or not is_vector(ctx, bias):
         return None
     if not all(isinstance(n, int) for n in (*stride, *padding, *dilation, groups)):
         return None
-    parameters, numbers = _weight(ctx, weight), _bytes_of(ctx, x, (torch.uint8,))
-    if parameters is None or numbers is None:
+    channels, numbers = weight(ctx, kernel), activation(ctx, x)
+    if channels is None or numbers is None or numbers.kind is not torch.uint8:
         return None
-    window = ([*stride], [*padding], [*dilation], groups, _is_last(ctx, node))
-    return ctx.call(
-        CONVOLUTION, (*numbers, *parameters, bias, *_NOTHING, *window, 1.0, 0, torch.float32, "none")
-    )
+    last = _is_last(ctx, node)
+    if last is None or image.dim() != len(stride) + 2 or not _is_of_window(ctx, channels.numbers, kernel):
+        return None
+    if not _may_pack(ctx, channels, numbers):
+        return None
+    window = ([*stride], [*padding], [*dilation], groups, last)
+    operands = (*_operands(numbers, channels), bias, *_NOTHING, *window)
+    return ctx.call(CONVOLUTION, (*operands, 1.0, 0, torch.float32, "none"))
+
+
+def _is_of_window(ctx: RewriteContext, numbers: Node, kernel: Node) -> bool:
+    """Whether a weight has the sizes of what is stored, maybe as one row of an image."""
+    stored, wide = ctx.tensor(numbers), ctx.tensor(kernel)
+    if stored is None or wide is None:
+        return False
+    return wide.shape in (stored.shape, (*stored.shape[:2], 1, *stored.shape[2:]))
+
+
+def _may_pack(ctx: RewriteContext, parameters: Stored, x: Stored) -> bool:
+    """Whether the library multiplies these numbers, and their weight may be packed once."""
+    if not x.is_known:
+        return False
+    if isinstance(parameters.scale, Node):
+        # with freezing, zero points are looked at once for all calls, too
+        looked_at = not ctx.settings.freezing or ctx.may_pack(parameters.zero)
+        return looked_at and ctx.may_pack(parameters.numbers)
+    return parameters.is_known and parameters.zero == 0 and ctx.may_pack(parameters.numbers)
+
+
+def _operands(x: Stored, parameters: Stored) -> tuple[Any, ...]:
+    read = (x.numbers, x.scale, x.zero, parameters.numbers)
+    if isinstance(parameters.scale, Node):
+        return *read, parameters.scale, 1.0, parameters.zero
+    return *read, None, parameters.scale, None
 
 
 def requantised(ctx: RewriteContext, node: Node) -> Node | None:
@@ -78,7 +103,7 @@ def requantised(ctx: RewriteContext, node: Node) -> Node | None:
         return None
     between: list[Node] = []
     activation = "none"
-    while ctx.is_called(source, "aten.relu.default", *_ORDERS):
+    while ctx.is_called(source, "aten.relu.default", *ORDERS):
         if len(source.users) != 1:
             return None
         if ctx.is_called(source, "aten.relu.default"):
@@ -95,7 +120,7 @@ def requantised(ctx: RewriteContext, node: Node) -> Node | None:
     if added is not _NOTHING:
         # a sum may lie as what is added does
         args[_ADDED] = added
-        args[_LAST] = _is_last(ctx, node) if not between else args[_LAST]
+        args[_LAST] = bool(_is_last(ctx, node)) if not between else args[_LAST]
     found = ctx.call(str(source.target), tuple(args))
     for step in reversed(between):
         found = ctx.call(str(step.target), (found, *step.args[1:]), step.kwargs)
@@ -110,64 +135,39 @@ def _residual(ctx: RewriteContext, node: Node) -> tuple[Node, tuple[Any, ...]]:
         return node, _NOTHING
     for call, other in (node.args, node.args[::-1]):
         made, added = ctx.tensor(call), ctx.tensor(other)
-        if not ctx.is_called(call, CONVOLUTION) or made is None or added is None or made.shape != added.shape:
+        if not ctx.is_called(call, CONVOLUTION) or made is None or added is None or made.dim() != _IMAGE:
             continue
-        numbers = _bytes_of(ctx, other, (torch.uint8,))
-        if numbers is not None and call.args[_ADDED] == _NOTHING:
-            return call, numbers
+        if made.shape != added.shape:
+            continue
+        numbers = activation(ctx, other)
+        if numbers is None or numbers.kind is not torch.uint8 or not numbers.is_known:
+            continue
+        if call.args[_ADDED] == _NOTHING:
+            return call, (numbers.numbers, numbers.scale, numbers.zero)
     return node, _NOTHING
 
 
-def _is_last(ctx: RewriteContext, node: Node) -> bool:
+def _is_last(ctx: RewriteContext, node: Node) -> bool | None:
+    """Whether an image has its channels last; None: nor second, or it is none."""
     made = ctx.tensor(node)
-    return made is not None and made.is_contiguous(memory_format=torch.channels_last)
-
-
-def _is_wanted(ctx: RewriteContext) -> bool:
-    """Whether weights may be packed once, and sums may be rounded otherwise than eager mode rounds them."""
-    return ctx.settings.freezing and ctx.settings.numerics == "fast" and available()
-
-
-def _is_vector(ctx: RewriteContext, bias: Any) -> bool:
-    tensor = ctx.tensor(bias)
-    return bias is None or (tensor is not None and tensor.dim() == 1 and tensor.dtype is torch.float32)
-
-
-def _weight(ctx: RewriteContext, node: Any) -> tuple[Any, ...] | None:
-    """A parameter of signed bytes, and its scales and zero points for each result."""
-    source = node
-    if ctx.is_called(source, "aten.clone.default"):
-        source = source.args[0]
-    if not ctx.is_called(source, _OF_CHANNELS) or source.kwargs:
+    if made is None:
         return None
-    weight, scales, zeros, axis, _, _, dtype = source.args
-    scaled = ctx.tensor(scales)
-    if axis != 0 or dtype is not torch.int8 or zeros is None or scaled is None:
-        return None
-    plain = all(isinstance(n, Node) and n.op in ("placeholder", "get_attr") for n in (weight, scales, zeros))
-    return (weight, scales, zeros) if plain and scaled.dtype is torch.float32 else None
+    last = _FORMATS.get(made.dim())
+    if last is not None and made.is_contiguous(memory_format=last):
+        return True
+    return False if made.is_contiguous() else None
 
 
-def _bytes_of(ctx: RewriteContext, node: Any, kinds: tuple[torch.dtype, ...]) -> tuple[Any, ...] | None:
-    """The quantised numbers behind an operand in its shape and order, their scale and zero point."""
-    steps: list[Node] = []
-    source = node
-    while ctx.is_called(source, *_ORDERS):
-        steps.append(source)
-        source = source.args[0]
-    if not ctx.is_called(source, _DEQUANTIZE) or source.kwargs:
-        return None
-    found, scale, zero, _, _, dtype = source.args
-    if dtype not in kinds or not isinstance(scale, float) or not isinstance(zero, int) or not scale > 0:
-        return None
-    for step in reversed(steps):
-        found = ctx.call(str(step.target), (found, *step.args[1:]), step.kwargs)
-    return found, scale, zero
+def _is_wanted(ctx: RewriteContext, node: Node) -> bool:
+    """Whether sums may be rounded otherwise than eager mode rounds them, where the library computes."""
+    made = ctx.tensor(node)
+    on_host = made is not None and made.device.type == "cpu"
+    return on_host and ctx.settings.numerics == "fast" and available()
 
 
 REWRITES: Final = (
     Rewrite("int8-linear", ("aten.addmm.default", "aten.mm.default"), linear, stages=("inference",)),
     Rewrite("int8-convolution", ("aten.convolution.default",), convolution, stages=("inference",)),
-    Rewrite("int8-results", (_QUANTIZE,), requantised, stages=("inference",)),
+    Rewrite("int8-results", (QUANTIZE,), requantised, stages=("inference",)),
 )
 """The rewrites of products, in the order in which they apply."""

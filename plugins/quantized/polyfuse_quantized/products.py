@@ -1,17 +1,15 @@
 """Linear layers and convolutions of quantised numbers: operators that a graph calls, and what runs them.
 
 An input of bytes times a weight of signed bytes is added up in integers by oneDNN, whose operators come with
-torch, and is scaled, and quantised again where that follows, in the same go. A weight is packed once for all
-calls, and again when it has changed.
+torch, and is scaled, and quantised again where that follows, in the same go. They read a packed weight, which
+the core has made once for each parameter.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -19,16 +17,23 @@ from torch import Tensor
 SPACE: Final = "polyfuse_quantized"
 LINEAR: Final = f"{SPACE}.linear.default"
 CONVOLUTION: Final = f"{SPACE}.convolution.default"
+PACK_LINEAR: Final = "onednn.qlinear_prepack.default"
+PACK_CONVOLUTION: Final = f"{SPACE}.pack_convolution.default"
+ANY: Final = "aten.any.default"
 
 _OPERANDS: Final = (
-    "Tensor x, float x_scale, int x_zero, Tensor weight, Tensor scales, Tensor zeros, Tensor? bias"
+    "Tensor x, float x_scale, int x_zero,"
+    " Tensor weight, Tensor? scales, float weight_scale, Tensor? zeros, Tensor? bias"
 )
 _ADDEND: Final = "Tensor? other, float other_scale, int other_zero"
 _RESULT: Final = "float scale, int zero, ScalarType dtype, str activation"
-_WINDOW: Final = "int[] stride, int[] padding, int[] dilation, int groups, bool last"
+_WINDOW: Final = "int[] stride, int[] padding, int[] dilation, int groups"
 _LIBRARY: Final = torch.library.Library(SPACE, "DEF")
 _LIBRARY.define(f"linear({_OPERANDS}, {_RESULT}) -> Tensor")
-_LIBRARY.define(f"convolution({_OPERANDS}, {_ADDEND}, {_WINDOW}, {_RESULT}) -> Tensor")
+_LIBRARY.define(f"convolution({_OPERANDS}, {_ADDEND}, {_WINDOW}, bool last, {_RESULT}) -> Tensor")
+_LIBRARY.define(
+    f"pack_convolution(Tensor weight, float x_scale, int x_zero, bool by_channel, {_WINDOW}) -> Tensor"
+)
 
 
 def available() -> bool:
@@ -51,92 +56,99 @@ class Quantisation:
     dtype: torch.dtype
 
 
-class Packing(Protocol):
-    """Lays a weight out."""
+@dataclass(frozen=True)
+class Weight:
+    """A weight of signed bytes, and what the library makes of it.
 
-    def __call__(self, weight: Tensor, scales: Tensor, /) -> Tensor: ...
-
-
-@dataclass
-class PackedWeights:
-    """The packed form of weights, as long as they live and stay as they are.
-
-    A weight whose numbers are not symmetric, which the library does not know, has none.
+    Attributes:
+        numbers: as they are stored, a row for each result.
+        packed: the same, as the library reads them.
+        scales: of f32: one for each row, or one.
+        zeros: integers, for each row; None: all are zero.
+        skewed: whether any of them is not zero, which the library does not know; None: nobody has looked.
     """
 
-    known: dict[int, tuple[weakref.ref[Tensor], tuple[Any, ...], Tensor | None]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    numbers: Tensor
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    skewed: Tensor | None
 
-    def of(self, weight: Tensor, scales: Tensor, zeros: Tensor, pack: Packing) -> Tensor | None:
-        """The packed form, made if there is none yet."""
-        key, now = id(weight), tuple(map(_stamp, (weight, scales, zeros)))
-        found = self.known.get(key)
-        if found is not None and found[0]() is weight and found[1] == now:
-            return found[2]
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            symmetric = not bool(zeros.any())
-            packed = pack(weight.detach().contiguous(), scales) if symmetric else None
-            gone = weakref.ref(weight, lambda _: self.known.pop(key, None))
-            self.known[key] = (gone, now, packed)
-        return packed
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether all zero points are zero."""
+        if self.zeros is None:
+            return True
+        return not bool(self.zeros.any() if self.skewed is None else self.skewed)
 
-
-def _stamp(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor is and how often it was written to, as far as it says so."""
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    def without_zeros(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The packed weight, scales, and zero points for them, as the library's operators take them."""
+        return self.packed, self.scales, _zeros(self.scales.numel())
 
 
-@dataclass
-class _Product:
-    """What a program calls."""
+_ZEROS: Final[dict[int, Tensor]] = {}
+
+
+def _zeros(count: int) -> Tensor:
+    found = _ZEROS.get(count)
+    if found is None:
+        with torch.inference_mode(False):
+            found = _ZEROS[count] = torch.zeros(count, dtype=torch.int64)
+    return found
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer. Sizes: (rows, depth) and (columns, depth) to (rows, columns).
+
+    Attributes:
+        x, result: how they are stored.
+        activation: `"relu"` or `"none"`.
+        weight_scale: the scale of all of the weight, where no tensor has scales.
+    """
 
     x: Quantisation
     result: Quantisation
     activation: str
+    weight_scale: float = 1.0
+    storable: ClassVar[bool] = True
+    """Programs that call it can be stored: it has no state but its attributes."""
 
-    def __post_init__(self) -> None:
-        self._weights = PackedWeights()
+    def __call__(
+        self,
+        x: Tensor,
+        numbers: Tensor,
+        packed: Tensor,
+        scales: Tensor | None,
+        zeros: Tensor | None,
+        skewed: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """The result, contiguous."""
+        weight = Weight(numbers, packed, self._scales(scales), zeros, skewed)
+        if x.numel() == 0 or not weight.is_symmetric:
+            exact = torch.nn.functional.linear(*self._wide(x, weight), bias)
+            return requantised(exact, self.result, self.activation)
+        call = torch.ops.onednn.qlinear_pointwise.default
+        read = (x.contiguous(), self.x.scale, self.x.zero, *weight.without_zeros(), bias)
+        found: Tensor = call(*read, *self._after())
+        return found
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, item.name) for item in fields(self))
+    def _scales(self, scales: Tensor | None) -> Tensor:
+        return torch.tensor([self.weight_scale]) if scales is None else scales
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+    def _wide(self, x: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
+        """Both operands as f32."""
+        return dequantised(x, self.x), dequantised_weight(weight.numbers, weight.scales, weight.zeros)
 
     def _after(self) -> tuple[Any, ...]:
         """The last arguments of the library's operators."""
-        return *self._stored(), (), ""
-
-    def _stored(self) -> tuple[float, int, torch.dtype, str]:
-        """The last arguments of the operators that a graph calls."""
-        return self.result.scale, self.result.zero, self.result.dtype, self.activation
+        return self.result.scale, self.result.zero, self.result.dtype, self.activation, (), ""
 
 
-@dataclass
-class Linear(_Product):
-    """A linear layer. Sizes: (rows, depth) and (columns, depth) to (rows, columns)."""
-
-    def __call__(
-        self, x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        """The result, contiguous."""
-        packed = self._weights.of(weight, scales, zeros, self._packed)
-        if packed is None or x.numel() == 0:
-            return _linear(x, self.x.scale, self.x.zero, weight, scales, zeros, bias, *self._stored())
-        call = torch.ops.onednn.qlinear_pointwise.default
-        found: Tensor = call(
-            x.contiguous(), self.x.scale, self.x.zero, packed, scales, zeros, bias, *self._after()
-        )
-        return found
-
-    def _packed(self, weight: Tensor, scales: Tensor, /) -> Tensor:
-        packed: Tensor = torch.ops.onednn.qlinear_prepack.default(weight, None)
-        return packed
-
-
-@dataclass
-class Convolution(_Product):
-    """A convolution of images with two dimensions.
+@dataclass(frozen=True, kw_only=True)
+class Convolution(Linear):
+    """A convolution of one to three dimensions.
 
     Attributes:
         window: stride, padding and dilation, each with a number for a dimension.
@@ -153,32 +165,29 @@ class Convolution(_Product):
     def __call__(
         self,
         x: Tensor,
-        weight: Tensor,
-        scales: Tensor,
-        zeros: Tensor,
+        numbers: Tensor,
+        packed: Tensor,
+        scales: Tensor | None,
+        zeros: Tensor | None,
+        skewed: Tensor | None,
         bias: Tensor | None,
         other: Tensor | None = None,
     ) -> Tensor:
         """The result, in the layout that was asked for."""
-        packed = self._weights.of(weight, scales, zeros, self._packed)
-        if packed is None or x.numel() == 0:
-            read = (x, self.x.scale, self.x.zero, weight, scales, zeros, bias)
-            added = (None, 1.0, 0) if self.other is None else (other, self.other.scale, self.other.zero)
-            given: tuple[Any, ...] = (*read, *added, *self.window, self.groups, self.last, *self._stored())
-            return _convolution(*given)
-        found = self._called(x, packed, scales, zeros, bias, other)
-        return found.contiguous(memory_format=memory_order(self.last))
+        numbers = _of_window(numbers, x.dim())
+        weight = Weight(numbers, packed, self._scales(scales), zeros, skewed)
+        if x.numel() == 0 or not weight.is_symmetric:
+            exact = convolved(*self._wide(x, weight), bias, self.window, self.groups)
+            if other is not None and self.other is not None:
+                exact = exact + dequantised(other, self.other)
+            found = requantised(exact, self.result, self.activation)
+        else:
+            found = self._called(x, weight, bias, other)
+        return found.contiguous(memory_format=memory_order(found.dim(), self.last))
 
-    def _called(
-        self,
-        x: Tensor,
-        packed: Tensor,
-        scales: Tensor,
-        zeros: Tensor,
-        bias: Tensor | None,
-        other: Tensor | None,
-    ) -> Tensor:
-        operands, window = (x, self.x.scale, self.x.zero, packed, scales, zeros), (*self.window, self.groups)
+    def _called(self, x: Tensor, weight: Weight, bias: Tensor | None, other: Tensor | None) -> Tensor:
+        operands = (x, self.x.scale, self.x.zero, *weight.without_zeros())
+        window = (*self.window, self.groups)
         if other is None or self.other is None:
             plain = torch.ops.onednn.qconv_pointwise.default
             found: Tensor = plain(*operands, bias, *window, *self._after())
@@ -191,16 +200,34 @@ class Convolution(_Product):
         found = call(*operands, room, bias, *window, *stored, *added, self.activation, (), "")
         return found
 
-    def _packed(self, weight: Tensor, scales: Tensor, /) -> Tensor:
-        call = torch.ops.onednn.qconv_prepack.default
-        given = (scales, self.x.scale, self.x.zero, *self.window, self.groups, None)
-        packed: Tensor = call(weight, *given)
-        return packed
+
+_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Layouts with the channels last, by the number of dimensions."""
 
 
-def memory_order(last: bool) -> torch.memory_format:
+def memory_order(dims: int, last: bool) -> torch.memory_format:
     """The layout of an image with its channels last, or second."""
-    return torch.channels_last if last else torch.contiguous_format
+    return _LAST.get(dims, torch.contiguous_format) if last else torch.contiguous_format
+
+
+def _of_window(weight: Tensor, dims: int) -> Tensor:
+    """A weight for images of so many dimensions; one of rows alone gets a height of one."""
+    return weight if weight.dim() == dims else weight.unsqueeze(2)
+
+
+def convolved(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Sequence[Sequence[int]],
+    groups: int,
+) -> Tensor:
+    """A convolution of one to three dimensions, in the type of its operands. `window`: stride, padding and
+    dilation.
+    """
+    stride, padding, dilation = window
+    zeros = [0] * len(stride)
+    return torch.convolution(x, weight, bias, stride, padding, dilation, False, zeros, groups)
 
 
 def dequantised(x: Tensor, how: Quantisation) -> Tensor:
@@ -208,10 +235,11 @@ def dequantised(x: Tensor, how: Quantisation) -> Tensor:
     return (x.float() - how.zero) * how.scale
 
 
-def dequantised_weight(weight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """As f32, with a scale for each result."""
+def dequantised_weight(weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+    """As f32, with a scale for each result, or one."""
     shape = (-1, *(1,) * (weight.dim() - 1))
-    return (weight.float() - zeros.float().reshape(shape)) * scales.float().reshape(shape)
+    wide = weight.float() if zeros is None else weight.float() - zeros.float().reshape(shape)
+    return wide * scales.float().reshape(shape)
 
 
 def requantised(exact: Tensor, how: Quantisation, activation: str) -> Tensor:
@@ -229,14 +257,17 @@ def _linear(
     x_scale: float,
     x_zero: int,
     weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor,
+    scales: Tensor | None,
+    weight_scale: float,
+    zeros: Tensor | None,
     bias: Tensor | None,
     scale: float,
     zero: int,
     dtype: torch.dtype,
     activation: str,
 ) -> Tensor:
+    if scales is None:
+        scales = torch.full((1,), weight_scale, device=weight.device)
     wide = dequantised(x, Quantisation(x_scale, x_zero, x.dtype)), dequantised_weight(weight, scales, zeros)
     exact = torch.nn.functional.linear(*wide, bias)
     return requantised(exact, Quantisation(scale, zero, dtype), activation)
@@ -247,8 +278,9 @@ def _convolution(
     x_scale: float,
     x_zero: int,
     weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor,
+    scales: Tensor | None,
+    weight_scale: float,
+    zeros: Tensor | None,
     bias: Tensor | None,
     other: Tensor | None,
     other_scale: float,
@@ -263,13 +295,35 @@ def _convolution(
     dtype: torch.dtype,
     activation: str,
 ) -> Tensor:
+    if scales is None:
+        scales = torch.full((1,), weight_scale, device=weight.device)
     wide = dequantised(x, Quantisation(x_scale, x_zero, x.dtype)), dequantised_weight(weight, scales, zeros)
-    exact = torch.nn.functional.conv2d(*wide, bias, stride, padding, dilation, groups)
+    wide = wide[0], _of_window(wide[1], x.dim())
+    exact = convolved(*wide, bias, (stride, padding, dilation), groups)
     if other is not None:
         exact = exact + dequantised(other, Quantisation(other_scale, other_zero, other.dtype))
     found = requantised(exact, Quantisation(scale, zero, dtype), activation)
-    return found.contiguous(memory_format=memory_order(last))
+    return found.contiguous(memory_format=memory_order(found.dim(), last))
+
+
+def _pack_convolution(
+    weight: Tensor,
+    x_scale: float,
+    x_zero: int,
+    by_channel: bool,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    weight = _of_window(weight, len(stride) + 2)
+    # of scales, it looks at their number
+    scales = torch.ones(weight.shape[0] if by_channel else 1)
+    call = torch.ops.onednn.qconv_prepack.default
+    packed: Tensor = call(weight, scales, x_scale, x_zero, stride, padding, dilation, groups, None)
+    return packed
 
 
 _LIBRARY.impl("linear", _linear, "CompositeExplicitAutograd")
 _LIBRARY.impl("convolution", _convolution, "CompositeExplicitAutograd")
+_LIBRARY.impl("pack_convolution", _pack_convolution, "CompositeExplicitAutograd")

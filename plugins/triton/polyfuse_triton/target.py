@@ -22,10 +22,12 @@ class Target(Gpu):
     Attributes:
         warp: threads that run in step.
         clusters: whether programs can be started in clusters, on all that kernels are compiled for.
+        columns: the fewest that a matrix instruction has.
     """
 
     warp: int = 32
     clusters: bool = False
+    columns: int = 8
 
 
 def known_target(name: str) -> Target:

@@ -222,7 +222,7 @@ def test_what_is_no_number_stays_so(value: float) -> None:
         "groups",
         "3x1",
         "reflect",
-        "one place",
+        "one pixel",
         "twice",
         "transposed",
         "1d",
@@ -248,7 +248,7 @@ def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
         (nn.Conv2d(24, 24, 3, padding=1, groups=6), (2, 24, 7, 9)),
         (nn.Conv2d(14, 14, (3, 2), stride=2, padding=1, groups=7, bias=False), (2, 14, 8, 9)),
     ],
-    ids=["17 channels", "stride", "dilation", "one place", "wide border", "groups of 4", "groups of 2"],
+    ids=["17 channels", "stride", "dilation", "one pixel", "wide border", "groups of 4", "groups of 2"],
 )
 def test_depthwise_convolutions_are_generated(layer: nn.Module, size: tuple[int, ...]) -> None:
     model = nn.Sequential(layer, nn.BatchNorm2d(size[1]), nn.ReLU6()).eval()

@@ -29,11 +29,11 @@ def test_copies_keep_every_bit(dtype: DType, isa: str) -> None:
         (lambda k: k["x0"] * 53 + k["x1"], a),
         (lambda k: k["x1"] * 37 + k["x0"], a.t()),
     ]
-    for place, want in ways:
+    for index, want in ways:
         k = KernelBuilder({"x0": 37, "x1": 53})
         k.arg("a", dtype), k.out("o", dtype)
         s = k.section()
-        s.store("o", place(k), s.load("a", k["x0"] * 53 + k["x1"]))
+        s.store("o", index(k), s.load("a", k["x0"] * 53 + k["x1"]))
         assert dtype.value not in backend().emit(k.build()).text
         out = torch.zeros(37 * 53, dtype=dtype.torch)
         compiled(k.build(), isa)(a, out)

@@ -133,10 +133,10 @@ def test_the_gradient_of_a_pooling_is_worth_lanes_along_its_rows() -> None:
     k.arg("a"), k.out("o")
     s = k.section()
     inside = s.op("lt", s.index((k["x2"] + 1) // 2), s.const(28, DType.i64))
-    place = k["x0"] * 784 + (k["x1"] // 2) * 28 + (k["x2"] + 1) // 2
-    value = s.load("a", place, mask=inside, other=s.const(0.0))
+    index = k["x0"] * 784 + (k["x1"] // 2) * 28 + (k["x2"] + 1) // 2
+    value = s.load("a", index, mask=inside, other=s.const(0.0))
     s.store("o", k["x0"] * 3136 + k["x1"] * 56 + k["x2"], value)
     kernel, made = k.build(), backend()
     along = made.estimate(kernel, Config.of(lane=3))
     assert along == made.estimate(kernel, Config())
-    assert all(made.estimate(kernel, Config.of(lane=place)) > 2 * along for place in (1, 2))
+    assert all(made.estimate(kernel, Config.of(lane=axis)) > 2 * along for axis in (1, 2))

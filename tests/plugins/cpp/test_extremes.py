@@ -1,4 +1,4 @@
-"""Running extremes whose lanes are the steps of one row: values and places as in eager mode."""
+"""Running extremes whose lanes are the steps of one row: values and positions as in eager mode."""
 
 from __future__ import annotations
 

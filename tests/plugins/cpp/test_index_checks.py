@@ -69,14 +69,14 @@ def test_a_kernel_says_which_index_is_wrong(isa: str, wrapped: bool) -> None:
     launch(good, table, status, out, count, size)
     assert status.item() == 0
     torch.testing.assert_close(out, table[good % size], rtol=0, atol=0)
-    for place in (0, 5, 13, 500, 1000, 1002):
+    for position in (0, 5, 13, 500, 1000, 1002):
         for wrong in (lowest - 1, size, 1 << 40, -(1 << 62) - 7):
             bad = good.clone()
-            bad[place] = wrong
+            bad[position] = wrong
             status.zero_()
             launch(bad, table, status, out, count, size)
             assert status.item() == wrong | WRONG
-            right = torch.arange(count) != place
+            right = torch.arange(count) != position
             torch.testing.assert_close(out[right], table[good[right] % size], rtol=0, atol=0)
 
 

@@ -65,11 +65,11 @@ def test_pairs_of_results_are_merged(kind: str, threads: int) -> None:
     results = s.reduce(kind, x, s.index(k["r0"])) if kind.startswith("arg") else s.reduce(kind, x)
     s = k.section()
     outs = []
-    for place, result in enumerate(results):
-        dtype = i64 if kind.startswith("arg") and place else f32
-        k.out(f"o{place}", dtype)
+    for number, result in enumerate(results):
+        dtype = i64 if kind.startswith("arg") and number else f32
+        k.out(f"o{number}", dtype)
         outs.append(torch.zeros((), dtype=dtype.torch))
-        s.store(f"o{place}", 0, result)
+        s.store(f"o{number}", 0, result)
     a = torch.randint(0, 1000, (size,)).float() / 100
     kernel = k.build()
     assert "chunks" in backend().emit(kernel).text
@@ -206,8 +206,8 @@ def test_masks_of_whole_vectors(edge: int, isa: str) -> None:
     k = KernelBuilder({"x0": 5, "x1": 80})
     k.arg("a"), k.arg("b"), k.out("o")
     s = k.section()
-    place = s.index(k["x1"])
-    first, second = s.op("lt", place, s.const(edge, i64)), s.op("ge", place, s.const(edge, i64))
+    position = s.index(k["x1"])
+    first, second = s.op("lt", position, s.const(edge, i64)), s.op("ge", position, s.const(edge, i64))
     x = s.load("a", k["x0"] * edge + k["x1"], mask=first, other=s.const(0.0))
     y = s.load("b", k["x0"] * (80 - edge) + k["x1"] - edge, mask=second, other=s.const(0.0))
     s.store("o", k["x0"] * 80 + k["x1"], s.op("where", first, x, y))
@@ -268,9 +268,9 @@ def test_neighbouring_lanes_share_elements(dtype: DType, size: int, isa: str) ->
     k.arg("a", dtype), k.out("o", dtype), k.out("p", dtype)
     s = k.section()
     x0, x1 = k["x0"], k["x1"]
-    place, zero = (x1 + 1) // 2, s.const(False if dtype is boolean else 0, dtype)
-    inside = s.op("lt", s.index(place), s.const(half, i64))
-    s.store("o", x0 * size + x1, s.load("a", x0 * half + place, mask=inside, other=zero))
+    position, zero = (x1 + 1) // 2, s.const(False if dtype is boolean else 0, dtype)
+    inside = s.op("lt", s.index(position), s.const(half, i64))
+    s.store("o", x0 * size + x1, s.load("a", x0 * half + position, mask=inside, other=zero))
     s.store("p", x0 * size + x1, s.load("a", x0 * half + x1 // 4))
     kernel = k.build()
     assert "gather(" not in backend(isa).emit(kernel).text
@@ -351,9 +351,9 @@ def test_scattered_columns_are_done_in_strips(columns: int, isa: str, threads: i
     k = KernelBuilder({"x0": rows, "x1": columns})
     k.arg("a"), k.arg("ids", i64), k.arg("o", kind="inout")
     s = k.section()
-    place = k["x0"] * columns + k["x1"]
-    row = s.load("ids", place)
-    s.store("o", axis("@0", into) * columns + k["x1"], s.load("a", place), row, mode="add")
+    position = k["x0"] * columns + k["x1"]
+    row = s.load("ids", position)
+    s.store("o", axis("@0", into) * columns + k["x1"], s.load("a", position), row, mode="add")
     kernel = k.build()
     assert "strip" in backend(isa).emit(kernel).text
     a, ids = torch.randn(rows, columns), torch.randint(0, into, (rows, columns))
@@ -367,7 +367,7 @@ def test_scattered_columns_are_done_in_strips(columns: int, isa: str, threads: i
 @pytest.mark.parametrize("layers", [32, 48])
 def test_chunks_of_any_length_in_every_configuration(layers: int, isa: str) -> None:
     # 32 layers make chunks that are shorter than the vectors side by side; 48 make chunks of 21 elements, at
-    # whose first element a comparison of places is not alike in all lanes
+    # whose first element a comparison of positions is not alike in all lanes
     rows, cols, from_ = 32, 128, 64
     k = KernelBuilder({"x0": rows}, {"r0": layers, "r1": cols})
     k.arg("a"), k.out("copy"), k.out("left"), k.out("high")
@@ -400,9 +400,9 @@ def test_the_stages_of_a_split_reduction_follow_the_configuration(isa: str) -> N
     k.arg("a"), k.out("o"), k.out("p")
     s = k.section(True)
     i = k["r0"] * 100_000 + k["r1"]
-    high, place = s.reduce("argmax", s.load("a", i), s.index(i))
+    high, position = s.reduce("argmax", s.load("a", i), s.index(i))
     s = k.section()
-    s.store("o", 0, high), s.store("p", 0, s.cast(place, f32))
+    s.store("o", 0, high), s.store("p", 0, s.cast(position, f32))
     kernel = k.build()
     configs = [*(Config.of(unroll=count) for count in (1, 2, 4, 8)), Config.of(lane=2)]
     texts = {backend(isa).emit(kernel, config).text for config in configs[:4]}

@@ -174,7 +174,7 @@ def test_scatter(columns: int, mode: str, threads: int) -> None:
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("columns", [1, 7, 16, 50])
-def test_scatter_with_a_place_for_each_element(columns: int) -> None:
+def test_scatter_with_an_index_for_each_element(columns: int) -> None:
     from polyfuse.symbolic import axis
 
     rows = 40000 // columns

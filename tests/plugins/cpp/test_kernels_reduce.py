@@ -114,10 +114,10 @@ def test_arg(content: str, kind: str, dim: int, isa: str) -> None:
     k.arg("a"), k.out("o"), k.out("p", i64)
     s = k.section(True)
     i = k["r0"] * n + k["x0"] if dim == 0 else k["x0"] * n + k["r0"]
-    value, place = s.reduce(kind, s.load("a", i), s.index(k["r0"]))
+    value, position = s.reduce(kind, s.load("a", i), s.index(k["r0"]))
     s = k.section()
     s.store("o", k["x0"], value)
-    s.store("p", k["x0"], place)
+    s.store("p", k["x0"], position)
     a = {
         "random": torch.randn(m, n),
         "ties": torch.randint(0, 3, (m, n)).float(),
@@ -294,8 +294,8 @@ def test_scans(kind: str, dim: int, isa: str) -> None:
     x = s.load("a", i)
     if kind in ("max", "min"):
         k.out("p", i64)
-        result, place = s.scan(kind, x, s.index(k["r0"]))
-        s.store("p", i, place)
+        result, position = s.scan(kind, x, s.index(k["r0"]))
+        s.store("p", i, position)
     else:
         result = s.scan(kind, x)
     s.store("o", i, result)

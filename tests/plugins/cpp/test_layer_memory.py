@@ -124,8 +124,8 @@ class Fenced:
         whole = torch.frombuffer(self._pages, dtype=torch.uint8)
         self._middle = whole[self._page : 2 * self._page]
         protect = ctypes.CDLL(None, use_errno=True).mprotect
-        for place in (0, 2 * self._page):
-            assert protect(ctypes.c_void_p(whole.data_ptr() + place), ctypes.c_size_t(self._page), 0) == 0
+        for offset in (0, 2 * self._page):
+            assert protect(ctypes.c_void_p(whole.data_ptr() + offset), ctypes.c_size_t(self._page), 0) == 0
 
     def tensor(self, a: torch.Tensor, at_end: bool) -> torch.Tensor:
         """A copy that ends, or begins, where the memory does."""
@@ -157,8 +157,8 @@ def check_backwards(run: Callable[..., None], dtype: str, lanes: int, memory: Fe
     for trial in range(12):
         values = (torch.randn(lanes) * 50).to(DTYPES[dtype])
         mask = torch.rand(lanes) < 0.1 * trial
-        places = (lanes - 1 - torch.arange(lanes))[mask]
-        low, high = (int(places.min()), int(places.max())) if places.numel() else (0, 0)
+        lanes_read = (lanes - 1 - torch.arange(lanes))[mask]
+        low, high = (int(lanes_read.min()), int(lanes_read.max())) if lanes_read.numel() else (0, 0)
         for at_end in (False, True):
             held = memory.tensor(values[low : high + 1], at_end)
             first_lane = held.data_ptr() + (lanes - 1 - low) * held.element_size()

@@ -300,7 +300,7 @@ def test_convolutions_with_channels_last(run: Any, layer: Any, size: tuple[int, 
         (torch.nn.Conv2d(1, 1, 1), (1, 1, 5, 5)),
         (torch.nn.Conv2d(4, 6, 3), (1, 4, 3, 3)),
     ],
-    ids=["batch 1", "one channel", "one place"],
+    ids=["batch 1", "one channel", "one pixel"],
 )
 def test_strides_are_those_of_eager_mode(run: Any, layer: Any, size: tuple[int, ...]) -> None:
     x = _last(torch.randn(size))

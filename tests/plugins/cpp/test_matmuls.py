@@ -279,7 +279,7 @@ def test_convolution(isa: str, padding: int) -> None:
     k.arg("image"), k.arg("weight"), k.arg("bias"), k.out("result")
     s = k.section(True)
     y, x = k["i2"] + k["r1"] - padding, k["i3"] + k["r2"] - padding
-    place = ((k["i0"] * ci + k["r0"]) * h + y) * w + x
+    index = ((k["i0"] * ci + k["r0"]) * h + y) * w + x
     if padding:
         zero = s.const(0, i64)
         tests = [s.op("ge", s.index(v), zero) for v in (y, x)]
@@ -287,9 +287,9 @@ def test_convolution(isa: str, padding: int) -> None:
         mask = tests[0]
         for test in tests[1:]:
             mask = s.op("bitwise_and", mask, test)
-        image = s.load("image", place, mask=mask, other=s.const(0.0))
+        image = s.load("image", index, mask=mask, other=s.const(0.0))
     else:
-        image = s.load("image", place)
+        image = s.load("image", index)
     weight = s.load("weight", ((k["i1"] * ci + k["r0"]) * 3 + k["r1"]) * 3 + k["r2"])
     total = s._add("reduce", (image, weight), f32, "dot")
     s = k.section()

@@ -52,16 +52,16 @@ class Types(torch.nn.Module):
         super().__init__()
         self.table = torch.nn.Embedding(10, 6)
 
-    def forward(self, places, keep, half, count: int):
+    def forward(self, ids, keep, half, count: int):
         found = torch.where(
-            keep.unsqueeze(-1), self.table(places), torch.tensor([1.0, -2.0, 0.0, 3.0, 4.0, 5.0])
+            keep.unsqueeze(-1), self.table(ids), torch.tensor([1.0, -2.0, 0.0, 3.0, 4.0, 5.0])
         )
         return {
             "found": found,
             "any": keep.any(0),
             "half": half.to(torch.float32).sum(-1).to(torch.bfloat16) * count,
-            "places": places,
-            "rest": (places.shape[0], None, 3, 2.5, True, count + 1, places[:1]),
+            "ids": ids,
+            "rest": (ids.shape[0], None, 3, 2.5, True, count + 1, ids[:1]),
         }
 
 
@@ -207,16 +207,16 @@ def test_convolutions(folder):
 
 def test_types_and_results(folder):
     model = Types()
-    places, keep = torch.randint(10, (4, 3)), torch.rand(4, 3) < 0.5
+    ids, keep = torch.randint(10, (4, 3)), torch.rand(4, 3) < 0.5
     half = torch.randn(5, 6).half()
     half[0, 0], half[1, 1], half[2, 2] = float("nan"), float("inf"), -0.0
     batch = Dim("batch", **BATCH)
     shapes = ({0: batch}, {0: batch}, None, Dim.DYNAMIC)
-    path = made(folder, model, places, keep, half, 3, name="types", dynamic_shapes=shapes)
+    path = made(folder, model, ids, keep, half, 3, name="types", dynamic_shapes=shapes)
     for rows in (2, 9):
-        places, keep = torch.randint(10, (rows, 3)), torch.rand(rows, 3) < 0.5
-        (result,) = call(path, [[places, keep, half, torch.tensor(7)]])
-        wanted = model(places, keep, half, 7)
+        ids, keep = torch.randint(10, (rows, 3)), torch.rand(rows, 3) < 0.5
+        (result,) = call(path, [[ids, keep, half, torch.tensor(7)]])
+        wanted = model(ids, keep, half, 7)
         check(result, wanted)
         assert result.same[3] == 0 and result.same[-1] == 0
 
@@ -269,11 +269,11 @@ def test_sorting_of_fractions(folder, dtype):
     path = made(folder, Sorted(), x, name=f"sorted{dtype}")
     model = Sorted()(x)
     # torch keeps the order of equal elements where that is asked for alone
-    model = (*model[:1], torch.sort(x, dim=1, descending=True, stable=True), *model[2:3], stable_places(x))
+    model = (*model[:1], torch.sort(x, dim=1, descending=True, stable=True), *model[2:3], stable_positions(x))
     check(call(path, [[x]])[0], model)
 
 
-def stable_places(x: torch.Tensor) -> torch.Tensor:
+def stable_positions(x: torch.Tensor) -> torch.Tensor:
     return torch.sort(x, dim=0, stable=True).indices
 
 
@@ -446,8 +446,8 @@ def test_the_example(folder):
     x = ((torch.arange(size) % 13) / 13 - 0.5).view(3, example["TOKENS"], example["WIDTH"])
     with torch.no_grad():
         wanted = example["model"]()(x)[:, 0, :3]
-    for place in (path, folder / "example"):
-        done = subprocess.run([str(program), str(place), "3"], capture_output=True, text=True, timeout=600)
+    for location in (path, folder / "example"):
+        done = subprocess.run([str(program), str(location), "3"], capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         rows = [line.split()[2:] for line in done.stdout.splitlines() if line.startswith("sequence")]
         torch.testing.assert_close(torch.tensor([[float(n) for n in row] for row in rows]), wanted)

@@ -44,15 +44,15 @@ def mixed(names: tuple[str, ...]) -> Kernel:
     out = builder.out(names[3])
     builder.size(names[2])
     row = builder.local(names[4], 128)
-    place = builder[names[0]] * symbol(names[2]) + builder[names[1]]
+    index = builder[names[0]] * symbol(names[2]) + builder[names[1]]
     first, second = builder.section(True), builder.section(True)
     total = first.const(0.0)
     for number, name in enumerate(inputs, 1):
-        total = first.op("add", total, first.op("mul", first.load(name, place), first.const(float(number))))
+        total = first.op("add", total, first.op("mul", first.load(name, index), first.const(float(number))))
     first.store(row, builder[names[1]], total)
     top, scale = first.reduce("online_softmax", total)
     value = second.op("exp", second.op("sub", second.load(row, builder[names[1]]), top))
-    second.store(out, place, second.op("div", value, scale))
+    second.store(out, index, second.op("div", value, scale))
     return builder.build()
 
 
@@ -65,7 +65,7 @@ def test_hostile_names(number: int) -> None:
     rows = [torch.randn(5, 40, generator=generator) for _ in names[3:]]
     out = torch.empty(5, 40)
     compiled(kernel)(*rows, out, 40)
-    want = sum(row.double() * place for place, row in enumerate(rows, 1))
+    want = sum(row.double() * factor for factor, row in enumerate(rows, 1))
     assert isinstance(want, torch.Tensor)
     torch.testing.assert_close(out, want.softmax(-1).float(), rtol=1e-3, atol=1e-5)
 

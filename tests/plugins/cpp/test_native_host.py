@@ -31,8 +31,8 @@ def with_matmuls(x, w, bias):
 
 
 def several_results(x):
-    values, places = torch.sort(x * 2, dim=1)
-    return values + 1, places * 2
+    values, indices = torch.sort(x * 2, dim=1)
+    return values + 1, indices * 2
 
 
 def mutated(x, y):
@@ -205,8 +205,8 @@ def test_memory_pools(tmp_path):
 
 
 def test_errors_are_those_of_python_programs(tmp_path):
-    def f(table, places):
-        return torch.nn.functional.embedding(places * 1, table) * 2
+    def f(table, indices):
+        return torch.nn.functional.embedding(indices * 1, table) * 2
 
     said = []
     for compiled in both(f, tmp_path, options={"force_fallback": ("aten.embedding",)}):

@@ -18,7 +18,7 @@ from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import HostCall
 from polyfuse.program import python_text
-from polyfuse.program.native import native_program
+from polyfuse.program.native.lowering import native_program
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.native_host.text import host_header, host_text
 from polyfuse_cpp.toolchain import find_toolchain
@@ -27,8 +27,8 @@ from program_builder import Builder, add, add_one
 
 def _tests(name: str) -> ModuleType:
     """Tests of programs in Python."""
-    place = Path(__file__).parents[2] / "unit" / "program" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"python_{name}", place)
+    path = Path(__file__).parents[2] / "unit" / "program" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"python_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -26,10 +26,10 @@ def largest() -> Kernel:
         tops.append(s.op("maximum", tops[-1], item))
     s.store("o", k["x0"], tops[-1])
     tests = [s.op("gt", item, top) for item, top in zip(items[1:], tops, strict=False)]
-    place = s.const(0.0)
+    position = s.const(0.0)
     for step, test in enumerate(tests, 1):
-        place = s.op("where", test, s.const(float(step)), place)
-    s.store("p", k["x0"], place)
+        position = s.op("where", test, s.const(float(step)), position)
+    s.store("p", k["x0"], position)
     return k.build()
 
 
@@ -41,19 +41,19 @@ def test_a_value_is_used_while_it_is_at_hand() -> None:
     for stmt in body:
         assert known.issuperset(stmt.args)
         known.update(stmt.targets)
-    places = {stmt.op: place for place, stmt in enumerate(body)}  # the last of each
-    first_test = next(place for place, stmt in enumerate(body) if stmt.op == "gt")
-    assert first_test < places["maximum"]
+    last = {stmt.op: at for at, stmt in enumerate(body)}  # the last of each
+    first_test = next(at for at, stmt in enumerate(body) if stmt.op == "gt")
+    assert first_test < last["maximum"]
 
 
 def test_what_is_reordered_computes_the_same() -> None:
     a, o, p = torch.randn(SIZE + STEPS - 1), torch.empty(SIZE), torch.empty(SIZE)
     compiled(largest(), "")(a, o, p)
-    best, place = a.unfold(0, STEPS, 1).max(1)
-    assert torch.equal(o, best) and torch.equal(p, place.float())
+    best, at = a.unfold(0, STEPS, 1).max(1)
+    assert torch.equal(o, best) and torch.equal(p, at.float())
 
 
-def test_places_by_index_are_used_as_early_as_constants() -> None:
+def test_positions_by_index_are_used_as_early_as_constants() -> None:
     k = KernelBuilder({"x0": SIZE})
     k.arg("a"), k.out("o"), k.out("p", DType.i64)
     s = k.section()
@@ -63,10 +63,10 @@ def test_places_by_index_are_used_as_early_as_constants() -> None:
         tests.append(s.op("gt", item, top))
         top = s.op("maximum", top, item)
     s.store("o", k["x0"], top)
-    place = s.index(k["x0"])
+    position = s.index(k["x0"])
     for step, test in enumerate(tests, 1):
-        place = s.op("where", test, s.index(k["x0"] + step), place)
-    s.store("p", k["x0"], place)
+        position = s.op("where", test, s.index(k["x0"] + step), position)
+    s.store("p", k["x0"], position)
     kernel = k.build()
     body = used_early(kernel).sections[0].body
     tests_and_uses = [stmt.op for stmt in body if stmt.op in ("gt", "where")]
@@ -97,8 +97,8 @@ def test_short_bodies_stay_as_they_are() -> None:
     assert used_early(kernel) is kernel
 
 
-def rows_with_places() -> Kernel:
-    """The largest of twelve neighbours, and what stands at its place in another argument."""
+def rows_with_positions() -> Kernel:
+    """The largest of twelve neighbours, and what stands at its position in another argument."""
     k = KernelBuilder({"x0": SIZE})
     k.arg("a"), k.arg("b"), k.out("o"), k.out("p")
     s = k.section()
@@ -108,28 +108,28 @@ def rows_with_places() -> Kernel:
         tops.append(s.op("maximum", tops[-1], item))
     s.store("o", k["x0"], tops[-1])
     tests = [s.op("gt", item, top) for item, top in zip(items[1:], tops, strict=False)]
-    place = s.load("b", k["x0"])
+    position = s.load("b", k["x0"])
     for step, test in enumerate(tests, 1):
-        place = s.op("where", test, s.load("b", k["x0"] + step), place)
-    s.store("p", k["x0"], place)
+        position = s.op("where", test, s.load("b", k["x0"] + step), position)
+    s.store("p", k["x0"], position)
     return k.build()
 
 
 def test_what_is_read_once_is_read_when_it_is_used() -> None:
-    kernel = used_early(rows_with_places())
+    kernel = used_early(rows_with_positions())
     body = kernel.sections[0].body
     known: set[str] = set()
     for stmt in body:
         assert known.issuperset(stmt.args)
         known.update(stmt.targets)
     kinds = [stmt.op for stmt in body]
-    assert sorted(kinds) == sorted(stmt.op for stmt in rows_with_places().sections[0].body)
+    assert sorted(kinds) == sorted(stmt.op for stmt in rows_with_positions().sections[0].body)
     # the first choice is made before the last comparison
     assert kinds.index("where") < max(n for n, kind in enumerate(kinds) if kind == "gt")
 
 
 def test_what_may_be_written_meanwhile_is_read_where_it_was() -> None:
-    kernel = dataclasses.replace(rows_with_places(), aliases=(Alias("p", "b"),))
+    kernel = dataclasses.replace(rows_with_positions(), aliases=(Alias("p", "b"),))
     moved = used_early(kernel)
 
     def touched(kernel: Kernel) -> list[tuple[str, str]]:
@@ -137,12 +137,12 @@ def test_what_may_be_written_meanwhile_is_read_where_it_was() -> None:
         return [(s.op, s.buffer) for s in body if isinstance(s, (Load, Store)) and s.buffer != "a"]
 
     assert touched(moved) == touched(kernel)
-    assert touched(used_early(rows_with_places())) != touched(kernel)
+    assert touched(used_early(rows_with_positions())) != touched(kernel)
 
 
 def test_reading_late_computes_the_same() -> None:
     a, b = torch.randn(SIZE + STEPS - 1), torch.randn(SIZE + STEPS - 1)
     o, p = torch.empty(SIZE), torch.empty(SIZE)
-    compiled(rows_with_places(), "")(a, b, o, p)
-    best, place = a.unfold(0, STEPS, 1).max(1)
-    assert torch.equal(o, best) and torch.equal(p, b[torch.arange(SIZE) + place])
+    compiled(rows_with_positions(), "")(a, b, o, p)
+    best, at = a.unfold(0, STEPS, 1).max(1)
+    assert torch.equal(o, best) and torch.equal(p, b[torch.arange(SIZE) + at])

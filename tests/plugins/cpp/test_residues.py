@@ -31,16 +31,16 @@ def filled(count: int, dtype: DType) -> Tensor:
 
 
 def repeated(size: IndexLike, by: int, dtype: DType, hint: int = 0) -> KernelBuilder:
-    """Each element of a row `by` times, from an odd place on, and zeros where there is none."""
+    """Each element of a row `by` times, from an odd index on, and zeros where there is none."""
     hints = (3, hint) if hint else ()
     k = KernelBuilder({"x0": 3, "x1": size}, hints=hints)
     k.arg("a", dtype), k.arg("b", dtype), k.out("o", dtype)
     s = k.section()
-    place = (k["x1"] + 1) // by
-    exists = s.op("ge", s.index((k["x1"] + 1) % by + place), s.index(1))
+    index = (k["x1"] + 1) // by
+    exists = s.op("ge", s.index((k["x1"] + 1) % by + index), s.index(1))
     zero = s.const(False if dtype is boolean else 0.0 if dtype.is_float else 0, dtype)
     count = (size + 1) // by + 1
-    first = s.load("a", k["x0"] * count + place, mask=exists, other=zero)
+    first = s.load("a", k["x0"] * count + index, mask=exists, other=zero)
     second = s.load("b", k["x0"] * size + k["x1"])
     wide = f32 if dtype in (DType.bf16, DType.f16) else dtype
     late = s.op("gt", s.index(k["x1"]), s.index(k["x0"] * 9))
@@ -90,7 +90,7 @@ def test_an_axis_of_a_size_that_is_not_known(by: int, isa: str) -> None:
 
 
 def test_what_cannot_be_interleaved_is_left_alone() -> None:
-    """Stores with a condition, at places that data say, and of elements that lie apart."""
+    """Stores with a condition, at indices that data say, and of elements that lie apart."""
 
     def with_condition(k: KernelBuilder, value: str) -> None:
         s = k.bodies[0]
@@ -166,7 +166,7 @@ def test_gradients_of_pooling_and_resampling(
 def coloured(
     rows: IndexLike, colours: int, dtype: DType, *, within: bool, stored_within: bool
 ) -> KernelBuilder:
-    """Pictures above a limit for each colour; `within`: whether the colours of a place lie side by side."""
+    """Pictures above a limit for each colour; `within`: whether the colours of a pixel lie side by side."""
     k = KernelBuilder({"x0": rows, "x1": colours}, hints=() if isinstance(rows, int) else (64, colours))
     k.arg("a", dtype), k.arg("b", dtype), k.out("o", dtype)
     s = k.section()

@@ -28,7 +28,7 @@ def layer_is_infinite(model: nn.Module) -> bool:
 
 
 def agrees(call: Any, model: nn.Module, x: torch.Tensor, calls: tuple[str, ...] = (PACKS,)) -> None:
-    """The same numbers in the same places as eager mode, by these calls of libraries alone."""
+    """The same numbers at the same indices as eager mode, by these calls of libraries alone."""
     with torch.no_grad():
         found, expected = call(x), model(x)
     # where torch multiplies what is beyond the border with an infinite weight, it finds no number

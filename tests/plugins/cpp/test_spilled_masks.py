@@ -8,7 +8,7 @@ from cpp_kernels import compiled
 from cpp_layer import build, levels
 from polyfuse.ir.text.parse import parse
 
-PLACES = """\
+POSITIONS = """\
 kernel smallest on cpu {
   symbols s0{2..}, s1{2..}, s2{2..}, s3{2..}
   numerics fast
@@ -39,10 +39,10 @@ extern "C" void paint(i64* o) {
 """
 
 
-def test_places_of_many_divisions() -> None:
+def test_positions_of_many_divisions() -> None:
     around = torch.full((2, 4096), -100.0)
     x = around.view(-1)[4000:4144].copy_(torch.randn(144, generator=torch.Generator().manual_seed(3)))
-    smallest = compiled(parse(PLACES))
+    smallest = compiled(parse(POSITIONS))
     paint = build(levels()[0], PAINT, {"paint": "p"})["paint"]
     found = torch.full((72,), -7)
     for _ in range(3):

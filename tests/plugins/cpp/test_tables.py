@@ -1,4 +1,4 @@
-"""Values that depend on the place along the lanes alone are computed once, for all rows."""
+"""Values that depend on the position along the lanes alone are computed once, for all rows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def waves(rows: IndexLike, columns: IndexLike, dtype: DType = f32) -> KernelBuil
     k = KernelBuilder({"x0": rows, "x1": columns}, hints=(100, 100))
     k.arg("a", dtype), k.out("o", dtype)
     s = k.section()
-    place = s.cast(s.index(k["x1"]), dtype)
+    position = s.cast(s.index(k["x1"]), dtype)
     at = k["x0"] * columns + k["x1"]
     value = s.load("a", at)
-    wave = s.op("mul", value, s.op("sin", place))
-    wave = s.op("add", wave, s.op("cos", s.op("div", place, s.const(3.0, dtype))))
+    wave = s.op("mul", value, s.op("sin", position))
+    wave = s.op("add", wave, s.op("cos", s.op("div", position, s.const(3.0, dtype))))
     odd = s.op("eq", s.index(k["x1"] % 8), s.const(1, i64))
     s.store("o", at, s.op("where", odd, wave, value))
     for size in (rows, columns):
@@ -36,8 +36,8 @@ def waves(rows: IndexLike, columns: IndexLike, dtype: DType = f32) -> KernelBuil
 
 
 def expected(a: torch.Tensor) -> torch.Tensor:
-    place = torch.arange(a.shape[1]).to(a.dtype)
-    return torch.where(place % 8 == 1, a * place.sin() + (place / 3).cos(), a)
+    position = torch.arange(a.shape[1]).to(a.dtype)
+    return torch.where(position % 8 == 1, a * position.sin() + (position / 3).cos(), a)
 
 
 @pytest.mark.quick(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import torch
 
 from cpp_kernels import KernelBuilder, backend, compiled
 from cpp_layer import build, levels
+from cpp_matmuls import Matmul
 from polyfuse.ir.kernel import Kernel
 
 TASKS = "/proc/self/task"
@@ -99,3 +101,33 @@ def test_parts_that_a_slow_thread_has_not_begun_are_taken_by_others(three_thread
         found = torch.zeros(1, dtype=torch.int64)
         kernels["how_many"](found, 4, items, work)
         assert found.item() == expected
+
+
+SHARES = """
+extern "C" void shared(i64* found, i64 tiles, i64 blocks, i64 read) {
+  const matmul_parts parts = matmul_share(1, tiles, blocks, 2, read);
+  found[0] = parts.down, found[1] = parts.over;
+}
+"""
+
+
+@pytest.mark.quick(1)
+def test_two_threads_share_columns_where_both_would_read_much_of_a_weight() -> None:
+    shared = build(levels()[0], SHARES, {"shared": "piii"}, ("matmul", "omp"))["shared"]
+    # tiles of rows and blocks of columns of 3x3 windows: 512 channels of 7x7 pixels, 256, 128 and 64
+    shapes = {(4, 16): [1, 2], (14, 8): [1, 2], (56, 4): [2, 1], (224, 2): [2, 1]}
+    for (tiles, blocks), expected in shapes.items():
+        found = torch.zeros(2, dtype=torch.int64)
+        shared(found, tiles, blocks, 6)
+        assert found.tolist() == expected
+        # what costs nothing to read is shared out by rows
+        shared(found, tiles, blocks, 0)
+        assert found.tolist() == [2, 1]
+
+
+def test_what_a_block_costs_to_read_counts_with_the_rows_of_a_tile() -> None:
+    """Of a packed weight of f32 at full width, 84 sixteenths of a tile of one row."""
+    text = backend("avx512").emit(Matmul(14, 512, 600, left="bmk", right="bkn").kernel()).text
+    rows = re.search(r"row_count \+ (\d+)\) / (\d+)", text)
+    assert rows is not None
+    assert f"team, {max(1, round(83.2 / int(rows[2])))})" in text

@@ -109,8 +109,8 @@ def test_a_buffer_that_is_also_read_is_written_at_once() -> None:
     k = KernelBuilder({"x0": 64}, {"r0": 32})
     k.arg("a"), k.arg("o", kind="inout")
     s = k.section(True)
-    place = k["x0"] * 32 + k["r0"]
-    s.store("o", place, s.op("add", s.load("o", place), s.load("a", k["r0"] * 64 + k["x0"])))
+    index = k["x0"] * 32 + k["r0"]
+    s.store("o", index, s.op("add", s.load("o", index), s.load("a", k["r0"] * 64 + k["x0"])))
     assert "tile_store" not in backend().emit(k.build()).text
     a, out = torch.randn(32, 64), torch.randn(64, 32)
     want = out + a.t()

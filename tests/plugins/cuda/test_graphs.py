@@ -196,24 +196,24 @@ def wrong(cuda: Cuda) -> Any:
 
 @pytest.mark.parametrize("driver", [True, False])
 @pytest.mark.parametrize(
-    "place", ["before the pool", "begin", "program", "device", "unjoined", "invalid capture", "instantiate"]
+    "stage", ["before the pool", "begin", "program", "device", "unjoined", "invalid capture", "instantiate"]
 )
-def test_a_failure_costs_one_recording(cuda: Cuda, place: str, driver: bool) -> None:
+def test_a_failure_costs_one_recording(cuda: Cuda, stage: str, driver: bool) -> None:
     cuda.driver = driver
     graphs = CudaGraphs(torch.device("cuda", 0))
     works(cuda, graphs, "first")
     state = cuda.default_generators[0].state
 
     def program(args: list[Any]) -> list[Any]:
-        if place in ("device", "unjoined"):
-            cuda.streams[-1].work = place
-        if place in ("program", "device"):
-            raise RuntimeError(f"failed at {place}")
+        if stage in ("device", "unjoined"):
+            cuda.streams[-1].work = stage
+        if stage in ("program", "device"):
+            raise RuntimeError(f"failed at {stage}")
         return args
 
-    cuda.fails = place
+    cuda.fails = stage
     before = cuda.synchronized
-    with pytest.raises(RuntimeError, match="previous error" if place == "unjoined" else f"failed at {place}"):
+    with pytest.raises(RuntimeError, match="previous error" if stage == "unjoined" else f"failed at {stage}"):
         graphs.record(program, [1], "first", ())
     assert cuda.at_rest()
     # recordings made before take their seeds from this one

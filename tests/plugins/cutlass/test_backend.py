@@ -111,7 +111,7 @@ def test_without_a_compiler_it_says_so_in_one_sentence(monkeypatch):
     assert "neither" in compiler.detail and "CUDA_HOME" in compiler.fix
 
 
-def test_the_library_takes_the_place_of_a_missing_nvcc(monkeypatch):
+def test_the_library_replaces_a_missing_nvcc(monkeypatch):
     monkeypatch.setattr(toolchain, "_nvcc", lambda: None)
     monkeypatch.setattr("polyfuse_cuda.nvrtc.version", lambda: "13.0")
     assert toolchain.find_compiler() == toolchain.Compiler("nvrtc", "", "13.0")

@@ -82,7 +82,7 @@ def test_rows_may_be_a_symbol(tmp_path):
 
 
 def test_results_may_run_along_the_rows(tmp_path):
-    compare(product(16, 24, 16, place="16*i1 + i0", epilogue=RESIDUAL), 16, WIDE, tmp_path)
+    compare(product(16, 24, 16, index="16*i1 + i0", epilogue=RESIDUAL), 16, WIDE, tmp_path)
 
 
 @pytest.mark.quick(2)
@@ -104,7 +104,7 @@ def test_results_of_eight_bits(tmp_path, out):
     assert torch.equal(given[-1].float().nan_to_num(1e6), wanted[-1].float().nan_to_num(1e6))
 
 
-def test_places_masks_and_tables(tmp_path):
+def test_indices_masks_and_tables(tmp_path):
     lines = (
         "p = index i64 <i0 + 2*i1>",
         "limit = const i64 20",

@@ -161,12 +161,12 @@ def test_every_tiling_that_is_offered_is_possible():
 
 @pytest.mark.parametrize("width", (8, 24, 64))
 def test_other_groups_are_refused(width):
-    """Those of 64 rows too, though 16 of them meet at one place: others would be stored over them."""
+    """Those of 64 rows too, though 16 of them meet at one index: others would be stored over them."""
     *loops, last = TALL.sections
     *body, store = last.body
     rows, columns = TALL.axes
-    place = rows // width * 1024 + columns
-    body.append(replace(store, buffer="out1", index=place, mode="group_sum"))
+    index = rows // width * 1024 + columns
+    body.append(replace(store, buffer="out1", index=index, mode="group_sum"))
     kernel = replace(TALL, sections=(*loops, replace(last, body=tuple(body))))
     with pytest.raises(UnsupportedError, match="groups of results"):
         configs(kernel, Target())

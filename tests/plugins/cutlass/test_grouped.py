@@ -144,7 +144,7 @@ using std::max; using std::min;
 typedef long long i64; typedef int i32;
 constexpr int ROWS = 128, COLUMNS = 192;
 struct Args { i64 rows, columns, groups, ends_at; const i32* ends; };
-struct Place { int x; } blockIdx, gridDim;
+struct Dim { int x; } blockIdx, gridDim;
 template <class T> T read_only(const T* p) { return *p; }
 TILES
 int main(int n, char** given) {

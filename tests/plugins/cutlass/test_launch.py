@@ -59,10 +59,10 @@ class FakeDriver:
         found._obj.value = 30
         return 0
 
-    def cuTensorMapEncodeTiled(self, place: Any, kind: int, rank: int, address: Any, *rest: Any) -> int:
-        assert place.value % 64 == 0 and rest[4:] == (0, 3, 3, 0)
+    def cuTensorMapEncodeTiled(self, result: Any, kind: int, rank: int, address: Any, *rest: Any) -> int:
+        assert result.value % 64 == 0 and rest[4:] == (0, 3, 3, 0)
         self.maps.append((address.value, list(rest[0]), list(rest[1]), list(rest[2])))
-        ctypes.c_uint64.from_address(place.value).value = len(self.maps)
+        ctypes.c_uint64.from_address(result.value).value = len(self.maps)
         return self.fail.get("map", 0)
 
     def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:

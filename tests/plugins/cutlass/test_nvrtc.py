@@ -123,15 +123,15 @@ def test_it_compiles_in_worker_processes(library, tmp_path, monkeypatch):
     good = backend.emit(KERNELS["split"][0], KERNELS["split"][1].config)
     bad = Source("broken", "int wrong = missing;", "cuda", meta=good.meta)
     with BuildPool(settings) as pool:
-        placed = pool.submit(backend, [good, bad], KernelStore(tmp_path)).locations()
-    assert backend.review(placed[good.key].folder, good.key)
-    assert isinstance(placed[bad.key], KernelBuildError) and "missing" in placed[bad.key].output
+        locations = pool.submit(backend, [good, bad], KernelStore(tmp_path)).locations()
+    assert backend.review(locations[good.key].folder, good.key)
+    assert isinstance(locations[bad.key], KernelBuildError) and "missing" in locations[bad.key].output
 
 
 def test_where_wheels_keep_it(tmp_path, monkeypatch):
     """Those for CUDA 13 and those for CUDA 12; not the variants beside them."""
-    for place in ("cu13/lib", "cuda_nvrtc/lib", "cublas/lib"):
-        (tmp_path / place).mkdir(parents=True)
+    for folder in ("cu13/lib", "cuda_nvrtc/lib", "cublas/lib"):
+        (tmp_path / folder).mkdir(parents=True)
     for file in ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12"):
         (tmp_path / file).touch()
     for file in ("cu13/lib/libnvrtc.alt.so.13", "cu13/lib/libnvrtc-builtins.so.13.0"):

@@ -70,7 +70,7 @@ def test_an_address_that_may_be_odd():
 
 
 def test_neighbours_in_memory_must_be_columns_of_a_tile():
-    plain, transposed = product(64, 64, 64), product(64, 64, 64, place="64*i1 + i0")
+    plain, transposed = product(64, 64, 64), product(64, 64, 64, index="64*i1 + i0")
     assert [rounded(plain, SWAPPED), rounded(transposed, SWAPPED)] == [False, True]
     assert [rounded(plain, WIDE), rounded(transposed, WIDE)] == [True, False]
 

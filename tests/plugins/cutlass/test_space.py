@@ -43,7 +43,7 @@ def test_the_first_is_what_is_emitted_without_a_choice():
     )
 
 
-def test_few_rows_change_places_with_columns():
+def test_few_rows_are_swapped_with_columns():
     assert Tiling.of(configs(product(8, 4096, 4096), TARGET)[0]).swap
 
 
@@ -185,7 +185,7 @@ def test_configurations_are_plain_numbers():
     assert isinstance(Tiling().config, Config)
 
 
-def test_batches_along_which_an_operand_does_not_vary_have_no_place_in_its_map():
+def test_batches_along_which_an_operand_does_not_vary_are_not_in_its_map():
     problem = problem_of(product(64, 64, 64, batch=5, shared=True))
     assert problem.left.batches == (0,) and problem.right.batches == ()
 

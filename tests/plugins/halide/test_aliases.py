@@ -31,41 +31,41 @@ def arguments(m: int, n: int, *names: str) -> tuple[KernelArg, ...]:
 def several_outputs(m: int, n: int) -> Kernel:
     """Two results of one pass; the first may lie over the input that the second reads too."""
     i, j = axis("i0", m), axis("i1", n)
-    place = i * n + j
+    index = i * n + j
     builder = Builder("several", (i, j), (), arguments(m, n, "in0", "in1", "out0", "out1"))
-    a, b = load("in0", place, F32), load("in1", place, F32)
-    builder.once(Store("out0", place, apply("mul", a, b)), Store("out1", place, apply("sub", a, b)))
+    a, b = load("in0", index, F32), load("in1", index, F32)
+    builder.once(Store("out0", index, apply("mul", a, b)), Store("out1", index, apply("sub", a, b)))
     return builder.kernel((m, n))
 
 
 def rows(m: int, n: int) -> Kernel:
     """Two loops that store, after a sum; both read what the first may overwrite."""
     i, r = axis("i0", m), axis("r0", n)
-    place = i * n + r
+    index = i * n + r
     args = (*arguments(m, n, "in0", "in1", "out0", "out1"), KernelArg("out2", "out", F32, m))
     builder = Builder("rows", (i,), (r,), args)
-    a, b = load("in0", place, F32), load("in1", place, F32)
+    a, b = load("in0", index, F32), load("in1", index, F32)
     builder.loop(Carry(("s",), "sum", (apply("mul", a, b),)))
     away = apply("sub", a, result("s", F32))
-    builder.loop(Store("out0", place, away), Store("out1", place, apply("add", away, b)))
+    builder.loop(Store("out0", index, away), Store("out1", index, apply("add", away, b)))
     builder.once(Store("out2", i, result("s", F32)))
     return builder.kernel((m, n))
 
 
 def columns(m: int, n: int) -> Kernel:
     i, r = axis("i0", n), axis("r0", m)
-    place = r * n + i
+    index = r * n + i
     builder = Builder("columns", (i,), (r,), arguments(m, n, "in0", "out0"))
-    a = load("in0", place, F32)
+    a = load("in0", index, F32)
     builder.loop(Carry(("s",), "sum", (a,)))
-    builder.loop(Store("out0", place, apply("sub", a, result("s", F32))))
+    builder.loop(Store("out0", index, apply("sub", a, result("s", F32))))
     return builder.kernel((n, m))
 
 
 def with_scatter(m: int, n: int) -> Kernel:
     """What is stored is also added to rows of a table."""
     i, r = axis("i0", m), axis("r0", n)
-    place = i * n + r
+    index = i * n + r
     args = (
         *arguments(m, n, "in0", "in1"),
         KernelArg("in2", "in", I64, m),
@@ -73,11 +73,11 @@ def with_scatter(m: int, n: int) -> Kernel:
         KernelArg("io0", "inout", F32, 7 * n),
     )
     builder = Builder("with_scatter", (i,), (r,), args)
-    a: Expr = apply("mul", load("in0", place, F32), const(2.0, F32))
+    a: Expr = apply("mul", load("in0", index, F32), const(2.0, F32))
     builder.loop(Carry(("s",), "sum", (a,)))
-    value = apply("sub", apply("add", a, load("in1", place, F32)), result("s", F32))
+    value = apply("sub", apply("add", a, load("in1", index, F32)), result("s", F32))
     row = load("in2", i, I64)
-    builder.loop(Store("out0", place, value), Store("io0", axis("@0", 7) * n + r, value, "add", (row,)))
+    builder.loop(Store("out0", index, value), Store("io0", axis("@0", 7) * n + r, value, "add", (row,)))
     return builder.kernel((m, n))
 
 
@@ -109,13 +109,13 @@ def test_an_output_over_an_input(make, shape, tmp_path):
 def running_statistics(m: int, n: int, across: bool) -> Kernel:
     """Rows with their sums; a number of each row is read, also for the row, and updated in place."""
     i, r = axis("i0", m), axis("r0", n)
-    place = r * m + i if across else i * n + r
+    index = r * m + i if across else i * n + r
     args = (*arguments(m, n, "in0", "out0"), KernelArg("inout0", "inout", F32, m))
     builder = Builder("running", (i,), (r,), args)
-    a, old = load("in0", place, F32), load("inout0", i, F32)
+    a, old = load("in0", index, F32), load("inout0", i, F32)
     builder.loop(Carry(("s",), "sum", (a,)))
     builder.once(Store("inout0", i, apply("add", apply("mul", old, const(0.9, F32)), result("s", F32))))
-    builder.loop(Store("out0", place, apply("sub", a, apply("mul", old, result("s", F32)))))
+    builder.loop(Store("out0", index, apply("sub", a, apply("mul", old, result("s", F32)))))
     return builder.kernel((m, n))
 
 

@@ -63,41 +63,41 @@ def built(kernel: Kernel, folder, **options: str):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("count", [1, 40, 3000])
-def test_a_read_at_a_wrong_place_names_the_kernel(dynamic, count, tmp_path):
+def test_a_read_at_a_wrong_index_names_the_kernel(dynamic, count, tmp_path):
     launch = built(gather(dynamic, count), tmp_path)
-    x, places = torch.randn(10, 32), torch.randint(0, 10, (count,))
+    x, indices = torch.randn(10, 32), torch.randint(0, 10, (count,))
     mask, sizes = torch.rand(count) < 0.7, (count,) * dynamic
     mask[-1] = True
-    wanted = torch.where(mask[:, None], x[places], -1.0)
+    wanted = torch.where(mask[:, None], x[indices], -1.0)
     for wrong in (10, -1, 1 << 40, -(1 << 62)):
-        bad = places.clone()
+        bad = indices.clone()
         bad[-1] = wrong
         with pytest.raises(
             KernelLaunchError, match=rf"kernel fetch stopped: {wrong} is no position in in0, which has 0 to 9"
         ):
             launch(x, bad, mask, torch.zeros(count, 32), *sizes)
         found = torch.zeros(count, 32)
-        launch(x, places, mask, found, *sizes)
+        launch(x, indices, mask, found, *sizes)
         assert torch.equal(found, wanted)
 
 
-def test_places_that_a_mask_leaves_out_may_be_anything(tmp_path):
+def test_indices_that_a_mask_leaves_out_may_be_anything(tmp_path):
     launch = built(gather(False, 40), tmp_path)
-    x, places, mask = torch.randn(10, 32), torch.randint(0, 10, (40,)), torch.arange(40) % 3 > 0
-    places[::3] = torch.tensor([-100, 10, 1 << 50] * 4 + [-1, 99])
+    x, indices, mask = torch.randn(10, 32), torch.randint(0, 10, (40,)), torch.arange(40) % 3 > 0
+    indices[::3] = torch.tensor([-100, 10, 1 << 50] * 4 + [-1, 99])
     found = torch.zeros(40, 32)
-    launch(x, places, mask, found)
-    assert torch.equal(found, torch.where(mask[:, None], x[places.clamp(0, 9)], -1.0))
+    launch(x, indices, mask, found)
+    assert torch.equal(found, torch.where(mask[:, None], x[indices.clamp(0, 9)], -1.0))
 
 
-def test_a_store_at_a_wrong_place_names_the_kernel(tmp_path):
+def test_a_store_at_a_wrong_index_names_the_kernel(tmp_path):
     launch = built(parse(SCATTER), tmp_path)
-    x, places, total = torch.randn(50), torch.randint(0, 20, (50,)), torch.zeros(20)
-    launch(x, places, total)
-    torch.testing.assert_close(total, torch.zeros(20).index_add(0, places, x))
-    places[17] = 20
+    x, indices, total = torch.randn(50), torch.randint(0, 20, (50,)), torch.zeros(20)
+    launch(x, indices, total)
+    torch.testing.assert_close(total, torch.zeros(20).index_add(0, indices, x))
+    indices[17] = 20
     with pytest.raises(KernelLaunchError, match="kernel put stopped: 20 is no position in io0"):
-        launch(x, places, total)
+        launch(x, indices, total)
 
 
 def test_halides_own_checks_name_the_kernel(tmp_path):
@@ -110,7 +110,7 @@ def test_halides_own_checks_name_the_kernel(tmp_path):
         source.name, source.text.replace("in1(i0)", "in1(i0 + 1)"), "halide", meta=source.meta
     )
     backend.build([wrong], tmp_path)
-    x, places, mask = (
+    x, indices, mask = (
         torch.randn(10, 32),
         torch.zeros(41, dtype=torch.int64),
         torch.ones(40, dtype=torch.bool),
@@ -118,7 +118,7 @@ def test_halides_own_checks_name_the_kernel(tmp_path):
     with pytest.raises(
         KernelLaunchError, match="kernel fetch stopped: Input buffer in1_in is touched from 1 to 40"
     ):
-        backend.load(tmp_path)[wrong.key](x, places, mask, torch.zeros(40, 32))
+        backend.load(tmp_path)[wrong.key](x, indices, mask, torch.zeros(40, 32))
 
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int64]

@@ -132,12 +132,12 @@ def test_sums_in_lanes_and_rows_contract() -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_places_that_are_computed_contract() -> None:
+def test_indices_that_are_computed_contract() -> None:
     """Where values go by floating-point numbers, and what is added there."""
 
     def spread(x: torch.Tensor) -> torch.Tensor:
-        place = (torch.sigmoid(x) * 9.99).long()
-        return torch.zeros(10).index_put((place,), torch.exp(x), accumulate=True)
+        index = (torch.sigmoid(x) * 9.99).long()
+        return torch.zeros(10).index_put((index,), torch.exp(x), accumulate=True)
 
     x = torch.randn(500)
     found = torch.compile(spread, backend="polyfuse", options=OPTIONS)(x)

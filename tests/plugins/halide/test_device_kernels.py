@@ -68,7 +68,7 @@ SUMS = """kernel sums on cuda {
   out out0: f32[%(axis)s]
   size s0: i64
   loop {
-    v0 = load f32 in0[%(place)s]
+    v0 = load f32 in0[%(index)s]
     v1 = reduce f32 sum (v0)
   }
   once {
@@ -164,10 +164,10 @@ def test_a_softmax_row_is_read_once_and_summed_in_registers(tmp_path):
     assert sum("st.shared" in body for body in found) == 1
 
 
-def sums(axis: str, loop: str, place: str, points: int, steps: int) -> Kernel:
+def sums(axis: str, loop: str, index: str, points: int, steps: int) -> Kernel:
     numel = f"{points * steps}" if axis.isdigit() and loop.isdigit() else "1000*s0"
     return parse(
-        SUMS % {"axis": axis, "loop": loop, "place": place, "points": points, "steps": steps, "numel": numel}
+        SUMS % {"axis": axis, "loop": loop, "index": index, "points": points, "steps": steps, "numel": numel}
     )
 
 

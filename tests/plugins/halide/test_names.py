@@ -33,14 +33,14 @@ def strange(names: tuple[str, ...], dynamic: bool = False) -> Kernel:
     size, *rest = names
     rows = symbol(size, 1, None) if dynamic else ROWS
     i, r = axis(rest[0], rows), axis(rest[1], COLUMNS)
-    place: IndexLike = i * COLUMNS + r
+    index: IndexLike = i * COLUMNS + r
     inputs, row, out = rest[:-2], rest[-2], rest[-1]
     targets = iter([*rest, *(f"{name}_n" for name in rest), *(f"{name}_of" for name in rest), size])
 
     body: list[Statement] = []
     total = ""
     for name in inputs:
-        body.append(Load(next(targets), name, place, F32))
+        body.append(Load(next(targets), name, index, F32))
         loaded = body[-1].targets[0]
         if total:
             body.append(Compute(next(targets), "add", (total, loaded), F32))

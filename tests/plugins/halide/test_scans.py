@@ -40,9 +40,9 @@ def running_sum(m: int, n: int) -> Kernel:
     i, r = axis("i0", m), axis("r0", n)
     args = (KernelArg("in0", "in", DType.f32, m * n), KernelArg("out0", "out", DType.f32, m * n))
     builder = Builder("running", (i,), (r,), args)
-    place = i * n + r
-    carried = Carry(("s",), "sum", (load("in0", place, DType.f32),), scan=True)
-    builder.loop(carried, Store("out0", place, result("s", DType.f32)))
+    index = i * n + r
+    carried = Carry(("s",), "sum", (load("in0", index, DType.f32),), scan=True)
+    builder.loop(carried, Store("out0", index, result("s", DType.f32)))
     return builder.kernel((m, n))
 
 
@@ -80,8 +80,8 @@ def test_running_sums_of_other_types(dtype: torch.dtype) -> None:
 
 def test_other_kinds_and_edges() -> None:
     def every(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values, places = x.cummax(-1)
-        return x.cumprod(-1), x.logcumsumexp(-1), values, places
+        values, positions = x.cummax(-1)
+        return x.cumprod(-1), x.logcumsumexp(-1), values, positions
 
     x = torch.randn(32, 48)
     x[0, 5], x[1, 7], x[2, 3] = float("nan"), float("inf"), float("-inf")

@@ -31,15 +31,15 @@ def plan(kernel: Kernel) -> Plan:
 
 def pointwise(*sizes: int, transposed: bool = False) -> Kernel:
     axes = tuple(axis(f"i{k}", n) for k, n in enumerate(sizes))
-    place = back = 0
+    index = back = 0
     total = 1
     for variable, size in zip(axes, sizes, strict=True):
-        place, total = place * size + variable, total * size
+        index, total = index * size + variable, total * size
     for variable, size in reversed(list(zip(axes, sizes, strict=True))):
         back = back * size + variable
     args = (KernelArg("in0", "in", F32, total), KernelArg("out0", "out", F32, total))
     builder = Builder("points", axes, (), args)
-    builder.once(Store("out0", place, apply("exp", load("in0", back if transposed else place, F32))))
+    builder.once(Store("out0", index, apply("exp", load("in0", back if transposed else index, F32))))
     return builder.kernel(sizes)
 
 
@@ -48,8 +48,8 @@ def total(m: int, n: int, columns: bool) -> Kernel:
     i, r = axis("i0", n if columns else m), axis("r0", m if columns else n)
     args = (KernelArg("in0", "in", F32, m * n), KernelArg("out0", "out", F32, n if columns else m))
     builder = Builder("total", (i,), (r,), args)
-    place = r * n + i if columns else i * n + r
-    builder.loop(Carry(("s",), "sum", (load("in0", place, F32),)))
+    index = r * n + i if columns else i * n + r
+    builder.loop(Carry(("s",), "sum", (load("in0", index, F32),)))
     builder.once(Store("out0", i, result("s", F32)))
     return builder.kernel((n, m) if columns else (m, n))
 
@@ -146,14 +146,14 @@ def test_every_choice_gives_the_same(config, shape, tmp_path):
 def norm_of_stored_rows(m: int, n: int) -> Kernel:
     """A sum that is stored, read again for its mean, and once more for what is left of it."""
     i, r = axis("i0", m), axis("r0", n)
-    place = i * n + r
+    index = i * n + r
     args = tuple(KernelArg(f"in{k}", "in", F32, m * n) for k in range(2))
     args += (KernelArg("out0", "out", F32, m * n), KernelArg("out1", "out", F32, m * n))
     builder = Builder("stored_rows", (i,), (r,), args)
-    both = apply("add", load("in0", place, F32), load("in1", place, F32))
-    builder.loop(Store("out0", place, both), Carry(("s",), "sum", (both,)))
+    both = apply("add", load("in0", index, F32), load("in1", index, F32))
+    builder.loop(Store("out0", index, both), Carry(("s",), "sum", (both,)))
     mean = apply("mul", result("s", F32), const(1.0 / n, F32))
-    builder.loop(Store("out1", place, apply("sub", load("out0", place, F32), mean)))
+    builder.loop(Store("out1", index, apply("sub", load("out0", index, F32), mean)))
     return builder.kernel((m, n))
 
 
@@ -209,9 +209,9 @@ def stored_and_summed(m: int, n: int, columns: bool) -> Kernel:
         KernelArg("out1", "out", F32, n if columns else m),
     )
     builder = Builder("again", (i,), (r,), args)
-    place = r * n + i if columns else i * n + r
-    value = apply("exp", load("in0", place, F32))
-    builder.loop(Store("out0", place, value), Carry(("s",), "sum", (value,)))
+    index = r * n + i if columns else i * n + r
+    value = apply("exp", load("in0", index, F32))
+    builder.loop(Store("out0", index, value), Carry(("s",), "sum", (value,)))
     builder.once(Store("out1", i, result("s", F32)))
     return builder.kernel((n, m) if columns else (m, n))
 

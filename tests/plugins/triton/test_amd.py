@@ -19,6 +19,7 @@ from polyfuse.ir.text.print import text
 from polyfuse_triton.amd.__main__ import main
 from polyfuse_triton.amd.chips import CHIPS, chip_of, table
 from polyfuse_triton.amd.compile import compile_for
+from triton_gemms import int4_text, kernel_of
 from triton_kernels import KERNELS, kernel
 
 AMDGPU = 224
@@ -45,6 +46,15 @@ def test_code_for_amds_gpus(name: str, chip: str) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_is_code_for_every_chip(name: str, chip: str) -> None:
     assert machine(compile_for(chip_of(chip), kernel(name)).code) == AMDGPU
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("rows", (8, 64))
+def test_weights_of_four_bits_are_multiplied_by_matrix_instructions(rows: int) -> None:
+    made = compile_for(chip_of("gfx942"), kernel_of(int4_text(rows)))
+    assert "v_mfma_f32" in made.assembly
+    assert "scratch_" not in made.assembly
+    assert made.shared_bytes <= CHIPS["gfx942"].shared_bytes
 
 
 def test_memory_is_read_in_wide_chunks_and_exponentials_are_instructions() -> None:

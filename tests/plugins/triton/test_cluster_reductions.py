@@ -34,7 +34,7 @@ def text(body: str, results: str = "", rows: int = ROWS, length: int = LENGTH, d
 
 
 def reduced(kind: str, dtype: str) -> str:
-    """Each number with what its row has in common added, or beside its place."""
+    """Each number with what its row has in common added, or beside its position."""
     if kind in ("argmin", "argmax"):
         return text(
             f"loop {{\n  v1 = load {dtype} in0ROW\n  v2 = index i64 <r0>\n"
@@ -101,8 +101,8 @@ def outcome(made: str, operands: list[torch.Tensor]) -> tuple[list[torch.Tensor]
 @pytest.mark.parametrize("kind", ["sum", "min", "max", "argmin", "argmax"])
 def test_chunks_give_what_the_row_gives(kind, dtype):
     given = numbers(dtype)
-    places = [torch.zeros(ROWS, dtype=torch.int64)] if kind in ("argmin", "argmax") else []
-    found, wanted = outcome(reduced(kind, dtype), [given, torch.zeros_like(given), *places])
+    positions = [torch.zeros(ROWS, dtype=torch.int64)] if kind in ("argmin", "argmax") else []
+    found, wanted = outcome(reduced(kind, dtype), [given, torch.zeros_like(given), *positions])
     for got, true in zip(found[1:], wanted[1:], strict=True):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-3)
 
@@ -132,7 +132,7 @@ def test_normalised_rows_whose_first_chunk_has_nan():
 
 
 def test_softmax():
-    """Of rows that hold random numbers, and what is special in a chunk, everywhere and in one place."""
+    """Of rows that hold random numbers, and what is special in a chunk, everywhere and in one element."""
     given = torch.randn(5, LENGTH) * 10
     given[1, 512:1024] = -torch.inf
     given[2] = -torch.inf

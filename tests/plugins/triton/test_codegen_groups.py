@@ -124,7 +124,7 @@ def test_other_tilings(config):
 
 
 @pytest.mark.parametrize("index", ["r0", "64*(p0 // 4)", "32*(p0 // 4) + r0", "64*(p0 % 3) + r0"])
-def test_other_places_are_added_to_atomically(index):
+def test_other_indices_are_added_to_atomically(index):
     operands = [torch.randn(12 * 64), torch.randn(192), torch.randn(192), torch.zeros(12 * 64)]
     text = checked(normalised(12, 64, 4, index), operands)
     assert "atomic" in text

@@ -24,11 +24,11 @@ I = axis("i0", ROWS)
 def normalized(name: str, source: str, columns: int = COLUMNS) -> tuple[Node, ...]:
     """A row divided by its sum."""
     j = axis("i1", columns)
-    place = I * columns + j
-    value = load(source, place, DType.f32)
+    index = I * columns + j
+    value = load(source, index, DType.f32)
     total = Reduction(f"r_{name}", (I,), (j,), (f"sum_{name}",), I, "sum", (value,))
     divided = apply("div", value, load(f"sum_{name}", I, DType.f32))
-    return total, Pointwise(f"p_{name}", (I, j), (), name, place, divided)
+    return total, Pointwise(f"p_{name}", (I, j), (), name, index, divided)
 
 
 def pair(first: tuple[Node, ...], second: tuple[Node, ...]) -> FusionPair:

@@ -23,17 +23,17 @@ CHUNKS = Config.of(r=2048, warps=4)
 
 def text(kind: str, dtype: str, rows: int = ROWS, size: str = str(LENGTH), more: str = "") -> str:
     """A scan of twice the numbers of each row, which is stored with one added."""
-    place = "  v5 = index i64 <r0>\n" if kind in ("min", "max") else ""
-    operands, results = ("(v2, v5)", "v3, v6") if place else ("(v2)", "v3")
-    stored = f"  store i64 set out1[{size}*p0 + r0] = v6\n" if place else ""
-    second = f"out out1: i64[{rows}*{size}] aligned\n" if place else ""
+    position = "  v5 = index i64 <r0>\n" if kind in ("min", "max") else ""
+    operands, results = ("(v2, v5)", "v3, v6") if position else ("(v2)", "v3")
+    stored = f"  store i64 set out1[{size}*p0 + r0] = v6\n" if position else ""
+    second = f"out out1: i64[{rows}*{size}] aligned\n" if position else ""
     symbols = "symbols s0{2..}\n" if size == "s0" else ""
     argument = f"size s0: i64 ~ {LENGTH}\n" if symbols else ""
     return (
         f"kernel k on cuda {{\n{symbols}numerics fast\naxes p0{{{rows}}} ~ {rows}\n"
         f"raxes r0{{{size}}} ~ {LENGTH}\nin in0: {dtype}[{rows}*{size}] aligned\n"
         f"out out0: {dtype}[{rows}*{size}] aligned\n{second}{argument}loop {{\n"
-        f"  v1 = load {dtype} in0[{size}*p0 + r0]\n  v2 = add {dtype} (v1, v1)\n{place}"
+        f"  v1 = load {dtype} in0[{size}*p0 + r0]\n  v2 = add {dtype} (v1, v1)\n{position}"
         f"  {results} = scan {dtype} {kind} {operands}\n{more}"
         f"  store {dtype} set out0[{size}*p0 + r0] = v3\n{stored}}}\n}}"
     )
@@ -64,8 +64,8 @@ def torch_type(dtype: str) -> torch.dtype:
 def test_chunks_give_what_the_row_gives(kind, dtype):
     kind_of = torch_type(dtype)
     given = numbers(kind_of, kind)
-    places = [torch.zeros(given.shape, dtype=torch.int64)] if kind in ("min", "max") else []
-    operands = [given, torch.zeros(given.shape, dtype=kind_of), *places]
+    positions = [torch.zeros(given.shape, dtype=torch.int64)] if kind in ("min", "max") else []
+    operands = [given, torch.zeros(given.shape, dtype=kind_of), *positions]
     found, wanted, made = in_interpreter(run_in_groups, 4, text(kind, dtype), CHUNKS, operands)
     assert "wait_for(" in made
     for got, true in zip(found[1:], wanted[1:], strict=True):

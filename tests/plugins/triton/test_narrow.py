@@ -15,7 +15,7 @@ from polyfuse.plugin import Source
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.codegen import emit
 from polyfuse_triton.target import known_target
-from triton_gemms import kernel_of
+from triton_gemms import int4_text, kernel_of
 from triton_interpreted import in_interpreter
 
 
@@ -197,50 +197,11 @@ def test_instructions_make_the_numbers_of_four_bytes() -> None:
         assert (bits - base).equal(each.to(torch.int8).float())
 
 
-TEXT = """
-kernel narrow on cuda {
- numerics fast
- axes p0{8} ~ 8, p1{1024} ~ 1024
- raxes r0{16} ~ 16, r1{32} ~ 32, r2{2} ~ 2
- in x: bf16[8192] aligned
- in w: u8[524288] aligned
- in s: bf16[16384] aligned
- out out0: f32[8192] aligned
- once {
-  one = const i64 1
-  none = const u8 0
-  low = const u8 15
-  four = const u8 4
- }
- loop {
-  a = load bf16 x[1024*p0 + 64*r0 + 2*r1 + r2]
-  at = index i64 <r2>
-  first = lt bool (at, one)
-  b0 = load u8 w[512*p1 + 32*r0 + r1] if first else none
-  b1 = bitwise_and u8 (b0, low)
-  second = ge bool (at, one)
-  b2 = load u8 w[512*p1 + 32*r0 + r1] if second else none
-  b3 = shift_right u8 (b2, four)
-  b4 = where u8 (first, b1, b3)
-  b5 = cast f32 (b4)
-  s0 = load bf16 s[16*p1 + r0]
-  s1 = cast f32 (s0)
-  b6 = mul f32 (b5, s1)
-  b = cast bf16 (b6)
-  acc = reduce f32 dot (a, b)
- }
- once {
-  store f32 set out0[1024*p0 + p1] = acc
- }
-}
-"""
-
-
 @pytest.mark.quick(1)
 def test_a_byte_is_read_once_and_is_converted_in_registers() -> None:
     from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
-    source = emit(kernel_of(TEXT), None, known_target("sm_90"))
+    source = emit(kernel_of(int4_text(8)), None, known_target("sm_90"))
     # both numbers of each byte are multiplied at once, and scales of two groups are a word
     assert [source.text.count(f"{name}(") for name in ("tl.load", "by_words", "tl.dot")] == [2, 1, 1]
     function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")

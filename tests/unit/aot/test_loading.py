@@ -195,13 +195,13 @@ def test_large_weights_are_mapped_and_shared(large, tmp_path):
     model, path = large
     first, second = load(path), load(path)
     other = load(shutil.copy(path, tmp_path / "again.pf"))
-    place = first.constants["weight"].data_ptr()
-    assert second.constants["weight"].data_ptr() == place
-    assert other.constants["weight"].data_ptr() != place, "what a file says of itself proves nothing"
+    address = first.constants["weight"].data_ptr()
+    assert second.constants["weight"].data_ptr() == address
+    assert other.constants["weight"].data_ptr() != address, "what a file says of itself proves nothing"
     if platform.system() == "Linux":
         with open("/proc/self/maps") as maps:
             ranges = [line.split() for line in maps if line.rstrip().endswith(str(path))]
-        assert any(int(r[0].split("-")[0], 16) <= place < int(r[0].split("-")[1], 16) for r in ranges), (
+        assert any(int(r[0].split("-")[0], 16) <= address < int(r[0].split("-")[1], 16) for r in ranges), (
             "the weights are not part of the file's mapping"
         )
     x = torch.randn(3, 1024)
@@ -263,7 +263,7 @@ def test_a_package_without_weights(tmp_path):
     torch.testing.assert_close(found(x, torch.ones(6))["z"], model(x, torch.ones(6))["z"])
 
 
-def test_weights_given_at_load_take_the_place_of_those_in_the_file(path):
+def test_weights_given_at_load_replace_those_in_the_file(path):
     other = mixed(seed=3)
     found = load(path, constants={"linear.bias": other.linear.bias})
     model, x = mixed(), torch.randn(3, 8)

@@ -106,7 +106,7 @@ def test_buffers_that_are_written_to_belong_to_one_loaded_package(path):
     assert first.constants["calls"] == 2 and second.constants["calls"] == 0
 
 
-def test_arguments_by_name_and_by_place(loaded):
+def test_arguments_by_name_and_by_position(loaded):
     x, y = torch.randn(3, 8), torch.randn(6)
     wanted = loaded(x, y.clone(), scale=3)["z"]
     for result in (loaded(x, y.clone()), loaded(y=y.clone(), x=x), loaded(x, y.clone(), 3)):

@@ -42,11 +42,11 @@ class Pool:
         units: dict[str, Future[Mapping[str, Location]]] = {source.key: Future() for source in sources}
         self.units |= {source.name: units[source.key] for source in sources}
         for source in sources:
-            place: Location = Located(Path("somewhere"), source.key)
+            location: Location = Located(Path("somewhere"), source.key)
             if source.name == "wrong":
-                place = KernelBuildError("it is wrong", "write another")
-            units[source.key].set_result({source.key: place})
-        return BuildFuture(units, lambda key, placed: KernelBuildError("nothing is loaded", "do not ask"))
+                location = KernelBuildError("it is wrong", "write another")
+            units[source.key].set_result({source.key: location})
+        return BuildFuture(units, lambda key, location: KernelBuildError("nothing is loaded", "do not ask"))
 
     def wait_until_idle(self) -> None:
         self.idle += 1

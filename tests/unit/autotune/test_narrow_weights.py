@@ -317,7 +317,7 @@ def test_eight_bit_floats(run: Any) -> None:
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_every_code_of_eight_bit_floats(run: Any, rows: int, kind: torch.dtype) -> None:
-    """Each row of the weight has one number at a place of its own, and zeros."""
+    """Each row of the weight has one number at a column of its own, and zeros."""
     weight = torch.zeros(256, 97).to(torch.uint8)
     weight[torch.arange(256), torch.arange(256) % 97] = torch.arange(256).to(torch.uint8)
     x = torch.ones(rows, 97, dtype=torch.bfloat16)

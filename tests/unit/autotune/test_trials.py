@@ -152,13 +152,13 @@ def test_time_may_be_up_after_a_round():
 
 
 class Line(TuningTask):
-    """Configurations along a line, fastest at some place; beside them a library."""
+    """Configurations along a line, fastest at some point; beside them a library."""
 
     key, problem, baseline = "key", PROBLEM, "library"
     backend: Any = object()
 
-    def entry(self, place: int) -> CandidateProgram:
-        return CandidateProgram(Candidate("own", Config.of(at=place)), (), self.backend)
+    def entry(self, point: int) -> CandidateProgram:
+        return CandidateProgram(Candidate("own", Config.of(at=point)), (), self.backend)
 
     def candidates(self) -> Sequence[CandidateProgram]:
         return [CandidateProgram(Candidate("library"), ()), self.entry(8), self.entry(4)]

@@ -89,12 +89,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerRunner]:
     (folder / "stuck_of_a_test.py").write_text(STUCK)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        place = importable(importlib.import_module("timer_of_a_test"))
+        timer = importable(importlib.import_module("timer_of_a_test"))
         made = replace(
             setup(),
             backends={**setup().backends, "stuck": "stuck_of_a_test:Stuck"},
             devices={"cpu": ("polyfuse.runtime.devices.host:HostDevice", {})},
-            registered=(("constant", place),),
+            registered=(("constant", timer),),
         )
         runner = WorkerRunner(lambda: made, 120)
         yield runner

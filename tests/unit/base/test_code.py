@@ -63,7 +63,7 @@ def digest_of(package: Path, memory: Path) -> str:
     return code_digest(package.name, memory)
 
 
-def test_digests_do_not_depend_on_times_and_places(package, tmp_path):
+def test_digests_do_not_depend_on_times_and_folders(package, tmp_path):
     first = digest_of(package, tmp_path / "memory")
     for name in ("__init__.py", "inner/text.h"):
         write(package / name, "1", age=5000.0)

@@ -87,10 +87,10 @@ def test_expressions_and_indices_do_not_pile_up() -> None:
     gc.collect()
     before = len(expr._INTERN), len(index._INDICES), len(index._ATOMS)
     for size in range(1000, 3000):
-        place = axis("i0", size) * 3 + size
-        value = apply("add", load("buf", place, DType.f32), const(float(size), DType.f32))
-        assert value is apply("add", load("buf", place, DType.f32), const(float(size), DType.f32))
-    del place, value
+        at = axis("i0", size) * 3 + size
+        value = apply("add", load("buf", at, DType.f32), const(float(size), DType.f32))
+        assert value is apply("add", load("buf", at, DType.f32), const(float(size), DType.f32))
+    del at, value
     gc.collect()
     after = len(expr._INTERN), len(index._INDICES), len(index._ATOMS)
     assert all(now - then < 50 for now, then in zip(after, before, strict=True))

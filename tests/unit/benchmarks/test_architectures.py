@@ -79,7 +79,7 @@ def test_what_is_zero_but_for_rounding_is_measured_by_the_rounding_of_its_kind()
     assert allowed == pytest.approx(2.0 * 4 * torch.finfo(torch.float32).eps)
 
 
-def test_shapes_dtypes_and_places_of_what_is_not_finite_must_be_eagers() -> None:
+def test_shapes_dtypes_and_positions_of_what_is_not_finite_must_be_eagers() -> None:
     truth = torch.tensor([1.0, math.inf], dtype=torch.float64)
     eager = truth.float()
     assert error(eager, truth, eager, 1.0) == 0.0

@@ -17,7 +17,7 @@ CANDIDATE = "inductor:max-autotune-no-cudagraphs+cutlass"
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place where the wheel's packages are, and no folder named in the environment."""
+    """A folder where the wheel's packages are, and no folder named in the environment."""
     for name in ("cutlass_library", "cutlass_cppgen", "pycute"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "__init__.py").touch()

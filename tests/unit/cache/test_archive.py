@@ -78,8 +78,8 @@ def test_everything_is_taken_along(root, tmp_path):
     second = tmp_path / "second"
     assert added(second, content) == Unpacked(added=4)
     assert files(second) == files(root)
-    place = KernelStore(second).find(TWO)
-    assert place is not None and place.source_key == "s2"
+    location = KernelStore(second).find(TWO)
+    assert location is not None and location.source_key == "s2"
     assert added(second, content) == Unpacked(present=4)
     (second / "compiled" / "graph" / "other").unlink()
     assert added(second, content) == Unpacked(added=1, present=3)
@@ -102,10 +102,10 @@ def test_an_archive_cut_short_is_refused(root, tmp_path, cut):
 
 def test_no_flipped_bit_goes_unseen(root, tmp_path):
     content = packed(root)
-    for place in range(0, len(content), 7):
+    for position in range(0, len(content), 7):
         flipped = bytearray(content)
-        flipped[place] ^= 0x55
-        second = tmp_path / str(place)
+        flipped[position] ^= 0x55
+        second = tmp_path / str(position)
         try:
             added(second, bytes(flipped), None)
         except CacheError:
@@ -151,9 +151,9 @@ def test_a_unit_under_another_name_is_refused(root, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../graph", ".graph", "/graph", "a:b", "", "a\\b"])
-@pytest.mark.parametrize("place", ["graph", "kernels/"])
-def test_names_that_lead_elsewhere_are_refused(root, tmp_path, name, place):
-    content = changed(packed(root), {place: name if place == "graph" else f"{name}/{place}"})
+@pytest.mark.parametrize("member", ["graph", "kernels/"])
+def test_names_that_lead_elsewhere_are_refused(root, tmp_path, name, member):
+    content = changed(packed(root), {member: name if member == "graph" else f"{name}/{member}"})
     with pytest.raises(CacheError, match="no archive"):
         added(tmp_path / "second" / "root", content, None)
     assert [p for p in tmp_path.rglob("*") if p.is_file() and root not in p.parents] == []

@@ -24,9 +24,9 @@ def build(folder: Path) -> None:
 def fill(root: Path, names: str) -> list[str]:
     """Units of one kernel each, used one after the other, long ago."""
     keys = [kernel_key(source(name).key, "toy", {}) for name in names]
-    for place, key in enumerate(keys):
+    for age, key in enumerate(keys):
         folder = KernelStore(root).add({key: key}, build)
-        os.utime(folder / CONTENTS, (1000 + place, 1000 + place))
+        os.utime(folder / CONTENTS, (1000 + age, 1000 + age))
     return keys
 
 
@@ -128,10 +128,12 @@ def add_and_find(root: str, rounds: int, wrong: multiprocessing.Value) -> None:
     for round_ in range(rounds):
         key = kernel_key(source("abc"[round_ % 3]).key, "toy", {})
         folder = store.add({key: key}, build)
-        place = store.find(key)
+        location = store.find(key)
         # whoever finds it finds all of it, unless it was removed since
         try:
-            whole = (place.folder if place is not None else folder).joinpath("code").stat().st_size == SIZE
+            whole = (location.folder if location is not None else folder).joinpath(
+                "code"
+            ).stat().st_size == SIZE
         except FileNotFoundError:
             whole = True
         if not whole:

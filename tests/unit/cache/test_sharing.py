@@ -69,9 +69,9 @@ def test_what_one_machine_built_another_finds(tmp_path, remote):
     assert store.find(TWO) is None, "nothing is fetched unasked"
     store.fetch([TWO, THREE, kernel_key("none", "toy", {})])
     for key, source_key in ((ONE, "s1"), (TWO, "s2"), (THREE, "s3")):
-        place = store.find(key)
-        assert place is not None and place.source_key == source_key
-        assert (place.folder / "code").read_bytes() == b"code"
+        location = store.find(key)
+        assert location is not None and location.source_key == source_key
+        assert (location.folder / "code").read_bytes() == b"code"
     before = {path: path.stat().st_mtime_ns for path in remote.rglob("*")}
     sharing.flush()
     assert before == {path: path.stat().st_mtime_ns for path in remote.rglob("*")}, "nothing is given back"
@@ -381,11 +381,11 @@ def test_what_one_machine_measured_another_finds(tmp_path, remote):
         assert TimingStore(tmp_path / f"{name} 2").read(key) == known, "what came is stored"
         assert other.read("cd" * 26) == Record()
     # without the secret nothing that others could have written is believed
-    for place in ("open", "sealed"):
-        path = remote / place / "timings" / key
+    for kind in ("open", "sealed"):
+        path = remote / kind / "timings" / key
         path.write_text(path.read_text().replace("2.0", "3.0"))
-        third = Sharing(tmp_path / f"{place} 3", str(remote / place), SECRET)
-        store = TimingStore(tmp_path / f"{place} 3", lambda third=third: third)
+        third = Sharing(tmp_path / f"{kind} 3", str(remote / kind), SECRET)
+        store = TimingStore(tmp_path / f"{kind} 3", lambda third=third: third)
         assert store.read(key) == Record()
 
 

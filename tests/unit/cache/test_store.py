@@ -26,8 +26,8 @@ def test_add_then_find(tmp_path):
     assert store.find(KEY) is None
     folder = store.add({KEY: "s1", OTHER: "s2"}, write)
     for key, source_key in ((KEY, "s1"), (OTHER, "s2")):
-        place = store.find(key)
-        assert place is not None and place.folder == folder and place.source_key == source_key
+        location = store.find(key)
+        assert location is not None and location.folder == folder and location.source_key == source_key
     assert (folder / "sub" / "code").read_text() == "code"
     assert folder.parent.name == folder.name[:2]
     assert all(store.find(key) is not None for key in (KEY, OTHER))

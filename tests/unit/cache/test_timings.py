@@ -89,9 +89,9 @@ def test_a_flipped_bit_anywhere_leaves_nothing(tmp_path):
     store.write(KEY, record({"a n=1": 2.0}))
     (path,) = tmp_path.rglob("*.json")
     whole = path.read_bytes()
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert store.read(KEY) == Record(), place
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        assert store.read(KEY) == Record(), position
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("warn_only", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_values_for_one_place_are_stored_in_order(name: str, warn_only: bool) -> None:
+def test_values_for_one_index_are_stored_in_order(name: str, warn_only: bool) -> None:
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     function, inputs = OPERATORS[name], _inputs()
     run = torch.compile(function, backend="polyfuse")

@@ -303,7 +303,7 @@ def test_what_layers_save_of_two_norms(both: _Both) -> None:
             x = self.first(x + nn.functional.scaled_dot_product_attention(q, k, v)[0, 0])
             return self.second(x + self.narrow(nn.functional.gelu(self.wide(x))))
 
-    # with few rows gradients take more than what is saved, and other steps change places for the peak's sake
+    # with few rows gradients take more than what is saved, and other steps are reordered for the peak's sake
     both.run(_chain(12, lambda at: Behind()), torch.randn(64, 8), training=True)
     assert len(both.left_out) == 2 and any(both.loops)
 

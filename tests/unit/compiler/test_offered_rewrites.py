@@ -14,6 +14,7 @@ from polyfuse.cache import kernel_key
 from polyfuse.cli.bisect import decisions
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
+from polyfuse.frontend.freezing import packing
 from polyfuse.plugin import Rewrite
 
 FREE = {"load": "", "device_types": (), "priority": {}}
@@ -295,3 +296,82 @@ def test_without_facts_nothing_is_cached(monkeypatch, tmp_path: Path, warnings_s
     assert not session_for(settings).store.root.is_relative_to(tmp_path)
     (warning,) = warnings_seen()
     assert "'mine'" in warning and "nothing is cached between runs" in warning
+
+
+LIBRARY = torch.library.Library("packed_in_tests", "FRAGMENT")
+LIBRARY.define("angle(Tensor x, Tensor y) -> Tensor")
+LIBRARY.impl("angle", torch.atan2, "CompositeExplicitAutograd")
+
+
+class Angles(torch.nn.Module):
+    """Angles between an argument and parameters, one that is written to, and the argument itself."""
+
+    def __init__(self, count: int = 1) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.randn(5, 6) for _ in range(count))
+        self.register_buffer("written", torch.randn(5, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.atan2(x, x) + torch.atan2(x, self.written)
+        self.written.add_(1)
+        return sum((torch.atan2(x, weight) for weight in self.weights), found)
+
+
+def offer_packing(monkeypatch) -> None:
+    def rewrite(ctx, node):
+        wanted = ctx.may_pack(node.args[1])
+        return ctx.call("packed_in_tests.angle.default", node.args) if wanted else None
+
+    def lower(ctx, node, x, y):
+        return ctx.call(node, "aten.atan2.default", (x, ctx.pack("aten.clone.default", y)))
+
+    hooks = {
+        "polyfuse_rewrites": lambda: [
+            Rewrite("pack", ("aten.atan2.default",), rewrite, stages=("inference", "forward"))
+        ],
+        "polyfuse_lowerings": lambda: {"packed_in_tests.angle.default": lower},
+    }
+    install(monkeypatch, plugin(monkeypatch, "mine", hooks, **FREE))
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+def test_parameters_are_packed_once(monkeypatch, freezing: bool) -> None:
+    offer_packing(monkeypatch)
+    model, plain, x = Angles(), Angles(), torch.randn(5, 6)
+    plain.load_state_dict(model.state_dict())
+    options = {"backends": ["interpreter"], "strict": True, "freezing": freezing}
+    call = torch.compile(model, backend="polyfuse", options=options)
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), plain(x))
+            for changed in (model, plain):
+                (changed.weights[0] if freezing else changed.weights[0].data).mul_(2)
+    (report,) = last_reports()
+    begin = "frozen" if freezing else "checked"
+    assert report.calls == (f"{begin}.aten.clone.default", "aten.atan2.default")
+    (chosen,) = [d for d in report.decisions if d.second == "mine:pack"]
+    assert (
+        "is computed once for all calls" in chosen.reason and ("at most 64 MB" in chosen.reason) != freezing
+    )
+
+
+def test_packed_parameters_have_a_limit(monkeypatch) -> None:
+    offer_packing(monkeypatch)
+    monkeypatch.setattr(packing, "room_of", lambda parameters: parameters // 3)
+    model, x = Angles(3), torch.randn(5, 6)  # four tensors of 120 bytes
+    options = {"backends": ["interpreter"], "strict": True}
+    with torch.no_grad():
+        own = torch.atan2(x, x) + torch.atan2(x, model.written)
+        expected = sum((torch.atan2(x, w) for w in model.weights), own)
+        torch.testing.assert_close(torch.compile(model, backend="polyfuse", options=options)(x), expected)
+    assert last_reports()[-1].calls.count("checked.aten.clone.default") == 1
+
+
+def test_nothing_is_packed_where_gradients_are_wanted(monkeypatch) -> None:
+    offer_packing(monkeypatch)
+    model, x = Angles(), torch.randn(5, 6)
+    torch.compile(model, backend="polyfuse", options={"backends": ["interpreter"]})(x).sum().backward()
+    w = model.weights[0].detach().requires_grad_()
+    (expected,) = torch.autograd.grad(torch.atan2(x, w).sum(), w)
+    torch.testing.assert_close(model.weights[0].grad, expected)
+    assert not any("clone" in name for report in last_reports() for name in report.calls)

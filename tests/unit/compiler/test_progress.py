@@ -44,7 +44,7 @@ def test_stages_kernels_and_the_end(lines):
     with compiling(ON, lambda: "g"):
         until(lambda: any("trace (stage 1 of 8)" in line for line in lines))
         enter_stage("generate")
-        watch_builds([BuildFuture({"a": built, "b": pending}, lambda key, place: place)])
+        watch_builds([BuildFuture({"a": built, "b": pending}, lambda key, location: location)])
         until(lambda: any("generate (stage 6 of 8), kernels built 1 of 2 (about " in line for line in lines))
     until(lambda: any(line.startswith("polyfuse: kernels built 1 of 2") for line in lines))
     pending.set_result({})
@@ -61,7 +61,7 @@ def test_the_line_is_gone_before_the_program_goes_on(lines):
     assert lines[-1] == ""
     pending: Future = Future()
     with compiling(ON, lambda: "g"):
-        watch_builds([BuildFuture({"a": pending}, lambda key, place: place)])
+        watch_builds([BuildFuture({"a": pending}, lambda key, location: location)])
     until(lambda: lines[-1].startswith("polyfuse: kernels built 0 of 1"))
     pending.set_result({})
     note_built()

@@ -23,9 +23,9 @@ def layer(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.T
 def stack(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Layers that all read one value, a result of the middle, and one that has no gradient."""
     scale, middle = x.cos(), x
-    for place, weight in enumerate(weights):
+    for position, weight in enumerate(weights):
         x = layer(x, weight, scale)
-        if place == len(weights) // 2:
+        if position == len(weights) // 2:
             middle = x
     return x, middle.sin()
 

@@ -75,7 +75,7 @@ def test_computed_once_and_again_after_a_change(frozen):
     torch.testing.assert_close(run(x), module(x))
     torch.testing.assert_close(run(x), module(x))
     assert calls == [1]
-    module.weight.data = torch.randn(6, 5)  # another place in memory
+    module.weight.data = torch.randn(6, 5)  # another address
     torch.testing.assert_close(run(x), module(x))
     assert calls == [1, 1]
 
@@ -242,7 +242,7 @@ def test_what_differs_within_a_channel_stays(frozen):
     assert frozen[0] is not None and frozen[0].folded == 3
 
 
-def test_a_parameter_that_took_the_place_of_another_is_met_anew():
+def test_a_parameter_that_replaced_another_is_met_anew():
     computed: list[float] = []
 
     def values(given: Any) -> list[torch.Tensor]:

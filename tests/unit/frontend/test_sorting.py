@@ -34,7 +34,7 @@ TYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int16,
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_order_and_places_are_eager_modes(dtype: torch.dtype) -> None:
+def test_order_and_positions_are_eager_modes(dtype: torch.dtype) -> None:
     for size, dim in (((), 0), ((0,), 0), ((1,), 0), ((3, 8), 1), ((9, 2), 0), ((2, 13), -1), ((4, 0), 1)):
         x = numbers(dtype, *size)
         for descending in (False, True):

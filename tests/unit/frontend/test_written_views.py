@@ -52,7 +52,7 @@ def _given(write: str, view: str) -> list[str]:
     return given
 
 
-def _placed(results: object) -> list[tuple[torch.Size, tuple[int, ...], int]]:
+def _layouts(results: object) -> list[tuple[torch.Size, tuple[int, ...], int]]:
     given = results if isinstance(results, tuple) else (results,)
     return [(r.shape, r.stride(), r.storage_offset()) for r in given]
 
@@ -62,7 +62,7 @@ def _check(f: Callable[[Tensor], object], make: Callable[[], Tensor], dynamic: b
     expected_input, found_input = make(), make()
     expected = f(expected_input)
     found = torch.compile(f, backend="polyfuse", options=OPTIONS, dynamic=dynamic)(found_input)
-    assert _placed(found) == _placed(expected)
+    assert _layouts(found) == _layouts(expected)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found_input, expected_input)
     # they are views of the input, or copies, as in eager mode
@@ -107,7 +107,7 @@ def test_another_size_and_offset_at_the_next_call() -> None:
         memory = torch.randn(rows, 4, width)
         expected = f(memory.clone()[1:, :, begin:-1])
         found = compiled(memory[1:, :, begin:-1])
-        assert _placed(found) == _placed(expected)
+        assert _layouts(found) == _layouts(expected)
         torch.testing.assert_close(found, expected)
 
 
@@ -125,7 +125,7 @@ def test_an_input_begins_elsewhere_at_the_next_call(first: int) -> None:
     for offset in (first, 2, 8, 0):
         x = memory[offset : offset + 24].view(4, 6)
         found, expected = compiled(x), f(x)
-        assert _placed(found) == _placed(expected)
+        assert _layouts(found) == _layouts(expected)
         assert all(map(torch.equal, found, expected))
 
 
@@ -160,7 +160,7 @@ def test_gradients_through_the_view() -> None:
     expected = gradients(f)
     torch._dynamo.reset()
     found = gradients(torch.compile(f, backend="polyfuse", options=OPTIONS, dynamic=True))
-    assert _placed(found[0]) == _placed(expected[0])
+    assert _layouts(found[0]) == _layouts(expected[0])
     torch.testing.assert_close(found, expected)
 
 

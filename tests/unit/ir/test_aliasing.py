@@ -103,9 +103,9 @@ def test_what_is_read_after_the_store():
 
 
 def test_an_operand_of_a_matmul():
-    place = "4*i0 + r0"
+    index = "4*i0 + r0"
     product = ROWS.replace("v3 = reduce f32 sum (v2)", "v3 = reduce f32 dot (v0, v1)")
-    product = product.replace(f"store f32 set out0[{place}] = v2", f"store f32 set out0[{place}] = v0")
+    product = product.replace(f"store f32 set out0[{index}] = v2", f"store f32 set out0[{index}] = v0")
     assert "operand of a matmul" in fault(product, "out0, in0")
 
 

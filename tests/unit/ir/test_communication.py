@@ -36,7 +36,7 @@ def test_only_their_own_parts_are_read(word: str, line: str) -> None:
         parse(f"node n = {word} aten.sin.default single {{\n  {line}\n}}\n")
 
 
-def test_what_runs_at_a_place() -> None:
+def test_what_runs_at_a_point() -> None:
     m = gathered()
     m.wait("g", "a")
     _, start, other, end = m.nodes

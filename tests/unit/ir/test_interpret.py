@@ -59,10 +59,10 @@ def test_operands_may_be_addresses():
     torch.testing.assert_close(y, x.softmax(-1))
 
 
-@pytest.mark.parametrize("place", [axis("i0", 4) * 3, axis("i0", 4) - 1])
-def test_access_outside_is_an_error(place):
+@pytest.mark.parametrize("index", [axis("i0", 4) * 3, axis("i0", 4) - 1])
+def test_access_outside_is_an_error(index):
     i = axis("i0", 4)
-    body = (Load("x", "in0", place, F),)
+    body = (Load("x", "in0", index, F),)
     kernel = Kernel("k", "cpu", (i,), (), (KernelArg("in0", "in", F, 4),), (), (Section(False, body),))
     with pytest.raises(IRError, match="'in0'"):
         run_kernel(kernel, [torch.zeros(4)])
@@ -164,8 +164,8 @@ def test_integer_division_never_traps():
 def test_reductions_of_special_values():
     nan, inf = float("nan"), float("inf")
     x = torch.tensor([[1.0, nan, 3.0, nan], [-inf, 2.0, 2.0, 1.0]])
-    place = torch.arange(4).expand(2, 4)
-    best, at = semantics.reduce("argmax", (x, place), F)
+    position = torch.arange(4).expand(2, 4)
+    best, at = semantics.reduce("argmax", (x, position), F)
     assert best[0].isnan() and best[1] == 2 and at.tolist() == [1, 1]
     assert semantics.reduce("min", (x,), F)[0].tolist()[1] == -inf
     mean, squares, count = semantics.reduce("welford", (torch.tensor([[1.0, 2.0, 6.0]]),), F)
@@ -197,16 +197,16 @@ def plain(buffers: tuple[KernelArg, ...], *body: Statement) -> Kernel:
     return Kernel("plain", "cpu", (), (), buffers, (), (Section(False, body),))
 
 
-def fetch(target: str, buffer: str, place: int, dtype: DType) -> Statement:
-    return Load(target, buffer, place, dtype)
+def fetch(target: str, buffer: str, index: int, dtype: DType) -> Statement:
+    return Load(target, buffer, index, dtype)
 
 
-def put(value: str, buffer: str, place: int, dtype: DType) -> Statement:
-    return Store(buffer, place, value, dtype)
+def put(value: str, buffer: str, index: int, dtype: DType) -> Statement:
+    return Store(buffer, index, value, dtype)
 
 
 @pytest.mark.parametrize("dtype", [F, DType.u16, DType.bool])
-def test_what_is_loaded_stays_when_its_place_is_written_to(dtype):
+def test_what_is_loaded_stays_when_its_address_is_written_to(dtype):
     """A kernel without loops exchanges two elements in place; another writes a result over its operand."""
     kernel = plain(
         (KernelArg("x", "inout", dtype, 2),),

@@ -95,7 +95,7 @@ def test_digest_ignores_graph_name_and_comments():
         ("expr {\n  yield %0\n}", "%0"),
     ],
 )
-def test_errors_name_the_place(broken, part):
+def test_errors_name_the_line(broken, part):
     with pytest.raises(ParseError, match="line") as caught:
         parse(broken)
     assert part in str(caught.value)

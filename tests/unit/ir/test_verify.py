@@ -90,7 +90,7 @@ def test_broken_kernels(bad, part):
     assert part in str(caught.value)
 
 
-def test_a_masked_access_may_name_places_outside():
+def test_a_masked_access_may_name_indices_outside():
     masked = Load("z", "in0", AXIS + 11, F, (), "ok", "y")
     first = IndexValue("i", AXIS)
     verify_kernel(kernel(once(ONCE, first, Compute("ok", "lt", ("i", "i"), B), masked)))

@@ -39,7 +39,7 @@ def _rows(x: torch.Tensor) -> Any:
     ]
 
 
-def _places(x: torch.Tensor) -> Any:
+def _indices(x: torch.Tensor) -> Any:
     n = x.shape[0]
     i = torch.arange(n) * 2 % n
     return [
@@ -66,7 +66,7 @@ def _images(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("fn", [_views, _rows, _places, _images])
+@pytest.mark.parametrize("fn", [_views, _rows, _indices, _images])
 def test_other_sizes_same_graph(fn: Callable[[torch.Tensor], Any]) -> None:
     run, record = compiled(fn, dynamic=True)
     for n in (5, 9, 12):

@@ -1,4 +1,4 @@
-"""What the host does beside launching kernels: reads numbers, copies, writes results into their places."""
+"""What the host does beside launching kernels: reads numbers, copies, writes results into parts of others."""
 
 from __future__ import annotations
 

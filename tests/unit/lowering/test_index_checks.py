@@ -185,7 +185,7 @@ def test_indices_that_are_in_range_by_themselves_need_no_check(tmp_path: Any) ->
 
 
 def test_what_is_masked_away_does_not_raise() -> None:
-    """Elements that padding adds have no index, whatever is computed in their places."""
+    """Elements that padding adds have no index, whatever is computed there."""
     run = compiled(lambda x, i: F.pad(x[i - 5], (0, 0, 3, 3)) + F.pad(i, (3, 3), value=99)[:, None])
     x, index = torch.randn(5, 4), torch.tensor([5, 9, 7])
     torch.testing.assert_close(
@@ -212,11 +212,11 @@ def test_without_checks_nothing_is_written_out_of_range() -> None:
 
 
 def test_gradients_with_checked_indices() -> None:
-    weight, places = torch.randn(5, 4, requires_grad=True), torch.tensor([4, 0, 4])
+    weight, indices = torch.randn(5, 4, requires_grad=True), torch.tensor([4, 0, 4])
     run = compiled(lambda w, i: F.cross_entropy(F.embedding(i, w), i % 4))
-    run(weight, places).backward()
+    run(weight, indices).backward()
     found, weight.grad = weight.grad, None
-    F.cross_entropy(F.embedding(places, weight), places % 4).backward()
+    F.cross_entropy(F.embedding(indices, weight), indices % 4).backward()
     torch.testing.assert_close(found, weight.grad)
     with pytest.raises(IndexError, match="out of range"):
         run(weight, torch.tensor([5, 0, 1]))

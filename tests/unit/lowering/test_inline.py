@@ -32,32 +32,32 @@ def context() -> Any:
     }
     for name, value in fields.items():
         object.__setattr__(aten, name, value)
-    return lowering._Lowerer(aten, Settings(), LoweringReport(), lowering.families.registry(), None).ctx
+    return lowering._Lowerer(aten, Settings(), LoweringReport()).ctx
 
 
 def traced(function: Any, *examples: torch.Tensor) -> torch.fx.GraphModule:
     return make_fx(function, tracing_mode="fake")(*examples)
 
 
-def place(ctx: Any, name: str = "q") -> Any:
+def along(ctx: Any, name: str = "q") -> Any:
     """The position along an axis as a number."""
     return ctx.lazy(ctx.temporary(DType.i64, "cpu", ()), index_value(axis(name, 8)))
 
 
-def test_numbers_become_an_expression_of_places():
+def test_numbers_become_an_expression_of_indices():
     ctx = context()
     module = traced(lambda a, b: torch.tanh(a * 2.0 - b), torch.tensor(1), torch.tensor(2))
-    found = ctx.inline(module, [place(ctx, "q"), place(ctx, "k")])
+    found = ctx.inline(module, [along(ctx, "q"), along(ctx, "k")])
     body = found.at(())
     assert body.op == "tanh" and body.dtype is DType.f32
     assert not loads(body) and not ctx.nodes
 
 
-def test_captured_tensors_are_read_at_a_place():
+def test_captured_tensors_are_read_at_an_index():
     ctx = context()
     table = ctx.stored(ctx.temporary(DType.f32, "cpu", (8,)))
     module = traced(lambda t, a: torch.ops.aten.index.Tensor(t, [a]), torch.zeros(8), torch.tensor(1))
-    (read,) = loads(ctx.inline(module, [table, place(ctx)]).at(()))
+    (read,) = loads(ctx.inline(module, [table, along(ctx)]).at(()))
     assert free_axes(read.index) == ("q",)
 
 

@@ -110,8 +110,8 @@ def test_several_results_by_reductions(monkeypatch):
     def lower(ctx, node, value):
         results = [ctx.template(fake) for fake in node.meta["val"]]
 
-        def values(place):
-            return (cast(value.at(place), DType.f32),)
+        def values(index):
+            return (cast(value.at(index), DType.f32),)
 
         for kind, result in zip(("min", "max"), results, strict=True):
             ctx.reduce(kind, value.size, [value.rank - 1], values, [result])

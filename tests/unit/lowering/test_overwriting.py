@@ -85,7 +85,7 @@ def test_values_made_of_the_target_are_computed_before() -> None:
     assert copies(record) == 0
 
 
-def test_places_made_of_the_target_are_computed_before() -> None:
+def test_indices_made_of_the_target_are_computed_before() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         x.scatter_(1, (x.abs() * 10).long() % 4, 2.0)
         return x.sum()

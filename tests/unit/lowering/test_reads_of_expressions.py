@@ -1,4 +1,4 @@
-"""Values read at few places given by data are computed there; losses save no logarithms of probabilities."""
+"""Values read at few indices given by data are computed there; losses save no logarithms of probabilities."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FEW: dict[str, Function] = {
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_few_places_are_computed_where_they_are_read(name: str, dynamic: bool) -> None:
+def test_few_elements_are_computed_where_they_are_read(name: str, dynamic: bool) -> None:
     x, i = torch.randn(6, 50), torch.tensor([0, 49, 7, 7, 30, 12])
     x[1, 49], x[2, 7] = float("nan"), float("inf")
     record = check(FEW[name], x, i, dynamic=dynamic)
@@ -46,7 +46,7 @@ def test_few_places_are_computed_where_they_are_read(name: str, dynamic: bool) -
 
 
 MANY: dict[str, Function] = {
-    "all places": lambda x, i: (x.exp() * 2).gather(1, i.expand(6, 6).repeat(1, 20)),
+    "all elements": lambda x, i: (x.exp() * 2).gather(1, i.expand(6, 6).repeat(1, 20)),
     "another order": lambda x, i: x.exp().roll(5, 1).gather(1, i[:, None]),
     "a stored value": lambda x, i: x.gather(1, i[:, None]),
     "no rows": lambda x, i: x[:0].exp().gather(1, i[:0, None]),
@@ -155,12 +155,12 @@ def test_losses_of_any_number_of_rows(rows: int) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_places_that_are_counted_are_no_data() -> None:
-    """A window's start and the place in it: nothing is looked up, wrapped or clamped."""
+def test_indices_that_are_counted_are_no_data() -> None:
+    """A window's start and the position in it: nothing is looked up, wrapped or clamped."""
 
     def windows(x: torch.Tensor) -> list[torch.Tensor]:
-        place = torch.arange(5)[:, None] * 2 + torch.arange(4)
-        return [x[:, place], x[:, 12 - place]]
+        index = torch.arange(5)[:, None] * 2 + torch.arange(4)
+        return [x[:, index], x[:, 12 - index]]
 
     def unfold(x: torch.Tensor) -> torch.Tensor:
         return F.unfold(x, 3, padding=1, stride=2)

@@ -36,9 +36,9 @@ def test_rows_of_truth_values_are_added() -> None:
 def test_rows_are_added_in_any_dimension() -> None:
     x, source = torch.randn(2, 4), torch.randn(2, 3)
     check(lambda x, i, s: (x.index_add(-1, i, s), x.index_add(1, i, s, alpha=2.5)), x, INDEX, source)
-    one, two, place = torch.tensor(4.0), torch.tensor(2.0), torch.tensor(0)
-    check(lambda x, i, s: x.index_add(0, i, s), one, place, two)
-    check(lambda x, i, s: x.index_add(1, i, s), x, place, source[:, :1])
+    one, two, index = torch.tensor(4.0), torch.tensor(2.0), torch.tensor(0)
+    check(lambda x, i, s: x.index_add(0, i, s), one, index, two)
+    check(lambda x, i, s: x.index_add(1, i, s), x, index, source[:, :1])
 
 
 EMPTY = torch.zeros(0)
@@ -63,7 +63,7 @@ def test_nothing_is_put_into_an_empty_tensor(put: Callable[..., Any]) -> None:
     check(put, EMPTY, ROWS[:0], torch.ones(0))
 
 
-def test_places_of_an_empty_tensor_that_exist() -> None:
+def test_indices_of_an_empty_tensor_that_exist() -> None:
     check(lambda x, i: x.index_put((i,), torch.ones(())), torch.zeros(3, 0), ROWS, native=False)
     check(lambda x: x.index_put((x > 0,), torch.ones(())), EMPTY)
 

@@ -65,8 +65,8 @@ def test_assignments_to_steps(dtype: torch.dtype, size: int) -> None:
 
     x = with_size(size, 1).abs().to(dtype)
     columns, number = x.t().contiguous().t(), -0.0 if dtype.is_floating_point else 1
-    places = [(b.clone(), slice(*step)) for step in bounds for b in (x, columns)]
-    given = [t for b, step in places for t in (b, torch.full_like(b[:, step], number))]
+    targets = [(b.clone(), slice(*step)) for step in bounds for b in (x, columns)]
+    given = [t for b, step in targets for t in (b, torch.full_like(b[:, step], number))]
     for actual, wanted in zip(compiled(assigned)(*given), assigned(*given), strict=True):
         assert torch.equal(actual, wanted) and actual.stride() == wanted.stride()
         if dtype.is_floating_point:

@@ -80,7 +80,7 @@ def test_a_fraction_cut_to_a_size() -> None:
 
 
 @pytest.mark.slow
-def test_places_that_data_say_are_overwritten() -> None:
+def test_elements_that_data_say_are_overwritten() -> None:
     def function(n: torch.Tensor, x: torch.Tensor) -> Any:
         count = n.item()
         y, z, w = x.clone(), x.clone(), x.clone()
@@ -110,7 +110,7 @@ NOWHERE = {
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", NOWHERE)
 @pytest.mark.parametrize("backend", ["cpp", "interpreter"])
-def test_places_in_nothing_are_refused(name: str, backend: str) -> None:
+def test_indices_in_nothing_are_refused(name: str, backend: str) -> None:
     """As in eager mode; no memory is read where there is none."""
     torch._dynamo.reset()
     run = torch.compile(NOWHERE[name], backend="polyfuse", options={"backends": (backend,)})
@@ -120,7 +120,7 @@ def test_places_in_nothing_are_refused(name: str, backend: str) -> None:
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpp", "interpreter"])
-def test_places_in_what_data_leave_are_read_with_care(backend: str) -> None:
+def test_indices_in_what_data_leave_are_read_with_care(backend: str) -> None:
     def function(x: torch.Tensor, chosen: torch.Tensor, i: torch.Tensor) -> Any:
         some = x[chosen]
         return some[i] + 1, some[[-1]] * 2, some.gather(0, i), (some * 3).gather(0, i)
@@ -130,7 +130,7 @@ def test_places_in_what_data_leave_are_read_with_care(backend: str) -> None:
         run = torch.compile(function, backend="polyfuse", options={"backends": (backend,)})
         for chosen in (torch.ones(4, dtype=torch.bool), x > x.min()):
             compare(run(x, chosen, i), function(x, chosen, i))
-        # nothing is left: as in eager mode, no place in it is in range
+        # nothing is left: as in eager mode, no index of it is in range
         with pytest.raises(IndexError, match="size 0"):
             function(x, x > 9, i)
         with pytest.raises(IndexError, match="size 0"):

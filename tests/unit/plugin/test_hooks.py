@@ -467,7 +467,7 @@ def test_what_has_no_hash_is_no_plugin():
         register([])
 
 
-def test_what_a_program_registers_takes_the_place_of_an_installed_plugin(monkeypatch):
+def test_what_a_program_registers_replaces_an_installed_plugin(monkeypatch):
     @hookimpl
     def polyfuse_manifest():
         return Manifest("toy", "5", "me", API_VERSION)

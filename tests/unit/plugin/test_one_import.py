@@ -28,8 +28,8 @@ GUIDES = [ROOT / "docs" / name for name in ("writing-a-backend.md", "new-acceler
 
 def sources() -> Iterator[tuple[Path, str]]:
     """The Python of the examples of plugins, of the two guides, and of what `new-backend` writes."""
-    for place in PLUGINS:
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+    for source in PLUGINS:
+        for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             yield path, path.read_text(encoding="utf-8")
     for path in GUIDES:
         for block in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S):

@@ -131,7 +131,7 @@ def test_views_of_a_result_that_runs(check: Any) -> None:
     check(function, torch.randn(6, 6))
 
 
-def test_an_input_is_changed_in_its_place(check: Any) -> None:
+def test_an_input_is_changed_in_its_memory(check: Any) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         torch.distributed.all_reduce(x)
         return x * 2
@@ -141,7 +141,7 @@ def test_an_input_is_changed_in_its_place(check: Any) -> None:
     assert calls == ("_c10d_functional.all_reduce_.default", "_c10d_functional.wait_tensor.default")
 
 
-def test_an_input_that_the_caller_also_gets_is_no_place_for_a_result(check: Any) -> None:
+def test_an_input_that_the_caller_also_gets_holds_no_result(check: Any) -> None:
     def function(x: torch.Tensor) -> Any:
         total = wait(functional.all_reduce(x, "sum", "0"))
         x.copy_(total)
@@ -150,7 +150,7 @@ def test_an_input_that_the_caller_also_gets_is_no_place_for_a_result(check: Any)
     check(function, torch.randn(3, 4))
 
 
-def test_what_runs_is_no_place_for_a_scatter(check: Any) -> None:
+def test_what_runs_holds_no_scatter(check: Any) -> None:
     def function(x: torch.Tensor, where: torch.Tensor) -> Any:
         y = x.exp()
         gathered = functional.all_gather_into_tensor(y, 2, "0")

@@ -137,8 +137,8 @@ def test_a_result_whose_size_is_not_checked_is_never_recycled(checks: bool) -> N
     """An operator may return an empty tensor for what nobody asked for, whatever it announced."""
     b = Builder()
     x, values = b.tensor("x", (3, 4)), b.buffer("values", (3,))
-    places = b.buffer("places", (3,), dtype=DType.i64)
-    b.call("aten.max.dim", [b.view(x), 1], [values, places], out="tuple")
+    positions = b.buffer("positions", (3,), dtype=DType.i64)
+    b.call("aten.max.dim", [b.view(x), 1], [values, positions], out="tuple")
     b.launch(add_one, [b.buffer("y", (3, 4))], [x])
     b.call("aten.amax.default", [b.view("y"), (1,)], [b.buffer("largest", (3,))])
     b.launch(add_one, [b.buffer("more", (3,))], ["largest"])

@@ -23,11 +23,11 @@ def three_kernels() -> Builder:
 
 def test_the_module_stands_in_order() -> None:
     text = three_kernels().text()
-    places = [
+    positions = [
         text.index(part)
         for part in ("import", "KERNELS =", "INPUTS =", "def call(args):", "args.clear()", "return")
     ]
-    assert places == sorted(places)
+    assert positions == sorted(positions)
     compile(text, "program", "exec")
 
 
@@ -106,7 +106,7 @@ def test_waiting_after_each_launch_is_for_devices_only() -> None:
     assert "synchronize" not in three_kernels().text(debug_sync=True)
 
 
-def test_a_size_used_in_several_places_is_computed_from_one_symbol() -> None:
+def test_a_size_used_in_several_statements_is_computed_from_one_symbol() -> None:
     from polyfuse.symbolic import symbol
 
     b = Builder(s0=8)

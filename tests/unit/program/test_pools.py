@@ -43,7 +43,7 @@ def lifetime(item: Buffer, first: int, last: int | None, takes: str = "", **fact
 HINTS = {"s0": 8, "s1": 100}
 
 
-def placed(*items: tuple[Buffer, Lifetime]):
+def assigned(*items: tuple[Buffer, Lifetime]):
     return plan_pools([life for _, life in items], {item.name: item for item, _ in items}, HINTS)
 
 
@@ -59,10 +59,10 @@ def test_what_lives_at_once_does_not_overlap(seed: int) -> None:
         item = buffer(f"b{i}", random.randint(1, 400), random.choice([DType.f32, DType.i8, DType.f64]))
         first = random.randrange(40)
         items.append((item, lifetime(item, first, first + random.randrange(12))))
-    places = placed(*items)
-    (pool,) = {place.pool for place in places.values()}
-    assert len(places) == 30
-    ranges = [(life, places[item.name].offset, storage_bytes(item, {})) for item, life in items]
+    placements = assigned(*items)
+    (pool,) = {block.pool for block in placements.values()}
+    assert len(placements) == 30
+    ranges = [(life, placements[item.name].offset, storage_bytes(item, {})) for item, life in items]
     for k, (life, start, size) in enumerate(ranges):
         assert start % ALIGNMENT == 0 and start + size <= pool.size
         for other, begin, length in ranges[:k]:
@@ -81,18 +81,18 @@ def test_what_lives_at_once_does_not_overlap(seed: int) -> None:
 
 def test_sizes_need_not_be_equal_for_memory_to_be_used_again() -> None:
     large, small, late = buffer("large", 256), buffer("small", 16), buffer("late", 100)
-    places = placed(
+    placements = assigned(
         (large, lifetime(large, 0, 1)), (small, lifetime(small, 2, 3)), (late, lifetime(late, 2, 4))
     )
-    assert places["large"].pool.size == 1024
-    assert (places["large"].pool.first, places["large"].pool.last) == (0, 4)
-    assert {name: place.offset for name, place in places.items()} == {"large": 0, "late": 0, "small": 448}
+    assert placements["large"].pool.size == 1024
+    assert (placements["large"].pool.first, placements["large"].pool.last) == (0, 4)
+    assert {name: block.offset for name, block in placements.items()} == {"large": 0, "late": 0, "small": 448}
 
 
-def test_what_is_written_over_another_lies_in_its_place() -> None:
+def test_what_is_written_over_another_shares_its_memory() -> None:
     a, b, c = buffer("a", 16), buffer("b", 16), buffer("c", 16)
-    places = placed((a, lifetime(a, 0, 1)), (b, lifetime(b, 1, 2, takes="a")), (c, lifetime(c, 0, 2)))
-    assert places["a"] == places["b"] != places["c"]
+    placements = assigned((a, lifetime(a, 0, 1)), (b, lifetime(b, 1, 2, takes="a")), (c, lifetime(c, 0, 2)))
+    assert placements["a"] == placements["b"] != placements["c"]
 
 
 @pytest.mark.parametrize(
@@ -101,21 +101,21 @@ def test_what_is_written_over_another_lies_in_its_place() -> None:
 def test_what_others_know_of_stays_out_with_what_is_written_over_it(facts) -> None:
     a, b, c, d = (buffer(name, 16) for name in "abcd")
     last = facts.pop("last", 2)
-    places = placed(
+    placements = assigned(
         (a, lifetime(a, 0, 1)),
         (b, lifetime(b, 1, last, takes="a", **facts)),
         (c, lifetime(c, 0, 2)),
         (d, lifetime(d, 0, 2)),
     )
-    assert set(places) == {"c", "d"}
+    assert set(placements) == {"c", "d"}
 
 
 def test_devices_have_pools_of_their_own_and_a_single_buffer_has_none() -> None:
     items = [buffer(f"b{i}", 8, device=f"cuda:{i % 2}") for i in range(4)] + [buffer("alone", 8)]
-    places = placed(*((item, lifetime(item, 0, 1)) for item in items))
-    assert set(places) == {"b0", "b1", "b2", "b3"}
-    assert places["b0"].pool == places["b2"].pool != places["b1"].pool
-    assert places["b0"].pool.device == "cuda:0"
+    placements = assigned(*((item, lifetime(item, 0, 1)) for item in items))
+    assert set(placements) == {"b0", "b1", "b2", "b3"}
+    assert placements["b0"].pool == placements["b2"].pool != placements["b1"].pool
+    assert placements["b0"].pool.device == "cuda:0"
 
 
 def _symbolic(seed: int):
@@ -134,14 +134,14 @@ def _symbolic(seed: int):
 @pytest.mark.parametrize("seed", range(10))
 def test_sizes_of_symbols_never_overlap_whatever_they_are(seed: int) -> None:
     items = list(_symbolic(seed))
-    places = placed(*items)
-    assert len(places) == 24
-    (pool,) = {place.pool for place in places.values()}
+    placements = assigned(*items)
+    assert len(placements) == 24
+    (pool,) = {block.pool for block in placements.values()}
     most = 0
     for values in (HINTS, {"s0": 1, "s1": 1}, {"s0": 1000, "s1": 3}, {"s0": 5, "s1": 0}):
         extent = example_value(pool.extent, values)
         ranges = [
-            (life, example_value(places[item.name].offset, values), storage_bytes(item, values))
+            (life, example_value(placements[item.name].offset, values), storage_bytes(item, values))
             for item, life in items
         ]
         for k, (life, start, size) in enumerate(ranges):
@@ -164,7 +164,7 @@ def test_sizes_that_are_not_known_and_odd_types_stay_out() -> None:
         (item, Lifetime(item.name, storage_key(item), 64, 0, 1, True, True))
         for item in (odd, unknown, empty, a, b)
     ]
-    assert set(placed(*items)) == {"a", "b"}
+    assert set(assigned(*items)) == {"a", "b"}
 
 
 def steps_of(b: Builder):

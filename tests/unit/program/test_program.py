@@ -234,9 +234,9 @@ def test_several_results_of_which_some_are_unused() -> None:
 
 def test_a_list_of_tensors_may_hold_none() -> None:
     b = Builder()
-    x, places = b.tensor("x", (2, 3)), b.tensor("places", (2,), dtype=DType.i64)
+    x, positions = b.tensor("x", (2, 3)), b.tensor("positions", (2,), dtype=DType.i64)
     values = b.tensor("values", (2, 2))
-    arguments = [b.view(x), (None, b.view(places)), b.view(values), True]
+    arguments = [b.view(x), (None, b.view(positions)), b.view(values), True]
     b.call("aten.index_put.default", arguments, [b.buffer("y", (2, 3))])
     b.output("y")
     (y,) = b.module()([torch.zeros(2, 3), torch.tensor([2, 0]), torch.ones(2, 2)])

@@ -93,9 +93,9 @@ def test_its_text() -> None:
     assert "    k1(a, b, 4*s0, 7)\n" in text and "    del b\n    return (c,)\n" in text
     space: dict[str, object] = {}
     exec(text[text.index("SERIES = (") : text.index("CHECKS = ")], space)
-    ((name, inputs, symbols, places, returns, rows),) = space["SERIES"]  # type: ignore[attr-defined]
+    ((name, inputs, symbols, positions, returns, rows),) = space["SERIES"]  # type: ignore[attr-defined]
     (series,) = find_series(one, {"one"})
-    assert (name, inputs, symbols, places) == ("series_0", 2, ("s0",), 4)
+    assert (name, inputs, symbols, positions) == ("series_0", 2, ("s0",), 4)
     assert (returns, rows) == (series.returns, series.rows)
 
 

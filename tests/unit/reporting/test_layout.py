@@ -29,5 +29,5 @@ def test_long_graphs_become_columns_that_do_not_overlap() -> None:
     assert max(x for x, _ in corners) < 4 * max(y for _, y in corners)
 
 
-def test_nothing_to_place() -> None:
+def test_nothing_to_lay_out() -> None:
     assert node_corners([]) == []

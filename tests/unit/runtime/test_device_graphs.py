@@ -90,12 +90,12 @@ def test_a_variable_that_is_bound_anew_holds_the_last_result(device: FakeDevice)
 def copies_in(device: FakeDevice, run: Callable[..., torch.Tensor], calls: int) -> int:
     """How many of some calls, whose results nobody holds, give copies."""
     found = 0
-    places = {block.memory.data_ptr() for pool in device.pools for block in pool.blocks}
+    addresses = {block.memory.data_ptr() for pool in device.pools for block in pool.blocks}
     for _ in range(calls):
         x, w = fresh()
         result = run(x, w)
         same(result, affine(x, w))
-        found += result.data_ptr() not in places
+        found += result.data_ptr() not in addresses
         del result
     return found
 

@@ -111,8 +111,8 @@ def test_large_gradients_that_come_in_are_read_where_they_are(
         run(x).backward(gradient)
         reference(x).backward(gradient)
         same(state(model), state(reference))
-    places = {a.data_ptr() for a in device.graphs[1].args if isinstance(a, torch.Tensor)}
-    assert rooms[1 if moves else 0].data_ptr() in places
+    addresses = {a.data_ptr() for a in device.graphs[1].args if isinstance(a, torch.Tensor)}
+    assert rooms[1 if moves else 0].data_ptr() in addresses
     assert status("backward").recordings == 1 + moves
     assert status("backward").replays == 5
 

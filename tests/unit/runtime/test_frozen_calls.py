@@ -103,6 +103,20 @@ def test_a_checked_call_of_another_layout_or_type():
         assert torch.equal(call(made), made)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool], ids=str)
+def test_a_checked_call_sees_each_number_of_integers(dtype):
+    call = CheckedCall(torch.clone)
+    last = torch.randint(0, 2, (3, 5, 2, 2)).to(dtype).to(memory_format=torch.channels_last)
+    for a in (torch.randint(0, 2, (4, 7)).to(dtype), last):
+        for position in torch.cartesian_prod(*map(torch.arange, a.shape)):
+            assert torch.equal(call(a), a) and call(a) is call(a)
+            number = a.data[tuple(position)]
+            number.copy_(number == 0)
+            assert torch.equal(call(a), a)
+        a.data.copy_(a.flip(0))
+        assert torch.equal(call(a), a)
+
+
 def test_by_name():
     assert isinstance(operator("checked.aten.neg.default"), CheckedCall)
     call = operator("frozen.aten.neg.default")

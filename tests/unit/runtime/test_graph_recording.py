@@ -38,29 +38,29 @@ def test_a_seed_on_the_processor_is_constant_and_read_where_it_is() -> None:
 def test_addresses_stand_where_the_tensors_do() -> None:
     """As in the function that builds of torch for devices have for this."""
     args: list[Any] = [7, torch.zeros(1), torch.ones(1), torch.ones(2)]
-    places = [None, None, args[2].data_ptr(), args[3].data_ptr()]
-    assert same_addresses(args, places, [2, 3])
-    assert same_addresses(args, places, [])
+    addresses = [None, None, args[2].data_ptr(), args[3].data_ptr()]
+    assert same_addresses(args, addresses, [2, 3])
+    assert same_addresses(args, addresses, [])
     args[2] = torch.ones(1)
-    assert not same_addresses(args, places, [2, 3])
-    assert same_addresses(args, places, [3])
+    assert not same_addresses(args, addresses, [2, 3])
+    assert same_addresses(args, addresses, [3])
 
 
-def test_a_parameter_that_is_gone_is_not_taken_for_what_is_in_its_place() -> None:
+def test_a_parameter_that_is_gone_is_not_taken_for_what_is_at_its_address() -> None:
     memory = GraphMemory(FakeDevice())
     room = torch.zeros(4)
 
-    def at_the_place() -> torch.Tensor:
+    def at_the_address() -> torch.Tensor:
         storage = storage_at(room.data_ptr(), 16, room.device)
         return torch.empty(0).set_(storage, 0, (4,), (1,))
 
-    parameter = at_the_place()
+    parameter = at_the_address()
     plan_inputs(GraphFacts("cpu", fixed=(0,)), [parameter], memory, [])
     varying = GraphFacts("cpu", varying=(0,))
     assert plan_inputs(varying, [parameter.detach()], memory, []).fixed == [0]
-    assert plan_inputs(varying, [at_the_place()], memory, []).copied == (0,)
+    assert plan_inputs(varying, [at_the_address()], memory, []).copied == (0,)
     del parameter
-    assert plan_inputs(varying, [at_the_place()], memory, []).copied == (0,)
+    assert plan_inputs(varying, [at_the_address()], memory, []).copied == (0,)
 
 
 def test_what_is_known_of_parameters_that_are_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_what_depends_on_another_comes_in_a_later_launch() -> None:
         torch.testing.assert_close(found[f"y{k}"], x * x.sum(1)[0])
 
 
-def test_a_call_in_between_keeps_its_place() -> None:
+def test_a_call_in_between_keeps_its_position() -> None:
     m, _ = entries([3, 5])
     m.buffer("c", 3)
     m.call("aten.sin.default", ("c",), "y0")

@@ -26,7 +26,7 @@ def doubled(count: IndexLike, start: IndexLike) -> Kernel:
     return Builder("part", (i,), (), args).once(Store("out0", i, apply("add", value, value))).kernel((9,))
 
 
-def test_extents_places_and_lengths() -> None:
+def test_extents_indices_and_lengths() -> None:
     kernel, operands = sizes_as_arguments(doubled(ROUNDED + 1, 2 * ROUNDED), ("x", "y", LENGTH), lambda _: 3)
     verify_kernel(kernel)
     number = symbol("h0", 1)

@@ -51,7 +51,7 @@ WHOLE: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", WHOLE)
-def test_matmuls_are_written_into_their_places(name: str) -> None:
+def test_matmuls_are_written_into_their_slices(name: str) -> None:
     function = WHOLE[name]
     report = run(function)
     assert in_place(report) == 2 and "aten.cat.out" not in report.calls

@@ -179,7 +179,7 @@ def test_siblings_that_share_nothing_pair_only_on_request() -> None:
     torch.testing.assert_close(out["b"], y.exp())
 
 
-def test_reading_what_was_scattered_waits_even_at_the_same_places() -> None:
+def test_reading_what_was_scattered_waits_even_at_the_same_indices() -> None:
     m = Maker()
     m.buffer("at", 8, dtype=DType.i64, kind="input")
     m.buffer("x", 8, kind="input")

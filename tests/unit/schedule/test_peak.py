@@ -36,7 +36,7 @@ def test_bytes_in_use() -> None:
     assert live.profile([0, 1, 2]) == [(11, 10), (110, 100), (1100, 1000)]
 
 
-def test_a_result_takes_the_place_of_an_operand_that_dies() -> None:
+def test_a_result_reuses_the_memory_of_an_operand_that_dies() -> None:
     over = [Step(("a", "b"), 0, True), Step(("b", "c"), 7, True)]
     assert Live(over, found({"a": 8, "b": 8, "c": 9}, "a", "c")).profile([0, 1]) == [(8, 8), (24, 9)]
 

@@ -81,7 +81,7 @@ def of(node: LoopNode, **given: Any) -> Scene:
 
 
 def sized(name: str, *size: IndexLike, **facts: Any) -> dict[str, Buffer]:
-    """The buffers of a scene with another one in the place of `name`."""
+    """The buffers of a scene with another one instead of `name`."""
     return {**Scene(SUM).buffers, name: buffer(name, *size, **facts)}
 
 

@@ -250,7 +250,7 @@ def test_digits_of_an_axis_join():
     assert 16 * ((x // 16) % 8) + x % 16 == x % 128
     assert 3 * (16 * ((x // 16) % 8) + x % 16) + x // 128 == 3 * (x % 128) + x // 128
     assert 256 * (x // 256) + 16 * ((x // 16) % 16) + x % 16 == x
-    # digits of something else, or at another place, stay
+    # digits of something else, or at another power, stay
     assert str(16 * ((x // 32) % 8) + x % 16) == "16*((x // 32) % 8) + (x % 16)"
     for value in (0, 15, 16, 127, 128, 4095):
         assert evaluate(16 * ((x // 16) % 8) + x % 16, {"x": value}) == value % 128

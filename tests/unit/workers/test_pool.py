@@ -56,7 +56,7 @@ def test_small_kernels_share_a_unit_that_is_loaded_once(tmp_path):
         future = pool.submit(backend, [source(f"t{i}") for i in range(10)], KernelStore(tmp_path))
         future.result()
         assert backend.loads == 1
-        assert len({str(place) for place in future.locations().values()}) == 10
+        assert len({str(location) for location in future.locations().values()}) == 10
 
 
 def test_a_bad_kernel_costs_only_itself(kind, tmp_path):

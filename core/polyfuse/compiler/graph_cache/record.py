@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import CacheError
 from polyfuse.base.log import get_logger
@@ -89,7 +87,7 @@ class GraphRecord:
     Attributes:
         text: the host program.
         kernels: by their names in the program.
-        constants: tensors that the program reads, by their keys.
+        constants: tensors that the program reads, and what plugins have it call, by their keys.
         report: what the compiler did.
         donated: positions of inputs that it may overwrite, for nobody needs them after a backward.
         host: the program in its native form, if it has one.
@@ -105,7 +103,7 @@ class GraphRecord:
 
     text: str
     kernels: Mapping[str, KernelRecord]
-    constants: Mapping[str, torch.Tensor]
+    constants: Mapping[str, object]
     report: GraphReport
     donated: tuple[int, ...] = ()
     host: HostRecord | None = None

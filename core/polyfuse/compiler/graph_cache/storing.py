@@ -68,10 +68,11 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
         if isinstance(its_own, str):
             return its_own
         called[key] = CalledRecord(its_own, subgraph.layouts, subgraph.single, subgraph.name)
-    for value in constants.values():
+    tensors = [value for value in constants.values() if not getattr(value, "storable", False)]
+    for value in tensors:
         if type(value) is not torch.Tensor or value.layout != torch.strided or value.requires_grad:
             return f"its program refers to a {type(value).__name__}"
-    if sum(value.nbytes for value in constants.values()) > _CONSTANT_BYTES:
+    if sum(value.nbytes for value in tensors) > _CONSTANT_BYTES:
         return "its constants are large"
     sources = {name: (kernel.emitted.backend, kernel.emitted.source) for name, kernel in kernels.items()}
     native = module.native if isinstance(module.native, NativeHost) else None

@@ -20,7 +20,7 @@ from polyfuse.frontend.periods import BEFORE, NotRepeated, Periods
 from polyfuse.ir.graph import Graph, GraphOutput
 from polyfuse.ir.nodes import Buffer, Node, Origin
 from polyfuse.ir.records import changed
-from polyfuse.lowering.lower import input_names
+from polyfuse.lowering.ends import input_names
 from polyfuse.lowering.shortened import Shortening
 from polyfuse.program.loops import NotALoop, Skipped
 from polyfuse.schedule import Call, Decision, Launch, Schedule

@@ -19,7 +19,7 @@ from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.describe import output_args
 from polyfuse.plugin import Backend, HostCall, No, Source
 from polyfuse.plugin.host_library import HostArgument, HostLibrary, HostResult, HostSymbol, HostWeight
-from polyfuse.program.native import native_program
+from polyfuse.program.native.lowering import native_program
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.workers import BuildFuture
 

@@ -99,14 +99,18 @@ def rewrite_graph(
     more: MoreRewrites | None = None,
     texts: PassTexts = NO_TEXTS,
     notes: list[Note] | None = None,
+    static: Sequence[int] = (),
 ) -> tuple[tuple[str, int], ...]:
     """Run every rewrite on `module`, in place, and `more` after them; returns how often each one applied,
     leaving out those that did not.
 
     `texts` records the graph before and after each, and `notes` gets the messages of single ones.
-    `settings.fuel` limits the number of rewrites of one graph. Dropping dead calls costs none.
+    `static` has the positions of parameters and buffers among the inputs. `settings.fuel` limits the number
+    of rewrites of one graph. Dropping dead calls costs none.
     """
-    state = Rewriting(module, settings, stage, settings.fuel, [] if notes is None else notes)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    parameters = frozenset(placeholders[i] for i in static)
+    state = Rewriting(module, settings, stage, settings.fuel, [] if notes is None else notes, parameters)
     counts: list[tuple[str, int]] = []
     texts.begin(lambda: str(module.graph))
     for name, function in PASSES:

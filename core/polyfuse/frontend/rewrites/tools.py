@@ -38,6 +38,8 @@ class Rewriting:
     """Rewrites left; None: no limit."""
     notes: list[Note] = field(default_factory=list)
     """The messages of rewrites."""
+    parameters: frozenset[Node] = frozenset()
+    """Inputs that are parameters or buffers of the model, whose address never changes."""
     _escaping: frozenset[Node] | None = field(default=None, repr=False)
 
     @property

@@ -1,9 +1,9 @@
 """Frozen constants: values that follow from the parameters of a model alone, such as weights laid out for a
 library. They are computed when parameters are met for the first time, and again when these have changed.
 
-`entries` sees whether parameters changed. `values` has programs that take such values as inputs, and `calls`
-operators that a program calls once for each parameter. What is frozen is decided elsewhere, by
-`frontend.freezing` and by autotuning.
+`entries` sees whether parameters changed. `values` has programs that take such values as inputs, `calls`
+operators that a program calls once for each parameter, and `packing` how much memory they may take. What is
+frozen is decided elsewhere, by `frontend.freezing` and by autotuning.
 """
 
 from polyfuse.runtime.frozen.calls import (
@@ -15,6 +15,7 @@ from polyfuse.runtime.frozen.calls import (
     FrozenCall,
     FrozenCalls,
 )
+from polyfuse.runtime.frozen.packing import once, room_of
 from polyfuse.runtime.frozen.values import (
     FrozenOperand,
     FrozenProgram,
@@ -36,4 +37,6 @@ __all__ = [
     "FrozenStep",
     "FrozenValues",
     "PackedInputs",
+    "once",
+    "room_of",
 ]

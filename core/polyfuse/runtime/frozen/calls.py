@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
+from polyfuse.torch_compat.bindings import multiply_bytes
 from polyfuse.torch_compat.swaps import ContentsRef
 
 FROZEN = "frozen."
@@ -29,6 +30,9 @@ ONCE = (FROZEN, CHECKED)
 
 _RUN = 64
 """Numbers of a parameter that are multiplied with random ones together, where they divide it."""
+
+_PROBES = 4
+"""Random bytes that each byte of an integer parameter is multiplied with."""
 
 _BITS = {2: torch.int16, 4: torch.int32}
 """Types of as many bytes, in which NaN is equal to itself; others are seen as numbers of 64 bits."""
@@ -111,8 +115,9 @@ class CheckedCall(FrozenCall):
     they can be written to in ways that leave no trace, such as through `parameter.data`.
 
     Each run of numbers in memory is multiplied with a fixed vector of random numbers. A change that leaves
-    all these products as they were is so small that a layer would round it away as well. Reading a parameter
-    takes a fraction of the time that laying it out does.
+    all these products as they were is so small that a layer would round it away as well; those of integers
+    are exact, and see a change of a run but for one in 2**32. Reading a parameter takes a fraction of the
+    time that laying it out does.
     """
 
     def __init__(self, operator: Callable[..., Any]) -> None:
@@ -140,7 +145,7 @@ class _Snapshot:
         address: of its memory.
         runs: a view of that memory, a row for each run.
         probe: random numbers between 1 and 2, by which each run is multiplied.
-        bits: of the products.
+        bits: of the products; those of integers, of which bytes are multiplied, as they are.
     """
 
     parameter: weakref.ref[torch.Tensor]
@@ -153,27 +158,35 @@ class _Snapshot:
     def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor]) -> _Snapshot:
         count, dtype = parameter.numel(), parameter.dtype
         # short runs are read one after the other; of long ones, the library reads several side by side
-        run = _RUN if count % _RUN == 0 else count // parameter.shape[0]
+        short = dtype.is_floating_point and count % _RUN == 0
+        run = _RUN if short else count // parameter.shape[0]
         with torch.inference_mode(False), torch.no_grad():
             runs = torch.as_strided(parameter.detach(), (count // run, run), (run, 1))
-            probe = _probe(run, dtype)
-            return cls(known, parameter.data_ptr(), runs, probe, _bits(torch.mv(runs, probe)))
+            if not dtype.is_floating_point:
+                runs = runs.view(torch.int8)
+            probe = _probe(runs.shape[1], dtype)
+            return cls(known, parameter.data_ptr(), runs, probe, _products(runs, probe))
 
     def still(self, parameter: torch.Tensor) -> bool:
         """Whether this is the parameter, and its numbers are the same."""
         known = self.parameter()
         if known is None or known is not parameter or known.data_ptr() != self.address:
             return False
-        return torch.equal(self.bits, _bits(torch.mv(self.runs, self.probe)))
+        return torch.equal(self.bits, _products(self.runs, self.probe))
 
 
-def _bits(numbers: torch.Tensor) -> torch.Tensor:
-    """The same as integers, where NaN is equal to itself."""
-    return numbers.view(_BITS.get(numbers.dtype.itemsize, torch.int64))
+def _products(runs: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
+    """Of runs and a probe, as integers, where NaN is equal to itself."""
+    if not runs.dtype.is_floating_point:
+        return multiply_bytes(runs, probe)
+    products = torch.mv(runs, probe)
+    return products.view(_BITS.get(products.dtype.itemsize, torch.int64))
 
 
 @lru_cache(maxsize=256)
 def _probe(length: int, dtype: torch.dtype) -> torch.Tensor:
     with torch.inference_mode(False):
         own = torch.Generator().manual_seed(length)
+        if not dtype.is_floating_point:
+            return torch.randint(-127, 128, (length, _PROBES), generator=own, dtype=torch.int8)
         return torch.rand(length, generator=own, dtype=dtype) + 1

@@ -1,4 +1,5 @@
-"""Work that Dynamo skips while it traces a frame for Polyfuse, since nothing reads its result.
+"""Work that Dynamo skips while it traces a frame for Polyfuse, since nothing reads its result, and guards on
+which no result depends.
 
 Dynamo holds a lock while it compiles a frame, so that what is replaced here is seen by no other compile.
 """
@@ -12,7 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
 from polyfuse.base.lazy import rare_collections
+from polyfuse.torch_compat.captures.convolutions import chosen_by_hints
 
 _FUNC_MAP = "torch.distributed.tensor.experimental._func_map"
 
@@ -25,7 +29,8 @@ def shortcuts() -> Iterator[None]:
     a line, for which Dynamo splits whole files into tokens, is looked for only where calls are logged. A
     function is compared with one of `torch.distributed` only where its module is imported already: else it
     cannot be that one. How long guards take, which goes into Dynamo's metrics, is measured without emptying
-    the caches of the CPU before. Whatever of it a version of torch does not have is left as it is.
+    the caches of the CPU before. Convolutions make no guards on sizes. Whatever of it a version of torch does
+    not have is left as it is.
     """
     from torch._dynamo import guards, symbolic_convert
     from torch._dynamo.variables import higher_order_ops
@@ -36,6 +41,8 @@ def shortcuts() -> Iterator[None]:
         if all(isinstance(log, logging.Logger) and not log.isEnabledFor(logging.DEBUG) for log in logs):
             stack.enter_context(_replaced(symbolic_convert, "get_funcname", _unnamed))
         stack.enter_context(_replaced(guards, "profile_guard_manager", _microseconds_of_guards))
+        if choose := getattr(torch._C, "_select_conv_backend", None):
+            stack.enter_context(_replaced(torch._C, "_select_conv_backend", chosen_by_hints(choose)))
         mapped = getattr(higher_order_ops, "LocalMapWrappedHigherOrderVariable", None)
         if _FUNC_MAP not in sys.modules:
             stack.enter_context(_replaced(mapped, "should_wrap_in_hop", staticmethod(_compared(mapped))))

@@ -34,11 +34,22 @@ from polyfuse_cpp.memory.address import index_text
 _FETCHING = (OperandPath.PACKED, OperandPath.PREPACKED, OperandPath.DIRECT)
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 
+_AHEAD = {OperandPath.DIRECT: 8, OperandPath.PREPACKED: 64}
+"""Steps ahead for which a tile asks operand B. What was packed once comes from memory, from where 64 steps
+arrive in time. Rows of a matrix that is read where it is lie far apart."""
+
+_NEAR = 128 << 10
+"""Bytes of operand B that stay in the near caches from tile to tile."""
+
 _TILES = 64
 """Tiles of rows whose sums wait in memory where the depth is cut."""
 
 _LAYOUT_ALONG, _LAYOUT_ACROSS, _LAYOUT_ANY = 3, 12, 48
 """What laying out a block costs, in sixteenths of a tile: copied, transposed, computed."""
+
+_READ = 1.3
+"""What reading a block from memory costs, where it lies as it is multiplied: sixteenths of a tile of one row,
+for each byte of a vector."""
 
 
 @dataclass
@@ -95,12 +106,7 @@ class MatmulText:
     def _entry(self) -> None:
         out, kernel, facts = self.out, self.matmul.kernel, self.facts
         passed = arguments(kernel)
-        layout = 0
-        if self.plan.path.packed:
-            kinds = {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}
-            layout = kinds.get(self.b.layout, _LAYOUT_ANY)
-        elif self.plan.path is OperandPath.CONVERTED:
-            layout = _LAYOUT_ACROSS
+        lays_out = self.plan.path.packed or self.plan.path is OperandPath.CONVERTED
         with entry(kernel, out):
             self._extents()
             points = index_text(product(facts.sizes[a] for a in facts.axes))
@@ -112,8 +118,8 @@ class MatmulText:
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, {{1, 1, 1, 1}});")
                 out.line("return;")
             counts = "batch_count, tile_count, block_count"
-            shared = f"matmul_share({counts}, team, {layout})"
-            if not layout:  # where blocks are laid out, each part lays out its own
+            shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.b)})"
+            if not lays_out:  # where blocks are laid out, each part lays out its own
                 block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
                 each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
                 sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
@@ -296,8 +302,7 @@ class MatmulText:
         plan, out = self.plan, self.out
         columns, following = self.b.columns_at()
         row, step = self.a.layout_steps()
-        fetched_once = plan.path is OperandPath.PREPACKED and self._is_one_tile()
-        ahead = "true" if fetched_once or plan.path is OperandPath.DIRECT else "false"
+        ahead = _ahead(plan, self.matmul)
         begin = f"matmul_tile<{plan.rows}, {vectors}, {plan.vectors}, {self.matmul.dtype}"
         end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
         fixed = following if following.isdigit() else "0"
@@ -413,6 +418,22 @@ class MatmulText:
 
 
 _FACTOR, _SUMMAND = "factor", "summand"
+
+
+def _layout_cost(plan: MatmulPlan, right: OperandBText) -> int:
+    """What it costs a thread to have one of its blocks of columns, in sixteenths of a tile."""
+    if plan.path.packed:
+        return {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}.get(right.layout, _LAYOUT_ANY)
+    if plan.path is OperandPath.CONVERTED:
+        return _LAYOUT_ACROSS
+    return max(1, round(_READ * right.lanes * right.operand.memory.itemsize / plan.rows))
+
+
+def _ahead(plan: MatmulPlan, matmul: Matmul) -> int:
+    """Steps ahead for which a tile asks operand B; 0: it does not ask."""
+    size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
+    near = plan.path is OperandPath.PREPACKED and size <= _NEAR
+    return 0 if near else _AHEAD.get(plan.path, 0)
 
 
 def declare_part(out: Writer) -> None:

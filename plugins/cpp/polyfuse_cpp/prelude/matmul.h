@@ -173,14 +173,15 @@ template <int R, class T, bool BESIDE> struct tile_rows {
   }
 };
 
-// One step of a tile: R numbers, `at` behind where its rows are, times C vectors at b, added to the sums.
-template <int R, int C, class T, bool BESIDE, bool AHEAD, class V>
+// One step of a tile: R numbers, `at` behind where its rows are, times C vectors at b, added to the sums. Where AHEAD is not 0,
+// asks for what operand B has so many steps later; beyond 8, where its steps lie side by side, for each line once.
+template <int R, int C, class T, bool BESIDE, int AHEAD, class V>
 PF_INLINE void tile_step(const tile_rows<R, T, BESIDE>& a, i64 at, const T* b, i64 next, V (&sum)[R * C]) {
   V right[C];
 #pragma GCC unroll 8
   for (int j = 0; j < C; ++j) {
     right[j] = load<Vec>(b + j * int(Vec::lanes));
-    if (AHEAD) __builtin_prefetch(b + 8 * next + j * int(Vec::lanes));
+    if (AHEAD && (AHEAD <= 8 || j * int(Vec::lanes * sizeof(T)) % 64 == 0)) __builtin_prefetch(b + AHEAD * next + j * int(Vec::lanes));
   }
 #pragma GCC unroll 32
   for (int i = 0; i < R; ++i) {
@@ -195,7 +196,7 @@ PF_INLINE void tile_step(const tile_rows<R, T, BESIDE>& a, i64 at, const T* b, i
 // instructions otherwise, and threads that share a core share what it can decode. Moves b behind them. Where `fetch` is not 0,
 // asks for what is `fetch` elements behind the left operand: a little with each step, for what waits for memory is
 // limited, and operand B must not wait behind it.
-template <int R, int C, class T, int STEP, bool AHEAD, class V>
+template <int R, int C, class T, int STEP, int AHEAD, class V>
 PF_INLINE void tile_steps(const T* p, i64 row, i64 fetch, const T*& b, i64 next, i64 count, V (&sum)[R * C]) {
   constexpr bool beside = STEP != 1;
   tile_rows<R, T, beside> a(p, row);
@@ -227,7 +228,7 @@ PF_INLINE void tile_steps(const T* p, i64 row, i64 fetch, const T*& b, i64 next,
 // one function serves many shapes. A step of operand B is C vectors at b, and the next step is NEXT further, or `apart`
 // where that is 0. Sums go to c, row after row, WIDE vectors from one to the next; `first` tells that nothing was added up
 // before. `fetch` is as above.
-template <int R, int C, int WIDE, class T, int STEP, bool AHEAD, int NEXT>
+template <int R, int C, int WIDE, class T, int STEP, int AHEAD, int NEXT>
 static __attribute__((noinline)) void matmul_tile(const T* a, i64 row, i64 fetch, const T* b, i64 apart, i64 depth, T* c,
                                                   bool first) {
   typedef typename shape<T>::vec V;
@@ -258,7 +259,7 @@ template <int SLICES, class T> static __attribute__((unused)) void matmul_join(T
 
 // The same where the steps of a row are in chunks of `length`, `apart` from each other; the first chunk, at a, is begun at
 // step `at`.
-template <int R, int C, class T, bool AHEAD, int NEXT>
+template <int R, int C, class T, int AHEAD, int NEXT>
 static __attribute__((noinline)) void matmul_window(const T* a, i64 row, i64 at, i64 length, i64 apart, const T* b,
                                                     i64 next, i64 depth, T* c, bool first) {
   typedef typename shape<T>::vec V;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -13,11 +13,15 @@ from polyfuse.plugin import Source
 from polyfuse_triton.amd.chips import Chip
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.build.pipeline import function_of, through_stages
-from polyfuse_triton.codegen import emit
+from polyfuse_triton.codegen import configs, emit
 from polyfuse_triton.target import known_target
 
 _SHAPED_LIKE = "sm_80"
-"""The GPU for which tilings are chosen: blocks as large as AMD's shared memory takes, no clusters."""
+"""The GPU for which tilings are chosen, but for what differs: it has no clusters."""
+_COLUMNS = 16
+"""The fewest of a matrix instruction."""
+_TRIES = 4
+"""Configurations of a kernel that may need more shared memory than there is."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,30 @@ def compile_for(chip: Chip, kernel: Kernel) -> AmdCode:
         UnsupportedError: the backend has no text for this kernel.
         KernelBuildError: Triton does not compile the text for this chip, or it needs more shared memory.
     """
-    source = emit(kernel, None, known_target(_SHAPED_LIKE))
+    target = replace(known_target(_SHAPED_LIKE), shared_bytes=chip.shared_bytes, columns=_COLUMNS)
+    tried: set[str] = set()
+    for config in (None, *configs(kernel, target)):
+        source = emit(kernel, config, target)
+        if source.key in tried:
+            continue
+        tried.add(source.key)
+        made = _built(source, chip)
+        if made.shared_bytes <= chip.shared_bytes or len(tried) == _TRIES:
+            break
+    if made.shared_bytes > chip.shared_bytes:
+        raise KernelBuildError(
+            f"kernel {source.name} needs {made.shared_bytes} bytes of shared memory, and {chip.name} has "
+            f"{chip.shared_bytes}",
+            "use another configuration",
+            name=source.name,
+        )
+    return made
+
+
+def _built(source: Source, chip: Chip) -> AmdCode:
     text = source.text.replace(Source.SYMBOL, source.symbol)
     try:
-        made = _compiled(function_of(text, source.symbol), KernelMeta.parse(source.meta), chip)
+        return _compiled(function_of(text, source.symbol), KernelMeta.parse(source.meta), chip)
     except Exception as error:
         lines = str(error).strip().splitlines()
         raise KernelBuildError(
@@ -55,14 +79,6 @@ def compile_for(chip: Chip, kernel: Kernel) -> AmdCode:
             output=f"{error}\n{text}",
             name=source.name,
         ) from error
-    if made.shared_bytes > chip.shared_bytes:
-        raise KernelBuildError(
-            f"kernel {source.name} needs {made.shared_bytes} bytes of shared memory, and {chip.name} has "
-            f"{chip.shared_bytes}",
-            "use another configuration",
-            name=source.name,
-        )
-    return made
 
 
 def _compiled(function: Any, meta: KernelMeta, chip: Chip) -> AmdCode:

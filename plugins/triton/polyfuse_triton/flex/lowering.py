@@ -10,7 +10,8 @@ from polyfuse.plugin import TensorValue
 from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written
 from polyfuse_cuda.flex.lowering import FlexKernels, Gradients, flex_lowerings
 from polyfuse_cuda.flex.problem import Problem
-from polyfuse_triton.flex.kernel import forward_source, key_gradient_source, query_gradient_source
+from polyfuse_triton.flex.forward import forward_source
+from polyfuse_triton.flex.gradients import key_gradient_source, query_gradient_source
 from polyfuse_triton.flex.tiles import tiles_of
 from polyfuse_triton.target import Target, known_target, targets_of
 from polyfuse_triton.template import triton_template

@@ -84,7 +84,7 @@ def _streaming(found: Matmul, target: Target) -> Iterator[MatmulPlan]:
     """What reads a weight at the memory's rate, as measured."""
     if streams(found.contraction) and found.shape[1] >= found.shape[2]:
         m, n, k, warps, stages = tile_of(found.contraction)
-        plan = MatmulPlan(m, n, k, 1, warps, stages)
+        plan = MatmulPlan(m, max(n, target.columns), k, 1, warps, stages)
         if is_possible(found, target, plan):
             yield plan
 
@@ -106,7 +106,7 @@ def around(plan: MatmulPlan) -> Iterator[MatmulPlan]:
 
 def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
     """Whether a plan can be built, as far as that is known beforehand."""
-    least = 8 if found.narrow is not None and found.narrow.joined else 16
+    least = target.columns if found.narrow is not None and found.narrow.joined else 16
     if plan.m < 16 or plan.n < least or max(plan.m, plan.n, plan.k) > 256 or plan.k < found.shortest_depth:
         return False
     threads = 32 * plan.warps
