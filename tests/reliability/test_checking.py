@@ -302,4 +302,4 @@ def test_a_program_that_is_right(install, tmp_path, capsys, monkeypatch):
     for name in ("POLYFUSE_CHECK", "POLYFUSE_GRAPH_CACHE"):
         monkeypatch.setenv(name, "")
     assert cli.main(["check", str(program)]) == 0
-    assert "1 kernels, 1 launches checked: all agree" in capsys.readouterr().out
+    assert "1 kernel, 1 launch checked: all agree" in capsys.readouterr().out

@@ -26,6 +26,11 @@ def join_words(words: Sequence[str], last: str = "and") -> str:
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with a noun: `1 kernel`, `2 kernels`. `many`: the plural, where that is not `one` and an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def shorten(text: str, width: int = 100) -> str:
     """Return `text` on one line, cut to `width` characters."""
     line = " ".join(text.split())

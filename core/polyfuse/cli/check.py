@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from polyfuse.base.settings import set_environment
+from polyfuse.base.text import counted
 from polyfuse.checking import tally
 from polyfuse.cli.explain import configure_program, require_program, run_program
 
@@ -44,5 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not found.kernels:
         print("no kernel was launched: does the program call torch.compile with backend='polyfuse'?")
         return status
-    print(f"{len(found.kernels)} kernels, {found.launches} launches checked: all agree with the interpreter")
+    kernels, launches = counted(len(found.kernels), "kernel"), counted(found.launches, "launch", "launches")
+    print(f"{kernels}, {launches} checked: all agree with the interpreter")
     return status

@@ -105,7 +105,13 @@ def _plugin_rows(settings: Settings) -> Iterator[_Row]:
 def _takes(info: OptionInfo) -> str:
     if info.choices:
         return " | ".join(str(choice) for choice in info.choices)
-    kinds = {"bool": "0 or 1", "str": "text", "int": "an integer", "int | None": "an integer, or none"}
+    kinds = {
+        "bool": "0 or 1",
+        "str": "text",
+        "int": "an integer",
+        "int | None": "an integer, or none",
+        "tuple[int, ...]": "integers, separated by commas",
+    }
     text = kinds.get(info.kind, "names, separated by commas")
     return text + (f", at least {info.minimum}" if info.minimum is not None else "")
 

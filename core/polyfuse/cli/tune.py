@@ -13,6 +13,7 @@ from polyfuse.base.errors import CacheError
 from polyfuse.base.files import replacing
 from polyfuse.base.folders import cache_root
 from polyfuse.base.settings import Settings, set_environment
+from polyfuse.base.text import counted
 from polyfuse.cache import KernelStore
 from polyfuse.cache.archive import pack, unpack
 from polyfuse.cache.artifacts import artifacts
@@ -78,9 +79,10 @@ def _tune(arguments: argparse.Namespace) -> int:
     for _, record in _by_gain(found):
         _print(record)
     open_ones = sum(record.best is None for _, record in found)
-    print(f"{len(found)} problems, {len(found) - open_ones} searched to the end; {_USE}")
+    print(f"{counted(len(found), 'problem')}, {len(found) - open_ones} searched to the end; {_USE}")
     if open_ones:
-        print(f"the budget ended {open_ones} searches; the same command goes on where they stopped")
+        searches = counted(open_ones, "search", "searches")
+        print(f"the budget ended {searches}; the same command goes on where they stopped")
     if arguments.output is not None:
         count = _write(root, keys, arguments.output)
         print(f"{arguments.output}: {count} measurements, to be read with `polyfuse tune load`")
@@ -177,5 +179,6 @@ def _cost_models(store: SampleStore, words: Sequence[str]) -> Iterator[str]:
         if about and all(word in about for word in words):
             model = fit_model(found)
             count = sum(len(kernel.samples) for kernel in found)
-            few = f"{count} samples of {len(found)} kernels, too few or no better than the estimates"
+            kernels = counted(len(found), "kernel")
+            few = f"{count} samples of {kernels}, too few or no better than the estimates"
             yield f"cost model of {about}: {model.about if model is not None else few}"

@@ -11,32 +11,20 @@ import torch
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import Settings
-from polyfuse.ir.expr import Expr, const, loads, walk
+from polyfuse.ir.expr import Expr, const, loads
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, Pointwise, View
-from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.lowering.elements.numbers import size_number
 from polyfuse.lowering.indexing.index_checks import Checks
 from polyfuse.lowering.report import LoweringReport
 from polyfuse.lowering.shapes.layout import memory_order, storage_layout
 from polyfuse.lowering.sizes import SizeTable
+from polyfuse.lowering.storing import Costs, Limits
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin.target_info import TargetInfo
 from polyfuse.rewrite import cast, is_held, round_half, scalar
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.symbolic import Index, IndexLike, contiguous_strides, free_axes, product, storage_size
-
-_DIVISIONS = frozenset(("div", "sqrt", "rsqrt", "reciprocal"))
-"""Operations that take as long as several others, yet are no function."""
-_CHEAPER = 4
-"""How many of them take as long as a slow operation."""
-_SLOW = frozenset(name for name, row in SCALAR_OPS.items() if row.slow)
-_HARD_LIMIT = 4
-"""How many times the limits for shared values a value with one reader may reach before it is stored."""
-_FULL_READS = 2
-"""Most tensors as large as a shared value that it may be made of: with more, readers in different kernels
-together read more than storing the value costs. (A chain of residual sums would otherwise read all of its
-terms everywhere.)"""
+from polyfuse.symbolic import Index, IndexLike, contiguous_strides, product, storage_size
 
 
 @dataclass
@@ -73,6 +61,7 @@ class LoweringContext:
         bound_symbols: unbacked shape symbols that some call defines; only ever asked for membership.
         target_info: of a device, as the backend that will most likely serve it uses it.
         checks: of indices that data give.
+        costs: what expressions take, and whether values made of them are better stored.
         eager_rounding: whether half-precision intermediates are rounded as eager mode rounds them.
     """
 
@@ -93,8 +82,8 @@ class LoweringContext:
         self.readers: dict[Any, Readers] = {}
         self.bound_symbols: set[str] = set()
         self.checks = Checks(settings.index_asserts)
+        self.costs = Costs()
         self._counts: dict[str, int] = {}
-        self._costs: dict[Expr, tuple[int, int, bool]] = {}
         self._reads: dict[Expr, tuple[str, ...]] = {}
         self._called: set[str] = set()
         self._examined = 0
@@ -306,55 +295,6 @@ class LoweringContext:
         value.set_view(view)
         return view
 
-    def cost(self, body: Expr) -> tuple[int, int, bool]:
-        """(operations, reads, whether one of them is slow) of a body, each distinct expression counted
-        once."""
-        found = self._costs.get(body)
-        if found is None:
-            ops = reads = 0
-            slow = False
-            for expr in walk(body):
-                if expr.op == "load":
-                    reads += 1
-                elif expr.op not in ("const", "index", "size", "cast"):
-                    ops += 1
-                    slow = slow or expr.op in _SLOW
-            found = self._costs[body] = (ops, reads, slow)
-        return found
-
-    def reason_to_store(
-        self,
-        value: TensorValue,
-        readers: int,
-        recomputed: int = 0,
-        across: bool = False,
-        meet: Callable[[], bool] | None = None,
-    ) -> str:
-        """Why a lazy value with so many readers, which compute it again at so many points, is better stored;
-        empty if it is better computed where it is read. `meet` says whether its readers are for one value.
-        """
-        assert value.body is not None
-        ops, reads, slow = self.cost(value.body)
-        most_ops, most_reads = self.settings.max_inlined_ops, self.settings.max_inlined_reads
-        allowed = self.target_info(value.device).recomputed_points
-        if readers > 1 and reads:
-            if slow and (allowed or meet is None or not meet()):
-                return f"costly and read {readers} times"
-            if reads > most_reads or ops > most_ops:
-                return f"{ops} operations on {reads} reads, read {readers} times"
-            if reads > _FULL_READS and _full_reads(value) > _FULL_READS:
-                return f"made of more than {_FULL_READS} tensors of its size, read {readers} times"
-        if 0 < allowed < recomputed:
-            if slow:
-                return "costly and broadcast"
-            if _CHEAPER * allowed < recomputed and any(e.op in _DIVISIONS for e in walk(value.body)):
-                return "divides, and is broadcast"
-            if _CHEAPER * allowed < recomputed and _is_gathered(value, across):
-                return "gathered, and broadcast"
-        if ops > _HARD_LIMIT * most_ops or reads > _HARD_LIMIT * most_reads:
-            return f"{ops} operations on {reads} reads are enough for one expression"
-        return ""
-
     def store_if_better(
         self,
         value: TensorValue,
@@ -363,9 +303,13 @@ class LoweringContext:
         across: bool = False,
         meet: Callable[[], bool] | None = None,
     ) -> TensorValue:
-        """Store `value` if that is better for so many readers, which compute it again at so many points."""
+        """Store `value` if that is better for so many readers, which compute it again at so many points.
+        `meet` says whether its readers are for one value.
+        """
         if value.body is not None:
-            reason = self.reason_to_store(value, readers, recomputed, across, meet)
+            allowed = self.target_info(value.device).recomputed_points
+            limits = Limits(self.settings.max_inlined_ops, self.settings.max_inlined_reads, allowed)
+            reason = self.costs.reason_to_store(value, limits, readers, recomputed, across, meet)
             if reason:
                 self.realize(value, reason)
         return value
@@ -408,27 +352,6 @@ class LoweringContext:
         """Whether what a traced node makes is read once, by something that does not need it stored."""
         readers = self.readers[node]
         return readers.passes <= 1 and not readers.stored
-
-
-def _is_gathered(value: TensorValue, across: bool) -> bool:
-    """Whether neighbours of a lazy value are read where data say, each for itself, or, where its readers go
-    `across` its memory, whether anything of it is."""
-    assert value.body is not None
-    along = next((f"i{d}" for d, n in reversed(list(enumerate(value.size))) if n != 1), "")
-    positions = (p for read in loads(value.body) for p in read.indirect)
-    return any(across or _varies(p, along) for p in positions)
-
-
-def _varies(value: Expr, along: str) -> bool:
-    """Whether an expression takes other values along an axis."""
-    return any(along in free_axes(e.index) for e in walk(value) if e.op in ("load", "index"))
-
-
-def _full_reads(value: TensorValue) -> int:
-    """Reads of a lazy value that touch an element for each of its own."""
-    assert value.body is not None
-    wide = sum(1 for n in value.size if n != 1)
-    return sum(1 for e in loads(value.body) if e.indirect or len(free_axes(e.index)) >= wide)
 
 
 _PLAIN_TENSORS = ("Tensor", "FakeTensor", "Parameter", "Buffer", "FunctionalTensor")

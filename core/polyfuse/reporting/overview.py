@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from polyfuse.base.text import join_words, short_source, shorten
+from polyfuse.base.text import counted, join_words, short_source, shorten
 from polyfuse.reporting.collect import Collector, Compiled
 from polyfuse.reporting.describe import compile_times
 from polyfuse.reporting.sources import SourceTable
@@ -196,20 +196,22 @@ def _five_lines(data: Mapping[str, Any]) -> Iterator[str]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in graphs.items())
     broken = sum(row["count"] for row in breaks)
     cause = f": {breaks[0]['reason']}{_at(breaks[0])}" if breaks else ""
-    yield f"graphs    {sum(graphs.values())} ({kinds}), {broken} graph breaks{cause}"
+    yield f"graphs    {sum(graphs.values())} ({kinds}), {counted(broken, 'graph break')}{cause}"
     kernels = data["kernels"]
     by = _tally(data["backends"])
-    yield f"kernels   {kernels['launches']} launches of {kernels['distinct']} kernels, by {by}"
+    launches = counted(kernels["launches"], "launch", "launches")
+    yield f"kernels   {launches} of {counted(kernels['distinct'], 'kernel')}, by {by}"
     eager = data["eager"]
     operators = sum(row["count"] for row in eager["operators"])
     names = join_words([row["operator"] for row in eager["operators"][:3]])
     yield (
-        f"calls     {data['library_calls']} of libraries, {operators} operators in eager mode"
+        f"calls     {data['library_calls']} of libraries, {counted(operators, 'operator')} in eager mode"
         + (f" ({names})" if names else "")
-        + (f", {len(eager['graphs'])} whole graphs in eager mode" if eager["graphs"] else "")
+        + (f", {counted(len(eager['graphs']), 'whole graph')} in eager mode" if eager["graphs"] else "")
     )
     recompiled = sum(row["count"] for row in data["recompilations"])
-    yield f"compiled  {len(data['recompilations'])} functions more than once, {recompiled} times in all"
+    functions = counted(len(data["recompilations"]), "function")
+    yield f"compiled  {functions} more than once, {counted(recompiled, 'time')} in all"
     seconds = data["seconds"]
     stages = (f"{name} {taken:.2f}" for name, taken in seconds.items() if name != "total" and taken >= 0.005)
     yield f"seconds   {seconds['total']:.2f}: {', '.join(stages)}"

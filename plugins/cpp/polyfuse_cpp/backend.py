@@ -60,7 +60,7 @@ class CppBackend(Backend):
         types of 16 bits that the CPU has instructions for, whose gradients are faster so, too. Without these,
         depthwise convolutions took six times as long so.
         """
-        from polyfuse_cpp.onednn import convolved_types, narrow_types
+        from polyfuse_cpp.onednn.library import convolved_types, narrow_types
 
         info = super().target_info(device)
         return replace(

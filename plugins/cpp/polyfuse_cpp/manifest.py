@@ -46,7 +46,7 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
     """Offer the library's matmuls with what follows them."""
     if device_type != "cpu":
         return ()
-    from polyfuse_cpp.onednn import library_choices
+    from polyfuse_cpp.onednn.choices import library_choices
 
     return library_choices()
 

@@ -20,10 +20,11 @@ from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.types import DType, from_torch
-from polyfuse_cpp import onednn
+from polyfuse_cpp.onednn import library, preferences
+from polyfuse_cpp.onednn.choices import library_choices
 
 pytestmark = pytest.mark.skipif(
-    not onednn.library_choices(), reason="this torch is built without oneDNN, whose operators are tested"
+    not library_choices(), reason="this torch is built without oneDNN, whose operators are tested"
 )
 PACKS = "checked.mkldnn._reorder_convolution_weight.default"
 X = torch.randn(2, 4, 13, 13)
@@ -33,7 +34,7 @@ FROZEN = {"strict": True, "freezing": True}
 @pytest.fixture(autouse=True)
 def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Weights of tests are packed as large ones are; graphs are compiled anew, since that is patched."""
-    monkeypatch.setattr(onednn, "_LARGE_WEIGHT", 0)
+    monkeypatch.setattr(preferences, "_LARGE_WEIGHT", 0)
     monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
     forget_sessions()
     reset_reports()
@@ -364,7 +365,7 @@ def test_room_is_a_tenth_of_many_parameters(monkeypatch: pytest.MonkeyPatch) -> 
 def test_types_whose_channels_come_last(
     dtype: torch.dtype, instructions: frozenset[DType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onednn, "narrow_types", lambda: instructions)
+    monkeypatch.setattr(library, "narrow_types", lambda: instructions)
     wants = session_for(Settings()).wants_channels_last
     value, weight = torch.empty(1, dtype=dtype), torch.empty(8, 8, 3, 3)
     narrow = from_torch(dtype) in instructions
@@ -396,7 +397,7 @@ def test_bf16_goes_to_the_library_where_it_has_instructions(
     freezing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computes = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    monkeypatch.setattr(onednn, "narrow_types", lambda: frozenset({DType.bf16}))
+    monkeypatch.setattr(library, "narrow_types", lambda: frozenset({DType.bf16}))
     torch.manual_seed(0)
     layers = (nn.Conv2d(4, 16, 3), nn.SiLU(), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1))
     model, x = nn.Sequential(*layers).eval().bfloat16(), X.bfloat16()

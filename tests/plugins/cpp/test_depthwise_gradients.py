@@ -15,10 +15,11 @@ from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_re
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.frontend.graph import ChannelsLast
 from polyfuse.ir.types import DType
-from polyfuse_cpp import onednn
+from polyfuse_cpp.onednn import library
+from polyfuse_cpp.onednn.choices import library_choices
 
 pytestmark = pytest.mark.skipif(
-    not onednn.library_choices(), reason="this torch is built without oneDNN, whose layouts are tested"
+    not library_choices(), reason="this torch is built without oneDNN, whose layouts are tested"
 )
 BACKWARD = "aten.convolution_backward.default"
 LAST = {"channels_last": "on", "strict": True}
@@ -155,7 +156,7 @@ def test_infinite_numbers_do_not_count_beyond_the_border(dtype: torch.dtype) -> 
 
 
 def test_training_in_16_bits_has_its_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "narrow_types", lambda: frozenset({DType.bf16}))
+    monkeypatch.setattr(library, "narrow_types", lambda: frozenset({DType.bf16}))
     weight, session = torch.empty(8, 8, 3, 3), session_for(Settings())
     wanted = {
         dtype: session.wants_channels_last(torch.empty(1, dtype=dtype), weight, True)

@@ -15,9 +15,9 @@ from autotuning import reasons, try_one_configuration, with_times
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.types import DType
-from polyfuse_cpp import onednn
 from polyfuse_cpp.backend import CppBackend
-from polyfuse_cpp.onednn import library_choices
+from polyfuse_cpp.onednn import library, preferences
+from polyfuse_cpp.onednn.choices import library_choices
 
 pytestmark = pytest.mark.skipif(
     not library_choices(), reason="this torch is built without oneDNN, whose operators are tested"
@@ -81,14 +81,14 @@ def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
     ],
 )
 def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, isa, taken, monkeypatch, tmp_path):
-    monkeypatch.setattr(onednn, "vendor", lambda: maker)
-    monkeypatch.setattr(onednn, "detect_isa_name", lambda: isa)
+    monkeypatch.setattr(preferences, "vendor", lambda: maker)
+    monkeypatch.setattr(preferences, "detect_isa_name", lambda: isa)
     _between_libraries(monkeypatch)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     forget_sessions()
     reset_reports()
     torch.compiler.reset()
-    monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
+    monkeypatch.setattr(preferences, "_FEW_PAIRS", 0)
     # a processor of another maker is another machine, with a cache of its own
     options = {"strict": True, "cache_dir": str(tmp_path)}
     function = torch.compile(lambda x: LINEAR(x).cos(), backend="polyfuse", options=options, dynamic=True)
@@ -110,7 +110,7 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, isa, 
 def test_matmuls_of_matrices_transposed_or_not(
     left: str, right: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onednn, "_beats_mkl", lambda site: True)
+    monkeypatch.setattr(preferences, "beats_mkl", lambda site: True)
     a, b = _laid_out(9, 12, left), _laid_out(12, 7, right)
     forget_sessions()
     reset_reports()
@@ -142,9 +142,9 @@ def test_a_row_or_two_of_contiguous_rows_are_read_once(
     rows: int, right: str, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _between_libraries(monkeypatch)
-    monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(preferences, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
+    monkeypatch.setattr(preferences, "_FEW_PAIRS", 0)
     a, b = torch.randn(rows, 40), _laid_out(40, 24, right)
     forget_sessions()
     reset_reports()
@@ -174,9 +174,9 @@ def test_operands_whose_layout_takes_longer_than_the_matmul(
     left: str, right: str, columns: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _between_libraries(monkeypatch)
-    monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(preferences, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
+    monkeypatch.setattr(preferences, "_FEW_PAIRS", 0)
     a, b = _laid_out(6, 40, left), _laid_out(40, columns, right)
     forget_sessions()
     reset_reports()
@@ -202,7 +202,7 @@ def test_operands_whose_layout_takes_longer_than_the_matmul(
 def test_small_matmuls_are_the_librarys(
     rows: int, columns: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(preferences, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     forget_sessions()
     reset_reports()
@@ -217,11 +217,11 @@ def test_small_matmuls_are_the_librarys(
 def test_who_made_the_processor(tmp_path):
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t: sse\n")
-    assert onednn.vendor(info) == "AuthenticAMD"
+    assert preferences.vendor(info) == "AuthenticAMD"
     info.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
-    onednn.vendor.cache_clear()
-    assert onednn.vendor(info) == "" == onednn.vendor(tmp_path / "none")
-    onednn.vendor.cache_clear()
+    preferences.vendor.cache_clear()
+    assert preferences.vendor(info) == "" == preferences.vendor(tmp_path / "none")
+    preferences.vendor.cache_clear()
 
 
 def test_sizes_that_are_not_known(run: Any) -> None:
@@ -381,9 +381,9 @@ def test_weights_that_are_not_stored(run: Any) -> None:
 
 @pytest.mark.slow
 def test_stored_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(preferences, "_mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
+    monkeypatch.setattr(preferences, "_FEW_PAIRS", 0)
     forget_sessions()
     reset_reports()
     torch.compiler.reset()
@@ -413,7 +413,7 @@ def test_weights_of_16_bits_are_laid_out_once_where_rows_are_many(
     function: Callable[..., Any], rows: int, calls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computes = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    monkeypatch.setattr(onednn, "narrow_types", lambda: frozenset({DType.bf16}))
+    monkeypatch.setattr(library, "narrow_types", lambda: frozenset({DType.bf16}))
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(24, 40).bfloat16(), torch.randn(3, rows, 24).bfloat16()
     if rows == 2:

@@ -288,7 +288,7 @@ def test_a_cost_model_of_one_kernel_is_shown_as_too_few(sixteen, capsys, monkeyp
     tuned(sixteen, 3)
     cli.main(["tune", "show"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "cost model of toy: pointwise of 4 bytes on cpu: 16 samples of 1 kernels, too few" in said
+    assert "cost model of toy: pointwise of 4 bytes on cpu: 16 samples of 1 kernel, too few" in said
 
 
 def test_cost_models_are_shown_and_cleared(taught, capsys, monkeypatch):

@@ -182,6 +182,7 @@ class TestSettings:
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 80
         assert "takes library | known | fastest | generated" in out and "an integer, at least 1" in out
+        assert "takes integers, separated by commas, at least 0; POLYFUSE_SIZES" in out
 
     def test_words_and_options_of_plugins(self, capsys, monkeypatch):
         monkeypatch.setenv("POLYFUSE_CPP__ISA", "sse")

@@ -33,7 +33,7 @@ def test_a_program_is_tuned_and_the_result_travels(folder, capsys, monkeypatch):
     file = folder / "tuned.pft"
     assert cli.main(["tune", "--budget", "1m", "-o", str(file), str(folder / "program.py")]) == 3
     out = capsys.readouterr().out
-    assert "addmm of float32[16]" in out and "1 problems, 1 searched to the end" in out
+    assert "addmm of float32[16]" in out and "1 problem, 1 searched to the end" in out
     assert os.environ["POLYFUSE_MAX_AUTOTUNE_SECONDS"] == "60"
     ((key, record),) = TimingStore(folder / "here").entries()
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(folder / "elsewhere"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 
-from polyfuse.base.text import short_source, shorten
+from polyfuse.base.text import counted, short_source, shorten
 from polyfuse.compiler.reports.report import GraphReport, last_reports
 
 _SHOWN = 24
@@ -38,8 +38,8 @@ def explain_graph(report: GraphReport, everything: bool = False) -> str:
     if report.cached:
         head += ", compiled before and read,"
     lines = [
-        f"{head} became {_count(report.kernels, 'launch', 'launches')} of"
-        f" {_count(report.distinct_kernels, 'kernel')} and {_count(report.extern_calls, 'library call')}",
+        f"{head} became {counted(report.kernels, 'launch', 'launches')} of"
+        f" {counted(report.distinct_kernels, 'kernel')} and {counted(report.extern_calls, 'library call')}",
         f"  memory traffic: {_bytes(report.bytes_before)} operator by operator,"
         f" {_bytes(report.bytes_after)} compiled",
         "  seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.stage_seconds),
@@ -82,7 +82,7 @@ def _launches(report: GraphReport, most: int) -> list[str]:
         return []
     lines = ["  kernels:", *(f"    {line}" for line in _kernels(report, most))]
     left = len(report.launches) - most
-    return [*lines, f"    and {_count(left, 'launch', 'launches')} more; {_MORE}"] if left > 0 else lines
+    return [*lines, f"    and {counted(left, 'launch', 'launches')} more; {_MORE}"] if left > 0 else lines
 
 
 def _kernels(report: GraphReport, most: int) -> Iterator[str]:
@@ -162,10 +162,6 @@ def _tally(items: Iterable[str]) -> Iterator[str]:
         counts[item] = counts.get(item, 0) + 1
     for item, count in counts.items():
         yield f"{count} x {item}" if count > 1 else item
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _bytes(number: float) -> str:

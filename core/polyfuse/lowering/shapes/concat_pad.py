@@ -132,7 +132,7 @@ def _whole(value: TensorValue, dim: int) -> Part:
 
 def _is_cheap(ctx: LoweringContext, parts: Sequence[TensorValue]) -> bool:
     """Whether all parts together are small enough an expression to be computed by the reader."""
-    total = [ctx.cost(p.body) if p.body is not None else (0, 1, False) for p in parts]
+    total = [ctx.costs.of(p.body) if p.body is not None else (0, 1, False) for p in parts]
     count, reads = sum(c[0] for c in total), sum(c[1] for c in total)
     return reads <= 2 * ctx.settings.max_inlined_reads and count <= ctx.settings.max_inlined_ops
 

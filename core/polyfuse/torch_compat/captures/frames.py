@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import marshal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +14,10 @@ from importlib import import_module
 from inspect import getclosurevars, signature
 from itertools import count
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from polyfuse.torch_compat.captures.buckets import Stitched, limits, stitched
+from polyfuse.torch_compat.captures.code_objects import dumped, loaded, mentions, renamed
 from polyfuse.torch_compat.captures.conversions import watch_conversions
 from polyfuse.torch_compat.captures.guards import (
     Compared,
@@ -117,9 +117,9 @@ class Frame:
         if isinstance(found, str):
             raise Unstorable(found)
         code = result.guarded_code.code
-        if found.graph and not _mentions(code, found.graph):
+        if found.graph and not mentions(code, found.graph):
             raise Unstorable("its code does not call its graph")
-        return TracedFrame(**{**vars(found), "program": _dumped(code, self.f_globals)})
+        return TracedFrame(**{**vars(found), "program": dumped(code, self.f_globals)})
 
     def said(self, result: Any, describe: Describe) -> str:
         """What the guards say that Dynamo built when it traced the frame."""
@@ -161,7 +161,7 @@ class Frame:
             made[traced.graph] = graph
         # the same trace may serve several frames of one module
         new = {name: f"{name}_{next(_NUMBERS)}" for name in made}
-        code = _renamed(_loaded(traced.program, self.f_globals), new)
+        code = renamed(loaded(traced.program, self.f_globals), new)
         convert_frame.orig_code_map[code] = self.code
         convert_frame.output_codes.add(code)
         hooks = [utils.CleanupHook.create(self.f_globals, new[name], value) for name, value in made.items()]
@@ -172,7 +172,7 @@ class Frame:
     def _resume(self, name: str, module: str, program: bytes) -> Callable[..., Any]:
         """What Dynamo defines for what follows a graph break: a function, or what makes one of a closure."""
         scope = vars(import_module(module)) if module else self.f_globals
-        code = _loaded(program, scope)
+        code = loaded(program, scope)
         make = partial(FunctionType, code, scope, name)  # no function of Python's: Dynamo would trace it
         return partial(make, None) if code.co_freevars else make()
 
@@ -182,8 +182,6 @@ Around: TypeAlias = Callable[[Frame, Callable[[], Any]], Any]
 
 _CURRENT: ContextVar[Frame | None] = ContextVar("polyfuse_frame", default=None)
 _LOCK = threading.Lock()
-_SCOPE = "polyfuse: the global variables of the frame"
-_WRITTEN = "polyfuse: a name of torch"
 _NUMBERS = count()
 
 
@@ -364,7 +362,7 @@ def _resume_code(value: Any, scope: dict[str, Any]) -> tuple[str, bytes]:
     module = "" if globals_of is scope else str(globals_of.get("__name__"))
     if module and vars(sys.modules.get(module, sys)) is not globals_of:
         raise Unstorable("a function for what follows a graph break is of no module")
-    return module, _dumped(code, globals_of)
+    return module, dumped(code, globals_of)
 
 
 def _reference_to(name: str, value: Any) -> tuple[str, str]:
@@ -398,57 +396,3 @@ def _reserve_name(name: str) -> None:
     number = name.rpartition("_")[2]
     while number.isdecimal() and int(unique_id("").rpartition("_")[2]) < int(number):
         pass
-
-
-def _dumped(code: CodeType, scope: dict[str, Any]) -> bytes:
-    """Code as bytes; of its constants, the global variables for functions that it makes are left out, and
-    torch's names of types and devices are written out."""
-    constants = tuple(_SCOPE if constant is scope else _written(constant) for constant in code.co_consts)
-    try:
-        return marshal.dumps(code.replace(co_consts=constants))
-    except ValueError as error:
-        raise Unstorable("its code holds objects") from error
-
-
-def _loaded(program: bytes, scope: dict[str, Any]) -> CodeType:
-    code = marshal.loads(program)
-    constants = tuple(scope if constant == _SCOPE else _read(constant) for constant in code.co_consts)
-    return cast("CodeType", code.replace(co_consts=constants))
-
-
-def _written(constant: Any) -> Any:
-    """A constant that a program holds, as what may be marshalled: a cache that it returns has a type and a
-    device."""
-    import torch
-
-    if isinstance(constant, torch.device):
-        return _WRITTEN, "device", str(constant)
-    if isinstance(constant, torch.dtype | torch.layout | torch.memory_format):
-        return _WRITTEN, "", str(constant).removeprefix("torch.")
-    return tuple(map(_written, constant)) if type(constant) is tuple else constant
-
-
-def _read(constant: Any) -> Any:
-    """The constant that was written as another."""
-    import torch
-
-    if type(constant) is not tuple:
-        return constant
-    if constant[:1] != (_WRITTEN,):
-        return tuple(map(_read, constant))
-    _, kind, text = constant
-    return torch.device(text) if kind else getattr(torch, text)
-
-
-def _renamed(code: CodeType, new: Mapping[str, str]) -> CodeType:
-    return code.replace(
-        co_names=tuple(new.get(name, name) for name in code.co_names),
-        co_consts=tuple(
-            _renamed(item, new) if isinstance(item, CodeType) else item for item in code.co_consts
-        ),
-    )
-
-
-def _mentions(code: CodeType, name: str) -> bool:
-    inside = (item for item in code.co_consts if isinstance(item, CodeType))
-    return name in code.co_names or any(_mentions(item, name) for item in inside)

@@ -128,7 +128,12 @@ COUNTERPARTS: Final = (
     _row("aggressive_fusion", "aggressive_fusion", "", _switch("aggressive_fusion")),
     _row("max_fusion_size", "max_fusion_size", "", _same("max_fusion_size")),
     _row("score_fusion_memory_threshold"),
-    _row("combo_kernels", "horizontal_fusion", "on by default", _switch("horizontal_fusion")),
+    _row(
+        "combo_kernels",
+        "horizontal_fusion",
+        "by default where a launch is costly, and where eight or more are found",
+        _switch("horizontal_fusion"),
+    ),
     _row("loop_ordering_after_fusion pick_loop_orders", "loop_ordering", "on by default", _on),
     _row("realize_reads_threshold", "max_inlined_reads", "", _same("max_inlined_reads")),
     _row("realize_opcount_threshold", "max_inlined_ops", "", _same("max_inlined_ops")),
