@@ -13,7 +13,6 @@ from lowered import check, compare, compiled
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import reset_warned
 from polyfuse.ir.nodes import ExternCall, Pointwise
-from requirements import torch_version
 
 
 def test_operator_without_lowering() -> None:
@@ -26,8 +25,16 @@ def test_effects_keep_their_order_without_tokens() -> None:
     assert all(i.kind == "tensor" for i in record.graph.inputs)
     calls = [n.op for n in record.graph.nodes if isinstance(n, ExternCall)]
     assert calls[0] == "aten.linalg_inv_ex.default"
-    if torch_version() >= (2, 12):  # earlier ones trace no check
-        assert "aten._linalg_check_errors.default" in calls
+    assert "aten._linalg_check_errors.default" in calls
+
+
+@pytest.mark.parametrize("factored", [torch.linalg.cholesky, torch.linalg.inv])
+def test_what_cannot_be_factored_raises(factored: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    torch._dynamo.reset()
+    unused = torch.compile(lambda x: (factored(x) + 1, x * 2)[1], backend="polyfuse")
+    for f in (torch.compile(lambda x: factored(x) + 1, backend="polyfuse"), unused):
+        with pytest.raises(torch.linalg.LinAlgError):
+            f(torch.diag(torch.tensor([1.0, 0.0, -1.0])))
 
 
 def test_complex_numbers() -> None:

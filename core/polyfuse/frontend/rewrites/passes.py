@@ -22,6 +22,7 @@ from polyfuse.frontend.rewrites.constant_folding import (
 )
 from polyfuse.frontend.rewrites.cse import merge_duplicates
 from polyfuse.frontend.rewrites.equal_collectives import merge_collectives
+from polyfuse.frontend.rewrites.masks.causal import call_causal
 from polyfuse.frontend.rewrites.noop import remove_copies, remove_identity_views, remove_neutral_arithmetic
 from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
@@ -62,6 +63,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("fold-constants", fold_constants),
     ("fold-uniform", fold_uniform),
     ("compute-in-pairs", compute_in_pairs),
+    ("call-causal", call_causal),
     ("spell-out-log-softmax", spell_out_log_softmax),
     ("merge-casts", merge_casts),
     ("merge-views", merge_views),

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -61,6 +62,7 @@ def compile_module(
     """
     from torch._functorch.aot_autograd import aot_module_simplified
 
+    _check_factors()
     memory = input_memory(gm, example_inputs, () if shared is None else shared.overlapping)
     views = views_of_inputs(gm, of_numbers=shared is not None)
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
@@ -87,6 +89,20 @@ def compile_module(
         return compiled
     metadata = getattr(TracingContext.try_get(), "fw_metadata", None)
     return with_written_apart(compiled, gm.forward, memory, metadata)
+
+
+@cache
+def _check_factors() -> None:
+    """Have traced graphs check whether matrices could be factored, as `torch.linalg.cholesky` does.
+
+    The check returns nothing. Before torch 2.12 nothing says that it has an effect, so that tracing drops it,
+    and a matrix that is not positive raises nothing.
+    """
+    from torch._higher_order_ops import effects
+
+    name = "aten::_linalg_check_errors"
+    if effects._get_effect(name) is None:
+        effects._register_effectful_op(name, effects._EffectType.ORDERED)
 
 
 @contextmanager
