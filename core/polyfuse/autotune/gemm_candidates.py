@@ -170,8 +170,14 @@ def packed_gemm(
     if not width:
         raise Unavailable("the backend reads its right operand as it is")
     site = site_of(graph, call, freezing, static, packing=not freezing)
-    loops, pack, buffer = _packed(site, form, width, backend.packed_steps(form.gemm))
+    loops, pack, buffer = _packed(site, form, width, _steps_beside(backend, form))
     return GeneratedGemm(f"{backend.name}{PACKED}", backend, loops, (), (pack,), (buffer,))
+
+
+def _steps_beside(backend: Backend, form: GemmLoops) -> int:
+    """Steps of the depth that lie side by side in a packed operand for each column."""
+    paired = backend.target_info(form.accumulator.device).paired_types
+    return 2 if form.gemm.values[1].dtype in paired else 1
 
 
 def with_taps_once(

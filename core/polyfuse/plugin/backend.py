@@ -99,15 +99,10 @@ class Backend(ABC):
 
     def packed_width(self, matmul: Reduction) -> int:
         """Return how many columns a block of packed weights has. They are a GEMM operand B, a parameter that
-        is packed once (the option `freezing`). 0: it is read as it is.
+        is packed once (the option `freezing`), in pairs of steps of the depth if its type is one of
+        `TargetInfo.paired_types`. 0: it is read as it is.
         """
         return 0
-
-    def packed_steps(self, matmul: Reduction) -> int:
-        """How many steps of the depth `packed_width` wants side by side in a packed operand, for each column: as
-        many as one instruction multiplies and adds up.
-        """
-        return 1
 
     def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
         """Say whether the generated kernel of a convolution (an implicit GEMM) is known to be faster on this

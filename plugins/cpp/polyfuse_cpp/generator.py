@@ -25,10 +25,10 @@ from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.reductions import KINDS
 from polyfuse_cpp.matmul.plans import (
     configs_of,
+    fills_matrix_registers,
     is_part,
     matmul_plans,
     nearby_plans,
-    packed_steps,
     plan_of,
     plan_seconds,
 )
@@ -104,7 +104,7 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     """Whether a kernel for a convolution is faster than a call of the library with what follows it."""
     pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
-    if packed_steps(matmul, isa) > 1:
+    if fills_matrix_registers(matmul, isa):
         return not grouped and pixels > 1
     if isa.lanes == 1 or any(value.dtype is not DType.f32 for value in matmul.values):
         return False
@@ -154,7 +154,7 @@ def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     1x1, longer than reading it packed.
     """
     pixels, grouped = _pixels(matmul, hints)
-    if packed_steps(matmul, isa) > 1:
+    if fills_matrix_registers(matmul, isa):
         return True
     if not grouped and all(axis_size(a) == 1 for a in matmul.raxes[1:]):
         channels = axis_size(matmul.axes[1])

@@ -407,8 +407,8 @@ def test_bf16_goes_to_the_library_where_it_has_instructions(
     with torch.no_grad(), refused:
         torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
     found = last_reports()[-1].calls
-    # the activation is the library's, the depthwise convolution a loop, as is the last one in matrix registers,
-    # and only freezing may miss no change
+    # the activation is the library's, the depthwise convolution a loop, as is the last one with matrix
+    # registers, and only freezing may miss no change
     left = "PF_AMX" not in dot_instructions()
     assert found.count("mkldnn._convolution_pointwise.default") == (1 + left if freezing else 1)
     assert any("_reorder_convolution_weight" in name for name in found) == freezing

@@ -1,8 +1,9 @@
-"""Convolutions of bf16 with windows of 1x1 in the CPU's matrix registers, and weights packed in pairs for them."""
+"""Convolutions of bf16 with windows of 1x1 in matrix registers, and weights packed in pairs for them."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
 from polyfuse_cpp import generator
+from polyfuse_cpp import isa as isa_of
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.isa import choose_isa, dot_instructions
 from polyfuse_cpp.matmul import plans
@@ -110,7 +112,11 @@ def test_changed_weights_are_seen(freezing: bool) -> None:
 @pytest.mark.parametrize("depth", [16, 40])
 def test_weights_in_pairs_of_steps(depth: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any backend computes with them, whatever the CPU multiplies."""
-    monkeypatch.setattr(CppBackend, "packed_steps", lambda self, matmul: 2)
+    known = CppBackend.target_info
+    pairs = frozenset((DType.f32,))
+    monkeypatch.setattr(
+        CppBackend, "target_info", lambda self, device: replace(known(self, device), paired_types=pairs)
+    )
     monkeypatch.setattr(CppBackend, "packed_width", lambda self, matmul: 16 if columns % 32 else 32)
     monkeypatch.setattr(CppBackend, "prepacks_gemm", lambda self, matmul, hints: True)
     torch.manual_seed(0)
@@ -138,14 +144,15 @@ def matmul(columns: int, depth: int, dtype: DType = DType.bf16, taps: int = 1) -
 
 def test_which_convolutions_matrix_registers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     isa = choose_isa("avx512")
-    monkeypatch.setattr(plans, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
-    assert [plans.packed_steps(matmul(64, 32), isa), plans.packed_width(matmul(64, 32), isa)] == [2, 32]
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
+    assert plans.fills_matrix_registers(matmul(64, 32), isa)
+    assert plans.packed_width(matmul(64, 32), isa) == 32
     assert [plans.packed_width(matmul(n, 32), isa) for n in (48, 24)] == [16, 0]
     assert generator.prefers(matmul(64, 32), {}, isa) and generator.prepacks(matmul(64, 32), {}, isa)
     others = {
         "a larger window": matmul(64, 32, taps=3),
         "another type": matmul(64, 32, DType.f16),
     }
-    assert {why: plans.packed_steps(node, isa) for why, node in others.items()} == dict.fromkeys(others, 1)
-    monkeypatch.setattr(plans, "dot_instructions", lambda: ("PF_DOT_BF16",))
+    assert not [why for why, node in others.items() if plans.fills_matrix_registers(node, isa)]
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16",))
     assert not generator.prefers(matmul(64, 32), {}, isa)

@@ -160,7 +160,7 @@ class _Form:
         return node, buffer, load(name, offset, dtype)
 
     def finish(self, gemm: Reduction, accumulator: Buffer, value: Expr) -> GemmLoops:
-        """The loop form that stores `value`. What follows it may read the sum as it is before it is rounded."""
+        """The loop form that stores `value`. What follows may read the sum as it is before it is rounded."""
         offset = _offset(self.axes, self.output.stride)
         node = Pointwise(
             f"{self.call.name}_finish",

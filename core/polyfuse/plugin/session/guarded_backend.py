@@ -182,7 +182,6 @@ METHODS: Final[Mapping[str, Method]] = {
     "neighbours": Method(_configs),
     "estimate": Method(_is(int, float, type(None)), _default("estimate")),
     "packed_width": Method(_is(int), _default("packed_width")),
-    "packed_steps": Method(_is(int), _default("packed_steps")),
     "preferred_gemm": Method(_is(bool), _default("preferred_gemm")),
     "prepacks_gemm": Method(_is(bool), _default("prepacks_gemm")),
     "narrow_weight_rows": Method(_two_numbers, _default("narrow_weight_rows")),

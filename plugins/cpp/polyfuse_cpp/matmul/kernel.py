@@ -268,7 +268,7 @@ class MatmulText:
         if plan.path.along_depth:
             self._dots()
         elif plan.path.paired:
-            self._paired()
+            _add_up_pairs(self)
         elif narrow := 0 if self.a.window is not None else self.b.narrow:
             with out.block(f"if (column_from + {self.wide} > column_count)"):
                 self._added_up(narrow)
@@ -277,25 +277,6 @@ class MatmulText:
         else:
             self._added_up(plan.vectors)
         self._after_tile()
-
-    def _paired(self) -> None:
-        """Add up a tile of bf16 in pairs of steps."""
-        plan, out, row = self.plan, self.out, self.a.row
-        columns, _ = self.b.columns_at()
-        end = f"{columns}, depth_here, sum, pass == pass_from);"
-        if not plan.path.tiles:
-            out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {row}>({self.a.rows_at()}, {end}")
-            return
-        name = f"matrix_tile<{plan.rows // 16}, {plan.vectors}, {tile_steps(self.matmul)}>"
-        packed = f"{name}({self.a.rows_at()}, {row}, 0, {end}"
-        if not self.a.pitch:
-            out.line(packed)
-            return
-        if not self.a.whole:
-            out.line(f"if (rows_here < {plan.rows}) {packed}")
-            out.line("else")
-        fetch = "0" if self._is_one_tile() else self.a.fetched()
-        out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
 
     def _added_up(self, vectors: int) -> None:
         """Add up a tile whose rows are packed or read in place, of so many vectors."""
@@ -319,7 +300,7 @@ class MatmulText:
             if not self.a.whole:
                 out.line(f"if (rows_here < {plan.rows}) {packed}")
                 out.line("else")
-            fetches = plan.path in _FETCHING and not self._is_one_tile()
+            fetches = plan.path in _FETCHING and not self.is_one_tile()
             fetch = self.a.fetched() if fetches else "0"
             out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
 
@@ -334,13 +315,13 @@ class MatmulText:
             if self.b.converts_groups:
                 self.b.convert_group()
             # the first tile of rows fetches the columns for all
-            one = self._is_one_tile() or not fetches
+            one = self.is_one_tile() or not fetches
             ahead = str(fetches).lower() if one else "tile == tile_a"
             passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
             name = f"matmul_dots<{plan.rows}, {plan.columns}, {kinds}>"
             out.line(f"{name}(rows_at, columns_at + j, {passed});")
 
-    def _is_one_tile(self) -> bool:
+    def is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""
         rows = product(self.facts.sizes[a] for a in self.matmul.a.axes)
         return isinstance(rows, int) and rows <= self.plan.rows
@@ -434,6 +415,26 @@ def _ahead(plan: MatmulPlan, matmul: Matmul) -> int:
     size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
     near = plan.path is OperandPath.PREPACKED and size <= _NEAR
     return 0 if near else _AHEAD.get(plan.path, 0)
+
+
+def _add_up_pairs(text: MatmulText) -> None:
+    """Add up a tile of bf16 in pairs of steps."""
+    plan, out, rows = text.plan, text.out, text.a
+    columns, _ = text.b.columns_at()
+    end = f"{columns}, depth_here, sum, pass == pass_from);"
+    if not plan.path.tiles:
+        out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {rows.row}>({rows.rows_at()}, {end}")
+        return
+    name = f"matrix_tile<{plan.rows // 16}, {plan.vectors}, {tile_steps(text.matmul)}>"
+    packed = f"{name}({rows.rows_at()}, {rows.row}, 0, {end}"
+    if not rows.pitch:
+        out.line(packed)
+        return
+    if not rows.whole:
+        out.line(f"if (rows_here < {plan.rows}) {packed}")
+        out.line("else")
+    fetch = "0" if text.is_one_tile() else rows.fetched()
+    out.line(f"{name}(left_at, {rows.pitch}, {fetch}, {end}")
 
 
 def declare_part(out: Writer) -> None:

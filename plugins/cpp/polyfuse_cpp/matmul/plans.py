@@ -14,7 +14,7 @@ from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_name, axis_size, free_axes, product
-from polyfuse_cpp.isa import Isa, dot_instructions
+from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.window import block_width, group_of, lanes_of, lines_of, part_lanes, window_of
@@ -48,8 +48,8 @@ _LOADED = 32
 """Bytes of a vector of which two are loaded in a cycle."""
 
 _TILE_STEPS, _FEWEST_STEPS, _ONE_PASS = 32, 16, 1024
-"""Steps of the depth that a matrix register holds at most, fewer than which do not pay, and the depth up to which
-all is added up in one pass."""
+"""Steps of the depth that a matrix register holds at most, fewer than which do not pay, and the depth up to
+which all is added up in one pass."""
 
 _FEW_FOR_TILES = 16
 """Rows beyond which matrix registers are faster than reading the weight along its depth."""
@@ -222,7 +222,7 @@ def packed_width(node: Reduction, isa: Isa) -> int:
     kind, own = node.values[1].dtype, {name for e in loads(node.values[1]) for name in free_axes(e.index)}
     # of a convolution's result, the channels are not the last axis
     count = next((axis_size(a) for a in reversed(node.axes) if axis_name(a) in own), 0)
-    if packed_steps(node, isa) > 1:
+    if fills_matrix_registers(node, isa):
         wide = (2 * isa.lanes, isa.lanes)
         return next((width for width in wide if isinstance(count, int) and count % width == 0), 0)
     if isa.lanes == 1 or accumulates(kind) is not kind or not count:
@@ -238,13 +238,10 @@ def packed_width(node: Reduction, isa: Isa) -> int:
     return found or 2 * isa.lanes
 
 
-def packed_steps(node: Reduction, isa: Isa) -> int:
-    """Steps of the depth that lie side by side for each column in the blocks of `packed_width`: pairs of bf16 for
-    matrix registers, unless there are windows.
-    """
+def fills_matrix_registers(node: Reduction, isa: Isa) -> bool:
+    """Whether a matmul is one of bf16 without windows, for which there are matrix registers."""
     flat = all(axis_size(axis) == 1 for axis in node.raxes[1:])
-    narrow = {value.dtype for value in node.values} == {DType.bf16}
-    return 2 if narrow and flat and isa.lanes == 16 and "PF_AMX" in dot_instructions() else 1
+    return flat and {value.dtype for value in node.values} == {DType.bf16} and has_matrix_registers(isa)
 
 
 def is_part(node: Reduction, isa: Isa) -> bool:
@@ -273,8 +270,8 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     """The paths that the memory of operand B allows."""
     right, left = matmul.b, matmul.a
     if right.paired:
-        pairs = left.memory is right.memory is DType.bf16 and isa.lanes == 16 and left.index is not None
-        tiles = pairs and "PF_AMX" in dot_instructions() and (left.step == 1 or matmul.rows_touch)
+        pairs = left.memory is right.memory is DType.bf16 and left.index is not None
+        tiles = pairs and has_matrix_registers(isa) and (left.step == 1 or matmul.rows_touch)
         yield OperandPath.PREPACKED_TILES if tiles else OperandPath.PACKED
         return
     if right.packed_width or group_of(matmul, isa.lanes):
@@ -300,7 +297,7 @@ def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     transposed = right.step is not None and right.apart is not None and 1 in (right.step, right.apart)
     if isa.lanes != 16 or not (plain and transposed and left.memory is right.memory is DType.bf16):
         return
-    if "PF_AMX" in dot_instructions():
+    if has_matrix_registers(isa):
         yield OperandPath.TILES
     if "PF_DOT_BF16" in dot_instructions():
         yield OperandPath.PAIRS
@@ -480,8 +477,8 @@ class _Machine:
 
 
 def tile_steps(matmul: Matmul) -> int:
-    """Steps of the depth that one matrix register holds: the most that divide the depth, so that nothing has to
-    be padded; else all.
+    """Steps of the depth that one matrix register holds: the most that divide the depth, so that nothing has
+    to be padded; else all.
     """
     sizes = [matmul.facts.sizes[name] for name in matmul.depth]
     depth = prod(size for size in sizes if isinstance(size, int))

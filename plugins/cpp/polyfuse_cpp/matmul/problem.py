@@ -15,7 +15,6 @@ from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 
-
 _NARROWEST = 4
 """Columns of the narrowest block."""
 
