@@ -7,7 +7,7 @@ from typing import Any
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Origin, View
-from polyfuse.runtime.frozen import CHECKED, FROZEN
+from polyfuse.runtime.frozen import CHECKED, FROZEN, has_checksum
 from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.symbolic import IndexLike, product
 
@@ -418,6 +418,8 @@ class Program:
 
         def is_light(step: ExternStep) -> bool:
             if step.op.startswith(FROZEN):  # once for each parameter
+                return True
+            if step.op.startswith(CHECKED) and has_checksum():  # by the same threads
                 return True
             if not step.op.startswith(CHECKED) or not isinstance(step.args[0], Ref):
                 return False

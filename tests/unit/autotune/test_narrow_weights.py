@@ -307,6 +307,17 @@ def test_numbers_that_are_none(run: Any, dtype: torch.dtype, kind: torch.dtype, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("depth", [17, 64, 100])
+def test_bytes_that_are_only_converted(run: Any, kind: torch.dtype, dtype: torch.dtype, depth: int) -> None:
+    """In registers, for few rows: exactly, whatever the numbers are."""
+    w = torch.arange(37 * depth).reshape(37, depth).to(kind)
+    for rows in (1, 2, 8, 9):
+        x = torch.randint(-3, 4, (rows, depth)).to(dtype)
+        assert is_narrow(run(converted, x, w, torch.full((37,), 2.0**-9, dtype=dtype)))
+
+
 def test_eight_bit_floats(run: Any) -> None:
     weight = torch.randn(48, 70).to(torch.float8_e4m3fn)
     report = run(converted, torch.randn(1, 70), weight, torch.rand(48) + 0.5)

@@ -19,6 +19,7 @@ from polyfuse.ir.types import DType
 from polyfuse.program import bytes_moved, plan, python_text
 from polyfuse.program.steps import ExternStep, LaunchKernel, Program, ProgramInput, Ref, Step
 from polyfuse.runtime import load, set_observer
+from polyfuse.runtime.frozen import checksums
 from polyfuse.runtime.harness import random_inputs
 from polyfuse.symbolic import maximum, symbol
 from program_builder import Builder, add, add_one
@@ -569,17 +570,22 @@ def test_inputs_that_are_no_tensors_reach_the_operators_that_take_them():
 
 
 @pytest.mark.parametrize(
-    ("launches", "op", "size", "alone"),
+    ("launches", "op", "size", "checksum", "alone"),
     [
-        (10, "", 0, True),
-        (9, "", 0, False),
-        (10, "frozen.aten.clone.default", 1 << 20, True),
-        (10, "checked.aten.clone.default", 1 << 15, True),
-        (10, "checked.aten.clone.default", (1 << 15) + 1, False),
-        (10, "aten.mm.default", 8, False),
+        (10, "", 0, False, True),
+        (9, "", 0, False, False),
+        (10, "frozen.aten.clone.default", 1 << 20, False, True),
+        (10, "checked.aten.clone.default", 1 << 15, False, True),
+        (10, "checked.aten.clone.default", (1 << 15) + 1, False, False),
+        (10, "checked.aten.clone.default", (1 << 15) + 1, True, True),
+        (10, "aten.mm.default", 8, True, False),
     ],
 )
-def test_many_kernels_without_operators_compute_alone(launches: int, op: str, size: int, alone: bool) -> None:
+def test_many_kernels_without_operators_compute_alone(
+    launches: int, op: str, size: int, checksum: bool, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a checksum, the kernels' own threads look whether a parameter changed."""
+    monkeypatch.setattr(checksums, "_OFFERED", [lambda wait: None] if checksum else [])
     steps: tuple[Step, ...] = tuple(LaunchKernel("k", ("w", "y")) for _ in range(launches))
     if op:
         steps = (ExternStep(op, (Ref("w"),), (), ("v",), "single"), *steps)

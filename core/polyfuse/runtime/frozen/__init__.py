@@ -2,8 +2,9 @@
 library. They are computed when parameters are met for the first time, and again when these have changed.
 
 `entries` sees whether parameters changed. `values` has programs that take such values as inputs, `calls`
-operators that a program calls once for each parameter, and `packing` how much memory they may take. What is
-frozen is decided elsewhere, by `frontend.freezing` and by autotuning.
+operators that a program calls once for each parameter, `checksums` what tells whether one that is not frozen
+was written to, and `packing` how much memory they may take. What is frozen is decided elsewhere, by
+`frontend.freezing` and by autotuning.
 """
 
 from polyfuse.runtime.frozen.calls import (
@@ -15,6 +16,7 @@ from polyfuse.runtime.frozen.calls import (
     FrozenCall,
     FrozenCalls,
 )
+from polyfuse.runtime.frozen.checksums import Checksum, FindChecksum, has_checksum, offer_checksum
 from polyfuse.runtime.frozen.packing import once, room_of
 from polyfuse.runtime.frozen.values import (
     FrozenOperand,
@@ -30,6 +32,8 @@ __all__ = [
     "ONCE",
     "TOGETHER",
     "CheckedCall",
+    "Checksum",
+    "FindChecksum",
     "FrozenCall",
     "FrozenCalls",
     "FrozenOperand",
@@ -37,6 +41,8 @@ __all__ = [
     "FrozenStep",
     "FrozenValues",
     "PackedInputs",
+    "has_checksum",
+    "offer_checksum",
     "once",
     "room_of",
 ]

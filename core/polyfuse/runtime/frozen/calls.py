@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from polyfuse.runtime.frozen.checksums import Checksum, checksum
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.torch_compat.bindings import multiply_bytes
 from polyfuse.torch_compat.swaps import ContentsRef
@@ -112,17 +113,19 @@ class FrozenCalls:
 
 class CheckedCall(FrozenCall):
     """`FrozenCall` for users who did not ask for it: each call looks at the parameter's numbers, too, for
-    they can be written to in ways that leave no trace, such as through `parameter.data`.
+    they can be written to in ways that leave no trace, such as through `parameter.data`. Reading a parameter
+    takes a fraction of the time that laying it out does.
 
-    Each run of numbers in memory is multiplied with a fixed vector of random numbers. A change that leaves
-    all these products as they were is so small that a layer would round it away as well; those of integers
-    are exact, and see a change of a run but for one in 2**32. Reading a parameter takes a fraction of the
-    time that laying it out does.
+    It takes a checksum of the numbers' bytes, where a plugin offers one (`offer_checksum`). Until that can be
+    had, each run of numbers in memory is multiplied with a fixed vector of random numbers. A change that
+    leaves all these products as they were is so small that a layer would round it away as well; those of
+    integers are exact, and see a change of a run but for one in 2**32; those of floats of 16 bits are rounded
+    more than a layer does, and are not used.
     """
 
     def __init__(self, operator: Callable[..., Any]) -> None:
         super().__init__(operator)
-        self._seen: dict[int, _Snapshot] = {}
+        self._seen: dict[int, _Sum | _Products] = {}
 
     def __call__(self, parameter: torch.Tensor, *args: Any) -> Any:
         number = id(parameter)
@@ -131,14 +134,60 @@ class CheckedCall(FrozenCall):
             with self._lock:
                 for key in [key for key in self._known if key[0] == number]:
                     del self._known[key]
-                known = ContentsRef(parameter, lambda _: self._seen.pop(number, None))
-                self._seen[number] = _Snapshot.of(parameter, known)
+                self._look(parameter)
+        elif isinstance(seen, _Products) and parameter.device.type == "cpu" and checksum() is not None:
+            with self._lock:
+                self._look(parameter)
         return super().__call__(parameter, *args)
+
+    def _look(self, parameter: torch.Tensor) -> None:
+        """Remember what a parameter is, if its numbers can be known again."""
+        number = id(parameter)
+        known = ContentsRef(parameter, lambda _: self._seen.pop(number, None))
+        dtype = parameter.dtype
+        precise = not dtype.is_floating_point or dtype.itemsize >= torch.float32.itemsize
+        function = checksum(wait=not precise) if parameter.device.type == "cpu" else None
+        if function is not None:
+            self._seen[number] = _Sum.of(parameter, known, function)
+        elif precise:
+            self._seen[number] = _Products.of(parameter, known)
+        else:
+            self._seen.pop(number, None)
 
 
 @dataclass(frozen=True, eq=False)
-class _Snapshot:
+class _Sum:
     """What a dense parameter was when it was looked at.
+
+    Attributes:
+        parameter: that it belongs to.
+        address, size: of its memory, in bytes.
+        function: the checksum.
+        number: what that was.
+    """
+
+    parameter: weakref.ref[torch.Tensor]
+    address: int
+    size: int
+    function: Checksum
+    number: int
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor], function: Checksum) -> _Sum:
+        address, size = parameter.data_ptr(), parameter.numel() * parameter.dtype.itemsize
+        return cls(known, address, size, function, function(address, size))
+
+    def still(self, parameter: torch.Tensor) -> bool:
+        """Whether this is the parameter, and its numbers are the same."""
+        known = self.parameter()
+        if known is None or known is not parameter or known.data_ptr() != self.address:
+            return False
+        return self.function(self.address, self.size) == self.number
+
+
+@dataclass(frozen=True, eq=False)
+class _Products:
+    """The same by products with random numbers.
 
     Attributes:
         parameter: that it belongs to.
@@ -155,7 +204,7 @@ class _Snapshot:
     bits: torch.Tensor
 
     @classmethod
-    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor]) -> _Snapshot:
+    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor]) -> _Products:
         count, dtype = parameter.numel(), parameter.dtype
         # short runs are read one after the other; of long ones, the library reads several side by side
         short = dtype.is_floating_point and count % _RUN == 0

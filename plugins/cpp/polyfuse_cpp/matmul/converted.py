@@ -62,7 +62,15 @@ def narrow_rows(matmul: Reduction, isa: Isa) -> tuple[int, int]:
     # a sum for each element would round each number of the weight by itself, or step over numbers
     if pairs:
         return (_TILED_ROWS if "PF_AMX" in dot_instructions() else _PAIRED_ROWS), 0
-    return CONVERTED_ROWS, 0 if several else 1
+    in_registers = DType.f64 not in kinds and any(map(_is_byte, matmul.values))
+    return CONVERTED_ROWS, 0 if several or in_registers else 1
+
+
+def _is_byte(value: Expr) -> bool:
+    """Whether an operand is integers of one byte to which nothing is done but a conversion."""
+    while value.op == "cast" and value.dtype.is_float:
+        value = value.args[0]
+    return value.op == "load" and value.dtype in (DType.i8, DType.u8)
 
 
 def _is_contiguous(value: Expr, sizes: Mapping[str, IndexLike]) -> bool:

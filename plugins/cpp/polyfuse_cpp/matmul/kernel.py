@@ -26,7 +26,7 @@ from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText
 from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, tile_steps
-from polyfuse_cpp.matmul.problem import Matmul
+from polyfuse_cpp.matmul.problem import Matmul, as_stored
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.memory.address import index_text
@@ -61,6 +61,8 @@ class MatmulText:
     isa: Isa
 
     def __post_init__(self) -> None:
+        if self.plan.path is OperandPath.DOTS and self.matmul.b.index is None:
+            self.matmul = as_stored(self.matmul) or self.matmul
         self.out = Writer("  ")
         self.features = {"kernel", "omp", "matmul"}
         if self.plan.path.paired:

@@ -16,7 +16,7 @@ from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_name, axis_size, free_axes, product
 from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
-from polyfuse_cpp.matmul.problem import Matmul
+from polyfuse_cpp.matmul.problem import Matmul, as_stored
 from polyfuse_cpp.matmul.window import block_width, group_of, lanes_of, lines_of, part_lanes, window_of
 
 _PACKED_BYTES = 384 << 10
@@ -31,6 +31,8 @@ _LINE = 1024
 _FEW = 96
 """Rows beyond which an operand that is read once for each tile of rows is better packed first."""
 
+_BYTE_ROWS = 8
+"""Rows up to which bytes are converted in registers, again for each tile of rows."""
 
 _POINTERS = 6
 """Rows of a tile that each have an address in a register."""
@@ -281,6 +283,8 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         alike = right.memory is matmul.dtype or right.memory.itemsize < matmul.dtype.itemsize
         if alike and (left.memory.is_float == right.memory.is_float):
             yield OperandPath.DOTS
+    if isa.lanes > 1 and matmul.extent(left.axes) <= _BYTE_ROWS and as_stored(matmul) is not None:
+        yield OperandPath.DOTS
     if is_converted(matmul, isa):
         yield OperandPath.CONVERTED
     if right.index is not None and right.apart == 1 and right.step is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CONTRACTIONS
-from polyfuse.ir.statements import Load, Reduce, Statement, Store
+from polyfuse.ir.statements import Cast, Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit import stride
 from polyfuse.kit.contraction import Contraction, Operand, match
@@ -218,6 +218,22 @@ def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts
     step = _step(index, tuple(name for name in depth if facts.sizes[name] != 1), facts)
     apart = stride(index, axes[-1]) if axes else None
     return MatrixOperand(operand, axes, index, plain.buffer, facts.memory[plain.buffer], step, apart)
+
+
+def as_stored(matmul: Matmul) -> Matmul | None:
+    """A matmul of f32 sums whose operand B is bytes that lie along the depth and nothing is done to but a
+    conversion, which is exact: the same, with them as the operand. None: it is no such.
+    """
+    side, facts = matmul.b, matmul.facts
+    match side.operand.body:
+        case (Load(indirect=(), mask=None) as load, *others) if others and matmul.dtype is DType.f32:
+            exact = all(isinstance(s, Cast) and s.dtype.is_float and not s.bitwise for s in others)
+            if not exact or facts.memory[load.buffer] not in (DType.i8, DType.u8):
+                return None
+        case _:
+            return None
+    found = _side(replace(side.operand, body=(load,)), side.axes, matmul.depth, facts)
+    return replace(matmul, b=found) if found.step == 1 else None
 
 
 def _step(index: IndexLike, moving: Sequence[str], facts: Facts) -> IndexLike | None:

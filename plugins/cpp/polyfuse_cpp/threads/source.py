@@ -1,4 +1,6 @@
-"""The pool's library: built once for each compiler and cache, loaded once in each process."""
+"""Libraries of our own, built once for each compiler and cache: the pool, loaded once in each process, and
+the checksum of memory.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.process import run_program
 from polyfuse.base.settings import Settings
+from polyfuse.runtime.frozen import Checksum
 from polyfuse_cpp.toolchain import Toolchain
 
-_SOURCE = Path(__file__).with_name("pool.cpp")
+_POOL, _CHECKSUM = (Path(__file__).with_name(name) for name in ("pool.cpp", "checksum.cpp"))
 _FLAGS = (
     "-std=gnu++17",
     "-O2",
@@ -31,7 +34,6 @@ _FLAGS = (
     "-pthread",
     "-Wl,--build-id=none",
 )
-_LIBRARY = "pool.so"
 _COUNTS = range(2, 5)
 """Numbers of threads of torch with which kernels use the pool: with eight it was not faster than OpenMP."""
 
@@ -76,23 +78,86 @@ class PoolSource:
                         " busy machine they will wait for each other, so install g++ or name it in CXX",
                     )
                     return 0
-            return ctypes.cast(_LOADED[0].polyfuse_share, ctypes.c_void_p).value or 0
+            return _share()
 
     def _build(self, result: Future[Path]) -> None:
+        _build(_POOL, self._toolchain, self._settings, result)
+
+
+class ChecksumSource:
+    """`Checksum` of the memory of this process, which threads of the pool compute where kernels use those,
+    else OpenMP's. Built in the background when it is wanted for the first time.
+    """
+
+    def __init__(self, toolchain: Toolchain, settings: Settings) -> None:
+        self._toolchain = toolchain
+        self._settings = settings
+        self._built: Future[Path] | None = None
+        self._found: Checksum | None = None
+        self._lock = threading.Lock()
+
+    def find(self, wait: bool) -> Checksum | None:
+        """The function; None while it is being built, unless that is waited for, and where it cannot be
+        built.
+        """
+        if self._found is not None:
+            return self._found
+        with self._lock:
+            if self._built is None:
+                self._built = Future()
+                passed = (_CHECKSUM, self._toolchain, self._settings, self._built)
+                threading.Thread(target=_build, args=passed, name="polyfuse-checksum").start()
+        if not wait and not self._built.done():
+            return None
         try:
-            try:
-                result.set_result(self._library(writable_root(self._settings)))
-            except OSError:
-                result.set_result(self._library(process_folder()))
-        except Exception as error:
-            result.set_exception(error)
+            self._found = _checksum(ctypes.CDLL(str(self._built.result())))
+        except (OSError, PolyfuseError) as error:
+            cause = error.cause if isinstance(error, PolyfuseError) else str(error)
+            warn_once(
+                "cpp",
+                f"changes of parameters are looked for with torch's products, for the checksum of memory"
+                f" cannot be had ({cause}); that takes longer, so install g++ or name it in CXX",
+            )
+            return None
+        return self._found
 
-    def _library(self, root: Path) -> Path:
-        key = digest(_SOURCE.read_bytes(), " ".join(_FLAGS), self._toolchain.fingerprint, platform.machine())
 
-        def build(made: Path) -> None:
-            compiler = [self._toolchain.path, *self._toolchain.arguments]
-            command = [*compiler, *_FLAGS, str(_SOURCE), "-o", str(made)]
-            run_program(command, timeout=120.0, name="the pool of threads")
+def _share() -> int:
+    """Address of `polyfuse_share`, if the pool is loaded; else 0."""
+    return (ctypes.cast(_LOADED[0].polyfuse_share, ctypes.c_void_p).value or 0) if _LOADED else 0
 
-        return built_once(root / "launchers" / key / _LIBRARY, "cpp", build)
+
+def _checksum(library: ctypes.CDLL) -> Checksum:
+    function = library.polyfuse_checksum
+    function.restype = ctypes.c_uint64
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p)
+
+    def checksum(address: int, size: int) -> int:
+        team = torch.get_num_threads()
+        found: int = function(address, size, team, _share() if team in _COUNTS else 0)
+        return found
+
+    return checksum
+
+
+def _build(source: Path, toolchain: Toolchain, settings: Settings, result: Future[Path]) -> None:
+    """Build a library, or find it built, in the cache or in a folder of this process."""
+    try:
+        try:
+            result.set_result(_library(source, toolchain, writable_root(settings)))
+        except OSError:
+            result.set_result(_library(source, toolchain, process_folder()))
+    except Exception as error:
+        result.set_exception(error)
+
+
+def _library(source: Path, toolchain: Toolchain, root: Path) -> Path:
+    flags = _FLAGS if source == _POOL else (*_FLAGS, "-fopenmp")
+    key = digest(source.read_bytes(), " ".join(flags), toolchain.fingerprint, platform.machine())
+
+    def build(made: Path) -> None:
+        compiler = [toolchain.path, *toolchain.arguments]
+        command = [*compiler, *flags, str(source), "-o", str(made)]
+        run_program(command, timeout=120.0, name=f"the library of {source.name}")
+
+    return built_once(root / "launchers" / key / f"{source.stem}.so", "cpp", build)
