@@ -37,8 +37,10 @@ _COLUMN_BYTES = 256 << 10
 _TWO_PASS_ROW = 64 << 10
 """Numbers of a row that a core's second cache holds, where two passes are faster than one that divides."""
 
-_SIZE_CLASSES = (16, 128, 1024)
-"""Below the first, a row fills few vectors; from the last on, it is longer than what a thread is given."""
+_SIZE_CLASSES = (9, 16, 128, 1024)
+"""Below the first, layers have few rows (`streaming_parts`); below the second, a row fills few vectors; from
+the last on, it is longer than what a thread is given.
+"""
 
 
 class CppBackend(Backend):
@@ -104,7 +106,7 @@ class CppBackend(Backend):
 
     def packed_width(self, matmul: Reduction) -> int:
         """Up to four vectors of columns."""
-        from polyfuse_cpp.matmul.plans import packed_width
+        from polyfuse_cpp.packed_blocks import packed_width
 
         return packed_width(matmul, self.isa)
 

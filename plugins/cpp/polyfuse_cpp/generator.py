@@ -25,8 +25,6 @@ from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.reductions import KINDS
 from polyfuse_cpp.matmul.plans import (
     configs_of,
-    fills_matrix_registers,
-    is_part,
     matmul_plans,
     nearby_plans,
     plan_of,
@@ -34,6 +32,7 @@ from polyfuse_cpp.matmul.plans import (
 )
 from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
+from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 

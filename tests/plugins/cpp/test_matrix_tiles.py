@@ -16,11 +16,10 @@ from polyfuse.ir.expr import load
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
-from polyfuse_cpp import generator
+from polyfuse_cpp import generator, packed_blocks
 from polyfuse_cpp import isa as isa_of
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.isa import choose_isa, dot_instructions
-from polyfuse_cpp.matmul import plans
 
 HAS_TILES = "PF_AMX" in dot_instructions()
 needs_tiles = pytest.mark.skipif(not HAS_TILES, reason="this CPU has no matrix registers")
@@ -145,14 +144,14 @@ def matmul(columns: int, depth: int, dtype: DType = DType.bf16, taps: int = 1) -
 def test_which_convolutions_matrix_registers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     isa = choose_isa("avx512")
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
-    assert plans.fills_matrix_registers(matmul(64, 32), isa)
-    assert plans.packed_width(matmul(64, 32), isa) == 32
-    assert [plans.packed_width(matmul(n, 32), isa) for n in (48, 24)] == [16, 0]
+    assert packed_blocks.fills_matrix_registers(matmul(64, 32), isa)
+    assert packed_blocks.packed_width(matmul(64, 32), isa) == 32
+    assert [packed_blocks.packed_width(matmul(n, 32), isa) for n in (48, 24)] == [16, 0]
     assert generator.prefers(matmul(64, 32), {}, isa) and generator.prepacks(matmul(64, 32), {}, isa)
     others = {
         "a larger window": matmul(64, 32, taps=3),
         "another type": matmul(64, 32, DType.f16),
     }
-    assert not [why for why, node in others.items() if plans.fills_matrix_registers(node, isa)]
+    assert not [why for why, node in others.items() if packed_blocks.fills_matrix_registers(node, isa)]
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16",))
     assert not generator.prefers(matmul(64, 32), {}, isa)

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import gcd, prod
+from math import gcd, inf, prod
 
-from polyfuse.ir.expr import loads
-from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.plugin import Config
-from polyfuse.symbolic import axis_name, axis_size, free_axes, product
+from polyfuse.symbolic import bounds, product
 from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul, as_stored
-from polyfuse_cpp.matmul.window import block_width, group_of, lanes_of, lines_of, part_lanes, window_of
+from polyfuse_cpp.matmul.window import block_width, group_of, lanes_of, lines_of, window_of
 
 _PACKED_BYTES = 384 << 10
 """What is packed of operand B at once: it stays in the L2 cache."""
@@ -34,14 +31,14 @@ _FEW = 96
 _BYTE_ROWS = 8
 """Rows up to which bytes are converted in registers, again for each tile of rows."""
 
+_VARYING = 16
+"""Rows up to which a kernel that does not know their number has a tile for each."""
+
 _POINTERS = 6
 """Rows of a tile that each have an address in a register."""
 
 _SIDE_BY_SIDE = 4
 """Blocks whose tiles are added up side by side."""
-
-_PART = 8
-"""Lanes of a part of a vector that holds all columns of a group."""
 
 _CONVERTING = 8
 """Half cycles in which a vector is converted, stored and loaded again."""
@@ -216,53 +213,6 @@ def nearby_plans(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> list[MatmulPlan]
     return [*tiles[:2], *near]
 
 
-def packed_width(node: Reduction, isa: Isa) -> int:
-    """Columns of a block, if operand B were packed once: whole vectors of the numbers that are
-    multiplied, which divide all columns if any do; all columns of a convolution if none does. 0: it is better
-    read as it is.
-    """
-    kind, own = node.values[1].dtype, {name for e in loads(node.values[1]) for name in free_axes(e.index)}
-    # of a convolution's result, the channels are not the last axis
-    count = next((axis_size(a) for a in reversed(node.axes) if axis_name(a) in own), 0)
-    if fills_matrix_registers(node, isa):
-        wide = (2 * isa.lanes, isa.lanes)
-        return next((width for width in wide if isinstance(count, int) and count % width == 0), 0)
-    if isa.lanes == 1 or accumulates(kind) is not kind or not count:
-        return 0
-    widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]
-    found = next((width for width in widths if count % width == 0), 0)
-    if not found and kind is DType.f32 and isinstance(count, int):
-        if _has_grouped_window(node):
-            found = count if part_lanes(count, isa.lanes) else 0
-        elif _has_window(node):
-            # all are one block, of which the kernel packs the last vectors with zeros at each call
-            found = count
-    return found or 2 * isa.lanes
-
-
-def fills_matrix_registers(node: Reduction, isa: Isa) -> bool:
-    """Whether a matmul is one of bf16 without windows, for which there are matrix registers."""
-    flat = all(axis_size(axis) == 1 for axis in node.raxes[1:])
-    return flat and {value.dtype for value in node.values} == {DType.bf16} and has_matrix_registers(isa)
-
-
-def is_part(node: Reduction, isa: Isa) -> bool:
-    """Whether the columns of a block are one part of a vector."""
-    return packed_width(node, isa) == _PART < isa.lanes
-
-
-def _has_grouped_window(node: Reduction) -> bool:
-    """Whether a matmul is a convolution of groups of channels under windows of several pixels."""
-    taps = node.raxes[1:]
-    return len(node.axes) > len(taps) + 2 and any(axis_size(a) != 1 for a in taps)
-
-
-def _has_window(node: Reduction) -> bool:
-    """Whether a matmul is a convolution of all channels under windows of several pixels."""
-    taps = node.raxes[1:]
-    return len(node.axes) == len(taps) + 2 and any(axis_size(a) != 1 for a in taps)
-
-
 def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
     """A guess of how long a plan takes."""
     return _Machine(matmul, isa).seconds(plan)
@@ -317,6 +267,22 @@ def _rank(path: OperandPath, rows: int) -> float:
     return 0.0 if rows <= limit else 2.0
 
 
+def most_varying(matmul: Matmul, path: OperandPath) -> int:
+    """The most rows that there can be where a kernel has tiles of several heights: each row is read in place,
+    their number is known only at run time, and it is small. 0: tiles have one height.
+    """
+    rows = product(matmul.facts.sizes[name] for name in matmul.a.axes)
+    if path is not OperandPath.DOTS or isinstance(rows, int):
+        return 0
+    high = bounds(rows)[1]
+    return high if high is not None and high <= _VARYING else 0
+
+
+def columns_beside(matmul: Matmul, isa: Isa, rows: int) -> int:
+    """Columns that are added up side by side in a tile of so many rows along the depth."""
+    return _Machine(matmul, isa).dots_of(rows)[1]
+
+
 class _Machine:
     """The registers of a machine, and the tiles that they hold for one matmul."""
 
@@ -330,6 +296,12 @@ class _Machine:
         """Plans of one path, the best guess first: the one whose tiles take the fewest cycles."""
         rows = max(1, self.matmul.extent(self.matmul.a.axes))
         across = max(1, self.matmul.extent(self.matmul.b.axes[-1:]))
+        if most := most_varying(self.matmul, path):
+            high = max(self._height(n) for n in range(1, most + 1))
+            columns = self.dots_of(high)[1]
+            vectors = max(1, -(-max(self._widths(path)) // self.isa.lanes))
+            yield self.plan(path, high, vectors, columns, self._depth(path, most))
+            return
         if path.tiles:
             wide = self.matmul.b.packed_width or across
             yield self.plan(path, 32 if rows > 16 else 16, 2 if wide > 16 else 1, 0)
@@ -356,6 +328,19 @@ class _Machine:
         if not ranked:
             ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path.along_depth else 0)))
         yield from dict.fromkeys(plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
+
+    def dots_of(self, rows: int) -> tuple[float, int]:
+        """Half cycles for each column of a tile of so many rows whose lanes run along the depth, and how many
+        columns it has then; infinitely many where the registers do not hold the rows.
+        """
+        held = self.registers // self.each - 1
+        widths = [w for w in self._widths(OperandPath.DOTS) if rows <= held // (w + 1)]
+        return min(((self._cycles(rows, w, False) / w, w) for w in widths), default=(inf, 1))
+
+    def _height(self, rows: int) -> int:
+        """The height of tiles that hold so many rows, as even as they can be, in the fewest cycles."""
+        heights = {-(-rows // tiles): tiles for tiles in range(rows, 0, -1)}
+        return min(heights, key=lambda high: (heights[high] * self.dots_of(high)[0], -high))
 
     def _grouped(self) -> MatmulPlan:
         """Groups of a convolution: each row of a tile takes a register for its address, so there are few, and
