@@ -384,14 +384,14 @@ def run(name: str, target: Path) -> None:
     """Run a scenario, and write its calls."""
     import torch
 
-    for target, value in (
+    for dotted, value in (
         ("torch.cuda.device_count", lambda: 1),
         ("torch.cuda.current_device", lambda: 0),
         ("torch.cuda.get_device_properties", lambda i: SimpleNamespace(multi_processor_count=132)),
         ("polyfuse.runtime.launching.current_stream", lambda kind: lambda index: 0x7000 + index),
         ("polyfuse.runtime.launching.current_stream_address", lambda kind: 0),
     ):
-        mock.patch(target, value).start()
+        mock.patch(dotted, value).start()
     assert torch.cuda.device_count() == 1
     notes = Notes()
     with tempfile.TemporaryDirectory() as folder:

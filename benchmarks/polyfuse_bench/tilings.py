@@ -126,8 +126,8 @@ def gemm_kernel(case: Case, dtype: DType) -> Kernel:
     m, n, k, count = case.rows, case.outer, case.inner, case.batch
     batch = f"b0{{{count}}} ~ {count}, " if count > 1 else ""
     at = {
-        name: f"{size}*b0 + {at}" if count > 1 else at
-        for name, size, at in (
+        name: f"{size}*b0 + {index}" if count > 1 else index
+        for name, size, index in (
             ("x", m * k, f"{k}*i0 + r0"),
             ("y", n * k, f"{k}*i1 + r0"),
             ("z", m * n, f"{n}*i0 + i1"),

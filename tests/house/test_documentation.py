@@ -42,6 +42,46 @@ def test_hooks_say_the_same_things_in_the_same_order(name):
         assert f"`{argument}`" in doc
 
 
+ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type)}
+UNSAID = ("core/polyfuse/lowering/", "core/polyfuse/cli/", "core/polyfuse/testing/")
+"""Where each function may raise the same: a lowering that it refuses, a command what `main` prints."""
+
+
+def raised(function: ast.FunctionDef) -> set[str]:
+    """The errors of ours that a function raises itself."""
+    names, pending = set(), list(ast.iter_child_nodes(function))
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            names.add(ast.unparse(node.exc.func))
+        pending += ast.iter_child_nodes(node)
+    return names & ERRORS
+
+
+def test_public_functions_say_which_errors_they_raise():
+    wrong = []
+    for file in (*core_files(), *plugin_files()):
+        if file.location.startswith(UNSAID):
+            continue
+        private = {
+            item
+            for node in nodes_of(file.tree)
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef))
+            if node.name.startswith("_") or isinstance(node, ast.FunctionDef)
+            for item in node.body
+        }
+        for node in nodes_of(file.tree):
+            if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or node in private:
+                continue
+            if node.args.args and node.args.args[0].arg == "ctx":  # a lowering
+                continue
+            missing = {name for name in raised(node) if name not in (ast.get_docstring(node) or "")}
+            wrong += [f"{file.location}:{node.lineno} {node.name} raises {name}" for name in sorted(missing)]
+    assert not wrong, "\n".join(wrong)
+
+
 def used_hooks() -> set[str]:
     used = set()
     for file in (*core_files(), *plugin_files()):

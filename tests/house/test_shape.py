@@ -7,7 +7,9 @@ from collections import Counter
 
 from house.source_tree import ROOT, all_files, nodes_of
 
-MAX_FILE, MAX_FUNCTION, MAX_METHODS = 600, 100, 25
+MAX_FILE, MAX_FUNCTION, MAX_METHODS = 500, 80, 25
+LISTS = {"core/polyfuse/base/settings.py": 600}
+"""Modules that are one list, and how long these may be."""
 MAX_FOLDER = 16
 """Modules of a folder, without its `__init__`."""
 
@@ -16,7 +18,7 @@ def test_files():
     wrong = [
         f"{file.location} has {count} lines"
         for file in all_files()
-        if (count := file.text.count("\n")) > MAX_FILE
+        if (count := file.text.count("\n")) > LISTS.get(file.location, MAX_FILE)
     ]
     assert not wrong, "\n".join(wrong)
 

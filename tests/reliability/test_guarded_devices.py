@@ -227,7 +227,7 @@ def test_facts_of_a_class_that_are_nonsense_are_left_out() -> None:
     [
         ("count", -1),
         ("count", True),
-        ("properties", DeviceProperties("x", memory_bytes=None)),  # type: ignore[arg-type]
+        ("properties", DeviceProperties("x", units=None)),  # type: ignore[arg-type]
         ("properties", DeviceProperties("x", bandwidth=-1.0)),
         ("limits", Limits(missing=frozenset({"float64"}))),  # type: ignore[arg-type]
         ("collective_seconds", float("nan")),

@@ -177,7 +177,11 @@ class Signature:
 
 
 def nesting(text: str) -> Any:
-    """How arguments or results are nested, from its text."""
+    """How arguments or results are nested, from its text.
+
+    Raises:
+        PackageError: a container in it has not been registered here, or the text cannot be read.
+    """
     try:
         return pytree.spec_of_text(text)
     except (NotImplementedError, ImportError, AttributeError) as error:

@@ -74,7 +74,11 @@ class Launching:
     def kernels(
         self, entry: Entry, units: Mapping[str, Mapping[str, Callable[..., Any]]]
     ) -> dict[str, Callable[..., Any]]:
-        """The kernels of an entry, by their names in its program."""
+        """The kernels of an entry, by their names in its program.
+
+        Raises:
+            PackageError: the package lacks one of them.
+        """
         absent = [name for name, (unit, key) in entry.kernels.items() if key not in units[unit]]
         if absent:
             raise PackageError(

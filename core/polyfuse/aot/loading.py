@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -62,11 +63,7 @@ def load(
     settings = Settings.resolve(None, {"check": check} if check else None)
     with Archive(file) as archive:
         if trust is not None:
-            from polyfuse.aot.signing import check_signature  # which needs another package
-
-            check_signature(archive, trust)
-            for name in archive.members:
-                archive.verify(name)
+            _check_trust(archive, trust)
         description = describe(archive)
         _check_environment(file, description)
         for name in description.modules:
@@ -87,22 +84,38 @@ def load(
     def revive(entry: Entry, weights: Weights) -> CompiledModule:
         kernels = launching.kernels(entry, units)
         objects = {key: weights.tensors[at] for key, at in entry.objects.items()}
-        try:
+        with _named_failures(file, description, entry.program):
             return load_program(texts[entry.program], kernels, objects)
-        except ImportError as error:
-            raise PackageError(
-                f"the package {file} was made by Polyfuse {description.versions['polyfuse']}, and this is"
-                f" {version()} ({error})",
-                "install that version, or make the package again",
-            ) from error
-        except Exception as error:
-            raise PackageError(
-                f"the program {entry.program} of the package {file} cannot be loaded"
-                f" ({type(error).__name__}: {shorten(str(error), 200)})",
-                "make the package again",
-            ) from error
 
     return Package(file, description, weights, revive)
+
+
+def _check_trust(archive: Archive, trust: Sequence[Any]) -> None:
+    """Refuse a package unless one of the keys signed it and all of it is what was signed."""
+    from polyfuse.aot.signing import check_signature  # which needs another package
+
+    check_signature(archive, trust)
+    for name in archive.members:
+        archive.verify(name)
+
+
+@contextmanager
+def _named_failures(file: Path, description: Description, program: str) -> Iterator[None]:
+    """Have errors of loading a host program name the package and what to do."""
+    try:
+        yield
+    except ImportError as error:
+        raise PackageError(
+            f"the package {file} was made by Polyfuse {description.versions['polyfuse']}, and this is"
+            f" {version()} ({error})",
+            "install that version, or make the package again",
+        ) from error
+    except Exception as error:
+        raise PackageError(
+            f"the program {program} of the package {file} cannot be loaded"
+            f" ({type(error).__name__}: {shorten(str(error), 200)})",
+            "make the package again",
+        ) from error
 
 
 def _text(archive: Archive, member: str) -> str:
@@ -115,7 +128,11 @@ def _text(archive: Archive, member: str) -> str:
 
 
 def describe(archive: Archive) -> Description:
-    """What a package says of itself, whose parts fit each other and the members that there are."""
+    """What a package says of itself, whose parts fit each other and the members that there are.
+
+    Raises:
+        PackageError: the description is malformed, or its parts do not fit.
+    """
     try:
         found = Description.of(archive.manifest)
         problem = unsoundness(found, archive.members)

@@ -60,7 +60,11 @@ class Mapped:
         self._start = start
 
     def tensor(self, weight: Weight) -> torch.Tensor:
-        """One weight on the CPU; its memory is that of the mapping."""
+        """One weight on the CPU; its memory is that of the mapping.
+
+        Raises:
+            PackageError: it reaches beyond the bytes that are there.
+        """
         dtype = dtype_of(weight.dtype)
         extent = weight.bytes // dtype.itemsize
         reached = 1 + sum((n - 1) * s for n, s in zip(weight.size, weight.stride, strict=True))
@@ -116,7 +120,11 @@ def aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The type of elements of a name such as `float32`."""
+    """The type of elements of a name such as `float32`.
+
+    Raises:
+        PackageError: this torch has no such type.
+    """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise PackageError(f"this torch has no type of elements {name}", "use a later release of torch")

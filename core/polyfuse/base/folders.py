@@ -101,6 +101,9 @@ _LOCK = threading.Lock()
 def process_folder() -> Path:
     """Return the folder of this process alone, removed when it ends. A forked child makes one of its own, and
     leaves its parent's alone.
+
+    Raises:
+        CacheError: no temporary folder can be made.
     """
     with _LOCK:
         mine = os.getpid()

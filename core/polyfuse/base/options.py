@@ -32,7 +32,11 @@ class OptionInfo:
 
 
 def parse_bool(text: str, where: str) -> bool:
-    """Read a truth value: `1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`, in any case."""
+    """Read a truth value: `1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`, in any case.
+
+    Raises:
+        InvalidOptionError: it is another word.
+    """
     word = text.strip().lower()
     if word in _TRUE:
         return True
@@ -42,7 +46,11 @@ def parse_bool(text: str, where: str) -> bool:
 
 
 def parse_text(info: OptionInfo, text: str, where: str) -> object:
-    """Turn the text of an environment variable into a value of the option's kind."""
+    """Turn the text of an environment variable into a value of the option's kind.
+
+    Raises:
+        InvalidOptionError: it is no integer or truth value where the option takes one.
+    """
     if info.kind == "bool":
         return parse_bool(text, where)
     if info.kind == "int | None" and text.strip().lower() in ("", "none"):

@@ -24,7 +24,11 @@ def require_matplotlib() -> Any:
 
 
 def plot(results: Results, file: Path) -> None:
-    """Draw latency and speed-up into a PNG or SVG file, by its ending."""
+    """Draw latency and speed-up into a PNG or SVG file, by its ending.
+
+    Raises:
+        PolyfuseError: the ending is unknown, or the file cannot be written.
+    """
     pyplot = require_matplotlib()
     swept = [name for name in results.points[0].sizes if len({p.sizes[name] for p in results.points}) > 1]
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")

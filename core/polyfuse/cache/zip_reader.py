@@ -113,7 +113,11 @@ class ZipReader:
             raise DamagedArchiveError(f"{name} is damaged")
 
     def offset(self, name: str) -> int:
-        """Where the bytes of a member begin; its own header must say what the list does."""
+        """Where the bytes of a member begin; its own header must say what the list does.
+
+        Raises:
+            DamagedArchiveError: it does not.
+        """
         member = self._member(name)
         head = _LOCAL.unpack(self._at(member.start, _LOCAL.size))
         mark, _, flags, method, _, _, crc, packed, size, name_length, extra_length = head

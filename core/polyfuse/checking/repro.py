@@ -93,6 +93,9 @@ def read_repro(path: Path, device: str = "") -> Repro:
 
     Args:
         device: where the operands are put; empty: on the CPU.
+
+    Raises:
+        PolyfuseError: the file holds no launch.
     """
     try:
         content = torch.load(path, weights_only=True)

@@ -94,7 +94,11 @@ class Guard:
         )
 
     def differs(self, found: CheckResult, operands: Sequence[Any], layout: Layout) -> Callable[..., Any]:
-        """Bar a kernel, report it, and return what is called instead of it."""
+        """Bar a kernel, report it, and return what is called instead of it.
+
+        Raises:
+            BackendError: with the option `strict`, instead.
+        """
         from polyfuse.checking.tally import report_difference
 
         built, session = self.built, self.session

@@ -116,7 +116,11 @@ class AtenGraph:
     compiled graph asks for (`packed_inputs`)."""
 
     def node(self, name: str) -> Node:
-        """The node called `name`."""
+        """The node called `name`.
+
+        Raises:
+            KeyError: there is none.
+        """
         for node in self.module.graph.nodes:
             if node.name == name:
                 return node

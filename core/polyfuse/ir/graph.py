@@ -144,7 +144,11 @@ def views_in(value: Any) -> Iterator[View]:
 
 
 def reads(node: Node) -> tuple[str, ...]:
-    """Buffers `node` reads, in order, each once. A combining scatter reads its target too."""
+    """Buffers `node` reads, in order, each once. A combining scatter reads its target too.
+
+    Raises:
+        TypeError: the node is of a kind without a rule.
+    """
     if isinstance(node, LoopNode):
         names = [e.buffer for e in loads(*node.expressions())]
         if isinstance(node, Scatter) and node.mode not in (*GROUP_MODES, CHECK_MODE):

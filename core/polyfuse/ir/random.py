@@ -37,7 +37,11 @@ def philox(seed: Any, offset: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def draw(kind: str, seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """One random number at each point, from i64 seeds and offsets."""
+    """One random number at each point, from i64 seeds and offsets.
+
+    Raises:
+        IRError: the kind is unknown.
+    """
     device = seed.device
     seeds, offsets = torch.broadcast_tensors(seed, offset)
     words = philox(*(t.contiguous().cpu().numpy().view(numpy.uint64) for t in (seeds, offsets)))

@@ -44,7 +44,11 @@ class InterpreterBackend(Backend):
         return Source(kernel.name, text(nameless, comments=False), "polyfuse ir")
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
-        """One file a kernel, once it is known to be well formed."""
+        """One file a kernel, once it is known to be well formed.
+
+        Raises:
+            KernelBuildError: a kernel is malformed.
+        """
         for source in sources:
             content = source.rendered()
             try:
@@ -56,7 +60,11 @@ class InterpreterBackend(Backend):
             (folder / f"{source.key}{_SUFFIX}").write_text(content, encoding="utf-8")
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
-        """The kernels of a built folder by key, read when they are first called."""
+        """The kernels of a built folder by key, read when they are first called.
+
+        Raises:
+            KernelLoadError: a file cannot be read.
+        """
         found: dict[str, Launchable] = {}
         for path in sorted(folder.glob(f"*{_SUFFIX}")):
             try:

@@ -31,7 +31,7 @@ def assert_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[in
 
 
 def assert_finite(tensor: torch.Tensor, label: str) -> None:
-    """Raise if a tensor holds NaN or infinity."""
+    """Raise `PolyfuseError` if a tensor holds NaN or infinity."""
     if tensor.is_floating_point() or tensor.is_complex():
         if not torch.isfinite(tensor).all().item():
             what = "NaN" if torch.isnan(tensor).any().item() else "infinity"

@@ -129,7 +129,7 @@ def is_unasked(backend: Backend, settings: Settings) -> bool:
 
 
 def note_interpreted(what: str, reason: str, settings: Settings) -> None:
-    """Warn, once for the same cause, that a kernel is interpreted; with `strict`, raise."""
+    """Warn once for each cause that a kernel is interpreted; with `strict`, raise `UnsupportedError`."""
     cause = f"{what} would be interpreted, which is slow: no backend generates code for it ({reason})"
     if settings.strict:
         raise UnsupportedError(cause, "name the interpreter in `backends` to accept that, or unset strict")

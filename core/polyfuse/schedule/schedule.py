@@ -96,18 +96,33 @@ def _scheduled(
     """A schedule, with collectives overlapped or in the graph's order, and how long they are exposed."""
     hint = _hints(graph)
     whole: dict[str, Decision] = {}
-    for _ in range(len(epilogue_reductions) + 1):
+    counts_memory = _counts_memory(graph, settings)
+
+    def fused_without(apart: Sequence[Unfused]) -> _Fused:
         begun = epilogue_reductions.difference(whole)
-        fused = _fuse(graph, settings, claimed, unfused, begun, hint, rules, texts)
+        return _fuse(graph, settings, claimed, apart, begun, hint, rules, texts)
+
+    for _ in range(len(epilogue_reductions) + 1):
+        fused = fused_without(unfused)
         detached = detached_reductions(fused.units)
         if not detached:
             break
         whole.update(detached)
-    if _counts_memory(graph, settings):
-        begun = epilogue_reductions.difference(whole)
-        fused = fused.within(lambda apart: _fuse(graph, settings, claimed, apart, begun, hint, rules, texts))
+    if counts_memory:
+        fused = fused.within(fused_without)
+    return _in_order(fused, settings, backends, hint, whole, counts_memory)
+
+
+def _in_order(
+    fused: _Fused,
+    settings: Settings,
+    backends: _Backends,
+    hint: Callable[[IndexLike], int],
+    whole: Mapping[str, Decision],
+    counts_memory: bool,
+) -> tuple[Schedule, Overlap]:
+    """The steps of fused units, in the order in which they run."""
     rewritten, decisions = fused.context, fused.decisions
-    counts_memory = _counts_memory(graph, settings)
     graph, roots = rewritten.graph, rewritten.roots
     units = fused.ordered
     removed = kernel_local(graph, units, roots)

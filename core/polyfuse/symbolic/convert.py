@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import sympy
 
@@ -60,8 +60,53 @@ def from_sympy(expr: Any, bounds: Bounds) -> IndexLike:
     return host(host_text(expr), (from_sympy(s, bounds) for s in symbols), lo, hi)
 
 
+_FORMS: Final = {
+    "FloorDiv": "({} // {})",
+    "CleanDiv": "({} // {})",
+    "CeilDiv": "(-(-{} // {}))",
+    "Mod": "({} % {})",
+    "PythonMod": "({} % {})",
+    "IntTrueDiv": "({} / {})",
+    "FloatTrueDiv": "({} / {})",
+    "ModularIndexing": "({} // {} % {})",
+    "LShift": "({} << {})",
+    "RShift": "({} >> {})",
+    "BitwiseFn_bitwise_and": "({} & {})",
+    "BitwiseFn_bitwise_or": "({} | {})",
+    "BitwiseFn_bitwise_xor": "({} ^ {})",
+    "Identity": "{}",
+    "TruncToInt": "math.trunc({})",
+    "TruncToFloat": "float(math.trunc({}))",
+    "FloorToInt": "math.floor({})",
+    "CeilToInt": "math.ceil({})",
+    "RoundToInt": "round({})",
+    "RoundDecimal": "round({}, {})",
+    "ToFloat": "float({})",
+    "PowByNatural": "({} ** {})",
+    "FloatPow": "({} ** {})",
+    "Pow": "({} ** {})",
+    "Where": "({1} if {0} else {2})",
+    "Equality": "({} == {})",
+    "Unequality": "({} != {})",
+    "StrictLessThan": "({} < {})",
+    "LessThan": "({} <= {})",
+    "StrictGreaterThan": "({} > {})",
+    "GreaterThan": "({} >= {})",
+    "Abs": "abs({})",
+    "Not": "(not {})",
+}
+"""What operations of sympy and torch are in Python, by the names of their classes, around their operands."""
+
+_JOINED: Final = {"Add": " + ", "Mul": " * ", "And": " and ", "Or": " or "}
+"""Operations with any number of operands, and what stands between these."""
+
+
 def host_text(expr: Any) -> str:
-    """A sympy expression as Python text, for what the index algebra has no word for."""
+    """A sympy expression as Python text, for what the index algebra has no word for.
+
+    Raises:
+        ValueError: a function in it has no form in Python.
+    """
     name = type(expr).__name__
     if name == "Piecewise":
         return _cases(expr.args)
@@ -73,46 +118,10 @@ def host_text(expr: Any) -> str:
     parts = [host_text(a) for a in expr.args]
     if not parts:
         return {sympy.oo: "math.inf", -sympy.oo: "(-math.inf)"}.get(expr, str(expr))
-    forms = {
-        "FloorDiv": "({} // {})",
-        "CleanDiv": "({} // {})",
-        "CeilDiv": "(-(-{} // {}))",
-        "Mod": "({} % {})",
-        "PythonMod": "({} % {})",
-        "IntTrueDiv": "({} / {})",
-        "FloatTrueDiv": "({} / {})",
-        "ModularIndexing": "({} // {} % {})",
-        "LShift": "({} << {})",
-        "RShift": "({} >> {})",
-        "BitwiseFn_bitwise_and": "({} & {})",
-        "BitwiseFn_bitwise_or": "({} | {})",
-        "BitwiseFn_bitwise_xor": "({} ^ {})",
-        "Identity": "{}",
-        "TruncToInt": "math.trunc({})",
-        "TruncToFloat": "float(math.trunc({}))",
-        "FloorToInt": "math.floor({})",
-        "CeilToInt": "math.ceil({})",
-        "RoundToInt": "round({})",
-        "RoundDecimal": "round({}, {})",
-        "ToFloat": "float({})",
-        "PowByNatural": "({} ** {})",
-        "FloatPow": "({} ** {})",
-        "Pow": "({} ** {})",
-        "Where": "({1} if {0} else {2})",
-        "Equality": "({} == {})",
-        "Unequality": "({} != {})",
-        "StrictLessThan": "({} < {})",
-        "LessThan": "({} <= {})",
-        "StrictGreaterThan": "({} > {})",
-        "GreaterThan": "({} >= {})",
-        "Abs": "abs({})",
-        "Not": "(not {})",
-    }
-    if name in forms:
-        return forms[name].format(*parts)
-    joins = {"Add": " + ", "Mul": " * ", "And": " and ", "Or": " or "}
-    if name in joins:
-        return "(" + joins[name].join(parts) + ")"
+    if name in _FORMS:
+        return _FORMS[name].format(*parts)
+    if name in _JOINED:
+        return "(" + _JOINED[name].join(parts) + ")"
     if name in ("Max", "Min"):
         return f"{name.lower()}({', '.join(parts)})"
     if name.startswith("OpaqueUnaryFn_"):

@@ -55,7 +55,7 @@ class WorkerProcess:
         timeout: float,
     ) -> None:
         """Have the worker build; raises what it raised, `KernelBuildError` also when it crashes or takes too
-        long.
+        long, and `UnsupportedError` where it refuses a kernel.
         """
         request = {
             "function": function,

@@ -14,7 +14,7 @@ class SimDevice(Device):
     """Host memory behind asynchronous queues."""
 
     def properties(self, index=None):
-        return DeviceProperties("simulated accelerator", memory_bytes=1 << 30, units=4, alignment=256)
+        return DeviceProperties("simulated accelerator", units=4, alignment=256)
 
     def limits(self):
         wide = (torch.float64, torch.complex64, torch.complex128)

@@ -58,7 +58,11 @@ def detect_isa(machine: str | None = None, cpu_flags: frozenset[str] | None = No
 
 
 def choose_isa(name: str = "") -> Isa:
-    """The instruction set called *name*, or this machine's where *name* is empty or ``"auto"``."""
+    """The instruction set called *name*, or this machine's where *name* is empty or ``"auto"``.
+
+    Raises:
+        InvalidOptionError: there is none of that name.
+    """
     if name in ("", "auto"):
         return detect_isa()
     if name not in ISAS:

@@ -16,7 +16,11 @@ KEYS = "kernels.txt"
 
 
 def load_folder(folder: Path, share: Callable[[], int] | None = None) -> Mapping[str, Callable[..., None]]:
-    """The kernels of a built folder by key; `share` as of `KernelLibrary`."""
+    """The kernels of a built folder by key; `share` as of `KernelLibrary`.
+
+    Raises:
+        KernelLoadError: the folder is incomplete.
+    """
     try:
         rows = (folder / KEYS).read_text(encoding="utf-8").split()
     except OSError as error:
@@ -29,7 +33,11 @@ def load_folder(folder: Path, share: Callable[[], int] | None = None) -> Mapping
 
 
 def load_packaged(folder: Path, facts: Mapping[str, str]) -> Mapping[str, Callable[..., None]]:
-    """The kernels of a package, if this CPU has the instructions that they were built with."""
+    """The kernels of a package, if this CPU has the instructions that they were built with.
+
+    Raises:
+        KernelLoadError: it lacks some.
+    """
     name = facts["isa"].split()[0]
     lacking = set(ISAS[name].cpu_flags) - set(detect_isa().cpu_flags) if name in ISAS else {name}
     lacking |= set(facts["dots"].split()) - set(dot_instructions())

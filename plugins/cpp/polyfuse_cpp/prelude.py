@@ -88,7 +88,11 @@ def headers_digest() -> str:
 
 
 def needed_headers(features: Iterable[str]) -> tuple[str, ...]:
-    """The headers for *features* and what they depend on, in printing order."""
+    """The headers for *features* and what they depend on, in printing order.
+
+    Raises:
+        ValueError: a feature is unknown.
+    """
     wanted: set[str] = set()
     pending = list(features)
     while pending:

@@ -82,7 +82,11 @@ class Toolchain:
 def find_toolchain(compiler: str = "", flags: str = "") -> Toolchain:
     """The compiler named *compiler* (a path, or a command with arguments such as ``ccache g++``), else the
     one that CXX names, else the first of g++, c++ and clang++ on the path. *flags* are words as a shell has
-    them, added to each command."""
+    them, added to each command.
+
+    Raises:
+        BackendUnavailableError: there is no compiler, or the flags are no words of a shell.
+    """
     path, *arguments = find_command(
         "C++ compiler", _USUAL, variable="CXX", option="cpp.compiler", named=compiler
     )

@@ -37,7 +37,9 @@ def target_of(settings: Settings) -> Target:
     """What to compile for: the option `cutlass.target`, or a GPU of this machine: a Hopper, or else an
     Ampere.
 
-    Raises `BackendUnavailableError` where there is none.
+    Raises:
+        BackendUnavailableError: there is none.
+        InvalidOptionError: the option names another architecture.
     """
     named = str(settings.plugin_option("cutlass", "target", "") or "").strip()
     if named:

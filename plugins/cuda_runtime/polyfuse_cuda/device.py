@@ -103,7 +103,6 @@ def _properties(index: int) -> DeviceProperties:
     gpu = gpu_of(found)
     return DeviceProperties(
         name=str(found.name),
-        memory_bytes=int(getattr(found, "total_memory", 0)),
         units=gpu.multiprocessors,
         cache_bytes=gpu.l2_bytes,
         bandwidth=gpu.bandwidth,

@@ -46,7 +46,11 @@ def _in_wheels() -> list[str]:
 
 
 def compiled(text: str, flags: Sequence[str], name: str) -> tuple[bytes, str]:
-    """Machine code, and what the compiler said."""
+    """Machine code, and what the compiler said.
+
+    Raises:
+        KernelBuildError: the compiler is gone, or refuses the text.
+    """
     library = _library()
     if library is None:
         raise KernelBuildError("NVRTC is gone", "install the CUDA toolkit", name=name)

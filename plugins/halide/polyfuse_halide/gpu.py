@@ -13,7 +13,11 @@ _NEWEST = 86
 
 
 def gpu_of(settings: Settings) -> Gpu | None:
-    """What to compile for: the option `halide.gpu`, or this machine's GPU; None where there is none."""
+    """What to compile for: the option `halide.gpu`, or this machine's GPU; None where there is none.
+
+    Raises:
+        BackendUnavailableError: Halide does not know what the option says.
+    """
     named = str(settings.plugin_option("halide", "gpu", "") or "").strip()
     if named:
         digits = named.lower().removeprefix("sm_")

@@ -15,7 +15,11 @@ from polyfuse_halide.launch.objects import link
 
 
 def load_folder(folder: Path, checks: bool) -> Mapping[str, Launchable]:
-    """Launchers of a built folder's kernels, by key; with `checks`, of kernels that were built with them."""
+    """Launchers of a built folder's kernels, by key; with `checks`, of kernels that were built with them.
+
+    Raises:
+        KernelLoadError: the folder is incomplete.
+    """
     try:
         rows = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
         objects = [(folder / f"{row['key']}.o").read_bytes() for row in rows]
@@ -48,7 +52,11 @@ def load_folder(folder: Path, checks: bool) -> Mapping[str, Launchable]:
 
 
 def load_packaged(folder: Path, facts: Mapping[str, str]) -> Mapping[str, Launchable]:
-    """The kernels of a package, if they were compiled for this CPU, or for one that the user named."""
+    """The kernels of a package, if they were compiled for this CPU, or for one that the user named.
+
+    Raises:
+        KernelLoadError: they were compiled for another CPU.
+    """
     made, here = facts["target"], host().name
     if made != here and not made.startswith(("x86-64-", "arm-64-")):
         raise KernelLoadError(

@@ -146,7 +146,11 @@ def _compile(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
 
 
 def check_memory(file: Path) -> None:
-    """Launches share no memory but the tensors, because a recorded one must allocate nothing."""
+    """Launches share no memory but the tensors, because a recorded one must allocate nothing.
+
+    Raises:
+        ValueError: they would need other memory, or a part of the kernel runs on the CPU.
+    """
     data = file.read_bytes()
     if any(name in data for name in (b"halide_device_malloc", b"halide_device_and_host_malloc")):
         raise ValueError("a launch would need memory of its own on the device")

@@ -31,7 +31,11 @@ class Target(Gpu):
 
 
 def known_target(name: str) -> Target:
-    """The target called `sm_90` and the like, with the facts of the largest chip of that architecture."""
+    """The target called `sm_90` and the like, with the facts of the largest chip of that architecture.
+
+    Raises:
+        InvalidOptionError: there is no such architecture.
+    """
     text = name.strip().lower()
     digits = text.removeprefix("sm_").rstrip("af")
     if text.startswith("sm_") and digits.isdigit() and int(digits) >= OLDEST:

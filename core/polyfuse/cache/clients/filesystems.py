@@ -41,7 +41,11 @@ class FilesystemStore:
         self._most = most
 
     def get(self, name: str) -> bytes | None:
-        """The content of a file."""
+        """The content of a file.
+
+        Raises:
+            ValueError: it is larger than what may be read.
+        """
         try:
             with self._files.open(f"{self._root}/{name}", "rb") as file:
                 content: bytes = file.read(self._most + 1)

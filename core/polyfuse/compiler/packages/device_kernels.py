@@ -38,7 +38,11 @@ def device_call(kernel: DeviceKernel) -> HostCall:
 
 
 def the_device(kernels: Sequence[DeviceKernel]) -> HostDevice:
-    """Where all kernels of a library run."""
+    """Where all kernels of a library run.
+
+    Raises:
+        UnsupportedError: there is no kernel, or kernels need two kinds of drivers.
+    """
     devices = dict.fromkeys(kernel.device for kernel in kernels)
     if len(devices) != 1:
         raise UnsupportedError("it has no kernel" if not devices else "its kernels need two kinds of drivers")

@@ -81,15 +81,7 @@ def package(
         from polyfuse.aot.signing import signer  # which needs another package
 
         signed = signer(sign)
-    # host programs in packages are Python's: a native one would be built for nobody
-    settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
-    if native:
-        # autotuning must not choose a library or a kernel of another backend
-        settings = settings.with_options(gemm="generated", autotune_backends=False, keep_memory=False)
-    if settings.freezing:
-        raise InvalidOptionError(
-            "the option `freezing` has no meaning in a package, whose weights can be replaced", "leave it out"
-        )
+    settings = _settings_of(mode, options, native)
     session = session_for(settings)
     table = WeightTable(embedded=weights)
     programs = _programs(model, args, kwargs, dynamic_shapes)
@@ -108,6 +100,20 @@ def package(
     target = Path(path)
     _write(target, entries, libraries, table, session, tuple(modules), signed)
     return target
+
+
+def _settings_of(mode: str | None, options: Mapping[str, Any] | None, native: bool) -> Settings:
+    """The settings that packages are compiled with."""
+    # host programs in packages are Python's: a native one would be built for nobody
+    settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
+    if native:
+        # autotuning must not choose a library or a kernel of another backend
+        settings = settings.with_options(gemm="generated", autotune_backends=False, keep_memory=False)
+    if settings.freezing:
+        raise InvalidOptionError(
+            "the option `freezing` has no meaning in a package, whose weights can be replaced", "leave it out"
+        )
+    return settings
 
 
 def _programs(

@@ -33,7 +33,11 @@ class WeightTable:
         self._by_name: dict[str, int] = {}
 
     def add(self, entry: str, name: str, kind: str, tensor: torch.Tensor, mutable: bool = False) -> int:
-        """The position of a tensor; entries share those that are the same under one name."""
+        """The position of a tensor; entries share those that are the same under one name.
+
+        Raises:
+            PackageError: the tensor is not dense, or another one has its name.
+        """
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             raise PackageError(
                 f"{name} is a {type(tensor).__name__} of layout {tensor.layout}, which cannot be stored",

@@ -55,7 +55,11 @@ class Evaluator:
         return value if value.dim() == self.space.rank else value.reshape((1,) * self.space.rank)
 
     def value(self, stmt: PointStatement, known: Mapping[str, Any]) -> Any:
-        """What a statement defines, at each point; `known` has its operands by name."""
+        """What a statement defines, at each point; `known` has its operands by name.
+
+        Raises:
+            IRError: its operation is unknown.
+        """
         match stmt:
             case Load():
                 return self.load(stmt, known)
@@ -152,7 +156,7 @@ class Evaluator:
         return storage
 
     def check(self, name: str, position: Tensor, length: int) -> None:
-        """Raise where a position is outside a buffer of that length."""
+        """Raise `IRError` where a position is outside a buffer of that length."""
         if position.numel() == 0:
             return
         low, high = int(position.min()), int(position.max())

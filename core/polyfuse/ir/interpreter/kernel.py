@@ -47,7 +47,11 @@ def run_kernel(kernel: Kernel, operands: Sequence[Tensor | int]) -> None:
 def bind_operands(
     kernel: Kernel, operands: Sequence[Tensor | int]
 ) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """The sizes, and the elements of each buffer as they lie in memory, by the names of arguments."""
+    """The sizes, and the elements of each buffer as they lie in memory, by the names of arguments.
+
+    Raises:
+        IRError: there are too few or too many operands.
+    """
     if len(operands) != len(kernel.args):
         raise IRError(f"kernel {kernel.name} takes {len(kernel.args)} operands, not {len(operands)}")
     sizes = {
@@ -70,7 +74,11 @@ def begin_stores(kernel: Kernel, storages: Mapping[str, Tensor]) -> None:
 
 
 def flat(tensor: Tensor, numel: int, dtype: DType) -> Tensor:
-    """`numel` elements from a tensor's first one on, as they lie in memory."""
+    """`numel` elements from a tensor's first one on, as they lie in memory.
+
+    Raises:
+        IRError: the tensor's memory ends before.
+    """
     available = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     if numel > available:
         raise IRError(f"a buffer of {numel} elements was given only {available}")

@@ -113,7 +113,11 @@ _NUMPY_OPS: dict[str, Callable[..., Any]] = {
 
 
 def reduce(kind: str, operands: tuple[Tensor, ...], dtype: DType) -> tuple[Tensor, ...]:
-    """A reduction over the last dimension, which is dropped. `dtype` is the type of the first operand."""
+    """A reduction over the last dimension, which is dropped. `dtype` is the type of the first operand.
+
+    Raises:
+        IRError: the kind is unknown, or has no meaning here.
+    """
     value = operands[0]
     if kind in CONTRACTIONS:
         return (_dot(value, operands[1], dtype),)
@@ -176,7 +180,11 @@ def _arg_extreme(kind: str, value: Tensor, position: Tensor, dtype: DType) -> tu
 
 
 def scan(kind: str, operands: tuple[Tensor, ...], dtype: DType) -> tuple[Tensor, ...]:
-    """An inclusive scan along the last dimension. `dtype` is the type of the first operand."""
+    """An inclusive scan along the last dimension. `dtype` is the type of the first operand.
+
+    Raises:
+        IRError: the kind is unknown.
+    """
     value = operands[0]
     if kind in ("min", "max"):
         found = value.cummax(-1) if kind == "max" else value.cummin(-1)

@@ -53,7 +53,11 @@ class Scope:
         return "".join(parts)
 
     def declaration(self, axis: IndexLike) -> str:
-        """Text of an axis where it is declared."""
+        """Text of an axis where it is declared.
+
+        Raises:
+            TypeError: it is not an axis.
+        """
         atom = as_atom(axis)
         if atom is None or atom.kind != "axis":
             raise TypeError(f"{axis} is not an axis variable")

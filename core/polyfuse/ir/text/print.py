@@ -156,7 +156,11 @@ class Printer:
     # Nodes.
 
     def node(self, node: Node) -> list[str]:
-        """The lines of a node."""
+        """The lines of a node.
+
+        Raises:
+            TypeError: a node of its kind has no text.
+        """
         if isinstance(node, ExternCall):
             return self._call(node)
         if not isinstance(node, LoopNode):
@@ -237,7 +241,11 @@ class Printer:
     # Values.
 
     def value(self, value: Any) -> str:
-        """The text of an argument: nested tuples of plain values, indices, views and host values."""
+        """The text of an argument: nested tuples of plain values, indices, views and host values.
+
+        Raises:
+            TypeError: it is of another kind.
+        """
         if value is None or isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, (int, str, float, complex)):

@@ -37,7 +37,11 @@ class GuardedTimer(Timer):
         self._failed = False
 
     def milliseconds(self, launches: Sequence[Callable[[], object]]) -> float:
-        """Return the milliseconds of one launch."""
+        """Return the milliseconds of one launch.
+
+        Raises:
+            BackendError: it fails, or wants to end the process.
+        """
         try:
             try:
                 found = self._timer.milliseconds(launches)

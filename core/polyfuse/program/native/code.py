@@ -113,7 +113,11 @@ class NativeCode:
         return name
 
     def index(self, index: IndexLike) -> IndexLike:
-        """A size that can be computed natively: in integers, without a division by nothing."""
+        """A size that can be computed natively: in integers, without a division by nothing.
+
+        Raises:
+            UnsupportedError: it cannot.
+        """
         for atom in () if isinstance(index, int) else atoms(index):
             if atom.kind == "host" or (atom.kind == "sym" and shapes.named_fraction(atom.name)):
                 raise UnsupportedError(f"the size {index} is no integer")

@@ -46,7 +46,6 @@ class DeviceProperties:
 
     Attributes:
         name: its model, for people and for the keys of measurements.
-        memory_bytes: how much memory it has; 0: unknown.
         units: processors that work side by side, each on thread blocks of its own; 0: few, as on a CPU.
         cache_bytes: of the last cache; 0: it has none.
         bandwidth: bytes that memory moves in a second, roughly.
@@ -55,7 +54,6 @@ class DeviceProperties:
     """
 
     name: str
-    memory_bytes: int = 0
     units: int = 0
     cache_bytes: int = 0
     bandwidth: float = 20e9

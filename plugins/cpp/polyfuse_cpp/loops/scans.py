@@ -58,7 +58,11 @@ class Scanner:
                 out.line(f"{position} {self._name('pos', copy)} = fill<{position}>(i64(0));")
 
     def step(self, frame: Frame) -> None:
-        """Take the next values and name the results."""
+        """Take the next values and name the results.
+
+        Raises:
+            UnsupportedError: the kind of the scan is unknown.
+        """
         out = frame.out
         results: list[list[str]] = []
         for copy in range(self.copies):

@@ -36,7 +36,11 @@ def host_unit(source: Source) -> str:
 
 
 def load_hosts(folder: Path) -> Mapping[str, Callable[..., Any]]:
-    """The functions that open the programs of a built folder, by key."""
+    """The functions that open the programs of a built folder, by key.
+
+    Raises:
+        KernelLoadError: the folder is incomplete.
+    """
     found = {path.stem: _load_host(path) for path in folder.glob("*.so")}
     if not found:
         raise KernelLoadError(

@@ -66,7 +66,11 @@ def _version(folder: Path) -> tuple[int, ...]:
 
 
 def collectives_of(settings: Settings) -> int:
-    """How many candidates of CUTLASS's own autotuning builds for a GEMM: the option `cutlass.collectives`."""
+    """How many candidates of CUTLASS's own autotuning builds for a GEMM: the option `cutlass.collectives`.
+
+    Raises:
+        InvalidOptionError: it is no number.
+    """
     value = settings.plugin_option("cutlass", "collectives", 0)
     try:
         number = int(str(value or 0))

@@ -62,7 +62,11 @@ def heavy(problem: Problem) -> bool:
 
 
 def vector_of(problem: Problem) -> Vector:
-    """What a thread finishes at once: as much as the first store writes in one access."""
+    """What a thread finishes at once: as much as the first store writes in one access.
+
+    Raises:
+        UnsupportedError: nothing is stored.
+    """
     stores = [s for s in problem.epilogue if isinstance(s, Store)]
     first = next((s for s in stores if not is_group_store(s)), None)
     if first is None and stores:

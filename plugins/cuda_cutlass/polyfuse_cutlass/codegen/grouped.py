@@ -143,7 +143,11 @@ def _operands(site: CallSite) -> _Grouped | str:
 
 
 def grouped(site: CallSite, config: Config | None) -> TemplateSource:
-    """The kernel of a call."""
+    """The kernel of a call.
+
+    Raises:
+        UnsupportedError: this generator has no kernel for it.
+    """
     found = _operands(site)
     if isinstance(found, str):
         raise UnsupportedError(found, "the library computes it")

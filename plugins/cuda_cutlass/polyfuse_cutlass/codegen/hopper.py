@@ -69,7 +69,11 @@ def check(problem: Problem) -> None:
 
 
 def hopper_source(problem: Problem, tiling: Tiling) -> Source:
-    """The kernel of `problem` cut by `tiling`."""
+    """The kernel of `problem` cut by `tiling`.
+
+    Raises:
+        UnsupportedError: the tiling does not fit the problem.
+    """
     if tiling.swap:
         problem = problem.swapped
     check(problem)

@@ -114,7 +114,11 @@ def _accuracy(problem: Problem) -> str:
 
 
 def collective_source(problem: Problem, collective: Collective, version: str, multiprocessors: int) -> Source:
-    """The kernel of `problem` cut by `collective`, for CUTLASS of a version and so many multiprocessors."""
+    """The kernel of `problem` cut by `collective`, for CUTLASS of a version and so many multiprocessors.
+
+    Raises:
+        UnsupportedError: the configuration does not fit the problem.
+    """
     if collective.swap:
         problem = problem.swapped
     check(problem)

@@ -128,7 +128,11 @@ class FlexCall:
         return Array(name, dtype, view.stride)
 
     def lists(self, positions: tuple[int, int]) -> tuple[Blocks, ...]:
-        """The lists of blocks that the mask holds: of those that are partly masked, and of whole ones."""
+        """The lists of blocks that the mask holds: of those that are partly masked, and of whole ones.
+
+        Raises:
+            UnsupportedError: they have another form than torch gives them, or those of queries are missing.
+        """
         found = []
         for position in range(*positions, 2):
             count, index = self._blocks[position : position + 2]
@@ -174,7 +178,11 @@ class FlexCall:
     def gradients(
         self, joint: Any, captured: Sequence[Any], wanted: Mapping[int, torch.Tensor]
     ) -> tuple[Expr, tuple[Added, ...]]:
-        """The gradient of the score before it was changed, and what is added to those of captured tensors."""
+        """The gradient of the score before it was changed, and what is added to those of captured tensors.
+
+        Raises:
+            UnsupportedError: the score's function reads whole rows of a tensor with a gradient.
+        """
         given = [self._score(SCORE), *self._indices(), self._score(GRADIENT), *captured]
         module, scatters = with_scatters(joint, sorted(wanted))
         found = list(self._ctx.inline(module, given))

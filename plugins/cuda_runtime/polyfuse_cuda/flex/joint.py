@@ -19,6 +19,9 @@ def with_scatters(joint: Any, wanted: Sequence[int]) -> tuple[GraphModule, list[
     `wanted` captured tensor the element's indices, then the value.
 
     Returns it with the captured tensor and the number of indices of each addition.
+
+    Raises:
+        UnsupportedError: `joint` is no traced function, or adds to whole rows.
     """
     if not isinstance(joint, GraphModule):
         raise UnsupportedError(f"a {type(joint).__name__} is no traced function")

@@ -60,7 +60,11 @@ def kernel_text(
 
 
 def check_sizes(kernel: Kernel) -> None:
-    """Refuse what Halide cannot index."""
+    """Refuse what Halide cannot index.
+
+    Raises:
+        UnsupportedError: a buffer has more elements than 32 bits count.
+    """
     for arg in kernel.args:
         if isinstance(arg.numel, int) and arg.numel >= LIMIT:
             raise UnsupportedError(

@@ -94,7 +94,11 @@ def executable(code: bytes) -> int:
 
 
 def seal(address: int, size: int) -> None:
-    """Make whole pages executable, and no longer writable."""
+    """Make whole pages executable, and no longer writable.
+
+    Raises:
+        KernelLoadError: the system does not allow that.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), _READ_EXEC) != 0:
         raise KernelLoadError(
@@ -119,6 +123,9 @@ def address_of(function: Any) -> int:
 def runtime_symbols() -> dict[str, int]:
     """Addresses of what Halide's runtime would supply: the parallel loop on the threads that torch uses, and
     temporary memory.
+
+    Raises:
+        BackendUnavailableError: this is not Linux on x86-64.
     """
     if not supported():
         raise BackendUnavailableError(

@@ -12,7 +12,7 @@ import json
 import math
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,9 +175,6 @@ def _native(
     symbol: str, function: int, frame: _Frame, data_ptr: int, device: DeviceCall | None
 ) -> Callable[..., None]:
     """A function of Python's fastest calling convention."""
-    spare = writable(128)[0] if device is None else device.spare
-    field = _HOST if device is None else _DEVICE
-    python = ctypes.pythonapi
     first, total = len(frame.inputs), len(frame.operands)
     words = [("buffer", k) for k in range(first)]
     words += [("size", k) for k in range(len(frame.sizes))]
@@ -190,14 +187,43 @@ def _native(
     code.i32("4881ec", stack)
     code.i32("4881fa", frame.count).jump("0f85", "wrong")  # cmp rdx, count; jne
     code.i64("49bc", frame.address)  # r12 = buffers
+    _write_operands(code, frame, _HOST if device is None else _DEVICE)
+    _write_words(code, frame, words, device)
+    _write_call(code, function, device)
+    code.label("leave").i32("4881c4", stack).raw("415c 5d 5b c3")
+    code.label("wrong")
+    _write_error(code, "PyExc_TypeError", message)
+    if device is not None:
+        code.label("failed")
+        _write_error(code, "PyExc_RuntimeError", message)
+    _write_address(code, data_ptr, writable(128)[0] if device is None else device.spare)
+    address = executable(code.finished())
+    method = _Method(symbol.encode(), address, 0x80, None)
+    _retained.append(method)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype = ctypes.py_object
+    make.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    made: Callable[..., None] = make(ctypes.addressof(method), None, None)
+    return made
+
+
+def _write_operands(code: Code, frame: _Frame, field: int) -> None:
+    """Put addresses of tensors into the field of their buffers, and sizes into the frame."""
+    first = len(frame.inputs)
     for k, position in enumerate(frame.operands):
         code.i32("488bbb", 8 * position).jump("e8", "address")  # rdi = argument; call
         if k >= first:
             code.i32("49038424", frame.offsets + 8 * (k - first))  # rax += offset
         code.i32("49898424", _BUFFER * k + field)
     for k, (position, _) in enumerate(frame.sizes):
-        code.i32("488bbb", 8 * position).call(address_of(python.PyLong_AsLongLong))
+        code.i32("488bbb", 8 * position).call(address_of(ctypes.pythonapi.PyLong_AsLongLong))
         code.i32("49898424", frame.numbers + 8 * k)
+
+
+def _write_words(
+    code: Code, frame: _Frame, words: Sequence[tuple[str, int]], device: DeviceCall | None
+) -> None:
+    """Put the kernel's arguments into registers and on the stack, once the stream is known."""
     if device is not None and device.stream_function:
         code.i32("bf", device.index).i64("48be", device.stream).call(device.stream_function)
     for k, (kind, number) in reversed(list(enumerate(words))):
@@ -205,40 +231,36 @@ def _native(
         code.i32(table[min(k, 6)], _BUFFER * number if kind == "buffer" else frame.numbers + 8 * number)
         if k >= 6:
             code.i32("48898424", 8 * (k - 6))  # [rsp + ...] = rax
+
+
+def _write_call(code: Code, function: int, device: DeviceCall | None) -> None:
+    """Call the kernel; what is returned is None."""
     if device is not None:
         # what another thread has not looked at yet is no answer to this launch
         code.i64("48b8", device.status).raw("c700 00000000")  # mov dword [rax], 0
     code.call(function)
     if device is not None:
         code.i64("48b8", device.status).raw("833800").jump("0f85", "failed")  # cmp dword [rax], 0; jne
-    code.i64("48bf", id(None)).call(address_of(python.Py_IncRef))
+    code.i64("48bf", id(None)).call(address_of(ctypes.pythonapi.Py_IncRef))
     code.i64("48b8", id(None))
-    code.label("leave").i32("4881c4", stack).raw("415c 5d 5b c3")
-    code.label("wrong")
-    code.i64("48b8", _exported("PyExc_TypeError")).raw("488b38")  # rdi = PyExc_TypeError
+
+
+def _write_error(code: Code, kind: str, message: ctypes.c_char_p) -> None:
+    """Raise an exception of Python's, and leave."""
+    code.i64("48b8", _exported(kind)).raw("488b38")  # rdi = the exception
     code.i64("48be", ctypes.cast(message, ctypes.c_void_p).value or 0)
-    code.call(address_of(python.PyErr_SetString)).raw("31c0").jump("e9", "leave")
-    if device is not None:
-        code.label("failed")
-        code.i64("48b8", _exported("PyExc_RuntimeError")).raw("488b38")  # rdi = PyExc_RuntimeError
-        code.i64("48be", ctypes.cast(message, ctypes.c_void_p).value or 0)
-        code.call(address_of(python.PyErr_SetString)).raw("31c0").jump("e9", "leave")
-    # rax = the address that rdi stands for: a tensor's data, or an integer
+    code.call(address_of(ctypes.pythonapi.PyErr_SetString)).raw("31c0").jump("e9", "leave")
+
+
+def _write_address(code: Code, data_ptr: int, spare: int) -> None:
+    """A function: rax = the address that rdi stands for, which is a tensor's data, or an integer."""
     code.label("address").raw("4883ec08 488b4708")
     code.i64("48b9", id(int)).raw("4839c8").jump("0f84", "number")
     code.call(data_ptr).jump("e9", "found")
-    code.label("number").call(address_of(python.PyLong_AsVoidPtr))
+    code.label("number").call(address_of(ctypes.pythonapi.PyLong_AsVoidPtr))
     code.label("found").raw("4883c408 4885c0").jump("0f85", "given")
     code.i64("48b8", spare)  # nothing to point at: kernels may look at a first element without using it
     code.label("given").raw("c3")
-    address = executable(code.finished())
-    method = _Method(symbol.encode(), address, 0x80, None)
-    _retained.append(method)
-    make = python.PyCFunction_NewEx
-    make.restype = ctypes.py_object
-    make.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    made: Callable[..., None] = make(ctypes.addressof(method), None, None)
-    return made
 
 
 def _exported(name: str) -> int:

@@ -78,6 +78,9 @@ def link(
 ) -> dict[str, int]:
     """Load objects and return the addresses of some of their symbols; `given` are functions that they may
     call besides those of the process.
+
+    Raises:
+        KernelLoadError: a symbol is missing.
     """
     parsed = [_Object(data) for data in objects]
     everything = [s for o in parsed for s in o.sections.values()]
@@ -163,7 +166,11 @@ def _relocate(
 
 @lru_cache(maxsize=256)
 def resolve(name: str) -> int:
-    """The address of a function that kernels call."""
+    """The address of a function that kernels call.
+
+    Raises:
+        KernelLoadError: there is none of that name.
+    """
     found = runtime_symbols().get(name)
     if found:
         return found

@@ -27,7 +27,11 @@ _FOR_DEVICES = ("Anderson2021",)
 
 
 def scheduler_named(text: str) -> str:
-    """The scheduler that the option names; empty: none."""
+    """The scheduler that the option names; empty: none.
+
+    Raises:
+        BackendUnavailableError: Halide has none of that name.
+    """
     wanted = text.strip().lower()
     for name in SCHEDULERS:
         if name.lower() == wanted:
@@ -73,7 +77,11 @@ def automatic_fault(kernel: Kernel) -> str:
 
 
 def automatic_text(kernel: Kernel, scheduler: str, parallelism: int) -> KernelText:
-    """The program of a kernel that a scheduler divides among so many parallelism."""
+    """The program of a kernel that a scheduler divides among so many parallelism.
+
+    Raises:
+        UnsupportedError: the scheduler cannot be asked about the kernel.
+    """
     from polyfuse_halide.codegen.forward import forwarded, with_plain_names
     from polyfuse_halide.codegen.kernel import Emitter, check_sizes
 

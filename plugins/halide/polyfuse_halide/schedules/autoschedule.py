@@ -71,7 +71,11 @@ def apart(work: Callable[[], None], seconds: float) -> None:
 
 
 def autoschedule(program: AutomaticProgram, pipeline: Any, arguments: Sequence[Any], target: str) -> None:
-    """Let the program's scheduler schedule a pipeline, and look at the outcome."""
+    """Let the program's scheduler schedule a pipeline, and look at the outcome.
+
+    Raises:
+        UnsupportedError: it computes points twice of which results lie over what is read.
+    """
     import halide as hl
 
     _load(program.scheduler)

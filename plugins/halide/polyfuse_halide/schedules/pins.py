@@ -40,7 +40,11 @@ def words(kernel: Kernel, plan: Plan | DevicePlan) -> str:
 
 @lru_cache(maxsize=16)
 def read_pins(path: str) -> Pins:
-    """The lines of a file; none where the path is empty. Other words and comments around them may stay."""
+    """The lines of a file; none where the path is empty. Other words and comments around them may stay.
+
+    Raises:
+        BackendUnavailableError: the file cannot be read, or a line of it.
+    """
     if not path:
         return {}
     try:
@@ -64,7 +68,11 @@ def read_pins(path: str) -> Pins:
 
 
 def pinned(kernel: Kernel, plan: Chosen, pins: Pins) -> Chosen:
-    """The schedule of a kernel as the pins want it, or as it is where they say nothing."""
+    """The schedule of a kernel as the pins want it, or as it is where they say nothing.
+
+    Raises:
+        UnsupportedError: the kernel cannot be computed so.
+    """
     values = dict(pins.get(pin_of(kernel), {})) if pins else {}
     if not values:
         return plan

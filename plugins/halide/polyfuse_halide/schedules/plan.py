@@ -46,7 +46,11 @@ class Plan:
 
 
 def pinned_choices(text: str) -> Config | None:
-    """A configuration from text such as ``lanes=8 unroll=2``; None where it is empty."""
+    """A configuration from text such as ``lanes=8 unroll=2``; None where it is empty.
+
+    Raises:
+        BackendUnavailableError: a word is none of a configuration.
+    """
     values: dict[str, int] = {}
     for word in text.replace(",", " ").split():
         name, _, value = word.partition("=")

@@ -14,7 +14,11 @@ from polyfuse_triton.amd.chips import CHIPS, chip_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the code and the assembly of a kernel; returns 1 where it cannot be compiled."""
+    """Write the code and the assembly of a kernel; returns 1 where it cannot be compiled.
+
+    Raises:
+        SystemExit: the file holds a graph, not a kernel.
+    """
     reader = argparse.ArgumentParser(prog="polyfuse_triton.amd", description=__doc__)
     reader.add_argument("kernel", type=Path, help="the text of a kernel, such as kernel0.ir of a dump")
     reader.add_argument("--chip", default="gfx942", help=f"one of {', '.join(CHIPS)}")

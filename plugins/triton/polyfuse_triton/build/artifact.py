@@ -87,7 +87,11 @@ def write_unit(folder: Path, artifacts: Sequence[Artifact], compiler: str) -> No
 
 
 def read_unit(folder: Path) -> Mapping[str, Artifact]:
-    """The kernels of a built folder by key."""
+    """The kernels of a built folder by key.
+
+    Raises:
+        KernelLoadError: the folder is damaged.
+    """
     try:
         listing = json.loads((folder / _LISTING).read_text(encoding="utf-8"))
         return {item["key"]: _artifact(item) for item in listing["kernels"]}

@@ -44,6 +44,9 @@ def build(sources: Sequence[Source], folder: Path, options: Mapping[str, Any]) -
         folder: to fill.
         options: `archs`, compute capabilities as numbers; `driver`, the major version of CUDA that the driver
             supports, or 0; `debug`, whether to keep PTX and line numbers.
+
+    Raises:
+        KernelBuildError: a kernel cannot be compiled, or Triton is set to interpret.
     """
     if environment("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y"):
         raise KernelBuildError(

@@ -24,7 +24,7 @@ from polyfuse_triton.launch.series import SeriesTable, join_series
 from polyfuse_triton.launch.services import Services
 
 _SOURCE = Path(__file__).with_name("launcher.cpp")
-_PARTS = tuple(map(Path(__file__).with_name, ("launcher.h", "series.h")))
+_PARTS = tuple(map(Path(__file__).with_name, ("launcher.h", "arguments.h", "series.h")))
 _LIBRARY = "launcher.so"
 _FLAGS = ("-std=gnu++17", "-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,--build-id=none")
 _COMPILERS = ("g++", "c++", "clang++")
@@ -210,6 +210,9 @@ class NativeLauncher:
 def letters(meta: KernelMeta) -> str:
     """How each argument is passed: `p` pointer, `i` and `l` integer of 32 and 64 bits, `f` and `d` float
     of 32 and 64; in capitals where it must be a multiple of 16.
+
+    Raises:
+        KernelLoadError: no launcher passes an argument's type.
     """
     found: list[str] = []
     for arg in meta.args:

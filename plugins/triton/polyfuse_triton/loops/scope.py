@@ -142,6 +142,9 @@ class Scope:
     def value(self, name: str) -> Value:
         """A value by its name in the IR; what a section before computed at each point of its loop is computed
         again.
+
+        Raises:
+            UnsupportedError: it is of another loop.
         """
         found = self.values.get(name)
         if found is None:

@@ -28,7 +28,11 @@ _PERSISTENT, _LOOPED, _JOINED = 1, 2, 3
 
 
 def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) -> Plan:
-    """The plan for a kernel; a configuration overrides what it names."""
+    """The plan for a kernel; a configuration overrides what it names.
+
+    Raises:
+        UnsupportedError: its rows can neither be computed again nor fit in registers.
+    """
     # aliases that a plan cannot take are refused after it
     facts = Facts.of(without_aliases(kernel))
     if not any(section.looped for section in kernel.sections):

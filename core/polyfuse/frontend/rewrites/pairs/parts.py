@@ -50,7 +50,11 @@ class Parts:
         return new
 
     def of(self, value: Any) -> Pair:
-        """The parts of an operand; a real one has an imaginary part of zero."""
+        """The parts of an operand; a real one has an imaginary part of zero.
+
+        Raises:
+            Unsupported: nothing is known of it.
+        """
         if isinstance(value, complex):
             return value.real, value.imag
         if isinstance(value, int | float):
@@ -66,7 +70,11 @@ class Parts:
         return self.pairs[value]
 
     def cast(self, value: Node) -> Node:
-        """A real operand in the type of the current node's parts."""
+        """A real operand in the type of the current node's parts.
+
+        Raises:
+            Unsupported: the parts have no real type, as halves of complex numbers have not.
+        """
         known, wanted = tensor_value(value), REAL.get(self.like.dtype)
         if wanted is None:  # halves of complex numbers
             raise Unsupported
