@@ -104,7 +104,7 @@ class Traced:
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)
         forward, backward = aot.min_cut_partition(joint, inputs, **kwargs)
-        copy_overwritten(forward, kwargs["num_fwd_outputs"])
+        copy_overwritten(forward, backward, kwargs["num_fwd_outputs"])
         return forward, backward
 
     def _name(self, kind: GraphKind) -> str:

@@ -59,3 +59,27 @@ def test_eager_rounding_is_exact_between_operators(name: str) -> None:
 def test_generated_code_rounds() -> None:
     for name in ("of a result", "transposed", "after a reduction"):
         check(PROGRAMS[name], torch.bfloat16, "cpp", "fast")
+
+
+DECOMPOSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer norm": lambda x: torch.nn.functional.layer_norm(x, (70,)),
+    "group norm": lambda x: torch.nn.functional.group_norm(x[None], 37),
+    "lerp": lambda x: torch.lerp(x, x * 2, 0.3),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.3),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_a_result_is_one_number_for_all_readers(name: str) -> None:
+    """Of an operator that ends with a conversion, a widened result less itself is zero (seed 82000431)."""
+    for dtype in (torch.float16, torch.bfloat16):
+        torch._dynamo.reset()
+        x = torch.linspace(-3, 3, 37 * 70).view(37, 70).to(dtype)
+
+        def difference(x: Tensor) -> Tensor:
+            y = DECOMPOSED[name](x)
+            return y.float() - y
+
+        found = torch.compile(difference, backend="polyfuse", options={"backends": ["interpreter"]})(x)
+        assert not found.any()

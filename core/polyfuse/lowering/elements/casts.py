@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.fx import Node
-
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.lowering.calls.extern import call
 from polyfuse.lowering.context import LoweringContext
@@ -47,7 +45,7 @@ def convert(ctx: LoweringContext, node: Any, value: TensorValue, *others: Any, *
     if source.dtype is result.dtype:
         return ctx.lazy(result, source.expand_to(axes))
     # where digits are cut off, the rounding to half precision before may decide which
-    through = source.dtype if not result.dtype.is_float or _takes_back(node) else None
+    through = None if result.dtype.is_float else source.dtype
     body = ctx.operand(source, axes, result.dtype.compute, result.device, through)
     if _is_written(node) and result.dtype is not result.dtype.compute and not is_held(body, result.dtype):
         body = cast(cast(body, result.dtype), result.dtype.compute)
@@ -58,19 +56,6 @@ def _is_written(node: Any) -> bool:
     """Whether the program converts here, and no decomposition does: who writes that wants values rounded."""
     original = fx.original_operator(node)
     return original is not None and ops.op_name(original) in (*_CONVERSIONS, *_COPIES)
-
-
-def _takes_back(node: Any) -> bool:
-    """Whether a conversion takes back one to fewer bits, with nothing computed in between."""
-    source = node.args[0]
-    while isinstance(source, Node) and source.op == "call_function" and ops.facts(source.target).is_view:
-        source = source.args[0]
-    if not isinstance(source, Node) or source.op != "call_function":
-        return False
-    if ops.op_name(source.target) not in _CONVERSIONS:
-        return False
-    before, after = source.args[0].meta["val"].dtype, source.meta["val"].dtype
-    return bool(before.is_floating_point and after.is_floating_point and before.itemsize > after.itemsize)
 
 
 @lowers("aten.fill.Scalar", "aten.fill.Tensor", "aten.full_like.default")
