@@ -37,8 +37,10 @@ _COLUMN_BYTES = 256 << 10
 _TWO_PASS_ROW = 64 << 10
 """Numbers of a row that a core's second cache holds, where two passes are faster than one that divides."""
 
-_SIZE_CLASSES = (16, 128, 1024)
-"""Below the first, a row fills few vectors; from the last on, it is longer than what a thread is given."""
+_SIZE_CLASSES = (9, 16, 128, 1024)
+"""Below the first, layers have few rows (`streaming_parts`); below the second, a row fills few vectors; from
+the last on, it is longer than what a thread is given.
+"""
 
 
 class CppBackend(Backend):

@@ -25,15 +25,16 @@ def linear(rows: IndexLike, columns: int, depth: int, dtype: DType = DType.f32, 
     return Reduction("mm", (row, column), (inside,), ("sums",), row * columns + column, "dot", (x, w))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 8])
-def test_few_rows_are_generated(rows: int) -> None:
+@pytest.mark.parametrize("rows", [1, 2, 5, 8, symbol("s0", 2, 8)], ids=str)
+def test_few_rows_are_generated(rows: IndexLike) -> None:
     assert streaming_parts(linear(rows, 100, 64), choose_isa("avx2")) == 1
 
 
 def test_what_is_left_to_the_library() -> None:
     whole = {
         "more rows": linear(9, 100, 64),
-        "rows that vary": linear(symbol("s0", 1, 8), 100, 64),
+        "rows that may be more": linear(symbol("s0", 1, 9), 100, 64),
+        "any rows": linear(symbol("s0", 1), 100, 64),
         "a depth of less than a vector": linear(1, 100, 4),
         "another type": linear(1, 100, 64, DType.f64),
         "a weight that is not contiguous along the depth": linear(1, 100, 64, step=2),

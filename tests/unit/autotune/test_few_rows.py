@@ -100,7 +100,7 @@ def test_parts_of_the_depth(run: Any, rows: int, dtype: torch.dtype) -> None:
 
 
 def test_parts_for_a_class_of_sizes(run: Any) -> None:
-    """Rows from 2 to 15 are one program, further ones others, all with bounds for their number."""
+    """Rows from 2 to 8 are one program, further ones others, all with bounds for their number."""
     x, w, b = of(3, 72), of(48, 72), of(48)
     torch._dynamo.mark_dynamic(x, 0)
     report = run(layer, x, w, b, parts=4, dynamic=None)
@@ -110,6 +110,26 @@ def test_parts_for_a_class_of_sizes(run: Any) -> None:
         x = of(rows, 72)
         torch._dynamo.mark_dynamic(x, 0)
         torch.testing.assert_close(function(x, w, b), layer(x, w, b))
+
+
+@pytest.mark.parametrize("depth, columns", [(72, 48), (33, 7), (2100, 40)])
+def test_tiles_of_as_many_rows_as_there_are(depth: int, columns: int) -> None:
+    """Rows from 2 to 8 are one program of the C++ backend, which reads the weight once for up to six of them.
+    Their number is met at run time; so is that of more rows, which the library multiplies.
+    """
+    torch.compiler.reset()
+    reset_reports()
+    torch.manual_seed(depth)
+    w, b = of(columns, depth), of(columns)
+    function = torch.compile(layer, backend="polyfuse", options={"backends": ["cpp"], "strict": True})
+    for rows in (3, 2, 4, 5, 6, 7, 8, 9, 15, 20):
+        x = of(rows, depth)
+        torch._dynamo.mark_dynamic(x, 0)
+        with torch.no_grad():
+            wanted = layer(x.double(), w.double(), b.double())
+            torch.testing.assert_close(function(x, w, b).double(), wanted, rtol=1e-5, atol=1e-6)
+    first = last_reports()[0]
+    assert streamed(first) == ["cpp"] and not first.extern_calls
 
 
 @pytest.mark.parametrize("dear, parts", [(1 << 20, [2, 2, 4]), (0, [4, 4, 4])], ids=["dear", "cheap"])

@@ -51,6 +51,11 @@ def test_what_has_no_counterpart_is_ignored_with_one_warning(caplog):
         assert word in record.getMessage()
 
 
+def test_options_of_a_group_that_extends_another_are_known():
+    """That of CUDA extends that of CUTLASS in newer versions."""
+    assert {"cuda.arch", "cuda.cutlass_dir", "cuda.compile_opt_level"} <= inductor_options()
+
+
 def test_names_that_neither_knows_are_refused():
     with pytest.raises(Exception, match="fusoin"):
         torch.compile(lambda x: x + 1, backend="polyfuse", options={"fusoin": True})(torch.ones(2))

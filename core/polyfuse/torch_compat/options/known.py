@@ -5,7 +5,7 @@ importing anything of it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -20,13 +20,21 @@ def inductor_options() -> frozenset[str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return frozenset()
-    return frozenset(_names(tree.body, ""))
+    groups = {item.name: item for item in tree.body if isinstance(item, ast.ClassDef)}
+    grouped = (_of_group(group, f"{name}.", groups) for name, group in groups.items())
+    return frozenset(_names(tree.body, "")).union(*grouped)
+
+
+def _of_group(group: ast.ClassDef, prefix: str, groups: Mapping[str, ast.ClassDef]) -> Iterator[str]:
+    """The options of a group, with those of the groups that it extends."""
+    yield from _names(group.body, prefix)
+    for base in group.bases:
+        if isinstance(base, ast.Name) and base.id in groups:
+            yield from _of_group(groups[base.id], prefix, groups)
 
 
 def _names(body: list[ast.stmt], prefix: str) -> Iterator[str]:
     for item in body:
-        if isinstance(item, ast.ClassDef) and not prefix:
-            yield from _names(item.body, f"{item.name}.")
         targets = (
             item.targets
             if isinstance(item, ast.Assign)

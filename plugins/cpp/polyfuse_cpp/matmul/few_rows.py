@@ -6,11 +6,13 @@ from typing import Final
 
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import axis_name, axis_size, coefficient, free_axes
+from polyfuse.symbolic import IndexLike, axis_name, axis_size, bounds, coefficient, free_axes
 from polyfuse_cpp.isa import Isa, dot_instructions
 
 _MOST_ROWS: Final = 8
 """Rows up to which the library took longer: it packs operands, or uses half of the vectors."""
+
+_UNBOUNDED: Final = 1 << 62
 
 _PAIRED_LANES: Final = 16
 """Numbers of a register of the instruction set whose pairs of bf16 are multiplied."""
@@ -20,11 +22,13 @@ _MOST_PAIRED_ROWS: Final = 4
 
 
 def streaming_parts(matmul: Reduction, isa: Isa) -> int:
-    """1 where a kernel that reads both operands along the depth is faster than the library, else 0."""
+    """1 where a kernel that reads both operands along the depth is faster than the library, else 0. Of rows
+    whose number is known only at run time, the most that there can be count.
+    """
     if isa.lanes == 1 or matmul.kind != "dot" or len(matmul.axes) != 2 or len(matmul.raxes) != 1:
         return 0
     sizes = [axis_size(axis) for axis in (*matmul.axes, *matmul.raxes)]
-    counts = [size for size in sizes if isinstance(size, int)]
+    counts = [_most(sizes[0]), *(size for size in sizes[1:] if isinstance(size, int))]
     plain = all(value.op == "load" and not value.args for value in matmul.values)
     most = _most_rows({value.dtype for value in matmul.values}, isa) if plain else 0
     if len(counts) != len(sizes) or counts[-1] < isa.lanes or counts[0] > most:
@@ -37,6 +41,12 @@ def streaming_parts(matmul: Reduction, isa: Isa) -> int:
     if any(len(names) > 1 for names in along) or along[0] == along[1]:
         return 0
     return int(all(coefficient(value.index, inside) == 1 for value in matmul.values))
+
+
+def _most(size: IndexLike) -> int:
+    """The greatest value of a size."""
+    high = bounds(size)[1]
+    return _UNBOUNDED if high is None else high
 
 
 def _most_rows(kinds: set[DType | None], isa: Isa) -> int:

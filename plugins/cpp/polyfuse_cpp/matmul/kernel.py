@@ -25,7 +25,7 @@ from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText
-from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
+from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, most_varying
 from polyfuse_cpp.matmul.problem import Matmul, as_stored
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
@@ -96,7 +96,13 @@ class MatmulText:
         out.line(f"const i64 row_count = {self._size(self.matmul.a.axes)};")
         out.line(f"const i64 column_count = {index_text(self.facts.sizes[right.axes[-1]])};")
         out.line(f"const i64 depth_count = {self._size(self.matmul.depth)};")
-        out.line(f"const i64 tile_count = (row_count + {plan.rows - 1}) / {plan.rows};")
+        if most_varying(self.matmul, plan.path):
+            fewest = f"index_max(1, (row_count + {plan.rows - 1}) / {plan.rows})"
+            out.line(f"const i64 fewest = {fewest};")
+            out.line("const i64 tile_rows = index_max(1, (row_count + fewest - 1) / fewest);")
+            out.line("const i64 tile_count = (row_count + tile_rows - 1) / tile_rows;")
+        else:
+            out.line(f"const i64 tile_count = (row_count + {plan.rows - 1}) / {plan.rows};")
         wide = self.wide
         out.line(f"const i64 across_count = (column_count + {wide - 1}) / {wide};")
         outer = self._size(self.block_axes)
@@ -236,13 +242,13 @@ class MatmulText:
         self._finish()
 
     def _pass(self) -> None:
-        out, plan = self.out, self.plan
+        out = self.out
         out.line("const i64 depth_from = pass * pass_depth;")
         out.line("const i64 depth_here = index_min(pass_depth, depth_count - depth_from);")
         self.b.before_pass()
         with out.block("for (i64 tile = tile_a; tile < tile_e; ++tile)"):
-            out.line(f"const i64 row_from = tile * {plan.rows};")
-            out.line(f"const i64 rows_here = index_min({plan.rows}, row_count - row_from);")
+            out.line(f"const i64 row_from = tile * {self.a.tile_rows};")
+            out.line(f"const i64 rows_here = index_min({self.a.tile_rows}, row_count - row_from);")
             self.a.before_tile()
             with out.block("for (i64 block = block_a; block < block_e; ++block)"):
                 self._tile()
@@ -313,21 +319,26 @@ class MatmulText:
             out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
 
     def _dots(self) -> None:
+        """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
         plan, out = self.plan, self.out
+        heights = {plan.rows: plan.columns}
+        if most_varying(self.matmul, plan.path):
+            heights = {n: columns_beside(self.matmul, self.isa, n) for n in range(1, plan.rows + 1)}
         wide = plan.vectors * self.lanes
         kinds = f"{self.matmul.dtype}, {self.a.element()}, {self.b.element}"
         fetches = plan.path is OperandPath.DOTS
-        with out.block(
-            f"for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {plan.columns})"
-        ):
-            if self.b.converts_groups:
-                self.b.convert_group()
-            # the first tile of rows fetches the columns for all
-            one = self._is_one_tile() or not fetches
-            ahead = str(fetches).lower() if one else "tile == tile_a"
-            passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
-            name = f"matmul_dots<{plan.rows}, {plan.columns}, {kinds}>"
-            out.line(f"{name}(rows_at, columns_at + j, {passed});")
+        # the first tile of rows fetches the columns for all
+        one = self._is_one_tile() or not fetches
+        ahead = str(fetches).lower() if one else "tile == tile_a"
+        passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
+        for rows, columns in heights.items():
+            test = f"if (rows_here == {rows}) " if len(heights) > 1 else ""
+            with out.block(
+                f"{test}for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {columns})"
+            ):
+                if self.b.converts_groups:
+                    self.b.convert_group()
+                out.line(f"matmul_dots<{rows}, {columns}, {kinds}>(rows_at, columns_at + j, {passed});")
 
     def _is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""

@@ -8,6 +8,7 @@ from polyfuse.kit import is_multiple
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
+from polyfuse_cpp.matmul.plans import most_varying
 from polyfuse_cpp.matmul.problem import MatrixOperand
 from polyfuse_cpp.matmul.touched import common_pitch
 from polyfuse_cpp.matmul.window import window_of
@@ -46,6 +47,11 @@ class OperandAText(OperandText):
             self.layout = "runs"
         else:
             self.layout = "steps" if self.matmul.rows_touch and not self.dots else "any"
+
+    @property
+    def tile_rows(self) -> str:
+        """Rows of a tile, as text: where few are counted at run time, tiles are as even as they can be."""
+        return "tile_rows" if most_varying(self.matmul, self.plan.path) else str(self.plan.rows)
 
     @property
     def operand(self) -> MatrixOperand:
@@ -128,8 +134,8 @@ class OperandAText(OperandText):
             return
         out, plan = self.out, self.plan
         with out.block("for (i64 tile = tile_from; tile < tile_to; ++tile)"):
-            out.line(f"const i64 row_from = tile * {plan.rows};")
-            out.line(f"const i64 rows_here = index_min({plan.rows}, row_count - row_from);")
+            out.line(f"const i64 row_from = tile * {self.tile_rows};")
+            out.line(f"const i64 rows_here = index_min({self.tile_rows}, row_count - row_from);")
             if self.dots:
                 out.line("const i64 depth_from = 0, depth_here = depth_count;")
                 self._rows(

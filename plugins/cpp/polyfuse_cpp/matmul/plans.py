@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import gcd, prod
+from math import gcd, inf, prod
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Reduction
@@ -13,7 +13,7 @@ from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.kit import Machine, Work, seconds, work_of
 from polyfuse.plugin import Config
-from polyfuse.symbolic import axis_name, axis_size, free_axes
+from polyfuse.symbolic import axis_name, axis_size, bounds, free_axes, product
 from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul, as_stored
@@ -33,6 +33,9 @@ _FEW = 96
 
 _BYTE_ROWS = 8
 """Rows up to which bytes are converted in registers, again for each tile of rows."""
+
+_VARYING = 16
+"""Rows up to which a kernel that does not know their number has a tile for each."""
 
 _POINTERS = 6
 """Rows of a tile that each have an address in a register."""
@@ -286,6 +289,22 @@ def _rank(path: OperandPath, rows: int) -> float:
     return 0.0 if rows <= limit else 2.0
 
 
+def most_varying(matmul: Matmul, path: OperandPath) -> int:
+    """The most rows that there can be where a kernel has tiles of several heights: each row is read in place,
+    their number is known only at run time, and it is small. 0: tiles have one height.
+    """
+    rows = product(matmul.facts.sizes[name] for name in matmul.a.axes)
+    if path is not OperandPath.DOTS or isinstance(rows, int):
+        return 0
+    high = bounds(rows)[1]
+    return high if high is not None and high <= _VARYING else 0
+
+
+def columns_beside(matmul: Matmul, isa: Isa, rows: int) -> int:
+    """Columns that are added up side by side in a tile of so many rows along the depth."""
+    return _Machine(matmul, isa).dots_of(rows)[1]
+
+
 class _Machine:
     """The registers of a machine, and the tiles that they hold for one matmul."""
 
@@ -299,6 +318,12 @@ class _Machine:
         """Plans of one path, the best guess first: the one whose tiles take the fewest cycles."""
         rows = max(1, self.matmul.extent(self.matmul.a.axes))
         across = max(1, self.matmul.extent(self.matmul.b.axes[-1:]))
+        if most := most_varying(self.matmul, path):
+            high = max(self._height(n) for n in range(1, most + 1))
+            columns = self.dots_of(high)[1]
+            vectors = max(1, -(-max(self._widths(path)) // self.isa.lanes))
+            yield self.plan(path, high, vectors, columns, self._depth(path, most))
+            return
         if path is OperandPath.TILES:
             yield self.plan(path, 32 if rows > 16 else 16, 2 if across > 16 else 1, 0)
             return
@@ -324,6 +349,19 @@ class _Machine:
         if not ranked:
             ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path.along_depth else 0)))
         yield from dict.fromkeys(plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
+
+    def dots_of(self, rows: int) -> tuple[float, int]:
+        """Half cycles for each column of a tile of so many rows whose lanes run along the depth, and how many
+        columns it has then; infinitely many where the registers do not hold the rows.
+        """
+        held = self.registers // self.each - 1
+        widths = [w for w in self._widths(OperandPath.DOTS) if rows <= held // (w + 1)]
+        return min(((self._cycles(rows, w, False) / w, w) for w in widths), default=(inf, 1))
+
+    def _height(self, rows: int) -> int:
+        """The height of tiles that hold so many rows, as even as they can be, in the fewest cycles."""
+        heights = {-(-rows // tiles): tiles for tiles in range(rows, 0, -1)}
+        return min(heights, key=lambda high: (heights[high] * self.dots_of(high)[0], -high))
 
     def _grouped(self) -> MatmulPlan:
         """Groups of a convolution: each row of a tile takes a register for its address, so there are few, and

@@ -62,8 +62,8 @@ class SplitKText(MatmulText):
             with out.block("for (i64 unit = first_unit; unit < end_unit; ++unit)"):
                 self._unit()
                 out.line("const i64 tile = unit / block_count % tile_count, block = unit % block_count;")
-                out.line(f"const i64 row_from = tile * {plan.rows};")
-                out.line(f"const i64 rows_here = index_min({plan.rows}, row_count - row_from);")
+                out.line(f"const i64 row_from = tile * {self.a.tile_rows};")
+                out.line(f"const i64 rows_here = index_min({self.a.tile_rows}, row_count - row_from);")
                 self.b.column_block_index()
                 size = self.tile_size
                 out.line(f"{kind}* const sum = parts + unit * {size};")
