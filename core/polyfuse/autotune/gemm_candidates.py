@@ -170,8 +170,14 @@ def packed_gemm(
     if not width:
         raise Unavailable("the backend reads its right operand as it is")
     site = site_of(graph, call, freezing, static, packing=not freezing)
-    loops, pack, buffer = _packed(site, form, width)
+    loops, pack, buffer = _packed(site, form, width, _steps_beside(backend, form))
     return GeneratedGemm(f"{backend.name}{PACKED}", backend, loops, (), (pack,), (buffer,))
+
+
+def _steps_beside(backend: Backend, form: GemmLoops) -> int:
+    """Steps of the depth that lie side by side in a packed operand for each column."""
+    paired = backend.target_info(form.accumulator.device).paired_types
+    return 2 if form.gemm.values[1].dtype in paired else 1
 
 
 def with_taps_once(
@@ -344,9 +350,9 @@ class _Candidates:
         )
 
 
-def _packed(site: CallSite, form: GemmLoops, width: int) -> tuple[GemmLoops, ExternCall, Buffer]:
+def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[GemmLoops, ExternCall, Buffer]:
     """`form` with its right operand packed: in blocks of so many columns, those of one step of the depth side
-    by side. Also the call that packs it, and where to.
+    by side; of a group of steps, those of each column. Also the call that packs it, and where to.
 
     Raises:
         Unavailable: the operand cannot be packed once, or not so.
@@ -384,14 +390,20 @@ def _packed(site: CallSite, form: GemmLoops, width: int) -> tuple[GemmLoops, Ext
         raise Unavailable("its right operand is a part of a parameter")
     if count % width:
         raise Unavailable(f"its {count} columns are no multiple of {width}")
-    size = (total // width, *steps, width)
+    if steps[-1] % group:
+        raise Unavailable(f"its depth is no multiple of {group}")
+    inner = (width,) if group == 1 else (width, group)
+    size = (total // width, *steps[:-1], steps[-1] // group, *inner)
     stride = contiguous_strides(size)
     source = site.buffers[name]
     packed = replace(source, name=f"{site.call.name}_packed", size=size, stride=stride, kind="temp")
-    arguments = (size, (width * across, *down, across))
+    apart = (width * across, *down[:-1], down[-1] * group, across, down[-1])
+    arguments = (size, apart[: len(size)])
     pack = site.precompute(f"{site.call.name}_pack", _PACK, source.view(), arguments, packed)
-    where: IndexLike = (outer // width + column // width) * stride[0] + column % width
-    for a, n in zip(depth, stride[1:-1], strict=True):
+    where: IndexLike = (outer // width + column // width) * stride[0] + column % width * group
+    *others, last = zip(depth, stride[1:], strict=False)
+    for a, n in others:
         where = where + a * n
+    where = where + (last[0] // group * last[1] + last[0] % group if group > 1 else last[0] * last[1])
     gemm = replace(form.gemm, raxes=tuple(depth), values=(left, load(packed.name, where, right.dtype)))
     return replace(form, gemm=gemm), pack, packed

@@ -129,6 +129,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
             more=more,
             channels_last=session.wants_channels_last,
             reads_narrow=session.reads_narrow,
+            elementwise=session.extensions.is_elementwise,
             lookup=lookup,
             shared=shared,
         )

@@ -25,7 +25,7 @@ from polyfuse.torch_compat.tracing import aot, decomp, dynamo
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
-    from polyfuse.frontend.graph import InnerCompiler, ReadsNarrow, WantsChannelsLast
+    from polyfuse.frontend.graph import InnerCompiler, ReadsElements, ReadsNarrow, WantsChannelsLast
     from polyfuse.frontend.rewrites.passes import MoreRewrites
     from polyfuse.frontend.traced import Traced
     from polyfuse.torch_compat.captures.shared_inputs import SharedInputs
@@ -44,6 +44,7 @@ def compile_graph(
     more: MoreRewrites | None = None,
     channels_last: WantsChannelsLast | None = None,
     reads_narrow: ReadsNarrow | None = None,
+    elementwise: ReadsElements | None = None,
     lookup: Lookup | None = None,
     shared: SharedInputs | None = None,
 ) -> Callable[..., Any]:
@@ -51,6 +52,7 @@ def compile_graph(
     graph. `more` are rewrites that run after those of this package; `channels_last` says of the activation
     and the weight of a convolution, and of whether gradients are needed, what should have its channels last.
     `reads_narrow` says where freezing leaves weights of fewer bits as they are for few rows.
+    `elementwise` says which operators of others compute element by element.
     `lookup` gives the graph's entry in the graph cache; `shared` are inputs that overlap, if it may write.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
@@ -62,6 +64,7 @@ def compile_graph(
         more=more,
         channels_last=channels_last,
         reads_narrow=reads_narrow,
+        elementwise=elementwise,
         lookup=lookup,
     )
     if not dynamo.returns_flat_tuple(gm):
@@ -75,7 +78,8 @@ def compile_graph(
     def traced() -> Traced:
         from polyfuse.frontend.traced import Traced  # a graph that is found is not traced
 
-        return Traced(inner, settings, ordinal, more, channels_last, reads_narrow, entry is not None)
+        asks = more, channels_last, reads_narrow, elementwise
+        return Traced(inner, settings, ordinal, *asks, cached=entry is not None)
 
     def partition(
         joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any

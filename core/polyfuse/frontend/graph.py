@@ -35,6 +35,10 @@ ReadsNarrow: TypeAlias = Callable[[str], bool]
 """From the type of a device, such as `cpu`, to whether its kernels multiply few rows with a weight as it is
 stored."""
 
+ReadsElements: TypeAlias = Callable[[str, str], bool]
+"""From the name of an operator that is not torch's and the type of a device to whether it computes element by
+element, and its result lies as its first operand does."""
+
 WantsChannelsLast: TypeAlias = Callable[[torch.Tensor, torch.Tensor, bool], ChannelsLast]
 """From the activation and the weight of a convolution, and whether gradients are needed, to what has its
 channels last."""

@@ -24,6 +24,7 @@ from polyfuse.frontend.graph import (
     GraphKind,
     InnerCompiler,
     Note,
+    ReadsElements,
     ReadsNarrow,
     WantsChannelsLast,
 )
@@ -49,12 +50,13 @@ def compile_traced(
     static: Sequence[int] = (),
     more: MoreRewrites | None = None,
     channels_last: WantsChannelsLast | None = None,
+    elementwise: ReadsElements | None = None,
 ) -> BoxedCallable:
     """Compile a functional ATen graph made elsewhere, such as by `torch.export`; nodes must carry fake
     values.
     """
     note_shared_arguments(module)
-    _lay_out(module, settings, channels_last, training=False)
+    _lay_out(module, settings, channels_last, elementwise, training=False)
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     texts = PassTexts(bool(settings.dump) or is_traced())
     # nothing is packed: what packs, and reads it, might not be there where the result runs
@@ -76,12 +78,13 @@ class Traced:
     more: MoreRewrites | None = None
     channels_last: WantsChannelsLast | None = None
     reads_narrow: ReadsNarrow | None = None
+    elementwise: ReadsElements | None = None
     cached: bool = False
     """Whether what is compiled goes into the graph cache."""
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
         note_shared_arguments(gm)
-        _lay_out(gm, self.settings, self.channels_last, training=False)
+        _lay_out(gm, self.settings, self.channels_last, self.elementwise, training=False)
         return self._compile(gm, inputs, "inference")
 
     def forward(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
@@ -97,7 +100,7 @@ class Traced:
     ) -> tuple[GraphModule, GraphModule]:
         """Simplify the joint graph, so that less is saved, then split it."""
         note_shared_arguments(joint)
-        _lay_out(joint, self.settings, self.channels_last, training=True)
+        _lay_out(joint, self.settings, self.channels_last, self.elementwise, training=True)
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)
         forward, backward = aot.min_cut_partition(joint, inputs, **kwargs)
@@ -150,11 +153,17 @@ class Traced:
         return fx.mark_boxed(compiled)
 
 
-def _lay_out(gm: GraphModule, settings: Settings, wants: WantsChannelsLast | None, training: bool) -> None:
+def _lay_out(
+    gm: GraphModule,
+    settings: Settings,
+    wants: WantsChannelsLast | None,
+    elementwise: ReadsElements | None,
+    training: bool,
+) -> None:
     """Choose layouts: before the split, so that both sides know what the forward saves."""
     if wants is not None and settings.graph_rewrites and settings.fuel is None:
         light = settings.channels_last == "auto" and settings.gemm != "generated"
-        count = spread_channels_last(gm, lambda value, weight: wants(value, weight, training), light)
+        count = spread_channels_last(gm, lambda x, weight: wants(x, weight, training), light, elementwise)
         if count:
             _log.info("%d convolutions have their channels last", count)
 

@@ -99,7 +99,8 @@ class Backend(ABC):
 
     def packed_width(self, matmul: Reduction) -> int:
         """Return how many columns a block of packed weights has. They are a GEMM operand B, a parameter that
-        is packed once (the option `freezing`). 0: it is read as it is.
+        is packed once (the option `freezing`), in pairs of steps of the depth if its type is one of
+        `TargetInfo.paired_types`. 0: it is read as it is.
         """
         return 0
 

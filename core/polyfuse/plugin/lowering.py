@@ -37,6 +37,8 @@ class Lowering:
         view: its result is another look at its first argument, so its readers are that argument's readers.
         library: it becomes a call of an eager operator by choice: tensor arguments must be stored.
         passes: how often it reads each element of its arguments.
+        elementwise: each element of its result follows from that of its first argument, in whose order the
+            result lies; so that layouts may be chosen around an operator that is not torch's.
         stores: positions of tensor arguments it reads at many or data-dependent indices: stored before it.
     """
 
@@ -45,6 +47,7 @@ class Lowering:
     library: bool = False
     passes: int = 1
     stores: tuple[int, ...] = ()
+    elementwise: bool = False
 
 
 class TensorValue(Protocol):

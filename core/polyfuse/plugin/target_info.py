@@ -54,6 +54,8 @@ class TargetInfo:
             weights as they are.
         channels_last_weights: whether those libraries want their weights so, too, and compute gradients
             faster then.
+        paired_types: those of which one instruction multiplies pairs of steps of the depth and adds them up.
+            In packed parameters (`Backend.packed_width`), both steps of a column lie side by side.
         depthwise_loops: whether the backend's loops over convolutions with channels last, small
             windows and one, two or four channels for each result are faster than libraries, and its sums over
             pixels faster than their gradients of such weights.
@@ -104,6 +106,7 @@ class TargetInfo:
     channels_last: frozenset[DType] = frozenset()
     channels_last_gradients: frozenset[DType] = frozenset()
     channels_last_weights: bool = False
+    paired_types: frozenset[DType] = frozenset()
     depthwise_loops: bool = False
     separate_gemm_add: bool = False
     separate_convolution_bias: bool = False

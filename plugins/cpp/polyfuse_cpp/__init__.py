@@ -2,7 +2,7 @@
 
 `manifest`, `backend` and `generator` are what the core asks; `tiling` and `loop_estimate` choose how a
 kernel's loops run, `toolchain`, `isa` and `prelude` build it, `bindings` and `loading` make it callable.
-`onednn` and `packed_weights` offer the library's matmuls and convolutions as choices. Texts of kernels are in
+`onednn` offers the library's matmuls and convolutions as choices. Texts of kernels are in
 `loops`, `memory` and `matmul`, those of whole programs in `native_host`: no module here writes any. Nothing
 of it knows a GPU.
 """

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfuse.base.digest import digest
-from polyfuse.ir.types import e4m3_saturates
+from polyfuse.ir.types import DType, e4m3_saturates
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, TargetInfo
 from polyfuse.runtime.frozen import offer_checksum
 from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
-from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
+from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay, has_matrix_registers
 from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
 from polyfuse_cpp.prelude import headers_digest, prelude_for
 from polyfuse_cpp.threads.source import ChecksumSource, PoolSource
@@ -71,6 +71,7 @@ class CppBackend(Backend):
             info,
             channels_last=convolved_types(),
             channels_last_gradients=narrow_types(),
+            paired_types=frozenset((DType.bf16,)) if has_matrix_registers(self.isa) else frozenset(),
             depthwise_loops=True,
             loops_by_ranges=True,
             column_bytes=_COLUMN_BYTES,
@@ -105,7 +106,7 @@ class CppBackend(Backend):
 
     def packed_width(self, matmul: Reduction) -> int:
         """Up to four vectors of columns."""
-        from polyfuse_cpp.matmul.plans import packed_width
+        from polyfuse_cpp.packed_blocks import packed_width
 
         return packed_width(matmul, self.isa)
 

@@ -23,9 +23,16 @@ from polyfuse_cpp.loops.kernel import kernel_text
 from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.reductions import KINDS
-from polyfuse_cpp.matmul.plans import configs_of, is_part, matmul_plans, nearby_plans, plan_of, plan_seconds
+from polyfuse_cpp.matmul.plans import (
+    configs_of,
+    matmul_plans,
+    nearby_plans,
+    plan_of,
+    plan_seconds,
+)
 from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
+from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
@@ -94,10 +101,12 @@ _PLANE, _SPACE_AND_TIME = 2, 3
 
 def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     """Whether a kernel for a convolution is faster than a call of the library with what follows it."""
-    if isa.lanes == 1 or any(value.dtype is not DType.f32 for value in matmul.values):
-        return False
     pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
+    if fills_matrix_registers(matmul, isa):
+        return not grouped and pixels > 1
+    if isa.lanes == 1 or any(value.dtype is not DType.f32 for value in matmul.values):
+        return False
     depth = prod(axis_size(a) for a in matmul.raxes)
     if grouped and is_part(matmul, isa):
         multiplications = prod(axis_size(a) for a in matmul.axes[1:3]) * depth * pixels
@@ -144,6 +153,8 @@ def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     1x1, longer than reading it packed.
     """
     pixels, grouped = _pixels(matmul, hints)
+    if fills_matrix_registers(matmul, isa):
+        return True
     if not grouped and all(axis_size(a) == 1 for a in matmul.raxes[1:]):
         channels = axis_size(matmul.axes[1])
         fills = isinstance(channels, int) and channels % (2 * isa.lanes) == 0

@@ -27,6 +27,9 @@ class Isa:
     compile_flags: tuple[str, ...]
 
 
+_TILED_LANES = 16
+"""Lanes of the instruction set whose code uses registers of whole tiles."""
+
 _X86 = ("x86_64", "AMD64")
 _ARM = ("aarch64", "arm64")
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
@@ -95,6 +98,11 @@ def dot_instructions() -> tuple[str, ...]:
     if flags.issuperset(("amx_tile", "amx_bf16", "avx512_bf16")) and _matrix_tiles_allowed():
         found.append("PF_AMX")
     return tuple(found)
+
+
+def has_matrix_registers(isa: Isa) -> bool:
+    """Whether the machine has registers of whole tiles of bf16, and code for *isa* uses them."""
+    return isa.lanes == _TILED_LANES and "PF_AMX" in dot_instructions()
 
 
 def _matrix_tiles_allowed() -> bool:

@@ -13,7 +13,7 @@ import torch
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, apply, cast, const
 from polyfuse.ir.types import DType, from_torch
-from polyfuse.plugin import LoweringContext, TensorValue
+from polyfuse.plugin import Lowering, LoweringContext, TensorValue
 from polyfuse.symbolic import IndexLike
 from polyfuse_quantized import products
 from polyfuse_quantized.products import Quantisation
@@ -234,12 +234,12 @@ def _converted(
     return ctx.lazy(result, cast(body(element, axes), result.dtype.compute))
 
 
-_TABLE: Final[Mapping[str, Callable[..., Any]]] = {
-    "quantize_per_tensor.default": quantize_per_tensor,
+_TABLE: Final[Mapping[str, Callable[..., Any] | Lowering]] = {
+    "quantize_per_tensor.default": Lowering(quantize_per_tensor, elementwise=True),
     "quantize_per_tensor.tensor": quantize_per_tensor,
     "quantize_per_channel.default": quantize_per_channel,
     "quantize_per_token.default": quantize_per_token,
-    "dequantize_per_tensor.default": dequantize_per_tensor,
+    "dequantize_per_tensor.default": Lowering(dequantize_per_tensor, elementwise=True),
     "dequantize_per_tensor.tensor": dequantize_per_tensor,
     "dequantize_per_channel.default": dequantize_per_channel,
     "dequantize_per_token.default": dequantize_per_token,
@@ -316,7 +316,7 @@ def _skewed(ctx: LoweringContext, zeros: TensorValue | None) -> TensorValue | No
     return None if zeros is None or not ctx.settings.freezing else ctx.pack(products.ANY, zeros)
 
 
-LOWERINGS: Final[Mapping[str, Callable[..., Any]]] = {
+LOWERINGS: Final[Mapping[str, Callable[..., Any] | Lowering]] = {
     **{f"quantized_decomposed.{name}": function for name, function in _TABLE.items()},
     products.LINEAR: linear,
     products.CONVOLUTION: convolution,

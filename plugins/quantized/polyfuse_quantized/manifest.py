@@ -11,6 +11,7 @@ from polyfuse.plugin.manifest import Manifest, Offer
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.plugin.lowering import Lowering
     from polyfuse.plugin.rewriting import Rewrite
 
 
@@ -28,7 +29,7 @@ def polyfuse_manifest() -> Manifest:
 
 
 @hookimpl
-def polyfuse_lowerings() -> Mapping[str, Callable[..., Any]]:
+def polyfuse_lowerings() -> Mapping[str, Callable[..., Any] | Lowering]:
     """Conversions between floating point and quantised numbers become part of the kernels around them."""
     from polyfuse_quantized.lowerings import LOWERINGS
 

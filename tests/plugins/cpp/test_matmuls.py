@@ -416,7 +416,7 @@ def test_bf16_in_pairs(shape: tuple[int, int, int], right: str) -> None:
 )
 def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     every = ("PF_DOT_BF16", "PF_DOT_BYTES", "PF_AMX")
-    for module in ("backend", "matmul.plans"):
+    for module in ("backend", "isa", "matmul.plans"):
         monkeypatch.setattr(f"polyfuse_cpp.{module}.dot_instructions", lambda: every)
     kernels = [Matmul(m, n, 100, dtype=bf16, right="bnk").kernel() for m in (8, 40) for n in (16, 50)]
     made = backend()

@@ -27,10 +27,11 @@ def depthwise(
     own: bool = True,
     mean: bool = False,
     numerics: str = "fast",
+    dtype: DType = f32,
 ) -> Kernel:
     """A convolution of two images, each channel times a factor that is computed, and perhaps the sums of it.
 
-    `own`: weights beyond the border count as zero, too.
+    `own`: weights beyond the border count as zero, too; `dtype`: of images and weights.
     """
     margin = taps // 2 * gap
     down, over = ((n + 2 * margin - gap * (taps - 1) - 1) // step + 1 for n in (height, width))
@@ -38,15 +39,16 @@ def depthwise(
     k = KernelBuilder(
         {"x0": 2, "x3": channels} if mean else {"x0": 2, **rows, "x3": channels}, rows if mean else {}
     )
-    for name in ("a", "w", "v"):
-        k.arg(name, f32)
+    for name in ("a", "w"):
+        k.arg(name, dtype)
+    k.arg("v", f32)
     k.out("o", f32)
     if mean:
         k.out("s", f32), k.out("f", f32)
         once = k.section()
         once.store("f", k["x3"] + k["x0"] * channels, once.op("sqrt", once.load("v", k["x3"])))
     s = k.section(looped=mean)
-    zero, total = s.const(0.0, f32), ""
+    zero, nothing, total = s.const(0.0, f32), s.const(0.0, dtype), ""
     for at in range(taps * taps):
         y, x = (k[f"r{d}"] * step + ((at // taps, at % taps)[d] * gap - margin) for d in (0, 1))
         mask = ""
@@ -54,8 +56,10 @@ def depthwise(
             for test in (s.op("ge", s.index(index), s.index(0)), s.op("lt", s.index(index), s.index(size))):
                 mask = s.op("bitwise_and", mask, test) if mask else test
         where = ((k["x0"] * height + y) * width + x) * channels + k["x3"]
-        read = s.load("a", where, mask=mask, other=zero)
-        weight = s.load("w", k["x3"] + at * channels, **({"mask": mask, "other": zero} if own else {}))
+        read = s.load("a", where, mask=mask, other=nothing)
+        weight = s.load("w", k["x3"] + at * channels, **({"mask": mask, "other": nothing} if own else {}))
+        if dtype is not f32:
+            read, weight = s.cast(read, f32), s.cast(weight, f32)
         term = s.op("mul", read, weight)
         total = s.op("add", total, term) if total else term
     done = s.op("mul", total, s.op("sqrt", s.load("v", k["x3"])))
@@ -79,7 +83,7 @@ def agrees(kernel: Kernel, *, infinite: bool = False) -> None:
     made = []
     for a in kernel.args:
         assert isinstance(a.numel, int)
-        made.append(torch.randn(a.numel))
+        made.append(torch.randn(a.numel).to(a.dtype.torch))
     image, weight, factor, *outs = made
     image[len(image) // 2] = float("nan")
     if infinite:
@@ -112,6 +116,21 @@ def test_tiles_of_columns_give_what_the_interpreter_does(
 ) -> None:
     kernel = depthwise(height, width, channels, **options)  # type: ignore[arg-type]
     assert "add_taps<" in backend("avx2").emit(kernel).text
+    agrees(kernel)
+    agrees(kernel, infinite=True)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dtype", [DType.bf16, DType.f16])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"own": False}, {"step": 2}, {"gap": 2}, {"taps": 5}, {"mean": True}],
+    ids=["", "zeros count", "stride", "dilation", "large window", "sums"],
+)
+def test_numbers_of_16_bits_are_widened_once_for_all_taps(options: dict[str, int], dtype: DType) -> None:
+    kernel = depthwise(5, 17, 19, dtype=dtype, **options)  # type: ignore[arg-type]
+    text = backend("avx2").emit(kernel).text
+    assert "const vf32 image_0 = load<Vec>(arg_0" in text and "add_taps<" not in text
     agrees(kernel)
     agrees(kernel, infinite=True)
 

@@ -15,7 +15,7 @@ from polyfuse.cli.bisect import decisions
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.frontend.freezing import packing
-from polyfuse.plugin import Rewrite
+from polyfuse.plugin import Lowering, Rewrite
 
 FREE = {"load": "", "device_types": (), "priority": {}}
 
@@ -375,3 +375,13 @@ def test_nothing_is_packed_where_gradients_are_wanted(monkeypatch) -> None:
     (expected,) = torch.autograd.grad(torch.atan2(x, w).sum(), w)
     torch.testing.assert_close(model.weights[0].grad, expected)
     assert not any("clone" in name for report in last_reports() for name in report.calls)
+
+
+@pytest.mark.parametrize("elementwise", [False, True])
+def test_a_lowering_says_that_it_is_elementwise(monkeypatch, elementwise: bool) -> None:
+    """Layouts spread through such operators, as those of quantised numbers between convolutions."""
+    rows = {"mine.halved.default": Lowering(lambda ctx, node, x: x, elementwise=elementwise)}
+    install(monkeypatch, plugin(monkeypatch, "mine", {"polyfuse_lowerings": lambda: rows}, **FREE))
+    extensions = session_for(Settings()).extensions
+    assert extensions.is_elementwise("mine.halved.default", "cpu") is elementwise
+    assert not extensions.is_elementwise("mine.other.default", "cpu")

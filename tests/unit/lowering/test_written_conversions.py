@@ -56,6 +56,27 @@ def test_eager_rounding_is_exact_between_operators(name: str) -> None:
         check(COMPUTED[name], dtype, "interpreter", "eager")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["linear", "convolution", "depthwise"])
+def test_sums_and_what_follows_them_are_rounded_once(kind: str, dtype: torch.dtype) -> None:
+    """Also where decompositions convert in between."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layers = {
+        "linear": (torch.nn.Linear(16, 24), torch.nn.ReLU6()),
+        "convolution": (torch.nn.Conv2d(16, 24, 1), torch.nn.BatchNorm2d(24), torch.nn.ReLU6()),
+        "depthwise": (torch.nn.Conv2d(16, 16, 3, groups=16), torch.nn.BatchNorm2d(16), torch.nn.ReLU6()),
+    }
+    model = torch.nn.Sequential(*layers[kind]).eval().to(dtype)
+    x = torch.randn(9, 16) if kind == "linear" else torch.randn(1, 16, 9, 9)
+    x = x.to(dtype) if kind == "linear" else x.to(dtype).to(memory_format=torch.channels_last)
+    options = {"gemm": "known" if kind == "depthwise" else "generated", "strict": True}
+    with torch.no_grad():
+        found = torch.compile(model, backend="polyfuse", options=options)(x)
+        exact = model.double()(x.double())
+    torch.testing.assert_close(found, exact.to(dtype), rtol=0.51 * torch.finfo(dtype).eps, atol=1e-6)
+
+
 def test_generated_code_rounds() -> None:
     for name in ("of a result", "transposed", "after a reduction"):
         check(PROGRAMS[name], torch.bfloat16, "cpp", "fast")

@@ -134,6 +134,7 @@ def _compile(name: str, exported: ExportedGraph, session: CompileSession, last: 
         static=[i for i, item in enumerate(exported.inputs) if item.origin != "argument"],
         more=OfferedRewrites(session.extensions),
         channels_last=session.wants_channels_last if last else None,
+        elementwise=session.extensions.is_elementwise,
     )
     return found[0]
 

@@ -168,7 +168,8 @@ def _loops(
     for position, stride in zip(axes, output.stride, strict=True):
         where = where + position * stride
     name = f"{call.name}_depthwise"
-    node = Pointwise(name, axes, (), output.name, where, cast(total, kind), origins=call.origins)
+    # what follows may read the sum as it is before it is rounded
+    node = Pointwise(name, axes, (), output.name, where, total, origins=call.origins)
     return DepthwiseLoops((first, node), laid_out)
 
 

@@ -160,7 +160,7 @@ class _Form:
         return node, buffer, load(name, offset, dtype)
 
     def finish(self, gemm: Reduction, accumulator: Buffer, value: Expr) -> GemmLoops:
-        """The loop form that stores `value`."""
+        """The loop form that stores `value`. What follows may read the sum as it is before it is rounded."""
         offset = _offset(self.axes, self.output.stride)
         node = Pointwise(
             f"{self.call.name}_finish",
@@ -168,7 +168,7 @@ class _Form:
             (),
             self.output.name,
             offset,
-            cast(value, self.dtype),
+            value if value.dtype is self.dtype.compute else cast(value, self.dtype),
             origins=self.call.origins,
         )
         return GemmLoops(gemm, node, accumulator)

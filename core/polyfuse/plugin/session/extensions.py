@@ -66,6 +66,10 @@ class Extensions:
                 self._lowerings[device_type] = table
             return self._lowerings[device_type]
 
+    def is_elementwise(self, op: str, device_type: str) -> bool:
+        """Whether a plugin says of an operator that it computes element by element."""
+        return any(offer.item.elementwise for offer in self.lowerings(device_type).get(op, ()))
+
     def rewrites(self, device_type: str) -> tuple[Offered[Rewrite], ...]:
         """Rewrites for a device type, in the order in which they run."""
         with self._lock:

@@ -17,6 +17,8 @@ from polyfuse.torch_compat.tracing.shapes import hint, is_symbolic
 _MOST_DIMS = 4
 """Of one and two dimensions the candidates give the same memory format; of three they do not."""
 
+_OPERANDS = ("input", "weight")
+
 
 def chosen_by_hints(choose: Callable[..., Any]) -> Callable[..., Any]:
     """`torch._C._select_conv_backend`, answering on CPUs for the sizes of the examples alone.
@@ -25,10 +27,13 @@ def chosen_by_hints(choose: Callable[..., Any]) -> Callable[..., Any]:
         choose: torch's own function, of an input, a weight and the options of a convolution.
     """
 
-    def chosen(data: torch.Tensor, weight: torch.Tensor, *args: Any, **named: Any) -> Any:
+    # the first two arguments are positional, or with torch 2.11 named as torch names them
+    def chosen(*args: Any, **named: Any) -> Any:
+        given = dict(zip(_OPERANDS, args, strict=False)) | named
+        data, weight = (given.pop(name) for name in _OPERANDS)
         if data.device.type == "cpu" and data.ndim <= _MOST_DIMS:
             data, weight = _of_hints(data), _of_hints(weight)
-        return choose(data, weight, *args, **named)
+        return choose(data, weight, *args[len(_OPERANDS) :], **given)
 
     return chosen
 

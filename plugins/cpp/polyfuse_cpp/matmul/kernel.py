@@ -25,7 +25,13 @@ from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText
-from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, most_varying
+from polyfuse_cpp.matmul.plans import (
+    MatmulPlan,
+    OperandPath,
+    columns_beside,
+    most_varying,
+    tile_steps,
+)
 from polyfuse_cpp.matmul.problem import Matmul, as_stored
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
@@ -163,11 +169,11 @@ class MatmulText:
             out.line(f"{kind}* const packed_a = packed_b + {room_b};")
             out.line(f"{kind}* const sums = packed_a + {room_a};")
             self._fill_tables(f"sums + {sums}")
-            if plan.path is OperandPath.TILES:
-                out.line("matrix_begin();")
+            if plan.path.tiles:
+                out.line(f"matrix_begin<{tile_steps(self.matmul)}>();")
             with out.block("for (i64 item = first_item; item < end_item; ++item)"):
                 self._item()
-            if plan.path is OperandPath.TILES:
+            if plan.path.tiles:
                 out.line("matrix_end();")
 
     def _fill_tables(self, room: str) -> None:
@@ -276,13 +282,7 @@ class MatmulText:
         if plan.path.along_depth:
             self._dots()
         elif plan.path.paired:
-            columns, _ = self.b.columns_at()
-            tiles = plan.path is OperandPath.TILES
-            name, rows = ("matrix", plan.rows // 16) if tiles else ("pair", plan.rows)
-            out.line(
-                f"{name}_tile<{rows}, {plan.vectors}, {self.a.row}>"
-                f"({self.a.rows_at()}, {columns}, depth_here, sum, pass == pass_from);"
-            )
+            _add_up_pairs(self)
         elif narrow := 0 if self.a.window is not None else self.b.narrow:
             with out.block(f"if (column_from + {self.wide} > column_count)"):
                 self._added_up(narrow)
@@ -314,7 +314,7 @@ class MatmulText:
             if not self.a.whole:
                 out.line(f"if (rows_here < {plan.rows}) {packed}")
                 out.line("else")
-            fetches = plan.path in _FETCHING and not self._is_one_tile()
+            fetches = plan.path in _FETCHING and not self.is_one_tile()
             fetch = self.a.fetched() if fetches else "0"
             out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
 
@@ -328,7 +328,7 @@ class MatmulText:
         kinds = f"{self.matmul.dtype}, {self.a.element()}, {self.b.element}"
         fetches = plan.path is OperandPath.DOTS
         # the first tile of rows fetches the columns for all
-        one = self._is_one_tile() or not fetches
+        one = self.is_one_tile() or not fetches
         ahead = str(fetches).lower() if one else "tile == tile_a"
         passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
         for rows, columns in heights.items():
@@ -340,7 +340,7 @@ class MatmulText:
                     self.b.convert_group()
                 out.line(f"matmul_dots<{rows}, {columns}, {kinds}>(rows_at, columns_at + j, {passed});")
 
-    def _is_one_tile(self) -> bool:
+    def is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""
         rows = product(self.facts.sizes[a] for a in self.matmul.a.axes)
         return isinstance(rows, int) and rows <= self.plan.rows
@@ -434,6 +434,26 @@ def _ahead(plan: MatmulPlan, matmul: Matmul) -> int:
     size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
     near = plan.path is OperandPath.PREPACKED and size <= _NEAR
     return 0 if near else _AHEAD.get(plan.path, 0)
+
+
+def _add_up_pairs(text: MatmulText) -> None:
+    """Add up a tile of bf16 in pairs of steps."""
+    plan, out, rows = text.plan, text.out, text.a
+    columns, _ = text.b.columns_at()
+    end = f"{columns}, depth_here, sum, pass == pass_from);"
+    if not plan.path.tiles:
+        out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {rows.row}>({rows.rows_at()}, {end}")
+        return
+    name = f"matrix_tile<{plan.rows // 16}, {plan.vectors}, {tile_steps(text.matmul)}>"
+    packed = f"{name}({rows.rows_at()}, {rows.row}, 0, {end}"
+    if not rows.pitch:
+        out.line(packed)
+        return
+    if not rows.whole:
+        out.line(f"if (rows_here < {plan.rows}) {packed}")
+        out.line("else")
+    fetch = "0" if text.is_one_tile() else rows.fetched()
+    out.line(f"{name}(left_at, {rows.pitch}, {fetch}, {end}")
 
 
 def declare_part(out: Writer) -> None:

@@ -8,7 +8,7 @@ from polyfuse.kit import is_multiple
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
-from polyfuse_cpp.matmul.plans import most_varying
+from polyfuse_cpp.matmul.plans import most_varying, whole_tiles
 from polyfuse_cpp.matmul.problem import MatrixOperand
 from polyfuse_cpp.matmul.touched import common_pitch
 from polyfuse_cpp.matmul.window import window_of
@@ -61,13 +61,15 @@ class OperandAText(OperandText):
     def _pitch(self) -> int:
         """Elements from one row to the next, where tiles are read in place; else 0."""
         side = self.operand
-        if self.dots or self.paired or side.index is None or side.step != 1:
+        if self.dots or side.index is None or side.step != 1:
             return 0
-        if side.memory is not self.matmul.dtype:
+        if self.paired and not (self.plan.path.tiles and whole_tiles(self.matmul)):
+            return 0
+        if not self.paired and side.memory is not self.matmul.dtype:
             return 0
         pitch = common_pitch(side.index, side.axes, self.matmul)
         # lines of rows that lie a page apart compete for one set of the L1 cache
-        crowded = pitch * self.matmul.dtype.itemsize % _PAGE == 0 and self.plan.rows > _WAYS
+        crowded = pitch * side.memory.itemsize % _PAGE == 0 and self.plan.rows > _WAYS
         return 0 if crowded or pitch <= 0 else pitch
 
     def _window(self) -> WindowText | None:
@@ -149,7 +151,7 @@ class OperandAText(OperandText):
 
     def before_tile(self) -> None:
         """Pack the rows of a tile, or declare where they are."""
-        out, plan = self.out, self.plan
+        out, plan, side = self.out, self.plan, self.operand
         if self.dots:
             kind = self.element()
             out.line(f"const {kind}* rows_at[{plan.rows}];")
@@ -161,7 +163,7 @@ class OperandAText(OperandText):
                     position = f"((tile - tile_from) * {plan.rows} + index_min(row, rows_here - 1))"
                     out.line(f"rows_at[row] = packed_a + {position} * (depth_count + {2 * _PAD});")
         elif self.pitch:
-            out.line(f"const {self.matmul.dtype}* left_at;")
+            out.line(f"const {side.memory}* left_at;")
             with out.block():
                 self._row_axes("row_from")
                 out.line(f"left_at = {self._address('depth_from')};")

@@ -48,6 +48,11 @@ class OperandBText(OperandText):
         return self.matmul.b
 
     @property
+    def prepacked(self) -> bool:
+        """Whether blocks are packed before."""
+        return self.plan.path in (OperandPath.PREPACKED, OperandPath.PREPACKED_TILES)
+
+    @property
     def packed_block(self) -> int:
         """Elements of a packed block."""
         return self.plan.depth * self.wide
@@ -63,7 +68,7 @@ class OperandBText(OperandText):
 
     def room(self) -> str:
         """Elements to keep, as text."""
-        if self.plan.path in (OperandPath.DOTS, OperandPath.PREPACKED):
+        if self.plan.path is OperandPath.DOTS or self.prepacked:
             return "0"
         if self.plan.path is OperandPath.CONVERTED:
             return f"{self.wide} * (depth_count + {_PAD})"
@@ -92,7 +97,7 @@ class OperandBText(OperandText):
                 out.line(f"{self.element}* const to = {self._block_at()};")
                 self._pack()
             return
-        if path is OperandPath.PREPACKED:
+        if self.prepacked:
             return
         if path is OperandPath.DIRECT:
             self._in_place()
@@ -118,6 +123,8 @@ class OperandBText(OperandText):
         """Where the current block is, and elements between steps of its depth."""
         if self.plan.path is OperandPath.DIRECT:
             return "block_at", "block_step"
+        if self.plan.path is OperandPath.PREPACKED_TILES:
+            return self._address("depth_from", "column_from"), str(self.wide)
         if self.plan.path is OperandPath.PREPACKED:
             step = self.operand.step
             assert step is not None

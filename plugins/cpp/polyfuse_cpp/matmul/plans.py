@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import gcd, inf, prod
 
-from polyfuse.ir.expr import loads
-from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.ir.verifier.rules import accumulates
-from polyfuse.kit import Machine, Work, seconds, work_of
+from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.plugin import Config
-from polyfuse.symbolic import axis_name, axis_size, bounds, free_axes, product
-from polyfuse_cpp.isa import Isa, dot_instructions
+from polyfuse.symbolic import bounds, product
+from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul, as_stored
 from polyfuse_cpp.matmul.window import (
@@ -24,7 +21,6 @@ from polyfuse_cpp.matmul.window import (
     line_of,
     lines_of,
     packing_of,
-    part_lanes,
     window_of,
 )
 
@@ -52,9 +48,6 @@ _POINTERS = 6
 _SIDE_BY_SIDE = 4
 """Blocks whose tiles are added up side by side."""
 
-_PART = 8
-"""Lanes of a part of a vector that holds all columns of a group."""
-
 _CONVERTING = 8
 """Half cycles in which a vector is converted, stored and loaded again."""
 
@@ -66,6 +59,13 @@ _HIDES = 20
 
 _BEGINNING, _COPYING, _TILE = 24, 3, 120
 """Half cycles to begin packing a run of a row, to copy a vector of it, and to begin and end a tile."""
+
+_TILE_STEPS, _FEWEST_STEPS, _ONE_PASS = 32, 16, 1024
+"""Steps of the depth that a matrix register holds at most, fewer than which do not pay, and the depth up to
+which all is added up in one pass."""
+
+_FEW_FOR_TILES = 16
+"""Rows beyond which matrix registers are faster than reading the weight along its depth."""
 
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
@@ -101,6 +101,9 @@ class OperandPath(IntEnum):
     """Converted or dequantised, once for all rows, in rows along the depth; lanes run along it as with
     `DOTS`."""
 
+    PREPACKED_TILES = 7
+    """Packed before, for the machine's own matrix registers."""
+
     @property
     def along_depth(self) -> bool:
         """Whether lanes run along the depth."""
@@ -114,15 +117,20 @@ class OperandPath(IntEnum):
     @property
     def blocked(self) -> bool:
         """Whether several blocks are multiplied with each packed tile of rows."""
-        return self.packed or self is OperandPath.PREPACKED
+        return self.packed or self in (OperandPath.PREPACKED, OperandPath.PREPACKED_TILES)
 
     @property
     def paired(self) -> bool:
         """Whether operands are packed in pairs of bf16."""
-        return self in (OperandPath.PAIRS, OperandPath.TILES)
+        return self is OperandPath.PAIRS or self.tiles
+
+    @property
+    def tiles(self) -> bool:
+        """Whether the machine's own matrix registers multiply."""
+        return self in (OperandPath.TILES, OperandPath.PREPACKED_TILES)
 
 
-_AT_ONCE = {OperandPath.PAIRS: 2, OperandPath.TILES: 16}
+_AT_ONCE = {OperandPath.PAIRS: 2, OperandPath.TILES: 16, OperandPath.PREPACKED_TILES: 16}
 """Steps of the depth that one instruction takes, times the vectors."""
 
 
@@ -219,44 +227,6 @@ def nearby_plans(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> list[MatmulPlan]
     return [*tiles[:2], *near]
 
 
-def packed_width(node: Reduction, isa: Isa) -> int:
-    """Columns of a block, if operand B were packed once: whole vectors of the numbers that are
-    multiplied, which divide all columns if any do; all columns of a convolution if none does. 0: it is better
-    read as it is.
-    """
-    kind, own = node.values[1].dtype, {name for e in loads(node.values[1]) for name in free_axes(e.index)}
-    # of a convolution's result, the channels are not the last axis
-    count = next((axis_size(a) for a in reversed(node.axes) if axis_name(a) in own), 0)
-    if isa.lanes == 1 or accumulates(kind) is not kind or not count:
-        return 0
-    widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]
-    found = next((width for width in widths if count % width == 0), 0)
-    if not found and kind is DType.f32 and isinstance(count, int):
-        if _has_grouped_window(node):
-            found = count if part_lanes(count, isa.lanes) else 0
-        elif _has_window(node):
-            # all are one block, of which the kernel packs the last vectors with zeros at each call
-            found = count
-    return found or 2 * isa.lanes
-
-
-def is_part(node: Reduction, isa: Isa) -> bool:
-    """Whether the columns of a block are one part of a vector."""
-    return packed_width(node, isa) == _PART < isa.lanes
-
-
-def _has_grouped_window(node: Reduction) -> bool:
-    """Whether a matmul is a convolution of groups of channels under windows of several pixels."""
-    taps = node.raxes[1:]
-    return len(node.axes) > len(taps) + 2 and any(axis_size(a) != 1 for a in taps)
-
-
-def _has_window(node: Reduction) -> bool:
-    """Whether a matmul is a convolution of all channels under windows of several pixels."""
-    taps = node.raxes[1:]
-    return len(node.axes) == len(taps) + 2 and any(axis_size(a) != 1 for a in taps)
-
-
 def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
     """A guess of how long a plan takes."""
     return _Machine(matmul, isa).seconds(plan)
@@ -265,6 +235,11 @@ def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
 def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     """The paths that the memory of operand B allows."""
     right, left = matmul.b, matmul.a
+    if right.paired:
+        pairs = left.memory is right.memory is DType.bf16 and left.index is not None
+        tiles = pairs and has_matrix_registers(isa) and (left.step == 1 or matmul.rows_touch)
+        yield OperandPath.PREPACKED_TILES if tiles else OperandPath.PACKED
+        return
     if right.packed_width or group_of(matmul, isa.lanes) or _is_one_block(matmul, isa):
         yield OperandPath.PREPACKED if right.memory is matmul.dtype else OperandPath.PACKED
         return
@@ -297,7 +272,7 @@ def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     transposed = right.step is not None and right.apart is not None and 1 in (right.step, right.apart)
     if isa.lanes != 16 or not (plain and transposed and left.memory is right.memory is DType.bf16):
         return
-    if "PF_AMX" in dot_instructions():
+    if has_matrix_registers(isa):
         yield OperandPath.TILES
     if "PF_DOT_BF16" in dot_instructions():
         yield OperandPath.PAIRS
@@ -305,6 +280,8 @@ def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
 
 def _rank(path: OperandPath, rows: int) -> float:
     """What comes first: few rows do not pay for a layout, many do."""
+    if path.tiles and rows > _FEW_FOR_TILES:
+        return -1.0
     if path.packed:
         return {OperandPath.TILES: 0.5, OperandPath.PAIRS: 0.7}.get(path, 1.0)
     limit = {OperandPath.DOTS: _FEW, OperandPath.CONVERTED: CONVERTED_ROWS}.get(path, 32)
@@ -346,8 +323,9 @@ class _Machine:
             vectors = max(1, -(-max(self._widths(path)) // self.isa.lanes))
             yield self.plan(path, high, vectors, columns, self._depth(path, most))
             return
-        if path is OperandPath.TILES:
-            yield self.plan(path, 32 if rows > 16 else 16, 2 if across > 16 else 1, 0)
+        if path.tiles:
+            wide = self.matmul.b.packed_width or across
+            yield self.plan(path, 32 if rows > 16 else 16, 2 if wide > 16 else 1, 0)
             return
         if path is OperandPath.PREPACKED and group_of(self.matmul, self.isa.lanes):
             yield self._grouped()
@@ -518,7 +496,7 @@ class _Machine:
         if path is OperandPath.CONVERTED and multiplies_pairs(matmul):
             far = max(far, 2048)  # of half the bytes
         near = 1024 if path.paired or matmul.a.step == 1 else 512
-        most = near if path.packed else far
+        most = near if path.packed or path.tiles else far
         steps = matmul.extent(matmul.depth)
         if path is OperandPath.CONVERTED and len(matmul.moving_depth) > 1:
             return -(-steps // 32) * 32
@@ -532,6 +510,23 @@ class _Machine:
         passes = -(-max(1, steps) // most)
         each = -(-max(1, steps) // passes)
         return (each + 31) // 32 * 32
+
+
+def tile_steps(matmul: Matmul) -> int:
+    """Steps of the depth that one matrix register holds: the most that divide the depth, so that nothing has
+    to be padded; else all.
+    """
+    sizes = [matmul.facts.sizes[name] for name in matmul.depth]
+    depth = prod(size for size in sizes if isinstance(size, int))
+    if not all(isinstance(size, int) for size in sizes) or depth > _ONE_PASS:
+        return _TILE_STEPS
+    found = (steps for steps in range(_TILE_STEPS, _FEWEST_STEPS - 1, -2) if depth % steps == 0)
+    return next(found, _TILE_STEPS)
+
+
+def whole_tiles(matmul: Matmul) -> bool:
+    """Whether the depth is known to be so many times what matrix registers hold."""
+    return is_multiple(product(matmul.facts.sizes[name] for name in matmul.depth), tile_steps(matmul))
 
 
 def configs_of(plans: Sequence[MatmulPlan]) -> list[Config]:

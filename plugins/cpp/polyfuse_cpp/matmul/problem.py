@@ -15,6 +15,9 @@ from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 
+_NARROWEST = 4
+"""Columns of the narrowest block."""
+
 
 @dataclass(frozen=True)
 class MatrixOperand:
@@ -29,6 +32,7 @@ class MatrixOperand:
         step: elements from one step of the depth to the next, where that is one number for all.
         apart: the same for the last axis; within a block, where there are blocks.
         packed_width: columns of a block, where the operand is packed in blocks already; else 0.
+        paired: whether pairs of steps lie side by side in these blocks, for each column.
     """
 
     operand: Operand
@@ -39,6 +43,7 @@ class MatrixOperand:
     step: IndexLike | None
     apart: IndexLike | None
     packed_width: int = 0
+    paired: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def matmul_of(kernel: Kernel) -> Matmul:
         facts,
         _names(found.batch),
         _side(left, rows, depth, facts),
-        _prepacked(_side(right, columns, depth, facts), facts),
+        _prepacked(_side(right, columns, depth, facts), depth, facts),
         depth,
         found.dtype,
         found.accumulator,
@@ -141,9 +146,9 @@ def _swapped(
         return not columns
     # a weight that was packed for the lanes stays there, though results are then stored apart: otherwise each
     # tile would gather its pixels and unpack the weight
-    if _prepacked(_side(found.left, rows, depth, facts), facts).packed_width:
+    if _prepacked(_side(found.left, rows, depth, facts), depth, facts).packed_width:
         return True
-    if _prepacked(_side(found.right, columns, depth, facts), facts).packed_width:
+    if _prepacked(_side(found.right, columns, depth, facts), depth, facts).packed_width:
         return False
     # a weight of bytes is converted along the depth, for all rows at once
     bytes_left, bytes_right = (operand_bytes(side, depth, facts) >= 0 for side in (found.left, found.right))
@@ -244,9 +249,11 @@ def _step(index: IndexLike, moving: Sequence[str], facts: Facts) -> IndexLike | 
     return step
 
 
-def _prepacked(side: MatrixOperand, facts: Facts) -> MatrixOperand:
+def _prepacked(side: MatrixOperand, depth: Sequence[str], facts: Facts) -> MatrixOperand:
     """The operand along the lanes, with its blocks, if it lies in some."""
-    if side.index is None or side.apart is not None or side.step is None:
+    if side.step is None:
+        return _in_pairs(side, depth, facts)
+    if side.index is None or side.apart is not None:
         return side
     name = side.axes[-1]
     size = facts.sizes[name]
@@ -257,4 +264,22 @@ def _prepacked(side: MatrixOperand, facts: Facts) -> MatrixOperand:
         column = axis("block", size // width) * width + axis("column", width)
         if coefficient(substitute(side.index, {name: column}), "column") == 1:
             return replace(side, apart=1, packed_width=width)
+    return side
+
+
+def _in_pairs(side: MatrixOperand, depth: Sequence[str], facts: Facts) -> MatrixOperand:
+    """The same where pairs of steps lie side by side in the blocks, for each column."""
+    moving = [name for name in depth if facts.sizes[name] != 1]
+    size, steps = facts.sizes[side.axes[-1]], facts.sizes[moving[-1]] if len(moving) == 1 else None
+    if side.index is None or not isinstance(size, int) or not isinstance(steps, int) or steps % 2:
+        return side
+    # all columns may be one block
+    for width in (size, *(atom.args[1] for atom in atoms(side.index) if atom.kind == "mod")):
+        if not isinstance(width, int) or width < _NARROWEST or size % width:
+            continue
+        column = axis("block", size // width) * width + axis("column", width)
+        step = axis("pair", steps // 2) * 2 + axis("half", 2)
+        where = substitute(side.index, {side.axes[-1]: column, moving[0]: step})
+        if [coefficient(where, name) for name in ("column", "half", "pair")] == [2, 1, 2 * width]:
+            return replace(side, apart=2, packed_width=width, paired=True)
     return side

@@ -14,7 +14,7 @@ from polyfuse_cpp.onednn.convolution import (
 )
 from polyfuse_cpp.onednn.library import offered
 from polyfuse_cpp.onednn.linear import linear, linear_alone, linear_and_more, linear_fused
-from polyfuse_cpp.packed_weights import packing, with_packed
+from polyfuse_cpp.onednn.packed_weights import packing, with_packed
 
 _LINEAR: Final = ("aten.addmm.out", "aten.mm.out")
 _CONVOLUTION: Final = ("aten.convolution.default",)

@@ -102,8 +102,11 @@ __attribute__((constructor)) static void matrix_ask() {
   long answer;
   __asm__ volatile("syscall" : "=a"(answer) : "a"(158), "D"(0x1023), "S"(18) : "rcx", "r11", "memory");
 }
-static __attribute__((unused)) void matrix_begin() {
+// Operands of STEPS steps of the depth.
+template <int STEPS> static __attribute__((unused)) void matrix_begin() {
   matrix_shape shape;
+  for (int i = 4; i < 6; ++i) shape.bytes[i] = STEPS * 2;
+  for (int i = 6; i < 8; ++i) shape.rows[i] = STEPS / 2;
   __asm__ volatile("ldtilecfg %0" : : "m"(shape));
 }
 static __attribute__((unused)) void matrix_end() { __asm__ volatile("tilerelease" : :); }
@@ -114,10 +117,12 @@ static __attribute__((unused)) void matrix_end() { __asm__ volatile("tilerelease
   __asm__ volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(P), "r"(i64(STEP)) : "memory")
 #define PF_TILE_DOT(SUM, A, B) __asm__ volatile("tdpbf16ps %%tmm" #B ", %%tmm" #A ", %%tmm" #SUM : :)
 
-// R times 16 rows and C vectors of columns (one or two of each).
-template <int R, int C, int ROW>
-static __attribute__((noinline)) void matrix_tile(const bf16* a, const bf16* b, i64 depth, f32* c, bool first) {
-  const i64 row = ROW * 2, pair = C * 64, out = C * 64;
+// R times 16 rows, `apart` elements from each other, and C vectors of columns (one or two of each). Where `fetch` is not 0,
+// asks for what is `fetch` elements behind the left operand: loads of whole tiles are not seen coming.
+template <int R, int C, int STEPS>
+static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 depth, f32* c,
+                                                  bool first) {
+  const i64 row = apart * 2, pair = C * 64, out = C * 64;
   if (first) {
     PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
   } else {
@@ -126,7 +131,10 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, const bf16* b, 
     if constexpr (R > 1) PF_TILE_LOAD(2, c + 256 * C, out);
     if constexpr (R > 1 && C > 1) PF_TILE_LOAD(3, c + 256 * C + 16, out);
   }
-  for (i64 k = 0; k < depth; k += 32) {
+  for (i64 k = 0; k < depth; k += STEPS) {
+    if (fetch)
+#pragma GCC unroll 32
+      for (int i = 0; i < 16 * R; ++i) __builtin_prefetch(a + i * apart + k + fetch);
     PF_TILE_LOAD(6, b + k * C * 16, pair);
     PF_TILE_LOAD(4, a + k, row);
     PF_TILE_DOT(0, 4, 6);
@@ -135,7 +143,7 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, const bf16* b, 
       PF_TILE_DOT(1, 4, 7);
     }
     if constexpr (R > 1) {
-      PF_TILE_LOAD(5, a + 16 * ROW + k, row);
+      PF_TILE_LOAD(5, a + 16 * apart + k, row);
       PF_TILE_DOT(2, 5, 6);
       if constexpr (C > 1) PF_TILE_DOT(3, 5, 7);
     }

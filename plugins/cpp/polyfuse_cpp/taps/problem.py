@@ -173,7 +173,8 @@ class _Terms:
                 continue
             if stmt.op == "mul" and (tap := self._tap(stmt, made, uses)) is not None:
                 chains[stmt.target] = (tap,)
-                parts[stmt.target] = frozenset((id(stmt), id(tap.image), id(tap.weight)))
+                read = {tap.image.target, tap.weight.target, *stmt.args}
+                parts[stmt.target] = frozenset((id(stmt), *(id(made[name]) for name in read)))
             elif stmt.op == "add" and all(a in chains and uses[a] == 1 for a in stmt.args):
                 left, right = stmt.args
                 if len(chains[right]) == 1:
@@ -187,21 +188,19 @@ class _Terms:
 
     def _tap(self, stmt: Compute, made: Mapping[str, Statement], uses: Mapping[str, int]) -> Tap | None:
         lane, row, column = self.axes
-        loads = [made.get(name) for name in stmt.args]
-        if not all(isinstance(s, Load) and uses[s.target] == 1 for s in loads):
+        loads = [load for name in stmt.args if (load := self._loaded(name, made, uses)) is not None]
+        if len(loads) < len(stmt.args):
             return None
-        image, weight = sorted(
-            (s for s in loads if isinstance(s, Load)), key=lambda s: column not in free_axes(s.index)
-        )
+        image, weight = sorted(loads, key=lambda s: column not in free_axes(s.index))
         for load in (image, weight):
-            if load.indirect or load.dtype is not DType.f32 or coefficient(load.index, lane) != 1:
+            if load.indirect or coefficient(load.index, lane) != 1:
                 return None
             other = made.get(load.other) if load.other is not None else None
             if load.mask is not None and not (isinstance(other, Constant) and other.value == 0.0):
                 return None
         if free_axes(weight.index) != (lane,) or weight.mask not in (None, image.mask):
             return None
-        if any(self.facts.memory[load.buffer] is not DType.f32 for load in (image, weight)):
+        if {self.facts.memory[load.buffer] for load in (image, weight)} != {image.dtype}:
             return None
         steps = [coefficient(image.index, name) for name in (row, column)]
         if not all(isinstance(step, int) for step in steps) or not steps[1]:
@@ -213,6 +212,15 @@ class _Terms:
             return None
         zeros = image.mask is not None and weight.mask is None
         return Tap(image, weight, inside[row], inside[column], zeros)
+
+    def _loaded(self, name: str, made: Mapping[str, Statement], uses: Mapping[str, int]) -> Load | None:
+        """The load of a value that is only read, and widened where it has 16 bits, and that is used once."""
+        stmt = made.get(name)
+        wide = isinstance(stmt, Cast) and not stmt.bitwise and stmt.dtype is DType.f32
+        load = made.get(stmt.arg) if wide and isinstance(stmt, Cast) else stmt
+        if not isinstance(load, Load) or uses[name] != 1 or uses[load.target] != 1:
+            return None
+        return load if load.dtype in ((DType.bf16, DType.f16) if wide else (DType.f32,)) else None
 
     def _limit(self, mask: str, made: Mapping[str, Statement], inside: dict[str, Interval]) -> bool:
         """Limit the rows and columns to those for which a mask holds; whether it is of comparisons only."""

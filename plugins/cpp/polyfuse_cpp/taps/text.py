@@ -18,7 +18,7 @@ from itertools import groupby
 
 from polyfuse.ir.statements import Compute, Statement, Store
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import product
+from polyfuse.symbolic import IndexLike, product
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.scope import Value
@@ -47,7 +47,8 @@ class _Tiles:
 def fits(facts: Facts, window: Window) -> bool:
     """Whether the text of a window is not too long."""
     tiles = _tiles(facts, window)
-    lines = sum(2 * len(window.taps) + t.columns * len(window.body) for t in tiles)
+    each = 2 if window.taps[0].image.dtype is DType.f32 else _COLUMNS[0]
+    lines = sum(each * len(window.taps) + t.columns * len(window.body) for t in tiles)
     return len(tiles) <= _MOST_TILES and lines <= _MOST_LINES
 
 
@@ -217,8 +218,7 @@ class TapsText(StageText):
                 whole = rows == (0, height)
                 test = f"if ({window.row} >= {rows[0]} && {window.row} < {rows[1]})"
                 with out.block("" if whole else test):
-                    for tap in taps:
-                        self._tap(tap, tiles, first, sums)
+                    self._taps(taps, tiles, first, sums)
                 if zeros and not whole:
                     with out.block("else"):
                         for tap in taps:
@@ -254,6 +254,27 @@ class TapsText(StageText):
 
     def _weight(self, tap: Tap) -> str:
         return f"load<Vec>({tap.weight.buffer} + {index_text(tap.weight.index)})"
+
+    def _taps(self, taps: Sequence[Tap], tiles: _Tiles, first: str, sums: Sequence[str]) -> None:
+        """Some taps of a tile. Numbers of 16 bits are widened once for all taps that read them."""
+        if taps[0].image.dtype is DType.f32:
+            for tap in taps:
+                self._tap(tap, tiles, first, sums)
+            return
+        read: dict[tuple[str, IndexLike], str] = {}
+        for number, tap in enumerate(taps):
+            start, end = _within(tap.columns, tiles.first, tiles.columns)
+            outside = [*sums[:start], *sums[end:]]
+            self.out.line(f"const vf32 weight_{number} = {self._weight(tap)};")
+            if tap.zeros and outside:
+                self.out.line(f"add_zeros(weight_{number}, {', '.join(outside)});")
+            for column in range(start, end):
+                at = (tap.image.buffer, tap.image.index + column * self.window.step)
+                if at not in read:
+                    read[at] = f"image_{len(read)}"
+                    where = index_text(at[1], {self.window.column: first})
+                    self.out.line(f"const vf32 {read[at]} = load<Vec>({at[0]} + {where});")
+                self.out.line(f"{sums[column]} = madd({read[at]}, weight_{number}, {sums[column]});")
 
     def _tap(self, tap: Tap, tiles: _Tiles, first: str, sums: Sequence[str]) -> None:
         start, end = _within(tap.columns, tiles.first, tiles.columns)

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.describe import output_node
-from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast
+from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast, ReadsElements
 from polyfuse.frontend.rewrites.layouts.alone import is_light_alone
 from polyfuse.frontend.rewrites.layouts.one_axis import as_images
 from polyfuse.frontend.rewrites.tools import aten, tensor_value, traced_call
@@ -47,22 +47,19 @@ _BY_STRIDES: Final = (
 )
 """Operators whose result depends on the strides of an operand."""
 
-
-_CONVERSIONS: Final = (
-    "quantized_decomposed.dequantize_per_tensor.default",
-    "quantized_decomposed.quantize_per_tensor.default",
-)
-"""Operators that are not ATen's, and compute element by element."""
-
 _Wants: TypeAlias = Callable[[torch.Tensor, torch.Tensor], ChannelsLast]
 
 
-def spread_channels_last(module: GraphModule, wants: _Wants, light: bool = False) -> int:
+def spread_channels_last(
+    module: GraphModule, wants: _Wants, light: bool = False, elementwise: ReadsElements | None = None
+) -> int:
     """Lay out a graph for convolutions with channels last: those operands that `wants` says of the activation
     and the weight of each.
 
     Args:
         light: whether a light convolution alone stays as it was traced.
+        elementwise: whether an operator that is not torch's, by its name and the type of a device, computes
+            element by element, and its result lies as its first operand does.
 
     Returns:
         how many convolutions and gradients of convolutions read such tensors now.
@@ -75,7 +72,7 @@ def spread_channels_last(module: GraphModule, wants: _Wants, light: bool = False
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     values = ((node, tensor_value(node.args[0])) for node in found)
     lines = [node for node, value in values if value is not None and value.dim() == _ONE_AXIS]
-    walk = _Walk(module, found, mode)
+    walk = _Walk(module, found, mode, elementwise)
     if lines:
         walk.take_over(as_images(module, lines, mode))
         walk.convolutions = _wanted(module, wants)
@@ -113,6 +110,7 @@ class _Walk:
     module: GraphModule
     convolutions: Mapping[Node, ChannelsLast]
     mode: Any
+    elementwise: ReadsElements | None
     changed: int = 0
     traced: dict[Node, Any] = field(default_factory=dict)
     """The traced value of each node that lies otherwise now."""
@@ -132,7 +130,7 @@ class _Walk:
             self._bring(node)
         if node.args is before and not any(a in self.traced for a in node.all_input_nodes):
             return
-        if not _follows(node):
+        if not _follows(node, self.elementwise):
             self.restore(node)
             return
         args, kwargs = fx.value_of(node.args), fx.value_of(node.kwargs)
@@ -203,13 +201,14 @@ class _Walk:
             return traced_call(self.module.graph, self.mode, origin, target, args, kwargs)
 
 
-def _follows(node: Node) -> bool:
+def _follows(node: Node, elementwise: ReadsElements | None) -> bool:
     """Whether a call computes the same from operands in another layout."""
     name = ops.op_name(node.target)
     if name == "operator.getitem":
         return True
     facts = ops.facts(node.target)
-    if name in _CONVERSIONS:
+    value = node.meta.get("val")
+    if elementwise is not None and isinstance(value, torch.Tensor) and elementwise(name, value.device.type):
         return True
     if not facts.is_operator or not name.startswith(("aten.", "prims.")):
         return False

@@ -1,0 +1,61 @@
+"""Blocks of columns in which parameters are packed once for generated matmuls."""
+
+from __future__ import annotations
+
+from polyfuse.ir.expr import loads
+from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.types import DType
+from polyfuse.ir.verifier.rules import accumulates
+from polyfuse.symbolic import axis_name, axis_size, free_axes
+from polyfuse_cpp.isa import Isa, has_matrix_registers
+from polyfuse_cpp.matmul.window import part_lanes
+
+_PART = 8
+"""Lanes of a part of a vector that holds all columns of a group."""
+
+
+def packed_width(node: Reduction, isa: Isa) -> int:
+    """Columns of a block, if operand B were packed once: whole vectors of the numbers that are
+    multiplied, which divide all columns if any do; all columns of a convolution if none does. 0: it is better
+    read as it is.
+    """
+    kind, own = node.values[1].dtype, {name for e in loads(node.values[1]) for name in free_axes(e.index)}
+    # of a convolution's result, the channels are not the last axis
+    count = next((axis_size(a) for a in reversed(node.axes) if axis_name(a) in own), 0)
+    if fills_matrix_registers(node, isa):
+        wide = (2 * isa.lanes, isa.lanes)
+        return next((width for width in wide if isinstance(count, int) and count % width == 0), 0)
+    if isa.lanes == 1 or accumulates(kind) is not kind or not count:
+        return 0
+    widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]
+    found = next((width for width in widths if count % width == 0), 0)
+    if not found and kind is DType.f32 and isinstance(count, int):
+        if _has_grouped_window(node):
+            found = count if part_lanes(count, isa.lanes) else 0
+        elif _has_window(node):
+            # all are one block, of which the kernel packs the last vectors with zeros at each call
+            found = count
+    return found or 2 * isa.lanes
+
+
+def fills_matrix_registers(node: Reduction, isa: Isa) -> bool:
+    """Whether a matmul is one of bf16 without windows, for which there are matrix registers."""
+    flat = all(axis_size(axis) == 1 for axis in node.raxes[1:])
+    return flat and {value.dtype for value in node.values} == {DType.bf16} and has_matrix_registers(isa)
+
+
+def is_part(node: Reduction, isa: Isa) -> bool:
+    """Whether the columns of a block are one part of a vector."""
+    return packed_width(node, isa) == _PART < isa.lanes
+
+
+def _has_grouped_window(node: Reduction) -> bool:
+    """Whether a matmul is a convolution of groups of channels under windows of several pixels."""
+    taps = node.raxes[1:]
+    return len(node.axes) > len(taps) + 2 and any(axis_size(a) != 1 for a in taps)
+
+
+def _has_window(node: Reduction) -> bool:
+    """Whether a matmul is a convolution of all channels under windows of several pixels."""
+    taps = node.raxes[1:]
+    return len(node.axes) == len(taps) + 2 and any(axis_size(a) != 1 for a in taps)

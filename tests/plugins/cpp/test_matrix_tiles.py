@@ -1,0 +1,157 @@
+"""Convolutions of bf16 with windows of 1x1 in matrix registers, and weights packed in pairs for them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+from polyfuse.ir.expr import load
+from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import axis
+from polyfuse_cpp import generator, packed_blocks
+from polyfuse_cpp import isa as isa_of
+from polyfuse_cpp.backend import CppBackend
+from polyfuse_cpp.isa import choose_isa, dot_instructions
+
+HAS_TILES = "PF_AMX" in dot_instructions()
+needs_tiles = pytest.mark.skipif(not HAS_TILES, reason="this CPU has no matrix registers")
+PACK = "frozen.aten.as_strided_copy.default"
+
+
+@pytest.fixture(autouse=True)
+def anew(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    yield
+    forget_sessions()
+
+
+class Block(nn.Module):
+    """A residual block whose first layer is wider than its image."""
+
+    def __init__(self, channels: int, inside: int, step: int = 1) -> None:
+        super().__init__()
+        self.wide, self.norm = nn.Conv2d(channels, inside, 1, step, bias=False), nn.BatchNorm2d(inside)
+        self.narrow, self.step = nn.Conv2d(inside, channels, 1), step
+        nn.init.uniform_(self.norm.running_var, 0.5, 2.0)
+        nn.init.normal_(self.norm.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.narrow(nn.functional.relu6(self.norm(self.wide(x))))
+        return y + x[..., :: self.step, :: self.step]
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return torch.compile(model, backend="polyfuse", dynamic=False, options={"strict": True, **options})
+
+
+@needs_tiles
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "inside", "image", "step"),
+    [
+        (32, 64, (2, 7, 9), 1),
+        (16, 96, (1, 8, 8), 1),
+        (24, 144, (1, 5, 7), 1),
+        (40, 20, (3, 4, 4), 1),
+        (13, 33, (1, 6, 6), 1),
+        (64, 32, (1, 12, 12), 2),
+        (256, 1184, (1, 7, 7), 1),
+    ],
+)
+def test_results_are_as_near_as_those_of_eager_mode(
+    channels: int, inside: int, image: tuple[int, int, int], step: int, freezing: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Block(channels, inside, step).eval().bfloat16()
+    x = torch.randn(image[0], channels, *image[1:]).bfloat16()
+    with torch.no_grad():
+        found, eager = compiled(model, freezing=freezing)(x), model(x)
+        exact = copy.deepcopy(model).double()(x.double())
+    assert (found.double() - exact).norm() <= 1.1 * (eager.double() - exact).norm()
+    assert not any("convolution" in name for name in last_reports()[-1].calls)
+
+
+@needs_tiles
+@pytest.mark.parametrize("freezing", [False, True])
+def test_numbers_that_are_none_stay_in_their_pixels(freezing: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(48, 64, 1).eval().bfloat16(), torch.randn(1, 48, 5, 7).bfloat16()
+    with torch.no_grad():
+        x[0, 3, 2, 4], x[0, 9, 4, 6] = float("nan"), float("inf")
+        layer.weight[5, 7] = float("inf")
+        found, expected = compiled(nn.Sequential(layer, nn.ReLU()), freezing=freezing)(x), layer(x).relu()
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+@needs_tiles
+@pytest.mark.parametrize("freezing", [False, True])
+def test_changed_weights_are_seen(freezing: bool) -> None:
+    model, x = Block(32, 64).eval().bfloat16(), torch.randn(1, 32, 8, 8).bfloat16()
+    call = compiled(model, freezing=freezing)
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), model(x), rtol=4e-2, atol=4e-2)
+            model.wide.weight.mul_(-2)
+    assert (PACK in last_reports()[-1].calls) == freezing
+
+
+@pytest.mark.parametrize("columns", [32, 96, 48])
+@pytest.mark.parametrize("depth", [16, 40])
+def test_weights_in_pairs_of_steps(depth: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any backend computes with them, whatever the CPU multiplies."""
+    known = CppBackend.target_info
+    pairs = frozenset((DType.f32,))
+    monkeypatch.setattr(
+        CppBackend, "target_info", lambda self, device: replace(known(self, device), paired_types=pairs)
+    )
+    monkeypatch.setattr(CppBackend, "packed_width", lambda self, matmul: 16 if columns % 32 else 32)
+    monkeypatch.setattr(CppBackend, "prepacks_gemm", lambda self, matmul, hints: True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(depth, columns, 1), nn.ReLU(), nn.Conv2d(columns, 8, 3)).eval()
+    x = torch.randn(1, depth, 9, 9)
+    for backend in ("cpp", "interpreter"):
+        torch.compiler.reset()
+        with torch.no_grad():
+            found = compiled(model, freezing=True, backends=[backend] if backend != "cpp" else ["cpp"])(x)
+            torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+        if backend == "cpp":
+            assert PACK in last_reports()[-1].calls
+
+
+def matmul(columns: int, depth: int, dtype: DType = DType.bf16, taps: int = 1) -> Reduction:
+    """The sums of a convolution of 49 pixels, channels last."""
+    image, channel = axis("i0", 1), axis("i1", columns)
+    row, column = axis("i2", 7), axis("i3", 7)
+    inside, down, over = axis("k0", depth), axis("k1", taps), axis("k2", taps)
+    x = load("x", ((row + down) * 9 + column + over) * depth + inside, dtype)
+    w = load("w", channel * depth * taps * taps + (inside * taps + down) * taps + over, dtype)
+    where = (row * 7 + column) * columns + channel
+    return Reduction("mm", (image, channel, row, column), (inside, down, over), ("o",), where, "dot", (x, w))
+
+
+def test_which_convolutions_matrix_registers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = choose_isa("avx512")
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
+    assert packed_blocks.fills_matrix_registers(matmul(64, 32), isa)
+    assert packed_blocks.packed_width(matmul(64, 32), isa) == 32
+    assert [packed_blocks.packed_width(matmul(n, 32), isa) for n in (48, 24)] == [16, 0]
+    assert generator.prefers(matmul(64, 32), {}, isa) and generator.prepacks(matmul(64, 32), {}, isa)
+    others = {
+        "a larger window": matmul(64, 32, taps=3),
+        "another type": matmul(64, 32, DType.f16),
+    }
+    assert not [why for why, node in others.items() if packed_blocks.fills_matrix_registers(node, isa)]
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16",))
+    assert not generator.prefers(matmul(64, 32), {}, isa)
