@@ -17,10 +17,11 @@ from polyfuse_cpp.matmul.problem import Matmul, as_stored
 from polyfuse_cpp.matmul.window import (
     block_width,
     group_of,
+    heights,
+    is_one_block,
     lanes_of,
-    line_of,
     lines_of,
-    packing_of,
+    packing_cycles,
     window_of,
 )
 
@@ -53,12 +54,6 @@ _CONVERTING = 8
 
 _LOADED = 32
 """Bytes of a vector of which two are loaded in a cycle."""
-
-_HIDES = 20
-"""Sums of a tile that surely hide how long an addition takes, also where fewer would do."""
-
-_BEGINNING, _COPYING, _TILE = 24, 3, 120
-"""Half cycles to begin packing a run of a row, to copy a vector of it, and to begin and end a tile."""
 
 _TILE_STEPS, _FEWEST_STEPS, _ONE_PASS = 32, 16, 1024
 """Steps of the depth that a matrix register holds at most, fewer than which do not pay, and the depth up to
@@ -240,7 +235,7 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         tiles = pairs and has_matrix_registers(isa) and (left.step == 1 or matmul.rows_touch)
         yield OperandPath.PREPACKED_TILES if tiles else OperandPath.PACKED
         return
-    if right.packed_width or group_of(matmul, isa.lanes) or _is_one_block(matmul, isa):
+    if right.packed_width or group_of(matmul, isa.lanes) or is_one_block(matmul, isa.lanes):
         yield OperandPath.PREPACKED if right.memory is matmul.dtype else OperandPath.PACKED
         return
     if right.index is not None and right.step == 1:
@@ -256,13 +251,6 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
             yield OperandPath.DIRECT
     yield from _paired_paths(matmul, isa)
     yield OperandPath.PACKED
-
-
-def _is_one_block(matmul: Matmul, isa: Isa) -> bool:
-    """Whether all columns of a convolution are one block, whose vectors are whole: it is as if packed."""
-    alike = window_of(matmul) is not None and matmul.b.memory is matmul.dtype
-    width = block_width(matmul) if alike else 0
-    return 0 < width <= 4 * isa.lanes and width % isa.lanes == 0
 
 
 def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
@@ -338,40 +326,21 @@ class _Machine:
                 continue
             vectors = width if not path.along_depth else max(1, -(-width // self.isa.lanes))
             columns = width if path.along_depth else 0
-            for high in self._heights(rows, most, width):
+            for high in heights(self.matmul, rows, most, width):
                 tiles = -(-rows // high)
                 if path.along_depth:
                     cycles = tiles * self._cycles(high, width, tiles > 1) / width
                 else:
                     cycles = tiles * self._row_cycles(high, width, across, tiles > 1) * (1 + 0.02 * width)
-                    cycles += self._packing(high, tiles, -(-across // (width * self.isa.lanes)), path)
+                    if path is OperandPath.PREPACKED:
+                        lanes = self.isa.lanes
+                        cycles += tiles * packing_cycles(
+                            self.matmul, high, -(-across // (width * lanes)), lanes
+                        )
                 ranked.append((cycles, -high * width, self.plan(path, high, vectors, columns)))
         if not ranked:
             ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path.along_depth else 0)))
         yield from dict.fromkeys(plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
-
-    def _heights(self, rows: int, most: int, width: int) -> list[int]:
-        """Rows that tiles may have: as many as registers hold, in tiles of like height, or so many that a
-        line of an image is whole tiles.
-        """
-        fewest = -(-rows // most)
-        found = [-(-rows // tiles) for tiles in (fewest, fewest + 1)]
-        line = line_of(self.matmul) if window_of(self.matmul) is not None else 0
-        least = -(-_HIDES // width)
-        found += [n for n in range(min(most, line), least - 1, -1) if line % n == 0][:1]
-        return list(dict.fromkeys(found))
-
-    def _packing(self, rows: int, tiles: int, blocks: int, path: OperandPath) -> float:
-        """Half cycles, for each step of the depth, of what tiles under a window take beside multiplications:
-        to pack the rows of those that are in no one line of the image, and to begin and end each of them.
-        """
-        matmul = self.matmul
-        if window_of(matmul) is None or path is not OperandPath.PREPACKED:
-            return 0.0
-        run, share = packing_of(matmul, rows)
-        depth = max(1, matmul.extent(matmul.depth))
-        packed = rows * depth / run * (_BEGINNING + _COPYING * -(-run // self.isa.lanes))
-        return tiles * (share * packed + _TILE * blocks) / depth
 
     def dots_of(self, rows: int) -> tuple[float, int]:
         """Half cycles for each column of a tile of so many rows whose lanes run along the depth, and how many

@@ -16,6 +16,10 @@ from polyfuse_cpp.memory.address import index_text
 _TESTS = ("ge", "lt", "le", "gt", "bitwise_and")
 _PAGE, _MOST_ROWS = 4096, 6
 """Bytes after which addresses share a set of the L1 cache, and rows that find room there."""
+_HIDES = 20
+"""Sums of a tile that surely hide how long an addition takes, also where fewer would do."""
+_BEGINNING, _COPYING, _TILE = 24, 3, 120
+"""Half cycles to begin packing a run of a row, to copy a vector of it, and to begin and end a tile."""
 _FEWEST_COLUMNS, _PARTS = 8, 5
 """Columns of a group, and parts of vectors that hold them: with more, registers hold sums of too few rows."""
 
@@ -222,23 +226,45 @@ def lines_of(matmul: Matmul, rows: int, most: int) -> int:
     return plane if isinstance(plane, int) and plane <= most else slide.length
 
 
-def line_of(matmul: Matmul) -> int:
+def heights(matmul: Matmul, rows: int, most: int, width: int) -> list[int]:
+    """Rows that tiles of `width` vectors may have: up to `most`, in tiles of like height, or so many that a
+    line of an image is whole tiles.
+    """
+    fewest = -(-rows // most)
+    found = [-(-rows // tiles) for tiles in (fewest, fewest + 1)]
+    line = _line(matmul) if window_of(matmul) is not None else 0
+    found += [n for n in range(min(most, line), -(-_HIDES // width) - 1, -1) if line % n == 0][:1]
+    return list(dict.fromkeys(found))
+
+
+def packing_cycles(matmul: Matmul, rows: int, blocks: int, lanes: int) -> float:
+    """Half cycles, for each step of the depth, of what a tile under a window takes beside multiplications: to
+    pack its rows, where they are in no one line of the image, and to begin and end each of its blocks. 0:
+    there is no window.
+    """
+    window = window_of(matmul)
+    if window is None:
+        return 0.0
+    run, line, share = matmul.extent((window.run,)), _line(matmul), 1.0
+    depth = max(1, matmul.extent(matmul.depth))
+    if slide_of(matmul, window, rows) is not None:
+        tiles = line // gcd(line, rows)
+        share = sum(tile * rows % line + rows > line for tile in range(tiles)) / tiles
+    packed = rows * depth / run * (_BEGINNING + _COPYING * -(-run // lanes))
+    return (share * packed + _TILE * blocks) / depth
+
+
+def is_one_block(matmul: Matmul, lanes: int) -> bool:
+    """Whether all columns of a convolution are one block, whose vectors are whole: it is as if packed."""
+    alike = window_of(matmul) is not None and matmul.b.memory is matmul.dtype
+    width = block_width(matmul) if alike else 0
+    return 0 < width <= 4 * lanes and width % lanes == 0
+
+
+def _line(matmul: Matmul) -> int:
     """Pixels of a line of the image."""
     moving = [name for name in matmul.a.axes if matmul.facts.sizes[name] != 1]
     return matmul.extent(moving[-1:])
-
-
-def packing_of(matmul: Matmul, rows: int) -> tuple[int, float]:
-    """Steps of the depth that lie side by side in memory, and which share of the tiles of `rows` rows is
-    packed row by row: those that are in no one line of the image.
-    """
-    window = window_of(matmul)
-    assert window is not None
-    run, line = matmul.extent((window.run,)), line_of(matmul)
-    if slide_of(matmul, window, rows) is None:
-        return run, 1.0
-    tiles = line // gcd(line, rows)
-    return run, sum(tile * rows % line + rows > line for tile in range(tiles)) / tiles
 
 
 def _grow(conditions: Sequence[Statement], axes: Sequence[str]) -> bool:
