@@ -333,10 +333,7 @@ class _Machine:
                 else:
                     cycles = tiles * self._row_cycles(high, width, across, tiles > 1) * (1 + 0.02 * width)
                     if path is OperandPath.PREPACKED:
-                        lanes = self.isa.lanes
-                        cycles += tiles * packing_cycles(
-                            self.matmul, high, -(-across // (width * lanes)), lanes
-                        )
+                        cycles += tiles * packing_cycles(self.matmul, high, across, width, self.isa.lanes)
                 ranked.append((cycles, -high * width, self.plan(path, high, vectors, columns)))
         if not ranked:
             ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path.along_depth else 0)))

@@ -237,10 +237,10 @@ def heights(matmul: Matmul, rows: int, most: int, width: int) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def packing_cycles(matmul: Matmul, rows: int, blocks: int, lanes: int) -> float:
+def packing_cycles(matmul: Matmul, rows: int, across: int, width: int, lanes: int) -> float:
     """Half cycles, for each step of the depth, of what a tile under a window takes beside multiplications: to
-    pack its rows, where they are in no one line of the image, and to begin and end each of its blocks. 0:
-    there is no window.
+    pack its rows, where they are in no one line of the image, and to begin and end each block of `width`
+    vectors of `across` columns. 0: there is no window.
     """
     window = window_of(matmul)
     if window is None:
@@ -251,7 +251,7 @@ def packing_cycles(matmul: Matmul, rows: int, blocks: int, lanes: int) -> float:
         tiles = line // gcd(line, rows)
         share = sum(tile * rows % line + rows > line for tile in range(tiles)) / tiles
     packed = rows * depth / run * (_BEGINNING + _COPYING * -(-run // lanes))
-    return (share * packed + _TILE * blocks) / depth
+    return (share * packed + _TILE * -(-across // (width * lanes))) / depth
 
 
 def is_one_block(matmul: Matmul, lanes: int) -> bool:
