@@ -131,3 +131,10 @@ def test_what_a_block_costs_to_read_counts_with_the_rows_of_a_tile() -> None:
     rows = re.search(r"row_count \+ (\d+)\) / (\d+)", text)
     assert rows is not None
     assert f"team, {max(1, round(83.2 / int(rows[2])))})" in text
+
+
+def test_rows_that_are_all_packed_first_are_what_threads_share() -> None:
+    """Each thread that had some columns would pack all of them."""
+    text = backend("avx512").emit(Matmul(49, 512, 600, left="bkm", right="bnk").kernel()).text
+    assert "matmul_dots<" in text and "packed_a + ((tile - tile_from)" in text
+    assert "matmul_share(batch_count, tile_count, block_count, team, 0)" in text

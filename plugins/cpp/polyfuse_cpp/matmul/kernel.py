@@ -132,7 +132,7 @@ class MatmulText:
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, {{1, 1, 1, 1}});")
                 out.line("return;")
             counts = "batch_count, tile_count, block_count"
-            shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.b)})"
+            shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.a, self.b)})"
             if not lays_out:  # where blocks are laid out, each part lays out its own
                 block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
                 each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
@@ -420,8 +420,10 @@ class MatmulText:
 _FACTOR, _SUMMAND = "factor", "summand"
 
 
-def _layout_cost(plan: MatmulPlan, right: OperandBText) -> int:
+def _layout_cost(plan: MatmulPlan, left: OperandAText, right: OperandBText) -> int:
     """What it costs a thread to have one of its blocks of columns, in sixteenths of a tile."""
+    if left.at_once:  # who shares columns packs all rows, which takes longer
+        return 0
     if plan.path.packed:
         return {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}.get(right.layout, _LAYOUT_ANY)
     if plan.path is OperandPath.CONVERTED:
