@@ -30,6 +30,10 @@ class Isa:
 _TILED_LANES = 16
 """Lanes of the instruction set whose code uses registers of whole tiles."""
 
+_TILE_STEPS, _FEWEST_STEPS, _ONE_PASS = 32, 16, 1024
+"""Steps of the depth that a matrix register holds at most, fewer than which do not pay, and the depth up to
+which all is added up in one pass."""
+
 _X86 = ("x86_64", "AMD64")
 _ARM = ("aarch64", "arm64")
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
@@ -103,6 +107,16 @@ def dot_instructions() -> tuple[str, ...]:
 def has_matrix_registers(isa: Isa) -> bool:
     """Whether the machine has registers of whole tiles of bf16, and code for *isa* uses them."""
     return isa.lanes == _TILED_LANES and "PF_AMX" in dot_instructions()
+
+
+def steps_of(depth: int) -> int:
+    """Steps of a depth that one matrix register holds: the most that divide it, so that nothing has to be
+    padded; else all that there is room for.
+    """
+    if depth > _ONE_PASS:
+        return _TILE_STEPS
+    found = (steps for steps in range(_TILE_STEPS, _FEWEST_STEPS - 1, -2) if depth % steps == 0)
+    return next(found, _TILE_STEPS)
 
 
 def _matrix_tiles_allowed() -> bool:

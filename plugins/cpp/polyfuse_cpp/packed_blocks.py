@@ -7,7 +7,7 @@ from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.symbolic import axis_name, axis_size, free_axes
-from polyfuse_cpp.isa import Isa, has_matrix_registers
+from polyfuse_cpp.isa import Isa, has_matrix_registers, steps_of
 from polyfuse_cpp.matmul.window import part_lanes
 
 _PART = 8
@@ -23,8 +23,11 @@ def packed_width(node: Reduction, isa: Isa) -> int:
     # of a convolution's result, the channels are not the last axis
     count = next((axis_size(a) for a in reversed(node.axes) if axis_name(a) in own), 0)
     if fills_matrix_registers(node, isa):
-        wide = (2 * isa.lanes, isa.lanes)
-        return next((width for width in wide if isinstance(count, int) and count % width == 0), 0)
+        steps = axis_size(node.raxes[0])
+        # nothing may be read behind the last step
+        if not isinstance(count, int) or not isinstance(steps, int) or steps % steps_of(steps):
+            return 0
+        return next((width for width in (2 * isa.lanes, isa.lanes) if count % width == 0), 0)
     if isa.lanes == 1 or accumulates(kind) is not kind or not count:
         return 0
     widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]

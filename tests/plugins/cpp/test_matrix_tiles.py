@@ -67,6 +67,8 @@ def compiled(model: nn.Module, **options: Any) -> Any:
         (40, 20, (3, 4, 4), 1),
         (13, 33, (1, 6, 6), 1),
         (64, 32, (1, 12, 12), 2),
+        (34, 64, (1, 6, 6), 1),
+        (1034, 32, (1, 6, 6), 1),
         (256, 1184, (1, 7, 7), 1),
     ],
 )
@@ -148,6 +150,9 @@ def test_which_convolutions_matrix_registers_compute(monkeypatch: pytest.MonkeyP
     assert packed_blocks.packed_width(matmul(64, 32), isa) == 32
     assert [packed_blocks.packed_width(matmul(n, 32), isa) for n in (48, 24)] == [16, 0]
     assert generator.prefers(matmul(64, 32), {}, isa) and generator.prepacks(matmul(64, 32), {}, isa)
+    # what no register divides would be read beyond its end
+    widths = {depth: packed_blocks.packed_width(matmul(64, depth), isa) for depth in (34, 1034, 144, 1056)}
+    assert widths == {34: 0, 1034: 0, 144: 32, 1056: 32}
     others = {
         "a larger window": matmul(64, 32, taps=3),
         "another type": matmul(64, 32, DType.f16),

@@ -11,7 +11,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.plugin import Config
 from polyfuse.symbolic import bounds, product
-from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
+from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers, steps_of
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul, as_stored
 from polyfuse_cpp.matmul.window import (
@@ -54,10 +54,6 @@ _CONVERTING = 8
 
 _LOADED = 32
 """Bytes of a vector of which two are loaded in a cycle."""
-
-_TILE_STEPS, _FEWEST_STEPS, _ONE_PASS = 32, 16, 1024
-"""Steps of the depth that a matrix register holds at most, fewer than which do not pay, and the depth up to
-which all is added up in one pass."""
 
 _FEW_FOR_TILES = 16
 """Rows beyond which matrix registers are faster than reading the weight along its depth."""
@@ -232,7 +228,8 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     right, left = matmul.b, matmul.a
     if right.paired:
         pairs = left.memory is right.memory is DType.bf16 and left.index is not None
-        tiles = pairs and has_matrix_registers(isa) and (left.step == 1 or matmul.rows_touch)
+        reads = whole_tiles(matmul) and (left.step == 1 or matmul.rows_touch)
+        tiles = pairs and reads and has_matrix_registers(isa)
         yield OperandPath.PREPACKED_TILES if tiles else OperandPath.PACKED
         return
     if right.packed_width or group_of(matmul, isa.lanes) or is_one_block(matmul, isa.lanes):
@@ -479,15 +476,9 @@ class _Machine:
 
 
 def tile_steps(matmul: Matmul) -> int:
-    """Steps of the depth that one matrix register holds: the most that divide the depth, so that nothing has
-    to be padded; else all.
-    """
+    """Steps of the depth that one matrix register holds (`steps_of`)."""
     sizes = [matmul.facts.sizes[name] for name in matmul.depth]
-    depth = prod(size for size in sizes if isinstance(size, int))
-    if not all(isinstance(size, int) for size in sizes) or depth > _ONE_PASS:
-        return _TILE_STEPS
-    found = (steps for steps in range(_TILE_STEPS, _FEWEST_STEPS - 1, -2) if depth % steps == 0)
-    return next(found, _TILE_STEPS)
+    return steps_of(prod(sizes)) if all(isinstance(size, int) for size in sizes) else steps_of(0)
 
 
 def whole_tiles(matmul: Matmul) -> bool:
