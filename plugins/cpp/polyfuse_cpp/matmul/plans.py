@@ -477,8 +477,8 @@ class _Machine:
 
 def tile_steps(matmul: Matmul) -> int:
     """Steps of the depth that one matrix register holds (`steps_of`)."""
-    sizes = [matmul.facts.sizes[name] for name in matmul.depth]
-    return steps_of(prod(sizes)) if all(isinstance(size, int) for size in sizes) else steps_of(0)
+    depth = product(matmul.facts.sizes[name] for name in matmul.depth)
+    return steps_of(depth if isinstance(depth, int) else 0)
 
 
 def whole_tiles(matmul: Matmul) -> bool:
