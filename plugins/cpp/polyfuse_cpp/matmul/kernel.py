@@ -25,13 +25,7 @@ from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText
-from polyfuse_cpp.matmul.plans import (
-    MatmulPlan,
-    OperandPath,
-    columns_beside,
-    most_varying,
-    tile_steps,
-)
+from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, most_varying, tile_steps
 from polyfuse_cpp.matmul.problem import Matmul, as_stored
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by

@@ -35,22 +35,15 @@ def query_gradient_source(
         kernel.define_indices("m")
         _load_rows(kernel, masks, q, g, sums, common)
         line(f"acc = tl.zeros([MBLOCK, {kernel.depth}], tl.float32)")
-        for number, item in enumerate(lists):
-            scores = kernel.scores("xyz"[number])
-            scores.before("n")
-            line(kernel.begin_list(item, "row", "n"))
-            with kernel.out.indented():
-                kernel.this_tile("n")
-                kernel.define_indices("n")
-                key, value = kernel.shared(k, "n64"), kernel.shared(v, "n64")
-                transposed = kernel.masks("n", True)
-                line(f"kn = {kernel.load(k, key, 'nt', 'dc', (transposed, masks['dc']))}")
-                line(f"vn = {kernel.load(v, value, 'nt', 'vc', (transposed, masks['vc']))}")
-                line("kt = tl.trans(kn)")
-                line("vt = tl.trans(vn)")
-                _gradients(kernel, scores, item.whole, False)
-                line(f"acc = tl.dot(ds.to({kind}), kn, acc{kernel.precision})")
-                kernel.next_tile(item, "n")
+        for scores, item in kernel.each_list("n"):
+            key, value = kernel.shared(k, "n64"), kernel.shared(v, "n64")
+            transposed = kernel.masks("n", True)
+            line(f"kn = {kernel.load(k, key, 'nt', 'dc', (transposed, masks['dc']))}")
+            line(f"vn = {kernel.load(v, value, 'nt', 'vc', (transposed, masks['vc']))}")
+            line("kt = tl.trans(kn)")
+            line("vt = tl.trans(vn)")
+            _gradients(kernel, scores, item.whole, False)
+            line(f"acc = tl.dot(ds.to({kind}), kn, acc{kernel.precision})")
         text = f"(acc * {problem.scale!r}).to({triton_type(result.dtype)})"
         kernel.store(result, text, "m64", "ml", "dc", masks["dc"])
 
@@ -84,20 +77,13 @@ def key_gradient_source(
             line("b64 = kb64 + j // group")
             line("h = h64.to(tl.int32)")
             line("b = b64.to(tl.int32)")
-            for number, item in enumerate(lists):
-                scores = kernel.scores("xyz"[number])
-                scores.before("m")
-                line(kernel.begin_list(item, "row", "m"))
-                with kernel.out.indented():
-                    kernel.this_tile("m")
-                    kernel.define_indices("m")
-                    _load_rows(kernel, masks, q, g, sums, common)
-                    _gradients(kernel, scores, item.whole, True)
-                    for added in p.added:
-                        scores.add(added, "keep" if kernel.counted(item.whole, True) else "")
-                    line(f"dv = tl.dot(p.to({kind}), gt, dv{kernel.precision})")
-                    line(f"dk = tl.dot(ds.to({kind}), qt, dk{kernel.precision})")
-                    kernel.next_tile(item, "m")
+            for scores, item in kernel.each_list("m"):
+                _load_rows(kernel, masks, q, g, sums, common)
+                _gradients(kernel, scores, item.whole, True)
+                for added in p.added:
+                    scores.add(added, "keep" if kernel.counted(item.whole, True) else "")
+                line(f"dv = tl.dot(p.to({kind}), gt, dv{kernel.precision})")
+                line(f"dk = tl.dot(ds.to({kind}), qt, dk{kernel.precision})")
         _store_keys(kernel, to_keys, f"dk * {p.scale!r}", "dc", masks["dc"])
         _store_keys(kernel, to_values, "dv", "vc", masks["vc"])
 

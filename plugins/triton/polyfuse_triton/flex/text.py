@@ -7,7 +7,7 @@ its list names. Scores are never stored. Exponentials and logarithms are of base
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
@@ -151,32 +151,46 @@ class KernelText:
                 self.line(f"{masks[lane]} = {lane} < {size}")
         return masks
 
-    def begin_list(self, item: Blocks, row: str, name: str) -> str:
+    def each_list(self, name: str) -> Iterator[tuple[Scores, Blocks]]:
+        """For each list, write a loop over its tiles of queries or keys (`name`) around what the caller writes,
+        who gets the user's functions in that loop.
+        """
+        for number, item in enumerate(self.lists):
+            scores = self.scores("xyz"[number])
+            scores.before(name)
+            self.line(self._begin_list(item, name))
+            with self.out.indented():
+                self._this_tile(name)
+                self.define_indices(name)
+                yield scores, item
+                self._next_tile(item, name)
+
+    def _begin_list(self, item: Blocks, name: str) -> str:
         """Define where a list is, and where its first tile of queries or keys (`name`) begins; give the head
         of the loop over its tiles.
         """
         p, (size, step, block) = self.problem, self.side(name)
         batch = "0" if p.mask_batch == 1 else "b64"
         head = "0" if p.mask_heads == 1 else "h64"
-        self.line(f"count = tl.load({self.at(item.count, batch, head, row)})")
+        self.line(f"count = tl.load({self.at(item.count, batch, head, 'row')})")
         many = block // step
         if block >= _ENDLESS:
             # one block is longer than all there is, so the tiles are simply all of it
             limit = f"tl.cast({self.counts(f'{name.upper()}BLOCK', size)}, tl.int32)"
             self.line(f"limit = tl.minimum(tl.minimum(count, {limit}) * {many}, {limit})")
         else:
-            self.line(f"entries = {self.at(item.index, batch, head, row, '0')}")
+            self.line(f"entries = {self.at(item.index, batch, head, 'row', '0')}")
             self.line("limit = count" if many == 1 else f"limit = count * {many}")
             self.line(f"{name}0 = tl.load(entries) * {block}")
         return "for i in range(0, limit):"
 
-    def this_tile(self, name: str) -> None:
+    def _this_tile(self, name: str) -> None:
         """Define where the tile of this iteration begins, where that does not follow from the list."""
         _, step, block = self.side(name)
         if block >= _ENDLESS:
             self.line(f"{name}0 = i * {step}")
 
-    def next_tile(self, item: Blocks, name: str) -> None:
+    def _next_tile(self, item: Blocks, name: str) -> None:
         """Read where the next tile begins: early, so that what lies there can be fetched ahead."""
         _, step, block = self.side(name)
         if block >= _ENDLESS:
