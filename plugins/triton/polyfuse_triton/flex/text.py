@@ -152,8 +152,8 @@ class KernelText:
         return masks
 
     def each_list(self, name: str) -> Iterator[tuple[Scores, Blocks]]:
-        """For each list, write a loop over its tiles of queries or keys (`name`) around what the caller writes,
-        who gets the user's functions in that loop.
+        """For each list, write a loop over its tiles of queries or keys (`name`) around what the caller
+        writes, who gets the user's functions in that loop.
         """
         for number, item in enumerate(self.lists):
             scores = self.scores("xyz"[number])
