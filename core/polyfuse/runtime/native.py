@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER, CheckedCall, FrozenCall, FrozenCalls
+from polyfuse.runtime.frozen import (
+    CHECKED,
+    FROZEN,
+    TOGETHER,
+    CheckedCall,
+    CheckedCalls,
+    FrozenCall,
+    FrozenCalls,
+)
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.calls import fast_call
 
@@ -21,6 +29,8 @@ empty_strided_cpu = bindings.empty_strided_cpu
 reinterpret_tensor = bindings.reinterpret_tensor
 result_view = bindings.result_view
 record_function = torch.profiler.record_function
+
+_ONCE = ((FROZEN, FrozenCall, FrozenCalls), (CHECKED, CheckedCall, CheckedCalls))
 tensor_data_ptr_address = bindings.tensor_data_ptr_address
 
 
@@ -32,15 +42,14 @@ def allocator(device: str) -> Allocate:
 
 def operator(name: str, out: bool = False) -> Callable[..., Any]:
     """The cheapest callable for an operator; with `out`, the one that is called with `out=`. After `frozen.`,
-    one that calls it through `FrozenCall` (through `FrozenCalls` after `frozen.together.`), and after
-    `checked.`, through `CheckedCall`.
+    one that calls it through `FrozenCall`, and after `checked.`, through `CheckedCall`; after `together.`
+    behind these, through `FrozenCalls` and `CheckedCalls`.
     """
-    if name.startswith(CHECKED):
-        return CheckedCall(fast_call(name.removeprefix(CHECKED)))
-    if name.startswith(TOGETHER):
-        return FrozenCalls(fast_call(name.removeprefix(TOGETHER)))
-    if name.startswith(FROZEN):
-        return FrozenCall(fast_call(name.removeprefix(FROZEN)))
+    for prefix, once, all_at_once in _ONCE:
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            call = fast_call(name.removeprefix(TOGETHER))
+            return all_at_once(call) if name.startswith(TOGETHER) else once(call)
     return fast_call(name, out)
 
 

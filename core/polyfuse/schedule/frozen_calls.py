@@ -14,7 +14,7 @@ from typing import cast
 from polyfuse.ir.graph import Graph, GraphInput
 from polyfuse.ir.nodes import ExternCall, Origin, View
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.frozen import FROZEN, TOGETHER, FrozenOperand, FrozenStep, PackedInputs
+from polyfuse.runtime.frozen import FROZEN, ONCE, TOGETHER, FrozenOperand, FrozenStep, PackedInputs
 from polyfuse.schedule.deps import storage_roots
 from polyfuse.schedule.result import Call, Launch, Schedule
 
@@ -31,7 +31,7 @@ def as_inputs(schedule: Schedule, given: int) -> tuple[Schedule, PackedInputs | 
     returned = graph.output_buffers()
     moved = [
         call
-        for call in _packing(schedule)
+        for call in _packing(schedule, (FROZEN,))
         if (name := call.node.outputs[0]) not in returned and graph.buffers[name].kind == "temp"
     ]
     if not moved:
@@ -87,23 +87,28 @@ def _touched(step: Launch | Call) -> Iterator[str]:
         yield from (operand for operand in step.operands if isinstance(operand, str))
 
 
-def _packing(schedule: Schedule) -> Iterator[Call]:
-    """Calls that are done once for an input on the host that the graph does not write to."""
+def _packing(schedule: Schedule, prefixes: tuple[str, ...]) -> Iterator[Call]:
+    """Calls that are done once for an input on the host that the graph does not write to; `prefixes`: of
+    their names.
+    """
     roots = storage_roots(schedule.graph)
     written = {roots[name] for name in _written(schedule.graph)}
     for step in schedule.steps:
-        if isinstance(step, Call) and _may_begin(step.node, schedule.graph):
+        if isinstance(step, Call) and _may_begin(step.node, schedule.graph, prefixes):
             if roots[step.node.args[0].buffer] not in written:
                 yield step
 
 
-def together(schedule: Schedule) -> Schedule:
+def together(schedule: Schedule, prefixes: tuple[str, ...] = ONCE) -> Schedule:
     """The schedule that begins with one call for each operator that it calls once for several parameters.
 
     Those that it writes to are looked at where they were, and so are those of other devices than the host.
+
+    Args:
+        prefixes: of the names of the calls that are gathered.
     """
     groups: dict[str, list[Call]] = {}
-    for call in _packing(schedule):
+    for call in _packing(schedule, prefixes):
         groups.setdefault(call.node.op, []).append(call)
     groups = {op: calls for op, calls in groups.items() if len(calls) > 1}
     if not groups:
@@ -120,9 +125,9 @@ def together(schedule: Schedule) -> Schedule:
     return replace(schedule, steps=tuple(steps), last_use=tuple(last_use))
 
 
-def _may_begin(node: ExternCall, graph: Graph) -> bool:
+def _may_begin(node: ExternCall, graph: Graph, prefixes: tuple[str, ...]) -> bool:
     """Whether a call is done once, for an input on the host."""
-    if not node.op.startswith(FROZEN) or node.op.startswith(TOGETHER) or node.out != "single" or node.kwargs:
+    if not node.op.startswith(prefixes) or node.out != "single" or node.kwargs:
         return False
     operand = node.args[0]
     buffer = graph.buffers[operand.buffer] if isinstance(operand, View) else None
@@ -142,7 +147,7 @@ def _one(calls: list[Call]) -> Call:
     origins: dict[Origin, None] = dict.fromkeys(origin for node in nodes for origin in node.origins)
     node = ExternCall(
         name=f"{nodes[0].name}_together",
-        op=TOGETHER + nodes[0].op.removeprefix(FROZEN),
+        op=_together_name(nodes[0].op),
         args=(tuple(node.args[0] for node in nodes), tuple(node.args[1:] for node in nodes)),
         kwargs=(),
         outputs=tuple(name for node in nodes for name in node.outputs),
@@ -152,3 +157,8 @@ def _one(calls: list[Call]) -> Call:
     )
     reads = tuple(dict.fromkeys(name for call in calls for name in call.reads))
     return Call(node, reads, tuple(name for call in calls for name in call.writes))
+
+
+def _together_name(op: str) -> str:
+    prefix = next(prefix for prefix in ONCE if op.startswith(prefix))
+    return f"{prefix}{TOGETHER}{op.removeprefix(prefix)}"

@@ -73,10 +73,8 @@ _FEWEST_PIXELS = 4
 """Pixels from which on a kernel for a convolution of all channels under a window is as fast as a library."""
 _SEVERAL = 2
 """The same of groups of channels, and over space and time; of a window of 1x1, one is enough."""
-_FEW_PIXELS, _UNPACKED_PIXELS, _LARGE_WEIGHT = 32, 64, 1 << 20
-"""Pixels up to which a weight is better packed at each call than compared with what it was: any weight, and
-one of so many elements, which the comparison reads from memory.
-"""
+_FEW_PIXELS = 1
+"""Pixels up to which a weight is better packed at each call than compared with what it was."""
 _PACKED_PIXELS = range(16, 1025)
 """Pixels under windows of 1x1 whose weight is better packed once than at each call, with `freezing`: fewer
 read it as it is, and more do not notice.
@@ -153,10 +151,7 @@ def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
         channels = axis_size(matmul.axes[1])
         fills = isinstance(channels, int) and channels % (2 * isa.lanes) == 0
         return fills and isa.register_bytes >= 32 and pixels in _PACKED_PIXELS
-    if grouped or pixels > _UNPACKED_PIXELS:
-        return True
-    weight = prod(axis_size(a) for a in matmul.raxes) * axis_size(matmul.axes[1])
-    return pixels > _FEW_PIXELS and not (isinstance(weight, int) and weight > _LARGE_WEIGHT)
+    return grouped or pixels > _FEW_PIXELS
 
 
 def _pixels(matmul: Reduction, hints: Mapping[str, int]) -> tuple[int, bool]:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfuse.runtime.frozen import (
     CheckedCall,
+    CheckedCalls,
     FrozenCall,
     FrozenCalls,
     FrozenOperand,
@@ -119,6 +120,7 @@ def test_a_checked_call_sees_each_number_of_integers(dtype):
 
 def test_by_name():
     assert isinstance(operator("checked.aten.neg.default"), CheckedCall)
+    assert isinstance(operator("checked.together.aten.neg.default"), CheckedCalls)
     call = operator("frozen.aten.neg.default")
     a = torch.randn(3)
     assert isinstance(call, FrozenCall) and torch.equal(call(a), -a) and call(a) is call(a)

@@ -13,7 +13,7 @@ from schedule_builder import Maker
 LAYS_OUT = "frozen.aten.as_strided_copy.default"
 
 
-def network(written: str = "", packs: int = 3) -> Maker:
+def network(written: str = "", packs: int = 3, lays_out: str = LAYS_OUT) -> Maker:
     """Matmuls of layers, one after the other, each with a weight that is laid out; one may be written."""
     make = Maker()
     make.buffer("x0", 4, 4, kind="input")
@@ -22,7 +22,7 @@ def network(written: str = "", packs: int = 3) -> Maker:
     for k in range(packs):
         make.buffer(f"p{k}", 4, 4)
         make.buffer(f"x{k + 1}", 4, 4)
-        make.call(LAYS_OUT, (f"p{k}",), f"w{k}", (4, 4), (1, 4), aliases=(f"w{k}",))
+        make.call(lays_out, (f"p{k}",), f"w{k}", (4, 4), (1, 4), aliases=(f"w{k}",))
         make.call("aten.mm.out", (f"x{k + 1}",), f"x{k}", f"p{k}", out="out")
     if written:
         make.call("aten.neg_.default", (), written, out="none", mutates=(written,))
@@ -56,6 +56,16 @@ def test_a_parameter_that_is_written_and_a_single_one_stay() -> None:
     assert found.index((LAYS_OUT, ("p1",))) < found.index(("aten.mm.out", ("x2",)))
     assert found.index((LAYS_OUT, ("p1",))) < [op for op, _ in found].index("aten.neg_.default")
     assert calls(network(packs=1), "x1")[0] == (LAYS_OUT, ("p0",))
+
+
+def test_parameters_that_are_looked_at_are_gathered_and_stay_in_the_program() -> None:
+    name = LAYS_OUT.replace("frozen", "checked")
+    first, *others = calls(network(lays_out=name), "x3")
+    assert first == ("checked.together.aten.as_strided_copy.default", ("p0", "p1", "p2"))
+    assert others == [("aten.mm.out", (f"x{k}",)) for k in (1, 2, 3)]
+    schedule = network(lays_out=name).schedule("x3")
+    assert as_inputs(schedule, given=2) == (schedule, None)
+    assert together(schedule, ("frozen.",)) == schedule
 
 
 def test_arguments_of_the_call() -> None:

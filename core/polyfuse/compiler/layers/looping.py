@@ -11,6 +11,7 @@ from polyfuse.frontend.periods import NotRepeated
 from polyfuse.ir.kernel import Alias, Kernel
 from polyfuse.program import Program, Scratch, make_program
 from polyfuse.program.loops import NotALoop
+from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule.frozen_calls import together
 from polyfuse.schedule.kernels.aliasing import without_refused
 
@@ -35,7 +36,8 @@ def program_in_loop(
     """
     if settings.native_host or settings.nan_asserts or settings.observe or settings.benchmark_harness:
         return None
-    few, _ = without_refused(together(expansion.old), refused)
+    # what looks at a parameter's numbers stays in its layer: the loop hands each layer its own
+    few, _ = without_refused(together(expansion.old, (FROZEN,)), refused)
     try:
         program = make_program(few, settings, scratch, joining, skipped=expansion.skipped(few))
     except (NotALoop, NotRepeated) as error:

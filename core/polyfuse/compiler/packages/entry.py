@@ -152,7 +152,7 @@ def _operators(text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "operator":
             name = str(ast.literal_eval(node.args[0]))
-            yield name.removeprefix(TOGETHER).removeprefix(FROZEN).removeprefix(CHECKED)
+            yield name.removeprefix(FROZEN).removeprefix(CHECKED).removeprefix(TOGETHER)
 
 
 def _check_operators(operators: tuple[str, ...], modules: tuple[str, ...]) -> None:

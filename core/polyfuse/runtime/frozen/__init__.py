@@ -13,10 +13,11 @@ from polyfuse.runtime.frozen.calls import (
     ONCE,
     TOGETHER,
     CheckedCall,
+    CheckedCalls,
     FrozenCall,
     FrozenCalls,
 )
-from polyfuse.runtime.frozen.checksums import Checksum, FindChecksum, has_checksum, offer_checksum
+from polyfuse.runtime.frozen.checksums import Checksum, FindChecksum, Region, has_checksum, offer_checksum
 from polyfuse.runtime.frozen.packing import once, room_of
 from polyfuse.runtime.frozen.values import (
     FrozenOperand,
@@ -32,6 +33,7 @@ __all__ = [
     "ONCE",
     "TOGETHER",
     "CheckedCall",
+    "CheckedCalls",
     "Checksum",
     "FindChecksum",
     "FrozenCall",
@@ -41,6 +43,7 @@ __all__ = [
     "FrozenStep",
     "FrozenValues",
     "PackedInputs",
+    "Region",
     "has_checksum",
     "offer_checksum",
     "once",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
-from polyfuse.runtime.frozen.checksums import Checksum, checksum
+from polyfuse.runtime.frozen.checksums import Checksum, Region, checksum
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.torch_compat.bindings import multiply_bytes
 from polyfuse.torch_compat.swaps import ContentsRef
@@ -20,11 +20,11 @@ from polyfuse.torch_compat.swaps import ContentsRef
 FROZEN = "frozen."
 """Before the name of an operator that is called through `FrozenCall`."""
 
-TOGETHER = "frozen.together."
-"""Before the name of an operator that is called through `FrozenCalls`."""
-
 CHECKED = "checked."
 """Before the name of an operator that is called through `CheckedCall`."""
+
+TOGETHER = "together."
+"""After `FROZEN` or `CHECKED`: the operator is called through `FrozenCalls` or `CheckedCalls`."""
 
 ONCE = (FROZEN, CHECKED)
 """All such beginnings."""
@@ -143,46 +143,102 @@ class CheckedCall(FrozenCall):
     def _look(self, parameter: torch.Tensor) -> None:
         """Remember what a parameter is, if its numbers can be known again."""
         number = id(parameter)
-        known = ContentsRef(parameter, lambda _: self._seen.pop(number, None))
+
+        def gone(_: object) -> None:
+            self._seen.pop(number, None)
+
         dtype = parameter.dtype
         precise = not dtype.is_floating_point or dtype.itemsize >= torch.float32.itemsize
         function = checksum(wait=not precise) if parameter.device.type == "cpu" else None
         if function is not None:
-            self._seen[number] = _Sum.of(parameter, known, function)
+            self._seen[number] = _Sum.of((parameter,), gone, function)
         elif precise:
-            self._seen[number] = _Products.of(parameter, known)
+            self._seen[number] = _Products.of(parameter, ContentsRef(parameter, gone))
         else:
             self._seen.pop(number, None)
 
 
 @dataclass(frozen=True, eq=False)
-class _Sum:
-    """What a dense parameter was when it was looked at.
+class _CheckedRow:
+    """What a program is given for all its parameters, as long as their bytes have this checksum.
 
     Attributes:
-        parameter: that it belongs to.
-        address, size: of its memory, in bytes.
+        plain: the values beside each parameter: the object that came with the call.
+        seen: what the parameters were.
+        values: what was made of them.
+    """
+
+    plain: tuple[Any, ...]
+    seen: _Sum
+    values: tuple[Any, ...]
+
+
+class CheckedCalls:
+    """`CheckedCall` for all parameters of a program at once: called with these, and a tuple of plain values
+    for each. Returns as many results. One checksum of them all is taken, which threads share evenly, however
+    small each is. Programs hold the plain values as one constant, which is known by its identity.
+    """
+
+    def __init__(self, operator: Callable[..., Any]) -> None:
+        self._each = CheckedCall(operator)
+        self._known: OrderedDict[tuple[int, ...], _CheckedRow] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...]:
+        key = tuple(map(id, parameters))
+        row = self._known.get(key)
+        if row is None or row.plain is not plain or not row.seen.still(*parameters):
+            return self._renewed(key, parameters, plain)
+        return row.values
+
+    def _renewed(
+        self, key: tuple[int, ...], parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        with self._lock:
+            function = checksum()
+            # before what it stands for is made: who writes meanwhile is found by the next call
+            gone = partial(forget, weakref.ref(self), key)
+            seen = None if function is None else _Sum.of(parameters, gone, function)
+            values = tuple(self._each(p, *given) for p, given in zip(parameters, plain, strict=True))
+            self._known.pop(key, None)
+            if seen is not None:
+                self._known[key] = _CheckedRow(plain, seen, values)
+            while len(self._known) > MOST_MODELS:
+                self._known.popitem(last=False)
+            return values
+
+
+@dataclass(frozen=True, eq=False)
+class _Sum:
+    """What dense parameters were when they were looked at.
+
+    Attributes:
+        parameters: that it belongs to.
+        regions: their memory.
         function: the checksum.
         number: what that was.
     """
 
-    parameter: weakref.ref[torch.Tensor]
-    address: int
-    size: int
+    parameters: tuple[weakref.ref[torch.Tensor], ...]
+    regions: tuple[Region, ...]
     function: Checksum
     number: int
 
     @classmethod
-    def of(cls, parameter: torch.Tensor, known: weakref.ref[torch.Tensor], function: Checksum) -> _Sum:
-        address, size = parameter.data_ptr(), parameter.numel() * parameter.dtype.itemsize
-        return cls(known, address, size, function, function(address, size))
+    def of(
+        cls, parameters: Sequence[torch.Tensor], gone: Callable[[object], None], function: Checksum
+    ) -> _Sum:
+        """Of parameters as they are now; `gone` is called when one of them goes."""
+        known = tuple(ContentsRef(parameter, gone) for parameter in parameters)
+        regions = tuple((p.data_ptr(), p.numel() * p.dtype.itemsize) for p in parameters)
+        return cls(known, regions, function, function(*regions))
 
-    def still(self, parameter: torch.Tensor) -> bool:
-        """Whether this is the parameter, and its numbers are the same."""
-        known = self.parameter()
-        if known is None or known is not parameter or known.data_ptr() != self.address:
-            return False
-        return self.function(self.address, self.size) == self.number
+    def still(self, *parameters: torch.Tensor) -> bool:
+        """Whether these are the parameters, and their numbers are the same."""
+        for known, region, parameter in zip(self.parameters, self.regions, parameters):
+            if known() is not parameter or parameter.data_ptr() != region[0]:
+                return False
+        return self.function(*self.regions) == self.number
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,11 +5,20 @@ fast as memory is read.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
-Checksum = Callable[[int, int], int]
-"""A number for some bytes at an address, as many as said. Other bytes give another number, but for one case
-in four thousand million.
-"""
+Region: TypeAlias = tuple[int, int]
+"""An address, and how many bytes lie there."""
+
+
+class Checksum(Protocol):
+    """A number for the bytes of some regions. Other bytes give another number, but for one case in four
+    thousand million.
+    """
+
+    def __call__(self, *regions: Region) -> int:
+        """The number."""
+
 
 FindChecksum = Callable[[bool], Checksum | None]
 """Gives the function, or None as long as it is being built and where it cannot be; called with whether to

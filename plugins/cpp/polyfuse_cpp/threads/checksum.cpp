@@ -5,6 +5,7 @@
 // the sums are mixed, so that positions count beyond it, too.
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 extern "C" {
 int omp_get_thread_num(void);
@@ -22,7 +23,7 @@ typedef uint32_t Words __attribute__((vector_size(kWidth)));
 constexpr int64_t kLine = 64, kStretch = 1024;              // bytes that are fetched at once, and of all keys
 constexpr int64_t kParts = 4, kPart = kStretch / kParts;    // parts of a block that are read side by side
 constexpr int64_t kAhead = 1024;                            // bytes ahead that are fetched
-constexpr int64_t kBlock = 64 << 10, kMost = 1024;          // bytes that one thread takes at once, and blocks of all
+constexpr int64_t kBlock = 64 << 10, kMost = 1024;          // bytes that one thread takes at once, and blocks of a region
 constexpr int64_t kShared = 256 << 10;                      // bytes from which on threads share the work
 
 inline uint64_t mixed(uint64_t x) {
@@ -90,17 +91,35 @@ uint64_t of_block(const char* at, int64_t bytes) {
   return all;
 }
 
-struct Work {
+struct Region {
   const char* at;
-  int64_t bytes, block, count;
-  uint64_t* found;
+  long long bytes;
+  int64_t block() const {  // bytes of its blocks
+    const int64_t least = (bytes + kMost - 1) / kMost;
+    return least < kBlock ? kBlock : (least + kStretch - 1) / kStretch * kStretch;
+  }
+  int64_t count() const { return (bytes + block() - 1) / block(); }
+};
+
+struct Work {
+  const Region* regions;
+  int64_t many, blocks;
+  uint64_t* found;  // one for each block of all regions, one region after the other
 };
 
 void share_of(const void* work, long long at, long long of) {
   const Work& all = *static_cast<const Work*>(work);
-  for (int64_t i = all.count * at / of, end = all.count * (at + 1) / of; i < end; ++i) {
-    const int64_t from = i * all.block, left = all.bytes - from;
-    all.found[i] = of_block(all.at + from, left < all.block ? left : all.block);
+  const int64_t begin = all.blocks * at / of, end = all.blocks * (at + 1) / of;
+  int64_t before = 0;
+  for (int64_t r = 0; r < all.many && before < end; ++r) {
+    const Region& region = all.regions[r];
+    const int64_t block = region.block(), count = region.count();
+    const int64_t last = end - before < count ? end - before : count;
+    for (int64_t i = begin > before ? begin - before : 0; i < last; ++i) {
+      const int64_t from = i * block, left = region.bytes - from;
+      all.found[before + i] = of_block(region.at + from, left < block ? left : block);
+    }
+    before += count;
   }
 }
 
@@ -108,15 +127,17 @@ void share_of(const void* work, long long at, long long of) {
 
 using Share = void (*)(const void* work, long long at, long long of);
 
-// A number that the bytes at an address give, whatever the number of threads. `share` is `polyfuse_share` of pool.cpp, which
+// A number that the bytes of some regions give, whatever the number of threads. `share` is `polyfuse_share` of pool.cpp, which
 // has `team` threads do it, or null: then OpenMP's do.
 extern "C" __attribute__((visibility("default"))) uint64_t polyfuse_checksum(
-    const char* at, long long bytes, int team, void (*share)(int of, Share share, const void* work)) {
-  int64_t block = (bytes + kMost - 1) / kMost;
-  block = block < kBlock ? kBlock : (block + kStretch - 1) / kStretch * kStretch;
-  const int64_t count = (bytes + block - 1) / block;
-  uint64_t found[kMost];
-  const Work work{at, bytes, block, count, found};
+    const Region* regions, long long many, int team, void (*share)(int of, Share share, const void* work)) {
+  int64_t blocks = 0, bytes = 0;
+  for (int64_t r = 0; r < many; ++r) {
+    blocks += regions[r].count();
+    bytes += regions[r].bytes;
+  }
+  std::vector<uint64_t> found(static_cast<size_t>(blocks));
+  const Work work{regions, many, blocks, found.data()};
   if (!share) team = omp_in_parallel() ? 1 : omp_get_max_threads();
   if (bytes < kShared || team < 2) {
     share_of(&work, 0, 1);
@@ -126,7 +147,11 @@ extern "C" __attribute__((visibility("default"))) uint64_t polyfuse_checksum(
 #pragma omp parallel
     share_of(&work, omp_get_thread_num(), omp_get_num_threads());
   }
-  uint64_t all = mixed(uint64_t(bytes));
-  for (int64_t i = 0; i < count; ++i) all = mixed(all ^ found[i]);
+  uint64_t all = mixed(uint64_t(many));
+  const uint64_t* next = found.data();
+  for (int64_t r = 0; r < many; ++r) {
+    all = mixed(all ^ mixed(uint64_t(regions[r].bytes)));
+    for (int64_t i = regions[r].count(); i; --i) all = mixed(all ^ *next++);
+  }
   return all;
 }

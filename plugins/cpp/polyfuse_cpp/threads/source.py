@@ -9,6 +9,8 @@ import platform
 import sys
 import threading
 from concurrent.futures import Future
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,7 +22,7 @@ from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.process import run_program
 from polyfuse.base.settings import Settings
-from polyfuse.runtime.frozen import Checksum
+from polyfuse.runtime.frozen import Checksum, Region
 from polyfuse_cpp.toolchain import Toolchain
 
 _POOL, _CHECKSUM = (Path(__file__).with_name(name) for name in ("pool.cpp", "checksum.cpp"))
@@ -132,9 +134,13 @@ def _checksum(library: ctypes.CDLL) -> Checksum:
     function.restype = ctypes.c_uint64
     function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p)
 
-    def checksum(address: int, size: int) -> int:
+    @lru_cache(maxsize=256)
+    def array(regions: tuple[Region, ...]) -> ctypes.Array[ctypes.c_int64]:
+        return (ctypes.c_int64 * (2 * len(regions)))(*chain.from_iterable(regions))
+
+    def checksum(*regions: Region) -> int:
         team = torch.get_num_threads()
-        found: int = function(address, size, team, _share() if team in _COUNTS else 0)
+        found: int = function(array(regions), len(regions), team, _share() if team in _COUNTS else 0)
         return found
 
     return checksum
