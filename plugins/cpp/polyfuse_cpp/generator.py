@@ -73,8 +73,10 @@ _FEWEST_PIXELS = 4
 """Pixels from which on a kernel for a convolution of all channels under a window is as fast as a library."""
 _SEVERAL = 2
 """The same of groups of channels, and over space and time; of a window of 1x1, one is enough."""
-_FEW_PIXELS = 1
-"""Pixels up to which a weight is better packed at each call than compared with what it was."""
+_FEW_PIXELS, _SMALL_WEIGHT = 32, 1 << 16
+"""Pixels up to which a weight of at most so many elements is better packed at each call than compared with
+what it was.
+"""
 _PACKED_PIXELS = range(16, 1025)
 """Pixels under windows of 1x1 whose weight is better packed once than at each call, with `freezing`: fewer
 read it as it is, and more do not notice.
@@ -151,7 +153,8 @@ def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
         channels = axis_size(matmul.axes[1])
         fills = isinstance(channels, int) and channels % (2 * isa.lanes) == 0
         return fills and isa.register_bytes >= 32 and pixels in _PACKED_PIXELS
-    return grouped or pixels > _FEW_PIXELS
+    weight = prod(axis_size(a) for a in matmul.raxes) * axis_size(matmul.axes[1])
+    return grouped or pixels > _FEW_PIXELS or not isinstance(weight, int) or weight > _SMALL_WEIGHT
 
 
 def _pixels(matmul: Reduction, hints: Mapping[str, int]) -> tuple[int, bool]:

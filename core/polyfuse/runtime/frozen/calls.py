@@ -236,7 +236,7 @@ class _Sum:
     def still(self, *parameters: torch.Tensor) -> bool:
         """Whether these are the parameters, and their numbers are the same."""
         for known, region, parameter in zip(self.parameters, self.regions, parameters):
-            if known() is not parameter or parameter.data_ptr() != region[0]:
+            if parameter.data_ptr() != region[0] or known() is not parameter:
                 return False
         return self.function(*self.regions) == self.number
 
