@@ -114,7 +114,6 @@ class MatmulText:
     def _entry(self) -> None:
         out, kernel, facts = self.out, self.matmul.kernel, self.facts
         passed = arguments(kernel)
-        lays_out = self.plan.path.packed or self.plan.path is OperandPath.CONVERTED
         with entry(kernel, out):
             self._extents()
             points = index_text(product(facts.sizes[a] for a in facts.axes))
@@ -125,17 +124,22 @@ class MatmulText:
             with out.block("if (team == 1)"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, {{1, 1, 1, 1}});")
                 out.line("return;")
-            counts = "batch_count, tile_count, block_count"
-            shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.a, self.b)})"
-            if not lays_out:  # where blocks are laid out, each part lays out its own
-                block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
-                each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
-                sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
-                shared = f"matmul_finer({shared}, {sizes})"
-            out.line(f"const matmul_parts parts = {shared};")
+            self._divide()
             out.line("const i64 items = batch_count * parts.count();")
             share = "items * at / of, items * (at + 1) / of, parts"
             in_parts(out, f"{Source.SYMBOL}_run({passed}{share});", "items", "work")
+
+    def _divide(self) -> None:
+        """Declare the parts that threads share out among each other."""
+        lays_out = self.plan.path.packed or self.plan.path is OperandPath.CONVERTED
+        counts = "batch_count, tile_count, block_count"
+        shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.a, self.b)})"
+        if not lays_out:  # where blocks are laid out, each part lays out its own
+            block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
+            each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
+            sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
+            shared = f"matmul_finer({shared}, {sizes})"
+        self.out.line(f"const matmul_parts parts = {shared};")
 
     # The part of one thread.
 
