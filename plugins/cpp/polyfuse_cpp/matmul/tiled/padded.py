@@ -40,8 +40,8 @@ class Slope:
         tap: the axis of taps; empty where there is one.
         taps: how many there are.
         step, apart: pixels of the copy, which have no common divisor.
-        row_of, tap_of: multiplied with the number of a pixel, a result and a tap that read it (perhaps outside
-            their ranges).
+        row_of, tap_of: multiplied with the number of a pixel, a result and a tap that read it, which may lie
+            outside their ranges.
     """
 
     row: str
