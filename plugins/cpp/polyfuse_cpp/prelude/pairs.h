@@ -117,11 +117,17 @@ static __attribute__((unused)) void matrix_end() { __asm__ volatile("tilerelease
   __asm__ volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(P), "r"(i64(STEP)) : "memory")
 #define PF_TILE_DOT(SUM, A, B) __asm__ volatile("tdpbf16ps %%tmm" #B ", %%tmm" #A ", %%tmm" #SUM : :)
 
+// Asks for N lines.
+template <int N> PF_INLINE void matrix_fetch(const bf16* p) {
+#pragma GCC unroll 32
+  for (int i = 0; i < N; ++i) __builtin_prefetch(p + i * 32, 0, 2);
+}
 // R times 16 rows, `apart` elements from each other, and C vectors of columns (one or two of each). Where `fetch` is not 0,
-// asks for what is `fetch` elements behind the left operand: loads of whole tiles are not seen coming.
+// asks for what is `fetch` elements behind the left operand, and where `ahead` is not, for what is so far behind the right one:
+// loads of whole tiles are not seen coming.
 template <int R, int C, int STEPS>
-static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 depth, f32* c,
-                                                  bool first) {
+static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 ahead, i64 depth,
+                                                  f32* c, bool first) {
   const i64 row = apart * 2, pair = C * 64, out = C * 64;
   if (first) {
     PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
@@ -135,6 +141,7 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 
     if (fetch)
 #pragma GCC unroll 32
       for (int i = 0; i < 16 * R; ++i) __builtin_prefetch(a + i * apart + k + fetch);
+    if (ahead) matrix_fetch<(C * STEPS + 1) / 2>(b + k * C * 16 + ahead);
     PF_TILE_LOAD(6, b + k * C * 16, pair);
     PF_TILE_LOAD(4, a + k, row);
     PF_TILE_DOT(0, 4, 6);
@@ -155,10 +162,10 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 
 }
 
 // Windows: rows of a tile are `apart` elements from each other in a copy of the image, in which the depth lies in N chunks of
-// `length` steps. The right operand follows in their order.
+// `length` steps. The right operand follows in their order. Meanwhile asks for `lines` lines from `next` on for each step of it.
 template <int R, int C, int STEPS, int N>
 static __attribute__((noinline)) void matrix_window(const bf16* a, i64 apart, const i64* chunks, i64 length, const bf16* b,
-                                                    f32* c) {
+                                                    const bf16* next, i64 lines, f32* c) {
   const i64 row = apart * 2, pair = C * 64, out = C * 64;
   PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
   for (int chunk = 0; chunk < N; ++chunk) {
@@ -177,6 +184,7 @@ static __attribute__((noinline)) void matrix_window(const bf16* a, i64 apart, co
         if constexpr (C > 1) PF_TILE_DOT(3, 5, 7);
       }
       b += C * 16 * STEPS;
+      for (i64 i = 0; i < lines; ++i, next += 32) __builtin_prefetch(next, 0, 2);
     }
   }
   PF_TILE_STORE(0, c, out);

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from polyfuse.plugin import Source
 from polyfuse_cpp.loops.entry import function
 from polyfuse_cpp.loops.odometer import start_at
-from polyfuse_cpp.matmul.kernel import MatmulText, declare_part
+from polyfuse_cpp.matmul.kernel import TILES_AHEAD, MatmulText, declare_part
 from polyfuse_cpp.matmul.tiled.padded import Padded, Slope, padded_of
 from polyfuse_cpp.memory.address import index_text
 
@@ -242,7 +242,8 @@ class TiledWindowText(MatmulText):
             out.line("const i64 depth_from = 0;")
         out.line(f"const bf16* const right_at = {columns};")
         out.line(f"{self.matmul.dtype}* const sum = sums;")
-        rest = f"(left_at, {pitch}, chunks_at, {padded.chunk}, right_at, sum);"
+        self._ahead()
+        rest = f"(left_at, {pitch}, chunks_at, {padded.chunk}, right_at, next, lines, sum);"
         name = f"{plan.vectors}, {padded.steps}, {self.chunks}>"
         if plan.rows > 16:
             out.line(f"if (rows_here > 16) matrix_window<2, {name}{rest}")
@@ -251,6 +252,24 @@ class TiledWindowText(MatmulText):
             out.line(f"matrix_window<1, {name}{rest}")
         self._without_border()
         self._finish()
+
+    def _ahead(self) -> None:
+        """Declare which part of the weight a tile asks for: the first tile of the first block what it is
+        about to read, all others a share of the next block.
+        """
+        out, padded, wide = self.out, self.padded, self.wide
+        if padded.own_weight:
+            out.line("const bf16* const next = right_at;")
+            out.line("const i64 lines = 0;")
+            return
+        each, steps = (wide * padded.steps + 31) // 32, padded.depth // padded.steps
+        out.line("const i64 others = tile_e - tile_a - 1, other = tile - tile_a - 1;")
+        out.line("const bool here = other < 0 && (others == 0 || block == block_from);")
+        out.line(f"const i64 share = others ? ({each - 1} + others) / others : 0;")
+        out.line("const bool more = other >= 0 && block + 1 < block_to;")
+        out.line(f"const i64 lines = tile_a != tile_from ? 0 : here ? {each} : more ? share : 0;")
+        following = f"{padded.depth * wide} + other * share * {32 * steps}"
+        out.line(f"const bf16* const next = right_at + (here ? {TILES_AHEAD} : {following});")
 
     def _without_border(self) -> None:
         """Add up again what infinite weights have made no number, without what is beyond the border."""
