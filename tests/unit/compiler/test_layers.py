@@ -116,7 +116,8 @@ class _Both:
                 # squares of what was normalized would have gradients of nothing but rounding
                 seed, parameters = torch.randn_like(result), list(network.parameters())
                 made = torch.autograd.grad(result, parameters, seed)
-                torch.testing.assert_close(made, torch.autograd.grad(expected, parameters, seed))
+                known = torch.autograd.grad(expected, parameters, seed)
+                torch.testing.assert_close(made, known, rtol=1e-5, atol=2e-5)  # sums of many rows
         assert self.same and all(self.same)
 
 
