@@ -32,6 +32,19 @@ def changed(record: _R, **values: Any) -> _R:
     return new
 
 
+def alike(one: object, two: object, *apart: str) -> bool:
+    """Whether two records are equal but for some fields."""
+    kind = type(one)
+    if kind is not type(two):
+        return False
+    for name in _plain_fields(kind):
+        if name not in apart:
+            first, second = getattr(one, name), getattr(two, name)
+            if first is not second and first != second:
+                return False
+    return True
+
+
 @cache
 def _plain_fields(kind: type) -> frozenset[str]:
     if hasattr(kind, "__post_init__") or not hasattr(kind, "__dataclass_fields__"):
