@@ -34,7 +34,7 @@ def changed(record: _R, **values: Any) -> _R:
 
 def alike(one: object, two: object, *apart: str) -> bool:
     """Whether two records are equal but for some fields."""
-    kind = type(one)
+    kind: Any = type(one)
     if kind is not type(two):
         return False
     for name in _plain_fields(kind):
