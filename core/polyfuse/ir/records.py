@@ -32,9 +32,9 @@ def changed(record: _R, **values: Any) -> _R:
     return new
 
 
-def alike(one: object, two: object, *apart: str) -> bool:
+def alike(one: Any, two: Any, *apart: str) -> bool:
     """Whether two records are equal but for some fields."""
-    kind: Any = type(one)
+    kind: type = type(one)
     if kind is not type(two):
         return False
     for name in _plain_fields(kind):
