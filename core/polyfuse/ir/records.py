@@ -34,10 +34,11 @@ def changed(record: _R, **values: Any) -> _R:
 
 def alike(one: Any, two: Any, *apart: str) -> bool:
     """Whether two records are equal but for some fields."""
-    kind: type = type(one)
-    if kind is not type(two):
+    kind: Any = type(one)
+    names = _plain_fields(kind)
+    if type(two) is not kind:
         return False
-    for name in _plain_fields(kind):
+    for name in names:
         if name not in apart:
             first, second = getattr(one, name), getattr(two, name)
             if first is not second and first != second:
