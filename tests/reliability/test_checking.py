@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from polyfuse import cli
 from polyfuse.base.errors import BackendError
-from polyfuse.checking import launch, records, tally
+from polyfuse.checking import checked, launch, records, tally
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.interpreter.interpret import run_kernel
@@ -194,6 +194,31 @@ def test_each_kind_of_sizes_is_checked(install):
     run = torch.compile(model, backend="polyfuse", dynamic=True, options={"check": "first"})
     for columns in (16, 32, 17, 33, 48):
         run(torch.randn(5, columns))
+    assert tally.result().launches == 2
+
+
+def test_launches_like_those_that_agreed_are_not_looked_at(install, monkeypatch):
+    install(planted(honest))
+    looked = []
+    layout = checked.layout_of
+    monkeypatch.setattr(checked, "layout_of", lambda *a: looked.append(1) or layout(*a))
+    run = torch.compile(model, backend="polyfuse", dynamic=True, options={"check": "first"})
+    memory = torch.randn(5 * 48 + 1)
+    for columns, first, looks in (
+        (16, 0, 1),  # checked
+        (16, 0, 1),  # agreed
+        *[(16, 0, 0)] * 3,
+        (32, 0, 1),
+        *[(32, 0, 0)] * 2,
+        (16, 0, 0),
+        (16, 1, 1),  # elsewhere: checked
+        (16, 1, 1),
+        (16, 1, 0),
+    ):
+        looked.clear()
+        x = memory[first : first + 5 * columns].view(5, columns)
+        torch.testing.assert_close(run(x), model(x))
+        assert len(looked) == looks, (columns, first)
     assert tally.result().launches == 2
 
 

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from polyfuse.base.log import get_logger
 from polyfuse.checking import tally
 from polyfuse.checking.first import is_replaceable
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from polyfuse.checking.launch import CheckResult
 
 _log = get_logger("checking")
+
+_ALIGNED = 64
+"""Bytes up to which a variant tells how an address is aligned."""
+
+_MOST_FAMILIAR = 1024
 
 
 class CheckedKernel(Provisional):
@@ -58,6 +65,10 @@ class CheckedKernel(Provisional):
         self._lock = threading.Lock()
         self._sizes = any(arg.kind == "size" for arg in subject.kernel.args)
         self._seen = False
+        # kernels of sizes that vary stay behind this one, and to look at operands takes longer than small
+        # kernels do: launches like those that agreed are known by numbers alone
+        self._bytes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._familiar: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
 
     @property
     def pending(self) -> bool:
@@ -68,6 +79,9 @@ class CheckedKernel(Provisional):
         """Launch."""
         if self.current is not None:
             self.current(*operands)
+            return
+        if self._familiar and not tally.forgets() and self._numbers(operands) in self._familiar:
+            self.launch(*operands)
             return
         device = self.subject.kernel.device.partition(":")[0]
         if device_of(device).is_recording():
@@ -87,10 +101,43 @@ class CheckedKernel(Provisional):
             self._seen = True
             if not self._sizes:
                 self.use(self.launch)
+            else:
+                self._remember(operands, layout)
             self.launch(*operands)
             return
         with self._lock:
             self._checked(mine, scratch, layout, variant)
+
+    def _remember(self, operands: Sequence[Any], layout: Layout) -> None:
+        """Take further launches with such operands for known ones."""
+        if len(self._familiar) >= _MOST_FAMILIAR:
+            self._familiar.clear()
+            self._bytes.clear()
+        sizes = tuple([value for value in operands if type(value) is int])
+        self._bytes[sizes] = tuple([span.nbytes for span in layout.spans if span is not None])
+        found = self._numbers(operands)
+        if found is not None:
+            self._familiar.add(found)
+
+    def _numbers(self, operands: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The sizes of a launch and how its operands are aligned, from which its variant follows; None where
+        operands share memory, or their sizes are new.
+        """
+        sizes = tuple([value for value in operands if type(value) is int])
+        nbytes = self._bytes.get(sizes)
+        if nbytes is None:
+            return None
+        # scratch stands behind the others, and is nobody else's
+        tensors = [value for value in operands if isinstance(value, Tensor)][: len(nbytes)]
+        if len(tensors) != len(nbytes):
+            return None
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        end = 0
+        for start, size in sorted(zip(addresses, nbytes, strict=True)):
+            if start < end:
+                return None
+            end = max(end, start + size)
+        return sizes, tuple([address % _ALIGNED for address in addresses])
 
     def _agreed(self, variant: str) -> bool:
         if tally.forgets():
