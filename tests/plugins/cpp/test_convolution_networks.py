@@ -273,6 +273,18 @@ def test_weights_of_depthwise_convolutions_are_laid_out_once_with_freezing(group
             change()
 
 
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_expanded(window: int, dtype: torch.dtype) -> None:
+    """No kernel is made of what adds up products with one number."""
+    layer = nn.Conv2d(64, 32, window, padding=window // 2).to(dtype).requires_grad_(False)
+    layer.weight = nn.Parameter(torch.randn(32, 1, 1, 1).to(dtype).expand(32, 64, window, window), False)
+    x = torch.randn(2, 64, 3, 3).to(dtype)
+    for options in ({"strict": True}, FROZEN):
+        got = torch.compile(nn.Sequential(layer, nn.ReLU()), backend="polyfuse", options=options)(x)
+        torch.testing.assert_close(got, layer(x).relu())
+
+
 def test_depthwise_convolutions_of_sizes_that_vary() -> None:
     model = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8).eval()
     call = compiled(model, dynamic=True)
