@@ -274,6 +274,31 @@ def test_weights_of_depthwise_convolutions_are_laid_out_once_with_freezing(group
             change()
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 9), (9, 1), (1, 1), (2, 9), (3, 1, 5), (1, 3, 5), (1, 1, 5)], ids=str)
+def test_channels_joined_with_lines_of_one_pixel(sizes: tuple[int, ...], dynamic: bool) -> None:
+    """Traced views take them for contiguous there, with channels last, too."""
+    convolution = nn.Conv2d if len(sizes) == 2 else nn.Conv3d
+    model = nn.Sequential(convolution(3, 4, 3, padding=1), nn.Hardswish(), nn.Flatten(1))
+    run = torch.compile(model, backend="polyfuse", dynamic=dynamic, options={"strict": True})
+    for x in (torch.randn(2, 3, *sizes), torch.randn(5, 3, *sizes)):
+        torch.testing.assert_close(run(x), model(x))
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), model(x))
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_expanded(window: int, dtype: torch.dtype) -> None:
+    """No kernel is made of what adds up products with one number."""
+    layer = nn.Conv2d(64, 32, window, padding=window // 2).to(dtype).requires_grad_(False)
+    layer.weight = nn.Parameter(torch.randn(32, 1, 1, 1).to(dtype).expand(32, 64, window, window), False)
+    x = torch.randn(2, 64, 3, 3).to(dtype)
+    for options in ({"strict": True}, FROZEN):
+        got = torch.compile(nn.Sequential(layer, nn.ReLU()), backend="polyfuse", options=options)(x)
+        torch.testing.assert_close(got, layer(x).relu())
+
+
 def test_depthwise_convolutions_of_sizes_that_vary() -> None:
     model = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8).eval()
     call = compiled(model, dynamic=True)

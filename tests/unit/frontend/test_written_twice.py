@@ -90,3 +90,36 @@ def test_a_backward_reads_the_old_content_and_writes_the_new(function: Any, dyna
             result.sum().backward()
             found.append((result.detach(), *after, part, whole, x.grad))
         torch.testing.assert_close(*found)
+
+
+class Counted(torch.autograd.Function):
+    """Changes a part of a tensor, which its backward reads as it was left, and uses the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, counts: Tensor) -> Tensor:
+        counts[1:, ::2] += 1
+        ctx.save_for_backward(x)
+        return x * 2 + counts.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos(), None
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_what_a_part_was_between_two_writes_is_saved(inner: bool) -> None:
+    """The first write is done in the input itself only if nobody needs what that holds then."""
+
+    def function(x: Tensor, counts: Tensor) -> Tensor:
+        return Counted.apply(Counted.apply(x, counts), counts)
+
+    run = torch.compile(function, backend="polyfuse", options={"strict": True})
+    start, counts = torch.randn(4, 4), torch.randn(6, 4)
+    results = []
+    for compute in (run, function):
+        x, base = start.clone().requires_grad_(), counts.clone()
+        value = compute(x, base[1:5] if inner else base[:4].contiguous())
+        value.sum().backward()
+        results.append((value, x.grad, base))
+    torch.testing.assert_close(*results)

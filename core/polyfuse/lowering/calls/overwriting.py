@@ -11,7 +11,7 @@ from polyfuse.ir.communication import Running
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Buffer, ExternCall, View
 from polyfuse.ir.types import DType
-from polyfuse.lowering.calls.parts import until_whole
+from polyfuse.lowering.calls.parts import PUTS_BACK, until_whole
 from polyfuse.lowering.context import LoweringContext, tensors_in
 from polyfuse.lowering.shapes.layout import storage_layout
 from polyfuse.lowering.value import TensorValue, axes_of
@@ -192,7 +192,9 @@ def _stays_inside(left: Iterable[Node], owner: Node) -> bool:
                 continue
             if facts.mutates or facts.is_higher_order:
                 return False
-            if facts.is_view or name in ("operator.getitem", ops.WAIT_TENSOR):
+            same = facts.is_view or name in ("operator.getitem", ops.WAIT_TENSOR)
+            # what was computed in a part of it is put back there, as `x[1:] += 1` does: that is no work
+            if same or (name in PUTS_BACK and seen.issuperset(user.args[:2])):
                 seen.add(user)
                 waiting.append(user)
     return True

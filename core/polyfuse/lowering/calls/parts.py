@@ -15,7 +15,7 @@ from polyfuse.symbolic import IndexLike, is_equal
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
 
-_LOOKS: Final = {
+PUTS_BACK: Final = {
     "aten.slice_scatter.default": "aten.slice.Tensor",
     "aten.select_scatter.default": "aten.select.int",
 }
@@ -71,7 +71,7 @@ def _puts_back(user: Node, node: Node) -> bool:
     source = node.args[0]
     if user.op != "call_function" or not isinstance(source, Node) or user.args[1:2] != (node,):
         return False
-    look = _LOOKS.get(ops.op_name(user.target))
+    look = PUTS_BACK.get(ops.op_name(user.target))
     if look is None or user.args[0] is source:  # the whole is a part of itself
         return look is not None
     is_look = source.op == "call_function" and ops.op_name(source.target) == look

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfuse.ir.expr import Expr, apply, bitcast, cast, const, index_value, load
+from polyfuse.ir.expr import Expr, apply, bitcast, cast, const, index_value, load, walk
 from polyfuse.ir.nodes import Buffer, LoopNode, Opaque, Pointwise, Reduction, TemplateCall, View
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.symbolic import Index, IndexLike, axis, axis_size
+from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, free_axes
 
 
 class Unavailable(Exception):
@@ -128,6 +128,9 @@ class _Form:
             raise Unavailable(f"its operands are of different types, {left.dtype} and {right.dtype}")
         if DType.bool in (left.dtype, right.dtype) or self.dtype is DType.bool:
             raise Unavailable("truth values are not multiplied")
+        steps = {axis_name(a) for a in depth if axis_size(a) != 1}
+        if steps and any(steps.isdisjoint(_varies_along(side)) for side in (left, right)):
+            raise Unavailable("an operand is expanded along all that is added up")
         dtype = accumulates(left.dtype)
         name = f"{self.call.name}_sum"
         strides: list[IndexLike] = []
@@ -172,6 +175,12 @@ class _Form:
             origins=self.call.origins,
         )
         return GemmLoops(gemm, node, accumulator)
+
+
+def _varies_along(value: Expr) -> set[str]:
+    """The names of the axes that a value, or where it is read, depends on."""
+    indices = [expr.index for expr in walk(value) if expr.op in ("load", "index")]
+    return {name for index in indices for name in free_axes(index)}
 
 
 def _offset(axes: Sequence[IndexLike], strides: Sequence[IndexLike]) -> IndexLike:

@@ -18,7 +18,7 @@ from polyfuse.frontend.describe import output_node
 from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast, ReadsElements
 from polyfuse.frontend.rewrites.layouts.alone import is_light_alone
 from polyfuse.frontend.rewrites.layouts.one_axis import as_images
-from polyfuse.frontend.rewrites.tools import aten, tensor_value, traced_call
+from polyfuse.frontend.rewrites.tools import aten, same_number, tensor_value, traced_call
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, shapes
 
@@ -46,6 +46,9 @@ _BY_STRIDES: Final = (
     "view_as_real",
 )
 """Operators whose result depends on the strides of an operand."""
+
+_VIEWS: Final = (aten.view.default, aten._unsafe_view.default)
+"""Operators that join and split dimensions, and never copy."""
 
 _Wants: TypeAlias = Callable[[torch.Tensor, torch.Tensor], ChannelsLast]
 
@@ -137,6 +140,8 @@ class _Walk:
         try:
             value = fake.fake_evaluate(self.mode, node.target, args, kwargs)
         except (RuntimeError, ValueError):  # a view that such strides do not allow
+            value = None
+        if value is None or (node.target in _VIEWS and _joins_apart(args[0], value)):
             node.args = before
             self.restore(node)
             return
@@ -229,6 +234,30 @@ def _writes_only(node: Node) -> bool:
 
 def _is_last(value: torch.Tensor) -> bool:
     return value.is_contiguous(memory_format=CHANNELS_LAST[value.dim()])
+
+
+def _joins_apart(value: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether a view joins dimensions whose elements do not follow each other.
+
+    What torch traces raises then, but not where a dimension of one lies between them, as the height of an
+    image of one line does between its channels and its width.
+    """
+    if not any(same_number(n, 1) for n in value.shape) or any(same_number(n, 0) for n in value.shape):
+        return False
+    runs: list[tuple[Any, Any]] = []  # elements that follow each other, and how far apart
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        if same_number(size, 1):
+            continue
+        follows = bool(runs) and same_number(runs[-1][1], size * stride)
+        runs[-1:] = [(runs[-1][0] * size, stride)] if follows else [*runs[-1:], (size, stride)]
+    left = [size for size in view.shape if not same_number(size, 1)]
+    for count, _ in runs:
+        total: Any = 1
+        while not same_number(total, count):
+            if not left:
+                return True
+            total = total * left.pop(0)
+    return False
 
 
 def _strides(value: Any) -> Any:
