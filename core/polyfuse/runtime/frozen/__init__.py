@@ -24,6 +24,7 @@ from polyfuse.runtime.frozen.values import (
     FrozenStep,
     FrozenValues,
     PackedInputs,
+    laid_out,
 )
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "FrozenValues",
     "PackedInputs",
     "has_checksum",
+    "laid_out",
     "offer_checksum",
     "once",
     "room_of",
