@@ -147,6 +147,7 @@ class Description:
             ``package.module:Class``.
         modules: to import before programs are loaded: they register operators.
         weight_member: the member that holds weights; empty if there is none.
+        frozen: whether weights are what followed from those of the model, which cannot be replaced.
     """
 
     versions: Mapping[str, str]
@@ -160,6 +161,7 @@ class Description:
     entries: Mapping[str, Entry]
     weight_member: str = ""
     device_classes: Mapping[str, str] = field(default_factory=dict)
+    frozen: bool = False
 
     def plain(self) -> dict[str, object]:
         """As data that JSON can hold."""

@@ -31,13 +31,19 @@ class Weights:
         rows: what they are.
         mapped: those that lie in the package; None if none does.
         given: those that its user brings, by name.
+        frozen: whether they cannot be replaced.
     """
 
     def __init__(
-        self, rows: Sequence[Weight], mapped: Mapped | None, given: Mapping[str, torch.Tensor]
+        self,
+        rows: Sequence[Weight],
+        mapped: Mapped | None,
+        given: Mapping[str, torch.Tensor],
+        frozen: bool = False,
     ) -> None:
         self.rows = tuple(rows)
         self._mapped = mapped
+        self._frozen = frozen
         self._check_names(given)
         absent = [row.name for row in rows if row.offset < 0 and row.name not in given]
         if absent:
@@ -71,6 +77,12 @@ class Weights:
         return aligned_copy(found) if row.mutable and row.bytes else found
 
     def _check_names(self, given: Mapping[str, torch.Tensor]) -> None:
+        if self._frozen and given:
+            raise PackageError(
+                "the package was made with the option `freezing`: it has what followed from the weights"
+                " of the model when it was made, not all of these",
+                "make it again with other weights, or without the option",
+            )
         names = {row.name for row in self.rows}
         unknown = sorted(set(given) - names)
         if unknown:
@@ -120,11 +132,18 @@ class LoadedEntry:
         self._out_spec = nesting(entry.out_tree)
         self._device_types = sorted({a.device for a in entry.arguments if a.device} | {"cpu"})
         self._mutates = any(a.mutated for a in entry.arguments)
-        self._program = revive(entry, weights)
+        self._arguments = [(i, s.position) for i, s in enumerate(entry.inputs) if s.origin == "argument"]
+        self._ready = self._made()
+
+    def _made(self) -> tuple[CompiledModule, list[Any]]:
+        """The program, and its inputs without arguments: both at once, for a call that begins meanwhile."""
+        tensors = self._weights.tensors
+        inputs = [tensors[s.position] if s.origin == "weight" else None for s in self.entry.inputs]
+        return self._revive(self.entry, self._weights), inputs
 
     def renew(self) -> None:
         """Make the program anew: its weights have moved, and addresses that it recorded are stale."""
-        self._program = self._revive(self.entry, self._weights)
+        self._ready = self._made()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self._signature.leaves(args, kwargs)
@@ -136,13 +155,10 @@ class LoadedEntry:
             for i, argument in enumerate(self.entry.arguments)
             if argument.kind == "tensor" and not self._fits(leaves[i], argument, symbols)
         }
-        program, weights = self._program, self._weights.tensors
-        inputs = [
-            weights[source.position]
-            if source.origin == "weight"
-            else copies.get(source.position, leaves[source.position])
-            for source in self.entry.inputs
-        ]
+        program, stored = self._ready
+        inputs = stored.copy()  # the program empties it
+        for i, position in self._arguments:
+            inputs[i] = copies.get(position, leaves[position])
         with _plain(self._device_types):
             results = list(program(inputs))
             for i, copy in copies.items():
@@ -273,7 +289,8 @@ class Package:
             strict: whether all parameters and buffers must be given.
 
         Raises:
-            PackageError: a name is unknown or missing, or a tensor has another size or type.
+            PackageError: a name is unknown or missing, a tensor has another size or type, or the package was
+                made with `freezing`.
         """
         absent = [row.name for row in self._weights.rows if row.kind != "constant" and row.name not in values]
         if strict and absent:

@@ -73,7 +73,10 @@ def load(
         if verify and trust is None and member:
             archive.verify(member)
         weights = Weights(
-            description.weights, map_weights(archive, member) if member else None, dict(constants or {})
+            description.weights,
+            map_weights(archive, member) if member else None,
+            dict(constants or {}),
+            description.frozen,
         )
         units = _load_units(archive, description, settings)
         entries = description.entries.values()

@@ -51,9 +51,16 @@ def compile_traced(
     more: MoreRewrites | None = None,
     channels_last: WantsChannelsLast | None = None,
     elementwise: ReadsElements | None = None,
+    reads_narrow: ReadsNarrow | None = None,
+    fold: Callable[[FrozenValues], None] | None = None,
 ) -> BoxedCallable:
     """Compile a functional ATen graph made elsewhere, such as by `torch.export`; nodes must carry fake
     values.
+
+    Args:
+        fold: with the option `freezing`, called with what follows from the `static` inputs. The compiled
+            graph takes these values behind its inputs, and its `packed_inputs` behind them; whoever gave
+            `fold` computes them. Without it, nothing is folded.
     """
     note_shared_arguments(module)
     _lay_out(module, settings, channels_last, elementwise, training=False)
@@ -61,8 +68,23 @@ def compile_traced(
     texts = PassTexts(bool(settings.dump) or is_traced())
     # nothing is packed: what packs, and reads it, might not be there where the result runs
     rewrites = _rewritten(module, kind, settings, more, texts)
+    given = None
+    if fold is not None and settings.freezing:
+        count = len(fx.placeholder_values(module.graph))
+        frozen = freeze(module, static, settings, reads_narrow) or FrozenValues()
+        static = (*static, *range(count, count + len(frozen.layouts)))
+        rewrites = (*rewrites, ("freezing", len(frozen.layouts)))
+        given = 0  # all values are there before a call, and what is not read need not be
+        fold(frozen)
     graph = describe(
-        module, kind, name=name, fake_mode=mode, static=static, rewrites=rewrites, passes=texts.made
+        module,
+        kind,
+        name=name,
+        fake_mode=mode,
+        static=static,
+        rewrites=rewrites,
+        passes=texts.made,
+        given=given,
     )
     return fx.mark_boxed(inner(graph))
 

@@ -24,8 +24,8 @@ def as_inputs(schedule: Schedule, given: int) -> tuple[Schedule, PackedInputs | 
     them; None: there are none. Those of which libraries alone know what is in them stay where they are.
 
     Args:
-        given: how many inputs calls pass. Those behind follow from parameters; where nothing reads one any
-            more, the graph does not take it.
+        given: how many inputs calls pass. Where nothing reads a parameter behind these, or what follows from
+            one, the graph does not take it.
     """
     graph = schedule.graph
     returned = graph.output_buffers()
@@ -34,8 +34,6 @@ def as_inputs(schedule: Schedule, given: int) -> tuple[Schedule, PackedInputs | 
         for call in _packing(schedule, (FROZEN,))
         if (name := call.node.outputs[0]) not in returned and graph.buffers[name].kind == "temp"
     ]
-    if not moved:
-        return schedule, None
     names = {call.node.name for call in moved}
     steps: list[Launch | Call] = []
     last_use: list[tuple[str, ...]] = []
@@ -48,7 +46,9 @@ def as_inputs(schedule: Schedule, given: int) -> tuple[Schedule, PackedInputs | 
         last_use.append(dead)
         dead = ()
     read = {*graph.output_buffers(), *(name for step in steps for name in _touched(step))}
-    unread = {i for i, item in enumerate(graph.inputs) if i >= given and item.name not in read}
+    unread = {i for i, x in enumerate(graph.inputs) if i >= given and x.static and x.name not in read}
+    if not moved and not unread:
+        return schedule, None
     inputs = [item for i, item in enumerate(graph.inputs) if i not in unread]
     buffers = dict(graph.buffers)
     for i in unread:

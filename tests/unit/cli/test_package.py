@@ -30,7 +30,7 @@ def test_info(path, capsys):
 def test_info_as_json(path, capsys):
     assert cli.main(["package", "info", "--json", str(path)]) == 0
     manifest = json.loads(capsys.readouterr().out)
-    assert manifest["format"] == [1, 3] and list(manifest["entries"]) == ["forward"]
+    assert manifest["format"] == [1, 4] and list(manifest["entries"]) == ["forward"]
 
 
 def test_verify(path, tmp_path, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from polyfuse.base.errors import PackageError, PolyfuseError
 from polyfuse.base.text import shorten
 from polyfuse.compiler.built import BuiltGraph
 from polyfuse.compiler.offered_rewrites import OfferedRewrites
+from polyfuse.compiler.packages.folded import Folded
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.stages import compile_whole
@@ -24,7 +25,7 @@ from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
 from polyfuse.ir.text.print import text as ir_text
 from polyfuse.plugin import Backend
-from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER
+from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER, FrozenValues, PackedInputs
 from polyfuse.torch_compat.namespaces import comes_with_torch
 from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
 
@@ -74,18 +75,22 @@ def compile_entry(
     modules: tuple[str, ...],
     *,
     last: bool,
+    written: Collection[int] = (),
 ) -> PackagedEntry:
-    """Compile an exported program; its tensors go into `table`. `last`: whether convolutions may get their
-    channels last.
+    """Compile an exported program; its tensors go into `table`.
+
+    Args:
+        last: whether convolutions may get their channels last.
+        written: addresses of tensors that some entry writes to: nothing that follows from them is folded.
     """
     values = fx.placeholder_values(exported.module.graph)
     env = fake.shape_env_of(fake.detect_fake_mode(values))
-    built = _compile(name, exported, session, last)
+    built, folded = _compile(name, exported, session, last, written)
     texts = shapes.condition_texts(env, values)
     kernels = {kernel: _packaged(pending) for kernel, pending in built.kernels.items()}
     operators = tuple(sorted(set(_operators(built.module.text))))
     _check_operators(operators, modules)
-    inputs, arguments = _inputs(name, exported, values, table)
+    inputs, arguments = _inputs(name, exported, values, table, folded)
     entry = Entry(
         f"programs/{name}.py",
         {kernel: (packaged.unit, packaged.key) for kernel, packaged in kernels.items()},
@@ -119,8 +124,15 @@ def compile_entry(
     )
 
 
-def _compile(name: str, exported: ExportedGraph, session: CompileSession, last: bool) -> BuiltGraph:
+def _compile(
+    name: str, exported: ExportedGraph, session: CompileSession, last: bool, written: Collection[int]
+) -> tuple[BuiltGraph, Folded | None]:
     found: list[BuiltGraph] = []
+    frozen: list[FrozenValues] = []
+    stored = [i for i, item in enumerate(exported.inputs) if item.origin != "argument"]
+    if session.settings.freezing:
+        tensors = {i: exported.tensors[exported.inputs[i].name] for i in stored}
+        stored = [i for i in stored if tensors[i].data_ptr() not in written]
 
     def inner(graph: AtenGraph) -> BoxedCallable:
         found.append(compile_whole(graph, session))
@@ -131,12 +143,15 @@ def _compile(name: str, exported: ExportedGraph, session: CompileSession, last: 
         inner=inner,
         settings=session.settings,
         name=name,
-        static=[i for i, item in enumerate(exported.inputs) if item.origin != "argument"],
+        static=stored,
         more=OfferedRewrites(session.extensions),
         channels_last=session.wants_channels_last if last else None,
         elementwise=session.extensions.is_elementwise,
+        reads_narrow=session.reads_narrow,
+        fold=frozen.append,
     )
-    return found[0]
+    packed = found[0].module.packed_inputs or PackedInputs((), (), frozenset())
+    return found[0], Folded(frozen[0], packed) if frozen else None
 
 
 def _packaged(pending: Any) -> PackagedKernel:
@@ -185,17 +200,26 @@ def _objects(name: str, built: BuiltGraph, table: WeightTable) -> dict[str, int]
 
 
 def _inputs(
-    entry: str, exported: ExportedGraph, values: tuple[Any, ...], table: WeightTable
+    entry: str,
+    exported: ExportedGraph,
+    values: tuple[Any, ...],
+    table: WeightTable,
+    folded: Folded | None,
 ) -> tuple[tuple[Source, ...], tuple[Argument, ...]]:
     sources: list[Source] = []
     arguments: list[Argument] = []
-    for item, value in zip(exported.inputs, values, strict=True):
+    unread = folded.packed.unread if folded is not None else frozenset()
+    for position, (item, value) in enumerate(zip(exported.inputs, values, strict=True)):
         if item.origin == "argument":
             sources.append(Source("argument", len(arguments)))
             arguments.append(_argument(item, value))
-        else:
+        elif position not in unread:
             tensor = exported.tensors[item.name]
             sources.append(Source("weight", table.add(entry, item.name, item.origin, tensor, item.mutated)))
+    if folded is not None:
+        given = [exported.tensors.get(item.name) for item in exported.inputs]
+        for number, tensor in enumerate(folded.tensors(given)):
+            sources.append(Source("weight", table.add(entry, f"{entry}.{number}", "constant", tensor)))
     return tuple(sources), tuple(arguments)
 
 

@@ -60,7 +60,8 @@ def package(
         kwargs: those that are given by keyword.
         path: of the file.
         dynamic_shapes: which sizes of arguments may vary, as `torch.export.export` takes it.
-        options: as `torch.compile` takes them.
+        options: as `torch.compile` takes them. With `freezing`, what follows from the weights alone is
+            computed now and stored instead of them, and they cannot be replaced.
         mode: likewise.
         weights: whether parameters and buffers go into the file; otherwise they are given when it is loaded.
         modules: names of modules that register operators which the model calls; loading imports them.
@@ -72,6 +73,7 @@ def package(
     Raises:
         PackageError: something in the model cannot be put into a package, or needs Python where that should
             not be; the message names it.
+        InvalidOptionError: an option is unknown, or `freezing` is set beside weights=False.
         UnsupportedError, KernelBuildError: the model cannot be compiled.
     """
     if not path:
@@ -81,7 +83,7 @@ def package(
         from polyfuse.aot.signing import signer  # which needs another package
 
         signed = signer(sign)
-    settings = _settings_of(mode, options, native)
+    settings = _settings_of(mode, options, native, weights)
     session = session_for(settings)
     table = WeightTable(embedded=weights)
     programs = _programs(model, args, kwargs, dynamic_shapes)
@@ -92,8 +94,14 @@ def package(
     last = {name for name, program in programs.items() if not (native and _transposes(program))}
     if native:
         graphs = lay_out_weights(graphs, last, session.wants_channels_last)
+    written = {
+        graph.tensors[item.name].data_ptr()
+        for graph in graphs.values()
+        for item in graph.inputs
+        if item.mutated and item.name in graph.tensors
+    }
     entries = {
-        name: compile_entry(name, graph, table, session, tuple(modules), last=name in last)
+        name: compile_entry(name, graph, table, session, tuple(modules), last=name in last, written=written)
         for name, graph in graphs.items()
     }
     libraries = native_libraries(entries, table.rows(), session) if native else {}
@@ -102,16 +110,20 @@ def package(
     return target
 
 
-def _settings_of(mode: str | None, options: Mapping[str, Any] | None, native: bool) -> Settings:
+def _settings_of(
+    mode: str | None, options: Mapping[str, Any] | None, native: bool, weights: bool
+) -> Settings:
     """The settings that packages are compiled with."""
     # host programs in packages are Python's: a native one would be built for nobody
     settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
     if native:
         # autotuning must not choose a library or a kernel of another backend
         settings = settings.with_options(gemm="generated", autotune_backends=False, keep_memory=False)
-    if settings.freezing:
+    if settings.freezing and not weights:
         raise InvalidOptionError(
-            "the option `freezing` has no meaning in a package, whose weights can be replaced", "leave it out"
+            "with the option `freezing`, a package has values that follow from its weights, which"
+            " weights=False leaves out",
+            "leave out one of them",
         )
     return settings
 
@@ -193,6 +205,7 @@ def _write(
             },
             WEIGHTS if written else "",
             _device_classes(devices),
+            session.settings.freezing,
         ).plain()
         _check_readable(description)
         writer.finish(description, sign)

@@ -25,6 +25,7 @@ from polyfuse.runtime.frozen.values import (
     FrozenStep,
     FrozenValues,
     PackedInputs,
+    laid_out,
 )
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "PackedInputs",
     "Region",
     "has_checksum",
+    "laid_out",
     "offer_checksum",
     "once",
     "room_of",

@@ -108,7 +108,7 @@ class FrozenValues:
         """The values, in the layouts that the graph was compiled for."""
         with torch.inference_mode(False), torch.no_grad():
             return [
-                value if layout is None else _laid_out(value, *layout)
+                value if layout is None else laid_out(value, *layout)
                 for value, layout in zip(self.compute(*given), self.layouts, strict=True)
             ]
 
@@ -160,13 +160,14 @@ class FrozenValues:
         )
 
 
-def _laid_out(value: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+def laid_out(value: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """The same numbers with these strides: the tensor itself where it has them, or a copy."""
     if tuple(value.stride()) == stride:
         return value
     return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
-_OWN: Mapping[str, Callable[..., Any]] = {"getitem": operator.getitem, "laid_out": _laid_out}
+_OWN: Mapping[str, Callable[..., Any]] = {"getitem": operator.getitem, "laid_out": laid_out}
 
 
 class FrozenProgram:
