@@ -217,6 +217,21 @@ def test_what_is_no_number_stays_under_its_windows(
 
 
 @needs_tiles
+@pytest.mark.parametrize("last", [False, True])
+def test_results_with_pixels_side_by_side_have_a_loop_of_their_own(last: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(32, 64, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()).eval().bfloat16()
+    x = torch.randn(2, 32, 9, 11).bfloat16()
+    x = x.to(memory_format=torch.channels_last) if last else x
+    with torch.no_grad():
+        found, eager = compiled(model, freezing=True)(x), model(x)
+    torch.testing.assert_close(found, eager, rtol=4e-2, atol=4e-2)
+    assert found.stride() == eager.stride()
+    refused = [d for d in last_reports()[-1].decisions if "channels apart" in d.reason]
+    assert bool(refused) != last
+
+
+@needs_tiles
 @pytest.mark.parametrize("freezing", [False, True])
 def test_changed_weights_of_windows_are_seen(freezing: bool) -> None:
     torch.manual_seed(0)
