@@ -31,12 +31,20 @@ from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.memory.address import index_text
 
-_FETCHING = (OperandPath.PACKED, OperandPath.PREPACKED, OperandPath.DIRECT)
+_FETCHING = (
+    OperandPath.PACKED,
+    OperandPath.PREPACKED,
+    OperandPath.DIRECT,
+    OperandPath.PREPACKED_TILES,
+)
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 
 _AHEAD = {OperandPath.DIRECT: 8, OperandPath.PREPACKED: 64}
 """Steps ahead for which a tile asks operand B. What was packed once comes from memory, from where 64 steps
 arrive in time. Rows of a matrix that is read where it is lie far apart."""
+
+_FAR = 256 << 10
+"""Bytes of a packed operand B from which a tile asks for it, and not for rows."""
 
 _NEAR = 128 << 10
 """Bytes of operand B that stay in the near caches from tile to tile."""
@@ -436,7 +444,8 @@ def _add_up_pairs(text: MatmulText) -> None:
     """Add up a tile of bf16 in pairs of steps."""
     plan, out, rows = text.plan, text.out, text.a
     columns, _ = text.b.columns_at()
-    end = f"{columns}, depth_here, sum, pass == pass_from);"
+    ahead = _later_block(text, columns)
+    end = f"{columns}, depth_here, sum, pass == pass_from{ahead});"
     if not plan.path.tiles:
         out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {rows.row}>({rows.rows_at()}, {end}")
         return
@@ -448,8 +457,29 @@ def _add_up_pairs(text: MatmulText) -> None:
     if not rows.whole:
         out.line(f"if (rows_here < {plan.rows}) {packed}")
         out.line("else")
-    fetch = "0" if text.is_one_tile() else rows.fetched()
+    fetch = "0" if text.is_one_tile() or ahead else rows.fetched()
     out.line(f"{name}(left_at, {rows.pitch}, {fetch}, {end}")
+
+
+def _later_block(text: MatmulText, columns: str) -> str:
+    """What a tile asks for of a large packed weight, as an argument: its part of the block that is read where
+    this one is now in the next pass, or by the next group of blocks. Nothing for a small one.
+    """
+    plan, matmul = text.plan, text.matmul
+    size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
+    if plan.path is not OperandPath.PREPACKED_TILES or size < _FAR or text.is_one_tile():
+        return ""
+    wide, out = text.wide, text.out
+    out.line("const bool more = pass + 1 < pass_to;")
+    out.line("const bool later = more || block + (block_e - block_a) < block_to;")
+    following = f"((block_e - block_a) * depth_count - depth_from) * {wide}"
+    out.line(f"const bf16* const later_at = {columns} + (more ? depth_here * {wide} : {following});")
+    steps = tile_steps(matmul)
+    out.line(
+        f"const matrix_ahead ahead = matrix_share(later_at, later ? depth_here * {2 * wide} : 0, "
+        f"depth_here / {steps}, tile - tile_a, tile_e - tile_a);"
+    )
+    return ", ahead"
 
 
 def declare_part(out: Writer) -> None:

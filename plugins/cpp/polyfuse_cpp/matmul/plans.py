@@ -28,6 +28,9 @@ from polyfuse_cpp.matmul.window import (
 _PACKED_BYTES = 384 << 10
 """What is packed of operand B at once: it stays in the L2 cache."""
 
+_PACKED_BEFORE = 192 << 10
+"""The same of what was packed before for matrix registers: the next group arrives meanwhile."""
+
 _WINDOW = 640
 """Steps of a pass over the depth of a convolution: the 576 of 64 channels under a window of 3x3 are one."""
 
@@ -441,7 +444,8 @@ class _Machine:
         """A plan with its depth, unless that is given, and as many blocks as the L2 cache holds."""
         depth = depth or self._depth(path, rows)
         size = depth * vectors * self.isa.lanes * (2 if path.paired else self.size)
-        blocks = min(max(1, _PACKED_BYTES // size), 64) if path.blocked else 1
+        most = _PACKED_BEFORE if path is OperandPath.PREPACKED_TILES else _PACKED_BYTES
+        blocks = min(max(1, most // size), 64) if path.blocked else 1
         sizes = [self.matmul.facts.sizes[name] for name in self.matmul.b.axes]
         across = [n for n in sizes if isinstance(n, int)]
         if len(across) == len(sizes):

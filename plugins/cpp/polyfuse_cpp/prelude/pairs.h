@@ -117,11 +117,23 @@ static __attribute__((unused)) void matrix_end() { __asm__ volatile("tilerelease
   __asm__ volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(P), "r"(i64(STEP)) : "memory")
 #define PF_TILE_DOT(SUM, A, B) __asm__ volatile("tdpbf16ps %%tmm" #B ", %%tmm" #A ", %%tmm" #SUM : :)
 
+// What comes to the second cache while a tile is added up: `lines` of 64 bytes for each register of the depth. A block of the
+// right operand that is read later is divided among the tiles of rows before.
+struct matrix_ahead {
+  const char* from;
+  i64 lines;
+};
+[[maybe_unused]] PF_INLINE matrix_ahead matrix_share(const bf16* block, i64 bytes, i64 steps, i64 tile, i64 tiles) {
+  if (tiles < 2) return {nullptr, 0};
+  const i64 lines = (bytes / 64 + steps * tiles - 1) / (steps * tiles);
+  return {(const char*)block + tile * steps * lines * 64, lines};
+}
+
 // R times 16 rows, `apart` elements from each other, and C vectors of columns (one or two of each). Where `fetch` is not 0,
 // asks for what is `fetch` elements behind the left operand: loads of whole tiles are not seen coming.
 template <int R, int C, int STEPS>
 static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 depth, f32* c,
-                                                  bool first) {
+                                                  bool first, matrix_ahead ahead = {nullptr, 0}) {
   const i64 row = apart * 2, pair = C * 64, out = C * 64;
   if (first) {
     PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
@@ -135,6 +147,7 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 
     if (fetch)
 #pragma GCC unroll 32
       for (int i = 0; i < 16 * R; ++i) __builtin_prefetch(a + i * apart + k + fetch);
+    for (i64 i = 0; i < ahead.lines; ++i, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
     PF_TILE_LOAD(6, b + k * C * 16, pair);
     PF_TILE_LOAD(4, a + k, row);
     PF_TILE_DOT(0, 4, 6);
