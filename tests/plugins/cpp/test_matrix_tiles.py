@@ -1,4 +1,4 @@
-"""Convolutions of bf16 with windows of 1x1 and linear layers in matrix registers, and weights packed in pairs."""
+"""Convolutions of bf16 with windows of 1x1, and linear layers, in matrix registers; weights packed in pairs."""
 
 from __future__ import annotations
 
@@ -208,7 +208,8 @@ def test_linear_layers_of_any_number_of_rows() -> None:
 @needs_tiles
 def test_numbers_that_are_none_stay_in_their_rows() -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(1056, 64), nn.ReLU()).eval().bfloat16(), torch.randn(70, 1056).bfloat16()
+    model = nn.Sequential(nn.Linear(1056, 64), nn.ReLU()).eval().bfloat16()
+    x = torch.randn(70, 1056).bfloat16()
     with torch.no_grad():
         x[3, 1050], x[64, 0], x[69, 7] = float("nan"), float("inf"), float("-inf")
         model[0].weight[5, 7], model[0].bias[9] = float("inf"), float("nan")
