@@ -1,4 +1,4 @@
-"""Convolutions of bf16 with windows of 1x1, and linear layers, in matrix registers; weights packed in pairs."""
+"""Convolutions of bf16 with windows of 1x1 and linear layers in matrix registers; weights packed for them."""
 
 from __future__ import annotations
 

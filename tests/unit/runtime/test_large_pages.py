@@ -53,9 +53,9 @@ def test_what_is_not_moved() -> None:
     part = torch.randn(LARGE)[: LARGE // 2]
     twice = torch.randn(LARGE // 4)
     left = [parameter.detach(), part, twice, twice.view(-1, 2), torch.ones(3), 7, "text", None]
-    places = [v.data_ptr() for v in left if isinstance(v, torch.Tensor)]
+    addresses = [v.data_ptr() for v in left if isinstance(v, torch.Tensor)]
     assert on_large_pages(list(left), (parameter,)) == left  # too little is left for a page
     found = on_large_pages([*left, packed], (parameter,))
     same = [v.data_ptr() for v in found[:-1] if isinstance(v, torch.Tensor)]
-    assert same[:4] == places[:4] and found[5:8] == [7, "text", None]
+    assert same[:4] == addresses[:4] and found[5:8] == [7, "text", None]
     assert torch.equal(found[-1], packed)
