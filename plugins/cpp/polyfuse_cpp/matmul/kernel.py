@@ -73,8 +73,6 @@ class MatmulText:
             self.matmul = as_stored(self.matmul) or self.matmul
         self.out = Writer("  ")
         self.features = {"kernel", "omp", "matmul"}
-        if self.plan.path.paired:
-            self.features.add("pairs")
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
         self.wide = self.plan.vectors * self.lanes  # columns of a block
@@ -86,6 +84,8 @@ class MatmulText:
         self.shared_axes, self.block_axes = self.matmul.batch, self.matmul.b.axes[:-1]
         self.a = OperandAText(self.matmul, self.plan, self.lanes, self.out, self.features)
         self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
+        if self.plan.path.paired or self.a.across:
+            self.features.add("pairs")
 
     def text(self) -> KernelText:
         """Both functions: the part of one thread, and the one that callers see."""
@@ -171,11 +171,13 @@ class MatmulText:
             out.line(f"{kind}* const packed_a = packed_b + {room_b};")
             out.line(f"{kind}* const sums = packed_a + {room_a};")
             self._fill_tables(f"sums + {sums}")
-            if plan.path.tiles:
+            if self.a.across:
+                out.line("matrix_begin<32>();")
+            elif plan.path.tiles:
                 out.line(f"matrix_begin<{tile_steps(self.matmul)}>();")
             with out.block("for (i64 item = first_item; item < end_item; ++item)"):
                 self._item()
-            if plan.path.tiles:
+            if plan.path.tiles or self.a.across:
                 out.line("matrix_end();")
 
     def _fill_tables(self, room: str) -> None:
@@ -323,6 +325,9 @@ class MatmulText:
     def _dots(self) -> None:
         """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
         plan, out = self.plan, self.out
+        if self.a.across:
+            self._converted_tile()
+            return
         heights = {plan.rows: plan.columns}
         if most_varying(self.matmul, plan.path):
             heights = {n: columns_beside(self.matmul, self.isa, n) for n in range(1, plan.rows + 1)}
@@ -341,6 +346,17 @@ class MatmulText:
                 if self.b.converts_groups:
                     self.b.convert_group()
                 out.line(f"matmul_dots<{rows}, {columns}, {kinds}>(rows_at, columns_at + j, {passed});")
+
+    def _converted_tile(self) -> None:
+        """Add up the columns of a block, as rows of a left operand."""
+        out = self.out
+        with out.block():
+            if self.b.converts_groups:
+                out.line("const i64 j = 0;")
+                self.b.convert_group()
+            out.line("const i64 apart = columns_at[1] - columns_at[0];")
+            passed = f"columns_at[0] + depth_from, apart, {self.a.across_at('tile')}, depth_here, sum"
+            out.line(f"matrix_columns({passed}, rows_here, pass == pass_from);")
 
     def is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""

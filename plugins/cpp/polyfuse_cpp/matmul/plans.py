@@ -12,7 +12,7 @@ from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.plugin import Config
 from polyfuse.symbolic import bounds, product
 from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers, steps_of
-from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
+from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul, as_stored
 from polyfuse_cpp.matmul.window import (
     block_width,
@@ -57,6 +57,9 @@ _CONVERTING = 8
 
 _LOADED = 32
 """Bytes of a vector of which two are loaded in a cycle."""
+
+_TILE = 16
+"""Rows of a matrix register. Tiles along the depth in other registers have fewer columns."""
 
 _FEW_FOR_TILES = 16
 """Rows beyond which matrix registers are faster than reading the weight along its depth."""
@@ -150,6 +153,11 @@ class MatmulPlan:
     blocks: int
     slices: int = 1
 
+    @property
+    def converts_tiles(self) -> bool:
+        """Whether columns that are converted are multiplied in matrix registers."""
+        return self.path is OperandPath.CONVERTED and self.columns == _TILE
+
     def config(self) -> Config:
         """The plan as numbers."""
         return Config.of(
@@ -242,7 +250,8 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         alike = right.memory is matmul.dtype or right.memory.itemsize < matmul.dtype.itemsize
         if alike and (left.memory.is_float == right.memory.is_float):
             yield OperandPath.DOTS
-    if isa.lanes > 1 and matmul.extent(left.axes) <= _BYTE_ROWS and as_stored(matmul) is not None:
+    few = isa.lanes > 1 and matmul.extent(left.axes) <= _BYTE_ROWS
+    if few and not fills_tiles(matmul, isa) and as_stored(matmul) is not None:
         yield OperandPath.DOTS
     if is_converted(matmul, isa):
         yield OperandPath.CONVERTED
@@ -314,6 +323,9 @@ class _Machine:
         if path.tiles:
             wide = self.matmul.b.packed_width or across
             yield self.plan(path, 32 if rows > 16 else 16, 2 if wide > 16 else 1, 0)
+            return
+        if path is OperandPath.CONVERTED and fills_tiles(self.matmul, self.isa):
+            yield self.plan(path, _TILE, 1, _TILE)
             return
         if path is OperandPath.PREPACKED and group_of(self.matmul, self.isa.lanes):
             yield self._grouped()
@@ -444,7 +456,8 @@ class _Machine:
         """A plan with its depth, unless that is given, and as many blocks as the L2 cache holds."""
         depth = depth or self._depth(path, rows)
         size = depth * vectors * self.isa.lanes * (2 if path.paired else self.size)
-        most = _PACKED_BEFORE if path is OperandPath.PREPACKED_TILES else _PACKED_BYTES
+        several = self.matmul.extent(self.matmul.a.axes) > rows
+        most = _PACKED_BEFORE if path is OperandPath.PREPACKED_TILES and several else _PACKED_BYTES
         blocks = min(max(1, most // size), 64) if path.blocked else 1
         sizes = [self.matmul.facts.sizes[name] for name in self.matmul.b.axes]
         across = [n for n in sizes if isinstance(n, int)]

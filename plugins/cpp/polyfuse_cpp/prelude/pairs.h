@@ -129,6 +129,36 @@ struct matrix_ahead {
   return {(const char*)block + tile * steps * lines * 64, lines};
 }
 
+// Up to 16 rows, in pairs as columns of a right operand (`pair_across<1>`), and 16 columns that each lie along the depth (a
+// multiple of 32), `apart` elements from each other, as rows of a left one. Sums go to c, whose rows are 16 elements long.
+static __attribute__((noinline, unused)) void matrix_columns(const bf16* columns, i64 apart, const bf16* rows, i64 depth,
+                                                             f32* c, i64 count, bool first) {
+  alignas(64) f32 sums[4][256];
+  const i64 step = apart * 2;
+  PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
+  i64 k = 0;
+  for (; k + 128 <= depth; k += 128) {
+    PF_TILE_LOAD(4, columns + k, step); PF_TILE_LOAD(6, rows + k * 16, 64); PF_TILE_DOT(0, 4, 6);
+    PF_TILE_LOAD(5, columns + k + 32, step); PF_TILE_LOAD(7, rows + k * 16 + 512, 64); PF_TILE_DOT(1, 5, 7);
+    PF_TILE_LOAD(4, columns + k + 64, step); PF_TILE_LOAD(6, rows + k * 16 + 1024, 64); PF_TILE_DOT(2, 4, 6);
+    PF_TILE_LOAD(5, columns + k + 96, step); PF_TILE_LOAD(7, rows + k * 16 + 1536, 64); PF_TILE_DOT(3, 5, 7);
+  }
+  for (; k < depth; k += 32) {
+    PF_TILE_LOAD(4, columns + k, step); PF_TILE_LOAD(6, rows + k * 16, 64); PF_TILE_DOT(0, 4, 6);
+  }
+  PF_TILE_STORE(0, sums[0], 64); PF_TILE_STORE(1, sums[1], 64); PF_TILE_STORE(2, sums[2], 64); PF_TILE_STORE(3, sums[3], 64);
+  vi32 tile[16];
+  for (int j = 0; j < 16; ++j) {
+    const vf32 low = load<Vec>(sums[0] + j * 16) + load<Vec>(sums[1] + j * 16);
+    tile[j] = (vi32)(low + (load<Vec>(sums[2] + j * 16) + load<Vec>(sums[3] + j * 16)));
+  }
+  transpose_rows(tile);
+  for (i64 i = 0; i < count; ++i) {
+    const vf32 sum = (vf32)tile[i];
+    store(c + i * 16, first ? sum : sum + load<Vec>(c + i * 16));
+  }
+}
+
 // R times 16 rows, `apart` elements from each other, and C vectors of columns (one or two of each). Where `fetch` is not 0,
 // asks for what is `fetch` elements behind the left operand: loads of whole tiles are not seen coming.
 template <int R, int C, int STEPS>
