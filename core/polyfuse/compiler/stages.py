@@ -175,11 +175,10 @@ def _reported(
     sized: SizedGraph | None = None,
     ahead: Mapping[ClassKey, tuple[tuple[int, ...], Built]] = MappingProxyType({}),
 ) -> BuiltGraph:
-    """What was built of a graph, after all observers have been called."""
+    """What was built of a graph, with its report published."""
     report = graph_report(aten, lowered.report, built, clock)
     called = [Decision("library", item.op, item.node, item.reason) for item in lowered.report.preferred]
     noted = (*(Decision(n.kind, n.first, n.second, n.reason) for n in aten.notes), *called)
-    session.observe(noted)
     report = replace(report, decisions=(*noted, *report.decisions))
     publish(report)
     if session.settings.metric_tables:
@@ -223,12 +222,10 @@ def compile_graph(
     with clock.stage("autotune"):
         schedule = _tuned(schedule, claims, chosen, session)
     layers = Layers(schedule, expansion)
-    session.observe(layers.decisions)
     _dump_schedule(dump, layers, texts)
     _verify_kernels(schedule, session.settings.verify)
     with clock.stage("generate"):
         code = _generated(schedule, session, given)
-    session.observe(code.separate)
     _dump_kernels(dump, code)
     layers = layers.planned(code.planned, code.separate, code.refused)
     with clock.stage("plan"):
