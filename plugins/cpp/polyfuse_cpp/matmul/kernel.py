@@ -24,9 +24,9 @@ from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
-from polyfuse_cpp.matmul.operand_b import OperandBText
-from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, most_varying, tile_steps
-from polyfuse_cpp.matmul.problem import Matmul, as_stored
+from polyfuse_cpp.matmul.operand_b import OperandBText, later_block
+from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, most_varying
+from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.memory.address import index_text
@@ -42,9 +42,6 @@ _FETCHING = (
 _AHEAD = {OperandPath.DIRECT: 8, OperandPath.PREPACKED: 64}
 """Steps ahead for which a tile asks operand B. What was packed once comes from memory, from where 64 steps
 arrive in time. Rows of a matrix that is read where it is lie far apart."""
-
-_FAR = 256 << 10
-"""Bytes of a packed operand B from which a tile asks for it, and not for rows."""
 
 _NEAR = 128 << 10
 """Bytes of operand B that stay in the near caches from tile to tile."""
@@ -326,7 +323,7 @@ class MatmulText:
         """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
         plan, out = self.plan, self.out
         if self.a.across:
-            self._converted_tile()
+            _add_up_converted(self)
             return
         heights = {plan.rows: plan.columns}
         if most_varying(self.matmul, plan.path):
@@ -346,17 +343,6 @@ class MatmulText:
                 if self.b.converts_groups:
                     self.b.convert_group()
                 out.line(f"matmul_dots<{rows}, {columns}, {kinds}>(rows_at, columns_at + j, {passed});")
-
-    def _converted_tile(self) -> None:
-        """Add up the columns of a block, as rows of a left operand."""
-        out = self.out
-        with out.block():
-            if self.b.converts_groups:
-                out.line("const i64 j = 0;")
-                self.b.convert_group()
-            out.line("const i64 apart = columns_at[1] - columns_at[0];")
-            passed = f"columns_at[0] + depth_from, apart, {self.a.across_at('tile')}, depth_here, sum"
-            out.line(f"matrix_columns({passed}, rows_here, pass == pass_from);")
 
     def is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""
@@ -460,7 +446,7 @@ def _add_up_pairs(text: MatmulText) -> None:
     """Add up a tile of bf16 in pairs of steps."""
     plan, out, rows = text.plan, text.out, text.a
     columns, _ = text.b.columns_at()
-    ahead = _later_block(text, columns)
+    ahead = "" if text.is_one_tile() else later_block(text.b, columns)
     end = f"{columns}, depth_here, sum, pass == pass_from{ahead});"
     if not plan.path.tiles:
         out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {rows.row}>({rows.rows_at()}, {end}")
@@ -477,25 +463,16 @@ def _add_up_pairs(text: MatmulText) -> None:
     out.line(f"{name}(left_at, {rows.pitch}, {fetch}, {end}")
 
 
-def _later_block(text: MatmulText, columns: str) -> str:
-    """What a tile asks for of a large packed weight, as an argument: its part of the block that is read where
-    this one is now in the next pass, or by the next group of blocks. Nothing for a small one.
-    """
-    plan, matmul = text.plan, text.matmul
-    size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
-    if plan.path is not OperandPath.PREPACKED_TILES or size < _FAR or text.is_one_tile():
-        return ""
-    wide, out = text.wide, text.out
-    out.line("const bool more = pass + 1 < pass_to;")
-    out.line("const bool later = more || block + (block_e - block_a) < block_to;")
-    following = f"((block_e - block_a) * depth_count - depth_from) * {wide}"
-    out.line(f"const bf16* const later_at = {columns} + (more ? depth_here * {wide} : {following});")
-    steps = tile_steps(matmul)
-    out.line(
-        f"const matrix_ahead ahead = matrix_share(later_at, later ? depth_here * {2 * wide} : 0, "
-        f"depth_here / {steps}, tile - tile_a, tile_e - tile_a);"
-    )
-    return ", ahead"
+def _add_up_converted(text: MatmulText) -> None:
+    """Add up a tile whose columns are converted, as rows of a left operand."""
+    out, passed = text.out, "depth_here, sum, rows_here, pass == pass_from"
+    with out.block():
+        if text.b.converts_groups:
+            out.line("const i64 j = 0;")
+            text.b.convert_group()
+        out.line("const i64 apart = columns_at[1] - columns_at[0];")
+        rows = text.a.across_at("tile")
+        out.line(f"matrix_columns(columns_at[0] + depth_from, apart, {rows}, {passed});")
 
 
 def declare_part(out: Writer) -> None:

@@ -8,8 +8,8 @@ from polyfuse.kit import is_multiple
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
-from polyfuse_cpp.matmul.plans import most_varying, whole_tiles
-from polyfuse_cpp.matmul.problem import MatrixOperand
+from polyfuse_cpp.matmul.plans import most_varying
+from polyfuse_cpp.matmul.problem import MatrixOperand, whole_tiles
 from polyfuse_cpp.matmul.touched import common_pitch
 from polyfuse_cpp.matmul.window import window_of
 from polyfuse_cpp.matmul.window_text import WindowText

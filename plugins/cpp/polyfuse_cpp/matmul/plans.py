@@ -8,12 +8,12 @@ from enum import IntEnum
 from math import gcd, inf, prod
 
 from polyfuse.ir.types import DType
-from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
+from polyfuse.kit import Machine, Work, seconds, work_of
 from polyfuse.plugin import Config
 from polyfuse.symbolic import bounds, product
-from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers, steps_of
+from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
-from polyfuse_cpp.matmul.problem import Matmul, as_stored
+from polyfuse_cpp.matmul.problem import Matmul, as_stored, whole_tiles
 from polyfuse_cpp.matmul.window import (
     block_width,
     group_of,
@@ -490,17 +490,6 @@ class _Machine:
         passes = -(-max(1, steps) // most)
         each = -(-max(1, steps) // passes)
         return (each + 31) // 32 * 32
-
-
-def tile_steps(matmul: Matmul) -> int:
-    """Steps of the depth that one matrix register holds (`steps_of`)."""
-    depth = product(matmul.facts.sizes[name] for name in matmul.depth)
-    return steps_of(depth if isinstance(depth, int) else 0)
-
-
-def whole_tiles(matmul: Matmul) -> bool:
-    """Whether the depth is known to be so many times what matrix registers hold."""
-    return is_multiple(product(matmul.facts.sizes[name] for name in matmul.depth), tile_steps(matmul))
 
 
 def configs_of(plans: Sequence[MatmulPlan]) -> list[Config]:
