@@ -380,13 +380,12 @@ class OperandBText(OperandText):
 
 
 def later_block(text: OperandBText, columns: str) -> str:
-    """What a tile asks for of a large packed weight, as an argument: its part of the block that is read
-    where the one at `columns` is now in the next pass, or by the next group of blocks. Nothing for a
-    small one.
+    """What a tile asks for of a linear layer's large packed weight, as an argument: its part of the block that
+    is read where the one at `columns` is now in the next pass, or by the next group of blocks. Else nothing.
     """
     matmul, out, wide = text.matmul, text.out, text.wide
     size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
-    if text.plan.path is not OperandPath.PREPACKED_TILES or size < _FAR:
+    if text.plan.path is not OperandPath.PREPACKED_TILES or not matmul.is_layer or size < _FAR:
         return ""
     out.line("const bool more = pass + 1 < pass_to;")
     out.line("const bool later = more || block + (block_e - block_a) < block_to;")

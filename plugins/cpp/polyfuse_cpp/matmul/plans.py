@@ -14,6 +14,7 @@ from polyfuse.symbolic import bounds, product
 from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, whole_tiles
+from polyfuse_cpp.matmul.tiled.padded import padded_of
 from polyfuse_cpp.matmul.window import (
     block_width,
     group_of,
@@ -59,14 +60,13 @@ _LOADED = 32
 """Bytes of a vector of which two are loaded in a cycle."""
 
 _TILE = 16
-"""Rows of a matrix register. Tiles along the depth in other registers have fewer columns."""
+"""Rows of a matrix register; tiles along the depth elsewhere have fewer columns."""
 
 _FEW_FOR_TILES = 16
 """Rows beyond which matrix registers are faster than reading the weight along its depth."""
 
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
-
 
 _THREADS = Machine(operations=8 * 6e9, moved=60e9, units=_UNITS, start=1e-7)
 """Half cycles and bytes of a few threads, in a second."""
@@ -237,6 +237,9 @@ def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
 def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     """The paths that the memory of operand B allows."""
     right, left = matmul.b, matmul.a
+    if has_matrix_registers(isa) and padded_of(matmul) is not None:
+        yield OperandPath.PREPACKED_TILES if right.paired else OperandPath.TILES
+        return
     if right.paired:
         pairs = left.memory is right.memory is DType.bf16 and left.index is not None
         reads = whole_tiles(matmul) and (left.step == 1 or matmul.rows_touch)
@@ -250,8 +253,8 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         alike = right.memory is matmul.dtype or right.memory.itemsize < matmul.dtype.itemsize
         if alike and (left.memory.is_float == right.memory.is_float):
             yield OperandPath.DOTS
-    few = isa.lanes > 1 and matmul.extent(left.axes) <= _BYTE_ROWS
-    if few and not fills_tiles(matmul, isa) and as_stored(matmul) is not None:
+    few = isa.lanes > 1 and matmul.extent(left.axes) <= _BYTE_ROWS and not fills_tiles(matmul, isa)
+    if few and as_stored(matmul) is not None:
         yield OperandPath.DOTS
     if is_converted(matmul, isa):
         yield OperandPath.CONVERTED
@@ -456,7 +459,7 @@ class _Machine:
         """A plan with its depth, unless that is given, and as many blocks as the L2 cache holds."""
         depth = depth or self._depth(path, rows)
         size = depth * vectors * self.isa.lanes * (2 if path.paired else self.size)
-        several = self.matmul.extent(self.matmul.a.axes) > rows
+        several = self.matmul.is_layer and self.matmul.extent(self.matmul.a.axes) > rows
         most = _PACKED_BEFORE if path is OperandPath.PREPACKED_TILES and several else _PACKED_BYTES
         blocks = min(max(1, most // size), 64) if path.blocked else 1
         sizes = [self.matmul.facts.sizes[name] for name in self.matmul.b.axes]
