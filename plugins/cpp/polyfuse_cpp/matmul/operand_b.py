@@ -380,8 +380,8 @@ class OperandBText(OperandText):
 
 
 def later_block(text: OperandBText, columns: str) -> str:
-    """What a tile asks for of a linear layer's large packed weight, as an argument: its part of the block that
-    is read where the one at `columns` is now in the next pass, or by the next group of blocks. Else nothing.
+    """What a tile asks for of a linear layer's large packed weight, as an argument: its part of the block
+    that is read where the one at `columns` is now in the next pass, or by the next group of blocks; else "".
     """
     matmul, out, wide = text.matmul, text.out, text.wide
     size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
