@@ -33,6 +33,9 @@ from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, 
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
 from polyfuse.schedule.schedule import schedule_graph
 
+_LINEAR = ("aten.mm.out", "aten.addmm.out")
+"""Linear layers."""
+
 _SPACE_AND_TIME = 5
 """Dimensions of what is convolved over space and time."""
 
@@ -144,8 +147,14 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
         if not isinstance(node, TemplateCall):
             continue
         device_type = _device(graph, node).partition(":")[0]
-        item = narrow_gemm(graph, node, _first(tuner, device_type), decisions)
-        if item is None:
+        backend = _first(tuner, device_type)
+        item = narrow_gemm(graph, node, backend, decisions)
+        packed = _packed_linear(tuner, graph, node, backend, decisions) if item is None else None
+        if packed is not None:
+            narrow[node.name] = packed.replacement
+            why = "its kernel, whose weight is packed once, is known to be faster here"
+            decisions.append(Decision("choice", node.name, packed.name, why))
+        elif item is None:
             offers[node.name] = ask(node, device_type)
         else:
             narrow[node.name] = item.replacement
@@ -154,6 +163,27 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
             decisions.append(Decision("choice", node.name, item.name, why))
     chosen = within_room(graph, offers, decisions)
     return narrow | {call: item.replacement for call, item in chosen.items()}
+
+
+def _packed_linear(
+    tuner: Tuner, graph: Graph, call: TemplateCall, backend: Backend | None, decisions: list[Decision]
+) -> GeneratedGemm | None:
+    """With `freezing`, the product of a matrix and a parameter that a backend prefers to generate, and to
+    have packed once.
+    """
+    if backend is None or graph.kind != "inference" or not tuner.settings.freezing or call.op not in _LINEAR:
+        return None
+    if type(backend).preferred_gemm is Backend.preferred_gemm:
+        return None
+    try:
+        loops = gemm_loops(call, graph.buffers)
+        if not backend.preferred_gemm(loops.gemm, graph.symbol_hints):
+            raise Unavailable("not known to be faster here")
+        item = packed_gemm(graph, call, loops, backend, fixed_inputs(graph))
+    except Unavailable as error:
+        decisions.append(Decision("declined", call.name, backend.name, str(error)))
+        return None
+    return item if all(map(backend.claims, item.form.nodes)) else None
 
 
 def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:

@@ -107,7 +107,8 @@ class Backend(ABC):
     def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
         """Say whether the generated kernel of a convolution (an implicit GEMM) is known to be faster on this
         machine than the library that torch calls: `gemm="known"` then takes it without timing, with a weight
-        that is packed once (`packed_width`) where windows are larger than 1x1. `hints`: a likely value of
+        that is packed once (`packed_width`) where windows are larger than 1x1. With `freezing`, also of a
+        linear layer (two axes, one of the depth), whose weight is then packed. `hints`: a likely value of
         each symbol in sizes.
         """
         return False

@@ -90,14 +90,21 @@ _MOST_PARTIAL = 5
 """Vectors of channels from which on a library is as fast where they fill no whole ones."""
 _FEW_MULTIPLICATIONS = 3 << 20
 """Multiplications up to which groups that fill a part of a vector are faster than a call of the library."""
+_MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
+"""Rows, or multiplications, of a linear layer of bf16 up to which a kernel is faster than a library: beyond,
+both take as long."""
 _PLANE, _SPACE_AND_TIME = 2, 3
 """Axes of a window over an image, and over space and time."""
 
 
 def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
-    """Whether a kernel for a convolution is faster than a call of the library with what follows it."""
+    """Whether a kernel for a convolution, or for a linear layer whose weight is packed once, is faster than a
+    call of the library with what follows it.
+    """
     pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
+    if len(matmul.axes) == 2 and len(matmul.raxes) == 1:
+        return fills_matrix_registers(matmul, isa) and _has_few_rows(matmul, hints)
     if fills_matrix_registers(matmul, isa):
         flat = all(axis_size(a) == 1 for a in taps)
         return not grouped and pixels > 1 and (flat or _tiles_windows(matmul, isa))
@@ -121,6 +128,17 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     few_taps = one_channel and isinstance(depth, int) and depth <= _FEW_TAPS
     alone = grouped or len(taps) == _SPACE_AND_TIME
     return not few_taps and pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
+
+
+def _has_few_rows(matmul: Reduction, hints: Mapping[str, int]) -> bool:
+    """Whether matrix registers take less time for a linear layer than a call of the library and the passes of
+    what follows it.
+    """
+    try:
+        rows, columns, depth = (evaluate(axis_size(a), hints) for a in (*matmul.axes, *matmul.raxes))
+    except KeyError:
+        return False
+    return 1 < rows <= _MOST_ROWS or 1 < rows * columns * depth <= _FEW_PRODUCTS
 
 
 def _tiles_windows(matmul: Reduction, isa: Isa) -> bool:

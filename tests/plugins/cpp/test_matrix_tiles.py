@@ -1,4 +1,4 @@
-"""Convolutions of bf16 in matrix registers, and weights packed in pairs for them."""
+"""Convolutions and linear layers of bf16 in matrix registers, and weights packed in pairs for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.expr import load
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import axis
+from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse_cpp import generator, packed_blocks
 from polyfuse_cpp import isa as isa_of
 from polyfuse_cpp.backend import CppBackend
@@ -298,3 +298,83 @@ def test_which_convolutions_matrix_registers_compute(monkeypatch: pytest.MonkeyP
     assert [generator.prefers(matmul(*n, taps=3), {}, isa) for n in sizes] == [True, True, False, False]
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16",))
     assert not generator.prefers(matmul(64, 32), {}, isa)
+
+
+class Gated(nn.Module):
+    """A feed-forward block with a gate, a bias and a residual."""
+
+    def __init__(self, width: int, inside: int) -> None:
+        super().__init__()
+        self.up, self.gate = nn.Linear(width, inside), nn.Linear(width, inside, bias=False)
+        self.down = nn.Linear(inside, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)) * nn.functional.silu(self.gate(x)))
+
+
+@needs_tiles
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(
+    ("width", "inside", "rows"),
+    [(64, 96, (7,)), (64, 160, (2, 19)), (768, 512, (128,)), (1056, 256, (65,)), (96, 4128, (256,))],
+)
+def test_linear_layers_are_rounded_once(width: int, inside: int, rows: tuple[int, ...]) -> None:
+    """What follows is a part of their kernels."""
+    torch.manual_seed(0)
+    model = Gated(width, inside).eval().bfloat16()
+    x = torch.randn(*rows, width).bfloat16()
+    with torch.no_grad():
+        found, eager = compiled(model, freezing=True)(x), model(x)
+        exact = copy.deepcopy(model).double()(x.double())
+    assert (found.double() - exact).norm() <= (eager.double() - exact).norm()
+    assert found.stride() == eager.stride()
+    assert not any(name.startswith(("aten.mm", "aten.addmm", "mkldnn")) for name in last_reports()[-1].calls)
+
+
+@needs_tiles
+def test_linear_layers_of_any_number_of_rows() -> None:
+    torch.manual_seed(0)
+    model = Gated(64, 96).eval().bfloat16()
+    call = torch.compile(model, backend="polyfuse", dynamic=True, options={"strict": True, "freezing": True})
+    with torch.no_grad():
+        for rows in (40, 33, 100, 2, 31, 257, 1, 64):
+            x = torch.randn(rows, 64).bfloat16()
+            torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
+            model.down.weight.mul_(-1)  # is seen
+
+
+@needs_tiles
+def test_numbers_that_are_none_stay_in_their_rows() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1056, 64), nn.ReLU()).eval().bfloat16()
+    x = torch.randn(70, 1056).bfloat16()
+    with torch.no_grad():
+        x[3, 1050], x[64, 0], x[69, 7] = float("nan"), float("inf"), float("-inf")
+        model[0].weight[5, 7], model[0].bias[9] = float("inf"), float("nan")
+        found, expected = compiled(model, freezing=True)(x), model(x)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+def layer(rows: int | IndexLike, columns: int, depth: int, dtype: DType = DType.bf16) -> Reduction:
+    """The sums of a linear layer."""
+    row, column, inside = axis("i0", rows), axis("i1", columns), axis("k0", depth)
+    x, w = load("x", row * depth + inside, dtype), load("w", column * depth + inside, dtype)
+    return Reduction("mm", (row, column), (inside,), ("o",), row * columns + column, "dot", (x, w))
+
+
+def test_which_linear_layers_matrix_registers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa, some = choose_isa("avx512"), symbol("s0")
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
+    assert generator.prefers(layer(256, 3072, 768), {}, isa)
+    assert generator.prefers(layer(some, 3072, 768), {"s0": 100}, isa)
+    assert generator.prefers(layer(2048, 128, 128), {}, isa)
+    others = {
+        "many rows": (layer(512, 3072, 768), {}),
+        "rows that may be many": (layer(some, 3072, 768), {"s0": 512}),
+        "rows that nobody can guess": (layer(some, 3072, 768), {}),
+        "another type": (layer(64, 64, 64, DType.f16), {}),
+        "f32": (layer(64, 64, 64, DType.f32), {}),
+    }
+    assert not [why for why, (node, hints) in others.items() if generator.prefers(node, hints, isa)]
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16",))
+    assert not generator.prefers(layer(64, 64, 64), {}, isa)

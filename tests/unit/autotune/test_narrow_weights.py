@@ -21,6 +21,7 @@ WHY = "it reads an operand as it is stored"
 def _as_without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same limits on all machines."""
     monkeypatch.setattr(conversion, "_TILED_ROWS", conversion._PAIRED_ROWS)
+    monkeypatch.setattr(conversion, "_UNTILED_ROWS", conversion._PAIRED_ROWS)
 
 
 @pytest.fixture
@@ -168,6 +169,9 @@ def test_fewer_rows_where_the_library_has_tiles(
     for rows, narrow in ((8, True), (9, not tiles), (96, not tiles), (97, False)):
         x, scale = torch.randn(rows, 70).bfloat16(), torch.rand(48).bfloat16()
         assert is_narrow(run(converted, x, weights(), scale)) == narrow
+    for rows, narrow in ((32, True), (33, not tiles)):  # whose depth fills them
+        x, scale = torch.randn(rows, 64).bfloat16(), torch.rand(48).bfloat16()
+        assert is_narrow(run(converted, x, weights()[:, :64].contiguous(), scale)) == narrow
 
 
 @pytest.mark.quick(1)
@@ -271,6 +275,37 @@ def test_halves_of_bytes_one_behind_the_other(run: Any, dtype: torch.dtype, rows
     w = torch.randint(0, 256, (37, 48), dtype=torch.uint8)
     zero, scale = torch.randint(0, 16, (37, 1)).to(dtype), torch.rand(37, 1, dtype=dtype) + 0.5
     run(halves, torch.randn(rows, 96, dtype=dtype), w, zero, scale)
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("function", [converted, shifted, turned])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(3, 32, 16), (5, 4160, 40), (20, 2080, 33), (32, 64, 200), (2, 96, 48)]
+)
+def test_rows_in_matrix_registers(
+    run: Any, function: Callable[..., torch.Tensor], rows: int, depth: int, columns: int
+) -> None:
+    """As many steps as fill them, in one pass and in several, rows and columns that fill no tile."""
+    x, scale = torch.randn(rows, depth).bfloat16(), torch.rand(columns).bfloat16()
+    assert is_narrow(run(function, x, weights(columns, depth), scale))
+
+
+def test_any_number_of_rows_in_matrix_registers() -> None:
+    w, scale = weights(40, 96), torch.rand(40).bfloat16()
+    call = torch.compile(shifted, backend="polyfuse", options={"backends": ["cpp"], "strict": True})
+    torch._dynamo.reset()
+    for rows in (5, 17, 3, 32, 33, 2, 1, 40):
+        x = torch.randn(rows, 96).bfloat16()
+        torch._dynamo.mark_dynamic(x, 0) if rows > 1 else None
+        error = (call(x, w, scale).double() - shifted(x.double(), w, scale.double())).norm()
+        assert error < 1e-2 * shifted(x.double(), w, scale.double()).norm()
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_other_bytes_in_matrix_registers(run: Any, kind: torch.dtype) -> None:
+    x, scale = torch.randn(7, 128).bfloat16(), torch.rand(50).bfloat16()
+    weight = torch.randint(0, 100, (50, 128)).to(kind)
+    assert is_narrow(run(converted, x, weight, scale))
 
 
 def test_a_weight_in_groups_that_is_used_twice_is_stored(run: Any) -> None:

@@ -3,8 +3,8 @@ library. They are computed when parameters are met for the first time, and again
 
 `entries` sees whether parameters changed. `values` has programs that take such values as inputs, `calls`
 operators that a program calls once for each parameter, `checksums` what tells whether one that is not frozen
-was written to, and `packing` how much memory they may take. What is frozen is decided elsewhere, by
-`frontend.freezing` and by autotuning.
+was written to, `packing` how much memory they may take, and `large_pages` where values lie. What is frozen is
+decided elsewhere, by `frontend.freezing` and by autotuning.
 """
 
 from polyfuse.runtime.frozen.calls import (

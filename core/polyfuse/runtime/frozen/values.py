@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
+from polyfuse.runtime.frozen.large_pages import on_large_pages
 from polyfuse.torch_compat.ops import resolve
 from polyfuse.torch_compat.swaps import ContentsRef
 from polyfuse.torch_compat.tracing.pytree import flatten, unflatten
@@ -105,12 +106,13 @@ class FrozenValues:
     folded: int = 0
 
     def __call__(self, given: Sequence[Any]) -> list[torch.Tensor]:
-        """The values, in the layouts that the graph was compiled for."""
+        """The values, in the layouts that the graph was compiled for, on large pages where there are some."""
         with torch.inference_mode(False), torch.no_grad():
-            return [
+            values = [
                 value if layout is None else laid_out(value, *layout)
                 for value, layout in zip(self.compute(*given), self.layouts, strict=True)
             ]
+            return on_large_pages(values, (*given, *self.constants))
 
     def compute(self, *given: Any) -> list[torch.Tensor]:
         """The values, laid out as operators leave them. What no later step takes is released."""

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from polyfuse.ir.expr import Expr, loads
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient
-from polyfuse_cpp.isa import Isa, dot_instructions
+from polyfuse.kit import is_multiple
+from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
+from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
 from polyfuse_cpp.matmul.problem import Matmul, byte_axis, operand_bytes
+from polyfuse_cpp.matmul.touched import common_pitch
 
 CONVERTED_ROWS = 256
 """Rows up to which a library is slower than tiles along the depth of what was converted for them."""
@@ -17,8 +19,16 @@ CONVERTED_ROWS = 256
 _PAIRED_ROWS = 96
 """The same where the library multiplies pairs of bf16, too."""
 
-_TILED_ROWS = 8
-"""The same where the library has the machine's matrix registers, which take as long for one row as for 16."""
+_TILED_ROWS, _UNTILED_ROWS = 32, 8
+"""The same where the library has the machine's matrix registers: where the depth fills them, so that the
+kernel uses them, too, and where it does not.
+"""
+
+_ROWS_FOR_TILES = 3
+"""Rows from which matrix registers, which take as long for one as for 16, are faster than pairs."""
+
+_TILE_STEPS = 32
+"""Steps of the depth that a matrix register holds."""
 
 _FEW = 4
 """Rows for which a weight that does not lie along the depth may be converted again and again."""
@@ -45,6 +55,19 @@ def multiplies_pairs(matmul: Matmul) -> bool:
     return in_place and kinds == {DType.bf16} and "PF_DOT_BF16" in dot_instructions()
 
 
+def fills_tiles(matmul: Matmul, isa: Isa) -> bool:
+    """Whether columns that are converted are multiplied in matrix registers: the machine has some, rows lie
+    one distance apart, and no step of the depth has to be padded.
+    """
+    if not (multiplies_pairs(matmul) and has_matrix_registers(isa) and is_converted(matmul, isa)):
+        return False
+    left = matmul.a
+    assert left.index is not None
+    whole = is_multiple(product(matmul.facts.sizes[name] for name in matmul.depth), _TILE_STEPS)
+    apart = common_pitch(left.index, left.axes, matmul) > 0
+    return whole and apart and matmul.extent(left.axes) >= _ROWS_FOR_TILES
+
+
 def narrow_rows(matmul: Reduction, isa: Isa) -> tuple[int, int]:
     """Up to how many rows a matmul that converts its weight is generated, and up to how many as sums."""
     sizes = {axis_name(a): axis_size(a) for a in matmul.raxes if axis_size(a) != 1}
@@ -61,7 +84,10 @@ def narrow_rows(matmul: Reduction, isa: Isa) -> tuple[int, int]:
     pairs = kinds == {DType.bf16} and isa.lanes == 16 and "PF_DOT_BF16" in dot_instructions()
     # a sum for each element would round each number of the weight by itself, or step over numbers
     if pairs:
-        return (_TILED_ROWS if "PF_AMX" in dot_instructions() else _PAIRED_ROWS), 0
+        if "PF_AMX" not in dot_instructions():
+            return _PAIRED_ROWS, 0
+        whole = is_multiple(product(sizes.values()), _TILE_STEPS)
+        return (_TILED_ROWS if whole else _UNTILED_ROWS), 0
     in_registers = DType.f64 not in kinds and any(map(_is_byte, matmul.values))
     return CONVERTED_ROWS, 0 if several or in_registers else 1
 

@@ -24,9 +24,9 @@ from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
-from polyfuse_cpp.matmul.operand_b import OperandBText
-from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, most_varying, tile_steps
-from polyfuse_cpp.matmul.problem import Matmul, as_stored
+from polyfuse_cpp.matmul.operand_b import OperandBText, later_block
+from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, most_varying
+from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.memory.address import index_text
@@ -74,8 +74,6 @@ class MatmulText:
             self.matmul = as_stored(self.matmul) or self.matmul
         self.out = Writer("  ")
         self.features = {"kernel", "omp", "matmul"}
-        if self.plan.path.paired:
-            self.features.add("pairs")
         self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
         self.wide = self.plan.vectors * self.lanes  # columns of a block
@@ -87,6 +85,8 @@ class MatmulText:
         self.shared_axes, self.block_axes = self.matmul.batch, self.matmul.b.axes[:-1]
         self.a = OperandAText(self.matmul, self.plan, self.lanes, self.out, self.features)
         self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
+        if self.plan.path.paired or self.a.across:
+            self.features.add("pairs")
 
     def text(self) -> KernelText:
         """Both functions: the part of one thread, and the one that callers see."""
@@ -176,11 +176,13 @@ class MatmulText:
             out.line(f"{kind}* const packed_a = packed_b + {room_b};")
             out.line(f"{kind}* const sums = packed_a + {room_a};")
             self._fill_tables(f"sums + {sums}")
-            if plan.path.tiles:
+            if self.a.across:
+                out.line("matrix_begin<32>();")
+            elif plan.path.tiles:
                 out.line(f"matrix_begin<{tile_steps(self.matmul)}>();")
             with out.block("for (i64 item = first_item; item < end_item; ++item)"):
                 self._item()
-            if plan.path.tiles:
+            if plan.path.tiles or self.a.across:
                 out.line("matrix_end();")
 
     def _fill_tables(self, room: str) -> None:
@@ -328,6 +330,9 @@ class MatmulText:
     def _dots(self) -> None:
         """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
         plan, out = self.plan, self.out
+        if self.a.across:
+            _add_up_converted(self)
+            return
         heights = {plan.rows: plan.columns}
         if most_varying(self.matmul, plan.path):
             heights = {n: columns_beside(self.matmul, self.isa, n) for n in range(1, plan.rows + 1)}
@@ -450,13 +455,14 @@ def _add_up_pairs(text: MatmulText) -> None:
     """Add up a tile of bf16 in pairs of steps."""
     plan, out, rows = text.plan, text.out, text.a
     columns, _ = text.b.columns_at()
-    end = f"{columns}, depth_here, sum, pass == pass_from);"
     # the first tile of rows brings what was packed once from memory
     ahead = f"tile == tile_a ? {TILES_AHEAD} : 0" if plan.path is OperandPath.PREPACKED_TILES else "0"
+    later = "" if text.is_one_tile() else later_block(text.b, columns)
+    end = f"{columns}, depth_here, sum, pass == pass_from);"
     if not plan.path.tiles:
         out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {rows.row}>({rows.rows_at()}, {end}")
         return
-    end = f"{columns}, {ahead}, depth_here, sum, pass == pass_from);"
+    end = f"{columns}, {'0' if later else ahead}, depth_here, sum, pass == pass_from{later});"
     name = f"matrix_tile<{plan.rows // 16}, {plan.vectors}, {tile_steps(text.matmul)}>"
     packed = f"{name}({rows.rows_at()}, {rows.row}, 0, {end}"
     if not rows.pitch:
@@ -465,8 +471,20 @@ def _add_up_pairs(text: MatmulText) -> None:
     if not rows.whole:
         out.line(f"if (rows_here < {plan.rows}) {packed}")
         out.line("else")
-    fetch = "0" if text.is_one_tile() else rows.fetched()
+    fetch = "0" if text.is_one_tile() or later else rows.fetched()
     out.line(f"{name}(left_at, {rows.pitch}, {fetch}, {end}")
+
+
+def _add_up_converted(text: MatmulText) -> None:
+    """Add up a tile whose columns are converted, as rows of a left operand."""
+    out, passed = text.out, "depth_here, sum, rows_here, pass == pass_from"
+    with out.block():
+        if text.b.converts_groups:
+            out.line("const i64 j = 0;")
+            text.b.convert_group()
+        out.line("const i64 apart = columns_at[1] - columns_at[0];")
+        rows = text.a.across_at("tile")
+        out.line(f"matrix_columns(columns_at[0] + depth_from, apart, {rows}, {passed});")
 
 
 def declare_part(out: Writer) -> None:

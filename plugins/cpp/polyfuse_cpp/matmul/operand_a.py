@@ -8,8 +8,8 @@ from polyfuse.kit import is_multiple
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
-from polyfuse_cpp.matmul.plans import most_varying, whole_tiles
-from polyfuse_cpp.matmul.problem import MatrixOperand
+from polyfuse_cpp.matmul.plans import most_varying
+from polyfuse_cpp.matmul.problem import MatrixOperand, whole_tiles
 from polyfuse_cpp.matmul.touched import common_pitch
 from polyfuse_cpp.matmul.window import window_of
 from polyfuse_cpp.matmul.window_text import WindowText
@@ -30,13 +30,15 @@ class OperandAText(OperandText):
 
     It is read in place if lanes run along a depth that is contiguous in memory (`in_place`), and where the
     rows of a tile, each of them contiguous, are one distance apart (`pitch`). Otherwise it is packed for each
-    tile, or (`at_once`) for all rows first where B is not packed and few rows are expected.
+    tile, or (`at_once`) for all rows first where B is not packed and few rows are expected. Where what is
+    converted are the rows of matrix registers, these rows are packed as columns (`across`).
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         side = self.operand
         self.dots = self.plan.path.along_depth
+        self.across = self.plan.converts_tiles
         self.in_place = self.dots and side.index is not None and side.step == 1
         self.pitch = self._pitch()
         self.at_once = not self.plan.path.blocked and not self.in_place and not self.pitch
@@ -102,6 +104,8 @@ class OperandAText(OperandText):
 
     def room(self) -> str:
         """Elements to keep, as text."""
+        if self.across:
+            return f"tile_count * pass_count * {self.plan.depth * 8 + _PAD}"
         if self.in_place:
             return "0"
         if self.dots:
@@ -128,10 +132,34 @@ class OperandAText(OperandText):
         tile = self.plan.rows * self.row + _PAD
         return f"packed_a + ((tile - tile_from) * pass_count + pass) * {tile}"
 
+    def across_at(self, tile: str) -> str:
+        """Where the rows of a tile are, in pairs as columns of a right operand."""
+        part = self.plan.depth * 8 + _PAD
+        return f"(bf16*)(packed_a + (({tile} - tile_from) * pass_count + pass) * {part})"
+
+    def _rows_across(self) -> None:
+        """All rows of the tiles at hand as columns."""
+        out, side = self.out, self.operand
+        assert side.index is not None
+        with (
+            out.block("for (i64 tile = tile_from; tile < tile_to; ++tile)"),
+            out.block("for (i64 pass = 0; pass < pass_count; ++pass)"),
+        ):
+            out.line("const i64 depth_from = pass * pass_depth;")
+            out.line("const i64 depth_here = index_min(pass_depth, depth_count - depth_from);")
+            out.line(f"const i64 row_from = tile * {self.plan.rows};")
+            self._row_axes("row_from")
+            apart = common_pitch(side.index, side.axes, self.matmul)
+            at = f"{self._address('depth_from')}, {apart}, depth_here, row_count - row_from"
+            out.line(f"pair_across<1>({self.across_at('tile')}, {at});")
+
     # Parts of the loop nest.
 
     def before_item(self) -> None:
         """Pack all rows, where that is done at once."""
+        if self.across:
+            self._rows_across()
+            return
         if not self.at_once:
             return
         out, plan = self.out, self.plan
@@ -152,6 +180,8 @@ class OperandAText(OperandText):
     def before_tile(self) -> None:
         """Pack the rows of a tile, or declare where they are."""
         out, plan, side = self.out, self.plan, self.operand
+        if self.across:
+            return
         if self.dots:
             kind = self.element()
             out.line(f"const {kind}* rows_at[{plan.rows}];")

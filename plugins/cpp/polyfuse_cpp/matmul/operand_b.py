@@ -17,12 +17,15 @@ from polyfuse_cpp.matmul.converted import axis_of_bytes, multiplies_pairs
 from polyfuse_cpp.matmul.nibbles import nibbles_of
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.plans import OperandPath
-from polyfuse_cpp.matmul.problem import MatrixOperand
+from polyfuse_cpp.matmul.problem import MatrixOperand, tile_steps
 from polyfuse_cpp.memory.address import index_text
 
 _PAD = 32
 """Elements behind a converted column: columns do not compete for sets of the L1 cache, and a vector may be
 written past the end."""
+
+_FAR = 256 << 10
+"""Bytes of a packed operand from which a tile asks for it, and not for rows."""
 
 _COPIES = 4
 """Vectors of a column that are converted side by side."""
@@ -374,3 +377,22 @@ class OperandBText(OperandText):
             out.line(f"const i64 n = index_min({self.lanes}, column_count - {name});")
             out.line(f"store(to + k * {self.wide} + j, {self._values(lane, 1, 'n')[0]});")
         out.line("}")
+
+
+def later_block(text: OperandBText, columns: str) -> str:
+    """What a tile asks for of a linear layer's large packed weight, as an argument: its part of the block
+    that is read where the one at `columns` is now in the next pass, or by the next group of blocks; else "".
+    """
+    matmul, out, wide = text.matmul, text.out, text.wide
+    size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
+    if text.plan.path is not OperandPath.PREPACKED_TILES or not matmul.is_layer or size < _FAR:
+        return ""
+    out.line("const bool more = pass + 1 < pass_to;")
+    out.line("const bool later = more || block + (block_e - block_a) < block_to;")
+    following = f"((block_e - block_a) * depth_count - depth_from) * {wide}"
+    out.line(f"const bf16* const later_at = {columns} + (more ? depth_here * {wide} : {following});")
+    out.line(
+        f"const matrix_ahead ahead = matrix_share(later_at, later ? depth_here * {2 * wide} : 0, "
+        f"depth_here / {tile_steps(matmul)}, tile - tile_a, tile_e - tile_a);"
+    )
+    return ", ahead"

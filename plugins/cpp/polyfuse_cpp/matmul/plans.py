@@ -8,12 +8,12 @@ from enum import IntEnum
 from math import gcd, inf, prod
 
 from polyfuse.ir.types import DType
-from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
+from polyfuse.kit import Machine, Work, seconds, work_of
 from polyfuse.plugin import Config
 from polyfuse.symbolic import bounds, product
-from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers, steps_of
-from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
-from polyfuse_cpp.matmul.problem import Matmul, as_stored
+from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
+from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
+from polyfuse_cpp.matmul.problem import Matmul, as_stored, whole_tiles
 from polyfuse_cpp.matmul.tiled.padded import padded_of
 from polyfuse_cpp.matmul.window import (
     block_width,
@@ -28,6 +28,9 @@ from polyfuse_cpp.matmul.window import (
 
 _PACKED_BYTES = 384 << 10
 """What is packed of operand B at once: it stays in the L2 cache."""
+
+_PACKED_BEFORE = 192 << 10
+"""The same of what was packed before for matrix registers: the next group arrives meanwhile."""
 
 _WINDOW = 640
 """Steps of a pass over the depth of a convolution: the 576 of 64 channels under a window of 3x3 are one."""
@@ -56,12 +59,14 @@ _CONVERTING = 8
 _LOADED = 32
 """Bytes of a vector of which two are loaded in a cycle."""
 
+_TILE = 16
+"""Rows of a matrix register; tiles along the depth elsewhere have fewer columns."""
+
 _FEW_FOR_TILES = 16
 """Rows beyond which matrix registers are faster than reading the weight along its depth."""
 
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
-
 
 _THREADS = Machine(operations=8 * 6e9, moved=60e9, units=_UNITS, start=1e-7)
 """Half cycles and bytes of a few threads, in a second."""
@@ -147,6 +152,11 @@ class MatmulPlan:
     depth: int
     blocks: int
     slices: int = 1
+
+    @property
+    def converts_tiles(self) -> bool:
+        """Whether columns that are converted are multiplied in matrix registers."""
+        return self.path is OperandPath.CONVERTED and self.columns == _TILE
 
     def config(self) -> Config:
         """The plan as numbers."""
@@ -243,7 +253,8 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         alike = right.memory is matmul.dtype or right.memory.itemsize < matmul.dtype.itemsize
         if alike and (left.memory.is_float == right.memory.is_float):
             yield OperandPath.DOTS
-    if isa.lanes > 1 and matmul.extent(left.axes) <= _BYTE_ROWS and as_stored(matmul) is not None:
+    few = isa.lanes > 1 and matmul.extent(left.axes) <= _BYTE_ROWS and not fills_tiles(matmul, isa)
+    if few and as_stored(matmul) is not None:
         yield OperandPath.DOTS
     if is_converted(matmul, isa):
         yield OperandPath.CONVERTED
@@ -315,6 +326,9 @@ class _Machine:
         if path.tiles:
             wide = self.matmul.b.packed_width or across
             yield self.plan(path, 32 if rows > 16 else 16, 2 if wide > 16 else 1, 0)
+            return
+        if path is OperandPath.CONVERTED and fills_tiles(self.matmul, self.isa):
+            yield self.plan(path, _TILE, 1, _TILE)
             return
         if path is OperandPath.PREPACKED and group_of(self.matmul, self.isa.lanes):
             yield self._grouped()
@@ -445,7 +459,9 @@ class _Machine:
         """A plan with its depth, unless that is given, and as many blocks as the L2 cache holds."""
         depth = depth or self._depth(path, rows)
         size = depth * vectors * self.isa.lanes * (2 if path.paired else self.size)
-        blocks = min(max(1, _PACKED_BYTES // size), 64) if path.blocked else 1
+        several = self.matmul.is_layer and self.matmul.extent(self.matmul.a.axes) > rows
+        most = _PACKED_BEFORE if path is OperandPath.PREPACKED_TILES and several else _PACKED_BYTES
+        blocks = min(max(1, most // size), 64) if path.blocked else 1
         sizes = [self.matmul.facts.sizes[name] for name in self.matmul.b.axes]
         across = [n for n in sizes if isinstance(n, int)]
         if len(across) == len(sizes):
@@ -477,17 +493,6 @@ class _Machine:
         passes = -(-max(1, steps) // most)
         each = -(-max(1, steps) // passes)
         return (each + 31) // 32 * 32
-
-
-def tile_steps(matmul: Matmul) -> int:
-    """Steps of the depth that one matrix register holds (`steps_of`)."""
-    depth = product(matmul.facts.sizes[name] for name in matmul.depth)
-    return steps_of(depth if isinstance(depth, int) else 0)
-
-
-def whole_tiles(matmul: Matmul) -> bool:
-    """Whether the depth is known to be so many times what matrix registers hold."""
-    return is_multiple(product(matmul.facts.sizes[name] for name in matmul.depth), tile_steps(matmul))
 
 
 def configs_of(plans: Sequence[MatmulPlan]) -> list[Config]:

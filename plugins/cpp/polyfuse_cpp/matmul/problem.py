@@ -10,10 +10,21 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Cast, Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
-from polyfuse.kit import stride
+from polyfuse.kit import is_multiple, stride
 from polyfuse.kit.contraction import Contraction, Operand, match
-from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    atoms,
+    axis,
+    axis_name,
+    coefficient,
+    free_axes,
+    product,
+    substitute,
+)
 from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.isa import steps_of
 
 _NARROWEST = 4
 """Columns of the narrowest block."""
@@ -81,6 +92,12 @@ class Matmul:
     def moving_depth(self) -> tuple[str, ...]:
         """The axes of the depth that have more than one point."""
         return tuple(name for name in self.depth if self.facts.sizes[name] != 1)
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether rows and depth are one axis each, as in a linear layer."""
+        rows = [name for name in self.a.axes if self.facts.sizes[name] != 1]
+        return len(rows) == len(self.moving_depth) == 1
 
     def extent(self, axes: Iterable[str]) -> int:
         """How many points some axes span together, for the example sizes."""
@@ -288,3 +305,14 @@ def _in_pairs(side: MatrixOperand, depth: Sequence[str], facts: Facts) -> Matrix
         if all(coefficient(where, name) == apart for name, apart in wanted.items()):
             return replace(side, apart=2, packed_width=width, paired=True)
     return side
+
+
+def tile_steps(matmul: Matmul) -> int:
+    """Steps of the depth that one matrix register holds (`steps_of`)."""
+    depth = product(matmul.facts.sizes[name] for name in matmul.depth)
+    return steps_of(depth if isinstance(depth, int) else 0)
+
+
+def whole_tiles(matmul: Matmul) -> bool:
+    """Whether the depth is known to be so many times what matrix registers hold."""
+    return is_multiple(product(matmul.facts.sizes[name] for name in matmul.depth), tile_steps(matmul))

@@ -117,6 +117,48 @@ static __attribute__((unused)) void matrix_end() { __asm__ volatile("tilerelease
   __asm__ volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(P), "r"(i64(STEP)) : "memory")
 #define PF_TILE_DOT(SUM, A, B) __asm__ volatile("tdpbf16ps %%tmm" #B ", %%tmm" #A ", %%tmm" #SUM : :)
 
+// What comes to the second cache while a tile is added up: `lines` of 64 bytes for each register of the depth. A block of the
+// right operand that is read later is divided among the tiles of rows before.
+struct matrix_ahead {
+  const char* from;
+  i64 lines;
+};
+[[maybe_unused]] PF_INLINE matrix_ahead matrix_share(const bf16* block, i64 bytes, i64 steps, i64 tile, i64 tiles) {
+  if (tiles < 2) return {nullptr, 0};
+  const i64 lines = (bytes / 64 + steps * tiles - 1) / (steps * tiles);
+  return {(const char*)block + tile * steps * lines * 64, lines};
+}
+
+// Up to 16 rows, in pairs as columns of a right operand (`pair_across<1>`), and 16 columns that each lie along the depth (a
+// multiple of 32), `apart` elements from each other, as rows of a left one. Sums go to c, whose rows are 16 elements long.
+static __attribute__((noinline, unused)) void matrix_columns(const bf16* columns, i64 apart, const bf16* rows, i64 depth,
+                                                             f32* c, i64 count, bool first) {
+  alignas(64) f32 sums[4][256];
+  const i64 step = apart * 2;
+  PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
+  i64 k = 0;
+  for (; k + 128 <= depth; k += 128) {
+    PF_TILE_LOAD(4, columns + k, step); PF_TILE_LOAD(6, rows + k * 16, 64); PF_TILE_DOT(0, 4, 6);
+    PF_TILE_LOAD(5, columns + k + 32, step); PF_TILE_LOAD(7, rows + k * 16 + 512, 64); PF_TILE_DOT(1, 5, 7);
+    PF_TILE_LOAD(4, columns + k + 64, step); PF_TILE_LOAD(6, rows + k * 16 + 1024, 64); PF_TILE_DOT(2, 4, 6);
+    PF_TILE_LOAD(5, columns + k + 96, step); PF_TILE_LOAD(7, rows + k * 16 + 1536, 64); PF_TILE_DOT(3, 5, 7);
+  }
+  for (; k < depth; k += 32) {
+    PF_TILE_LOAD(4, columns + k, step); PF_TILE_LOAD(6, rows + k * 16, 64); PF_TILE_DOT(0, 4, 6);
+  }
+  PF_TILE_STORE(0, sums[0], 64); PF_TILE_STORE(1, sums[1], 64); PF_TILE_STORE(2, sums[2], 64); PF_TILE_STORE(3, sums[3], 64);
+  vi32 tile[16];
+  for (int j = 0; j < 16; ++j) {
+    const vf32 low = load<Vec>(sums[0] + j * 16) + load<Vec>(sums[1] + j * 16);
+    tile[j] = (vi32)(low + (load<Vec>(sums[2] + j * 16) + load<Vec>(sums[3] + j * 16)));
+  }
+  transpose_rows(tile);
+  for (i64 i = 0; i < count; ++i) {
+    const vf32 sum = (vf32)tile[i];
+    store(c + i * 16, first ? sum : sum + load<Vec>(c + i * 16));
+  }
+}
+
 // Asks for N lines.
 template <int N> PF_INLINE void matrix_fetch(const bf16* p) {
 #pragma GCC unroll 32
@@ -127,7 +169,7 @@ template <int N> PF_INLINE void matrix_fetch(const bf16* p) {
 // loads of whole tiles are not seen coming.
 template <int R, int C, int STEPS>
 static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 ahead, i64 depth,
-                                                  f32* c, bool first) {
+                                                  f32* c, bool first, matrix_ahead later = {nullptr, 0}) {
   const i64 row = apart * 2, pair = C * 64, out = C * 64;
   if (first) {
     PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
@@ -142,6 +184,7 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 
 #pragma GCC unroll 32
       for (int i = 0; i < 16 * R; ++i) __builtin_prefetch(a + i * apart + k + fetch);
     if (ahead) matrix_fetch<(C * STEPS + 1) / 2>(b + k * C * 16 + ahead);
+    for (i64 i = 0; i < later.lines; ++i, later.from += 64) __builtin_prefetch(later.from, 0, 2);
     PF_TILE_LOAD(6, b + k * C * 16, pair);
     PF_TILE_LOAD(4, a + k, row);
     PF_TILE_DOT(0, 4, 6);

@@ -1,0 +1,61 @@
+"""Values of frozen parameters on large pages."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from polyfuse.runtime.frozen.large_pages import on_large_pages
+
+needs_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages")
+LARGE = 2 << 20
+
+
+def values() -> list[Any]:
+    return [
+        torch.randn(700, 500),
+        torch.randn(300, 400).bfloat16().t(),
+        torch.arange(250_001),
+        torch.randn(8, 9, 5, 5).to(memory_format=torch.channels_last),
+    ]
+
+
+@needs_pages
+def test_values_stay_what_they_are() -> None:
+    torch.manual_seed(0)
+    before = values()
+    after = on_large_pages([v.clone(memory_format=torch.preserve_format) for v in before], ())
+    start = after[0].data_ptr()
+    assert start % LARGE == 0
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old, new) and old.stride() == new.stride() and old.dtype is new.dtype
+        assert start <= new.data_ptr() < start + 3 * LARGE and new.data_ptr() % 64 == 0
+        assert not new.requires_grad and new._base is None
+
+
+@needs_pages
+def test_a_block_lives_as_long_as_one_of_its_values() -> None:
+    found = on_large_pages([torch.ones(LARGE // 4), torch.full((LARGE // 4,), 2.0)], ())
+    second, first = found.pop(), weakref.ref(found.pop())
+    gc.collect()
+    assert first() is None and bool((second == 2).all())
+    second.add_(1)
+    assert bool((second == 3).all())
+
+
+def test_what_is_not_moved() -> None:
+    parameter, packed = torch.randn(LARGE // 4), torch.randn(LARGE // 4)
+    part = torch.randn(LARGE)[: LARGE // 2]
+    twice = torch.randn(LARGE // 4)
+    left = [parameter.detach(), part, twice, twice.view(-1, 2), torch.ones(3), 7, "text", None]
+    addresses = [v.data_ptr() for v in left if isinstance(v, torch.Tensor)]
+    assert on_large_pages(list(left), (parameter,)) == left  # too little is left for a page
+    found = on_large_pages([*left, packed], (parameter,))
+    same = [v.data_ptr() for v in found[:-1] if isinstance(v, torch.Tensor)]
+    assert same[:4] == addresses[:4] and found[5:8] == [7, "text", None]
+    assert torch.equal(found[-1], packed)
