@@ -45,24 +45,23 @@ def compile_traced(
     *,
     inner: InnerCompiler,
     settings: Settings,
-    kind: GraphKind = "inference",
     name: str = "graph",
     static: Sequence[int] = (),
     more: MoreRewrites | None = None,
     channels_last: WantsChannelsLast | None = None,
     elementwise: ReadsElements | None = None,
 ) -> BoxedCallable:
-    """Compile a functional ATen graph made elsewhere, such as by `torch.export`; nodes must carry fake
-    values.
+    """Compile a functional ATen graph made elsewhere, such as by `torch.export`, for inference; nodes must
+    carry fake values.
     """
     note_shared_arguments(module)
     _lay_out(module, settings, channels_last, elementwise, training=False)
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     texts = PassTexts(bool(settings.dump) or is_traced())
     # nothing is packed: what packs, and reads it, might not be there where the result runs
-    rewrites = _rewritten(module, kind, settings, more, texts)
+    rewrites = _rewritten(module, "inference", settings, more, texts)
     graph = describe(
-        module, kind, name=name, fake_mode=mode, static=static, rewrites=rewrites, passes=texts.made
+        module, "inference", name=name, fake_mode=mode, static=static, rewrites=rewrites, passes=texts.made
     )
     return fx.mark_boxed(inner(graph))
 
