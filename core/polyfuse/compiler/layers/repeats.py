@@ -20,7 +20,7 @@ from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.periods import BEFORE, NotRepeated, Periods
 from polyfuse.ir.graph import Graph, GraphOutput
 from polyfuse.ir.nodes import Buffer, Node, Origin
-from polyfuse.ir.records import changed
+from polyfuse.ir.records import alike, changed
 from polyfuse.lowering.ends import input_names
 from polyfuse.lowering.shortened import Shortening
 from polyfuse.program.loops import NotALoop, Skipped
@@ -223,7 +223,7 @@ class Expansion:
                 if (
                     before not in buffers
                     or after not in buffers
-                    or not _are_alike(buffers[before], buffers[after])
+                    or not alike(buffers[before], buffers[after], "name")
                 ):
                     raise NotRepeated(f"{before} is not laid out as {after}")
             if (before in removed) != (after in removed):
@@ -234,9 +234,7 @@ class Expansion:
             known = inputs[row[0]], buffers[row[0]]
             for name in row:
                 item = inputs[name], buffers[name]
-                if changed(item[0], name="", label="") != changed(
-                    known[0], name="", label=""
-                ) or not _are_alike(item[1], known[1]):
+                if not alike(item[0], known[0], "name", "label") or not alike(item[1], known[1], "name"):
                     raise NotRepeated(f"{name} is not like {row[0]}")
 
     def _check_names(self) -> None:
@@ -384,10 +382,6 @@ class _Literal:
 
     def __repr__(self) -> str:
         return "a kernel"
-
-
-def _are_alike(one: Buffer, two: Buffer) -> bool:
-    return changed(one, name="") == changed(two, name="")
 
 
 def _nodes(step: _Step) -> Sequence[Node]:
