@@ -45,7 +45,6 @@ def compile_traced(
     *,
     inner: InnerCompiler,
     settings: Settings,
-    kind: GraphKind = "inference",
     name: str = "graph",
     static: Sequence[int] = (),
     more: MoreRewrites | None = None,
@@ -54,8 +53,8 @@ def compile_traced(
     reads_narrow: ReadsNarrow | None = None,
     fold: Callable[[FrozenValues], None] | None = None,
 ) -> BoxedCallable:
-    """Compile a functional ATen graph made elsewhere, such as by `torch.export`; nodes must carry fake
-    values.
+    """Compile a functional ATen graph made elsewhere, such as by `torch.export`, for inference; nodes must
+    carry fake values.
 
     Args:
         fold: with the option `freezing`, called with what follows from the `static` inputs. The compiled
@@ -67,7 +66,7 @@ def compile_traced(
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     texts = PassTexts(bool(settings.dump) or is_traced())
     # nothing is packed: what packs, and reads it, might not be there where the result runs
-    rewrites = _rewritten(module, kind, settings, more, texts)
+    rewrites = _rewritten(module, "inference", settings, more, texts)
     given = None
     if fold is not None and settings.freezing:
         count = len(fx.placeholder_values(module.graph))
@@ -78,7 +77,7 @@ def compile_traced(
         fold(frozen)
     graph = describe(
         module,
-        kind,
+        "inference",
         name=name,
         fake_mode=mode,
         static=static,

@@ -15,11 +15,11 @@ def random_inputs(specs: Sequence[Sequence[Any]]) -> list[Any]:
     return [_random_input(*spec) for spec in specs]
 
 
-def time_call(function: Callable[[list[Any]], Any], inputs: Sequence[Any], seconds: float = 1.0) -> float:
-    """Median seconds of one call."""
+def time_call(function: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> float:
+    """Median seconds of one call, of those in a second, and of three at least."""
     samples: list[float] = []
     function(list(inputs))
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + 1.0
     while len(samples) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         function(list(inputs))

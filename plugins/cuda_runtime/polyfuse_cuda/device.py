@@ -106,7 +106,7 @@ def _properties(index: int) -> DeviceProperties:
         units=gpu.multiprocessors,
         cache_bytes=gpu.l2_bytes,
         bandwidth=gpu.bandwidth,
-        operations=gpu.matmul_operations(2),
+        operations=gpu.matmul_operations,
         alignment=512,
     )
 

@@ -39,18 +39,10 @@ class Gpu:
         """As assemblers spell it."""
         return f"sm_{self.arch}"
 
-    def matmul_operations(self, itemsize: int, rounded: bool = True) -> float:
-        """Additions and multiplications of matmuls in a second, at most.
-
-        Args:
-            itemsize: bytes of an element of the operands.
-            rounded: whether operands of four bytes may be rounded to ten bits of fraction (TF32).
-        """
-        if itemsize > 4 or (itemsize == 4 and not rounded):
-            cycle = _PLAIN.get(self.arch, 256) >> (itemsize > 4)
-        else:
-            tensor = next((rate for arch, rate in _TENSOR.items() if arch <= self.arch), 0)
-            cycle = tensor * 2 // itemsize
+    @property
+    def matmul_operations(self) -> float:
+        """Additions and multiplications of 16-bit matmuls in a second, at most."""
+        cycle = next((rate for arch, rate in _TENSOR.items() if arch <= self.arch), 0)
         return float(cycle * self.multiprocessors) * self.clock
 
 
@@ -68,8 +60,6 @@ _KNOWN: Mapping[int, Gpu] = {
 
 # Operations on 16 bits that the matrix units of a multiprocessor do in a cycle, since these architectures.
 _TENSOR: Mapping[int, int] = {120: 1024, 100: 8192, 90: 4096, 86: 1024, 80: 2048}
-# Of those that round nothing, on four bytes; elsewhere 256.
-_PLAIN: Mapping[int, int] = {80: 128}
 
 
 def known_gpu(arch: int) -> Gpu:

@@ -15,7 +15,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import without_aliases
 from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, TargetInfo
 from polyfuse_cuda.gpu import Gpu
-from polyfuse_halide.claims import claim_of
+from polyfuse_halide.claims import claim_of, device_fault
 from polyfuse_halide.gpu import gpu_of
 from polyfuse_halide.host import Host, host
 from polyfuse_halide.launch.executable_memory import supported
@@ -143,7 +143,6 @@ class HalideBackend(Backend):
 
     def _emit_for_device(self, kernel: Kernel, config: Config | None) -> Source:
         from polyfuse_halide.codegen.device_kernel import device_kernel_text
-        from polyfuse_halide.device_claims import device_fault
 
         if self.gpu is None:
             raise UnsupportedError("there is no GPU that Halide compiles for", "check `nvidia-smi`")
