@@ -22,7 +22,6 @@ HOOKS = dict(generate_docs.hooks())
 
 # Hooks that no shipped plugin uses yet, each with what will; a hook that nothing ever uses goes away.
 WAITING = {
-    "polyfuse_decision": "a shipped observer; reports have the decisions already",
     "polyfuse_codegen": "manifests' `load`, through the manager",
 }
 

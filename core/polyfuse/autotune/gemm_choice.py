@@ -232,6 +232,8 @@ def _generated_convolution(
         return plain
     if (pointwise or not freezing) and not backend.prepacks_gemm(loops.gemm, graph.symbol_hints):
         return plain
+    if not backend.packed_width(loops.gemm):
+        return plain
     try:
         return packed_gemm(graph, call, loops, backend, static, freezing)
     except Unavailable:

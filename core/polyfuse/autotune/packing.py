@@ -46,9 +46,11 @@ def within_room(
     return {call: chosen[call] for call in offers if call in chosen}
 
 
-def is_within_room(graph: Graph) -> bool:
-    """Whether there is room for all copies that a graph packs."""
-    return _cost(graph, graph.nodes) <= room(graph)
+def is_within_room(graph: Graph, repeated: Iterable[Node], copies: int) -> bool:
+    """Whether there is room for all that a graph packs, and for what some of its nodes would pack again, so
+    many times.
+    """
+    return _cost(graph, graph.nodes) + copies * _cost(graph, repeated) <= room(graph)
 
 
 def _cost(graph: Graph, nodes: Iterable[Node]) -> int:

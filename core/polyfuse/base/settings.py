@@ -243,9 +243,8 @@ class Settings:
     symmetric_memory: str = option(
         "sums",
         "What goes through memory that the GPUs of a host map of each other, in groups for which the program "
-        "enabled that: all-reduces of up to 512 KiB of 16-bit numbers (`sums`), also all-gathers and "
-        "reduce-scatters with the matmuls beside them (`all`, slower where it was measured), or nothing.",
-        choices=("off", "sums", "all"),
+        "enabled that: all-reduces of up to 512 KiB of 16-bit numbers (`sums`), or nothing.",
+        choices=("off", "sums"),
     )
     network_bandwidth: int = option(
         0,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from polyfuse.compiler.kernels import PendingKernel
+from polyfuse.compiler.layers import Layers
 from polyfuse.compiler.reports.report import GraphReport, Provider
 from polyfuse.compiler.sizes.classes import ClassKey
 from polyfuse.compiler.sizes.graphs import SizedGraph
@@ -21,17 +22,23 @@ class Built:
     """What `compile_graph` made, with what came before it.
 
     Attributes:
+        layers: what was scheduled; of equal layers a few, where the module runs the others in a loop.
         whole: gives the program of all steps, planned when first asked for; that of the module may run some
             of them in a loop.
     """
 
     module: CompiledModule
-    schedule: Schedule
+    layers: Layers
     whole: Callable[[], Program]
     notes: Mapping[tuple[str, Kernel], str]
     kernels: Mapping[str, PendingKernel]
     host: HostStatus | None
     providers: Mapping[tuple[str, Kernel], Provider]
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of all steps."""
+        return self.layers.whole
 
     @property
     def program(self) -> Program:

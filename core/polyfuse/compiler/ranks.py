@@ -15,16 +15,17 @@ from polyfuse.base.version import version
 from polyfuse.ir.nodes import Collective, Opaque, View
 from polyfuse.runtime.ranks.agreement import Agreement
 from polyfuse.runtime.ranks.collectives import CollectiveRow, row_of
+from polyfuse.schedule import Call, Schedule
 from polyfuse.symbolic import product
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.groups import this_rank
 from polyfuse.torch_compat.tracing.fx import source_text
 
 if TYPE_CHECKING:
+    from polyfuse.compiler.layers import Layers
     from polyfuse.compiler.session import CompileSession
     from polyfuse.frontend.graph import AtenGraph
     from polyfuse.ir.graph import Graph
-    from polyfuse.schedule import Schedule
 
 _PAIRWISE = frozenset({"isend", "irecv", "batch_p2p_ops"})
 """They concern two processes, which do different things."""
@@ -53,15 +54,22 @@ def agreement_of(session: CompileSession, partial: bool) -> Agreement | None:
     return Agreement(facts, settings.agreement_seconds, partial)
 
 
-def scheduled_rows(schedule: Schedule) -> tuple[CollectiveRow, ...]:
+def scheduled_rows(layers: Layers) -> tuple[CollectiveRow, ...]:
     """The collectives of a compiled graph, in the order in which they start."""
-    graph = schedule.graph
-    nodes = [step.node for step in schedule.steps if hasattr(step, "node")]
+    if not any(_collectives(layers.few)):
+        return ()
+    schedule = layers.whole
     return tuple(
-        _scheduled_row(node, graph)
-        for node in nodes
-        if isinstance(node, Collective) and node.op.split(".")[1] not in _PAIRWISE
+        _scheduled_row(node, schedule.graph)
+        for node in _collectives(schedule)
+        if node.op.split(".")[1] not in _PAIRWISE
     )
+
+
+def _collectives(schedule: Schedule) -> Iterator[Collective]:
+    for step in schedule.steps:
+        if isinstance(step, Call) and isinstance(step.node, Collective):
+            yield step.node
 
 
 def traced_rows(aten: AtenGraph) -> tuple[CollectiveRow, ...]:

@@ -113,12 +113,6 @@ class CompileSession:
         records = self.records
         return records.any_barred and bool(records.barred(records.bar_key(address, backend.machine()), ""))
 
-    def observe(self, decisions: Iterable[object]) -> None:
-        """Show decisions to the plugins that watch them; one that raises is not shown any more."""
-        if self.plugins.hooks.hook.polyfuse_decision.get_hookimpls():
-            for decision in decisions:
-                self.plugins.hooks.hook.polyfuse_decision(decision=decision)
-
     def target_info(self, device: str) -> TargetInfo:
         """What the first backend for a device says about it."""
         for backend in self.backends(device.partition(":")[0]):

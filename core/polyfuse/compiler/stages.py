@@ -40,7 +40,7 @@ from polyfuse.compiler.kernels import (
     submit,
     tune_kernels,
 )
-from polyfuse.compiler.layers import Expansion, program_in_loop, shortened, with_periods
+from polyfuse.compiler.layers import Expansion, Layers, program_in_loop, shortened, with_periods
 from polyfuse.compiler.native import native_host
 from polyfuse.compiler.ranks import agreed, scheduled_rows
 from polyfuse.compiler.reports import progress
@@ -175,18 +175,17 @@ def _reported(
     sized: SizedGraph | None = None,
     ahead: Mapping[ClassKey, tuple[tuple[int, ...], Built]] = MappingProxyType({}),
 ) -> BuiltGraph:
-    """What was built of a graph, after all observers have been called."""
+    """What was built of a graph, with its report published."""
     report = graph_report(aten, lowered.report, built, clock)
     called = [Decision("library", item.op, item.node, item.reason) for item in lowered.report.preferred]
     noted = (*(Decision(n.kind, n.first, n.second, n.reason) for n in aten.notes), *called)
-    session.observe(noted)
     report = replace(report, decisions=(*noted, *report.decisions))
     publish(report)
     if session.settings.metric_tables:
         append_tables(Path(session.settings.metric_tables).expanduser(), report)
     whole = BuiltGraph(**vars(built), report=report, sized=sized, ahead=dict(ahead))
     note_built(aten, whole)
-    whole.module.collectives = scheduled_rows(whole.schedule)
+    whole.module.collectives = scheduled_rows(whole.layers)
     if record is not None:
         whole.module.cache_record = record(aten, whole)
     return whole
@@ -222,17 +221,17 @@ def compile_graph(
         schedule, expansion = _fused(chosen, session, texts, periods)
     with clock.stage("autotune"):
         schedule = _tuned(schedule, claims, chosen, session)
-    session.observe(schedule.decisions)
-    _dump_schedule(dump, schedule, texts)
+    layers = Layers(schedule, expansion)
+    _dump_schedule(dump, layers, texts)
     _verify_kernels(schedule, session.settings.verify)
     with clock.stage("generate"):
         code = _generated(schedule, session, given)
-    session.observe(code.separate)
     _dump_kernels(dump, code)
+    layers = layers.planned(code.planned, code.separate, code.refused)
     with clock.stage("plan"):
-        program, whole = _planned(code, session, expansion, seen)
+        program, whole = _planned(layers, code, session, seen)
         host = python_text(program, harness=session.settings.benchmark_harness)
-    return _loaded(program, whole, host, code, session, dump, clock, seen)
+    return _loaded(program, whole, host, layers.as_run(program), code, session, dump, clock, seen)
 
 
 def _fused(
@@ -241,7 +240,7 @@ def _fused(
     texts: PassTexts,
     periods: Callable[[Schedule], Expansion] | None,
 ) -> tuple[Schedule, Expansion | None]:
-    """Launches and calls in order, and how the layers were put in that lowering passed over."""
+    """Launches and calls in order, and what puts in the layers that lowering passed over."""
     schedule = schedule_graph(
         chosen.graph,
         session.settings,
@@ -255,8 +254,9 @@ def _fused(
     if periods is None:
         return schedule, None
     expansion = periods(schedule)
-    _verify_graph(expansion.whole.graph, session.settings.verify)
-    return expansion.whole, expansion
+    if session.settings.verify:
+        verify_graph(expansion.whole.graph)
+    return schedule, expansion
 
 
 def _tuned(schedule: Schedule, claims: Claims, chosen: GemmSelection, session: CompileSession) -> Schedule:
@@ -297,19 +297,16 @@ def _generated(schedule: Schedule, session: CompileSession, given: int | None) -
     if given is not None:
         schedule, packed = as_inputs(schedule, given)
     planned, separate = without_refused(together(schedule), refused)
-    planned = replace(planned, decisions=(*schedule.decisions, *separate))
     return _Code(emitted, futures, refused, planned, separate, packed)
 
 
 def _planned(
-    code: _Code, session: CompileSession, expansion: Expansion | None, seen: dict[str, int] | None
+    layers: Layers, code: _Code, session: CompileSession, seen: dict[str, int] | None
 ) -> tuple[Program, Callable[[], Program]]:
     """The program that runs, where possible with equal layers in a loop, and what makes that of all steps."""
-    needs = program_needs(code.emitted)
-    whole = cache(partial(make_program, code.planned, session.settings, *needs, tuple(seen or ())))
-    looped = None
-    if expansion is not None and not seen:
-        looped = program_in_loop(expansion, code.refused, session.settings, *needs)
+    needs, noted = program_needs(code.emitted), tuple(seen or ())
+    whole = cache(lambda: make_program(layers.whole, session.settings, *needs, noted))
+    looped = None if seen else program_in_loop(layers, session.settings, *needs)
     return looped or whole(), whole
 
 
@@ -317,6 +314,7 @@ def _loaded(
     program: Program,
     whole: Callable[[], Program],
     host: str,
+    layers: Layers,
     code: _Code,
     session: CompileSession,
     dump: Dump,
@@ -324,17 +322,17 @@ def _loaded(
     seen: dict[str, int] | None,
 ) -> Built:
     """The program's text as a module; its native form, if wanted, is built beside the kernels."""
-    settings, planned = session.settings, code.planned
+    settings = session.settings
     dump.write("program.py", lambda: host)
     if settings.benchmark_harness:
         dump.write(TABLE, lambda: table_text(program, code.emitted, settings))
-    kernels = pending_kernels(program, planned, code.emitted, code.futures, session)
+    kernels = pending_kernels(program, code.planned, code.emitted, code.futures, session)
     status = HostStatus() if settings.native_host else None
     native = native_host(program, kernels, session, status) if status is not None else None
     if native is not None and native.source is not None:
         dump.write(f"host.{native.source.language.split()[0]}", native.source.rendered)
     with clock.stage("load"):
-        module = load(host, entries_for(kernels), planned.graph.objects, filename=dump.path("program.py"))
+        module = load(host, entries_for(kernels), layers.few.graph.objects, filename=dump.path("program.py"))
         module.native, module.packed_inputs = native, code.packed
         if seen:
             module.namespace["SEEN"] = seen
@@ -342,13 +340,13 @@ def _loaded(
             meter_calls(module, (program.device or "").partition(":")[0])
     notes = {key: item.source.note for key, item in code.emitted.items()}
     providers = {key: item.provider for key, item in code.emitted.items()}
-    return Built(module, planned, whole, notes, kernels, status, providers)
+    return Built(module, layers, whole, notes, kernels, status, providers)
 
 
-def _dump_schedule(dump: Dump, schedule: Schedule, texts: PassTexts) -> None:
+def _dump_schedule(dump: Dump, layers: Layers, texts: PassTexts) -> None:
     dump.write_passes("schedule", texts.made)
-    dump.write("schedule", lambda: schedule_text(schedule))
-    dump.write("schedule.dot", lambda: dot(schedule))
+    dump.write("schedule", lambda: schedule_text(layers.whole))
+    dump.write("schedule.dot", lambda: dot(layers.whole))
 
 
 def _dump_kernels(dump: Dump, code: _Code) -> None:

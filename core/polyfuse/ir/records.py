@@ -32,6 +32,20 @@ def changed(record: _R, **values: Any) -> _R:
     return new
 
 
+def alike(one: Any, two: Any, *apart: str) -> bool:
+    """Whether two records are equal but for some fields."""
+    kind: Any = type(one)
+    names = _plain_fields(kind)
+    if type(two) is not kind:
+        return False
+    for name in names:
+        if name not in apart:
+            first, second = getattr(one, name), getattr(two, name)
+            if first is not second and first != second:
+                return False
+    return True
+
+
 @cache
 def _plain_fields(kind: type) -> frozenset[str]:
     if hasattr(kind, "__post_init__") or not hasattr(kind, "__dataclass_fields__"):

@@ -9,7 +9,7 @@ must be rounded once), `names` (that generated text can use), `roofline` (estima
 from polyfuse.kit.access import Access
 from polyfuse.kit.affine import Affine, affine, fits_i32_throughout, is_multiple, row_major, stride
 from polyfuse.kit.aliasing import memories, without_aliases
-from polyfuse.kit.c_text import c_index
+from polyfuse.kit.c_text import INFIX, c_index
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.kit.facts import KernelFacts
 from polyfuse.kit.names import with_safe_names
@@ -20,6 +20,7 @@ from polyfuse.kit.values import Definition
 from polyfuse.kit.writer import Writer
 
 __all__ = [
+    "INFIX",
     "Access",
     "Affine",
     "Contraction",

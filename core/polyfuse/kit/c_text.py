@@ -1,11 +1,31 @@
-"""Index expressions as C."""
+"""Index expressions and operators as C."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.symbolic import Atom, IndexLike, is_nonnegative
+
+INFIX: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "add": "+",
+        "sub": "-",
+        "mul": "*",
+        "eq": "==",
+        "ne": "!=",
+        "lt": "<",
+        "le": "<=",
+        "gt": ">",
+        "ge": ">=",
+        "bitwise_and": "&",
+        "bitwise_or": "|",
+        "bitwise_xor": "^",
+    }
+)
+"""Scalar operations of two operands, and how C, and languages like it, write them between these."""
 
 
 def c_index(

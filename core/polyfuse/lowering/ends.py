@@ -16,6 +16,7 @@ from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.expr import const
 from polyfuse.ir.graph import GraphInput, GraphOutput
 from polyfuse.ir.nodes import Opaque
+from polyfuse.ir.records import changed
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering.calls.extern import host_object
 from polyfuse.lowering.calls.host import is_token
@@ -56,6 +57,10 @@ class GraphEnds:
         self.subgraphs = subgraphs
         self.short = short
         self.inputs: list[GraphInput] = []
+        # of lists of inputs that look the same, each read by another layer, the first that was met
+        rows = () if short is None else short.periods.inputs
+        self._rows = {node: number for number, row in enumerate(rows) for node in row}
+        self._alike: dict[int, tuple[TensorValue, GraphInput]] = {}
 
     def input(self, node: Node) -> Any:
         """The value of the next input, which is added to `inputs`."""
@@ -69,11 +74,18 @@ class GraphEnds:
             self.inputs.append(GraphInput(name, "none", label=label))
             return None
         if isinstance(value, torch.Tensor):
-            result = ctx.template(value)
+            row = self._rows.get(node, -1)
+            known = self._alike.get(row)
+            if known is not None:
+                result, item = known[0].blank(), changed(known[1], name=name, label=label)
+            else:
+                result = ctx.template(value)
+                address = _address(described, result, ctx.target_info(result.device).alignment)
+                item = GraphInput(name, "tensor", static=described.static, address=address, label=label)
+                if row >= 0:
+                    self._alike[row] = result.blank(), item
             self._stored_elsewhere(result, "input", name)
-            address = _address(described, result, ctx.target_info(result.device).alignment)
-            static = described.static
-            self.inputs.append(GraphInput(name, "tensor", static=static, address=address, label=label))
+            self.inputs.append(item)
             return result
         if isinstance(value, NUMBERS) and not isinstance(value, (bool, float)):
             index = ctx.sizes.index(value)

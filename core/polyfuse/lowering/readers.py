@@ -57,9 +57,14 @@ class Survey:
             for source in node.all_input_nodes:
                 last_use[source] = position
         alike = {} if self.short is None else self.short.surveyed
+        inputs: Mapping[Node, int] = {} if self.short is None else self.short.given
+        given: dict[int, Node] = {}
         for node in reversed(nodes):
-            if node in alike:
-                like = alike[node]
+            like = alike.get(node)
+            if like is None and node in inputs:
+                first = given.setdefault(inputs[node], node)
+                like = None if first is node else first
+            if like is not None:
                 self.rows[node], self.ctx.readers[node] = self.rows[like], self.ctx.readers[like]
                 continue
             self.rows[node] = self._preferred(node, self.row(node))

@@ -41,6 +41,7 @@ class Shortening:
             are passed over, where it ends, and where the one behind the gap ends.
         present: the positions of the results that are there, and of each whether it is made behind the gap.
         surveyed: nodes that are passed over, and those that are read by the same as they are.
+        given: the inputs that they are given, with a number for those that are read alike.
     """
 
     def __init__(self, periods: Periods) -> None:
@@ -54,6 +55,13 @@ class Shortening:
             node: like
             for number in range(BEFORE, BEFORE - 1 + periods.skipped)
             for node, like in zip(periods.period(number), last, strict=True)
+        }
+        left_out = range(BEFORE, BEFORE + periods.skipped)
+        self.given: dict[Node, int] = {
+            node: number
+            for number, row in enumerate(periods.inputs)
+            for node in row
+            if periods.readers[node] in left_out
         }
         self._begin, self._gap = periods.period(BEFORE - 1)[0], periods.period(BEFORE)[0]
         self._end = periods.period(periods.count - 1)[0]

@@ -65,6 +65,12 @@ class TensorValue:
         self.view, self.body, self.origins = view, body, origins
         self.raw: DType | None = None
 
+    def blank(self) -> TensorValue:
+        """A value with the same metadata and no content yet."""
+        return TensorValue(
+            self.dtype, self.torch_dtype, self.device, self.size, self.stride, offset=self.offset
+        )
+
     @property
     def rank(self) -> int:
         """Number of dimensions."""

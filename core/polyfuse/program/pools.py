@@ -10,7 +10,7 @@ On the CPU the large buffers lie so without being asked for, in a block that is 
 Only buffers take part whose storage nobody else knows: neither results nor what operators share. Those of
 known size are packed tightly, at offsets that are numbers. Those whose size follows from the inputs come
 behind them, in slots: buffers that never live at the same time share one, which is as large as the largest of
-them, whatever the sizes turn out to be. What is cached is of known size.
+them, whatever the sizes turn out to be.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from polyfuse.ir.nodes import Buffer
 from polyfuse.program.memory import Lifetime
-from polyfuse.symbolic import IndexLike, example_value, free_symbols, maximum
+from polyfuse.symbolic import IndexLike, bounds, example_value, free_symbols, maximum
 
 ALIGNMENT = 64
 """Of every buffer in a pool, in bytes: a cache line, and more than any vector load needs."""
@@ -85,10 +85,19 @@ class _Group:
         return self.first <= other.last and other.first <= self.last
 
 
-def cached_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, PoolSlice]:
-    """The slices of large buffers, in a pool that is cached between calls; none where that is small."""
-    slices = plan_pools(lifetimes, buffers, {}, _LARGE)
-    large = {part.pool for part in slices.values() if part.pool.size >= _WORTH_KEEPING}
+def cached_pools(
+    lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer], hints: Mapping[str, int]
+) -> dict[str, PoolSlice]:
+    """The slices of large buffers, in a pool that is cached between calls; none where that is small.
+
+    Sizes that follow from the inputs count as the largest that the program is for, where there is one.
+
+    Args:
+        hints: example values of the symbols that are known when a program begins.
+    """
+    slices = plan_pools(lifetimes, buffers, hints, _LARGE)
+    pools = {part.pool for part in slices.values()}
+    large = {pool for pool in pools if _most(pool.extent, pool.size) >= _WORTH_KEEPING}
     cached = {pool: replace(pool, cached=True) for pool in large}
     return {
         name: replace(part, pool=cached[part.pool]) for name, part in slices.items() if part.pool in large
@@ -106,7 +115,7 @@ def plan_pools(
     """
     slices: dict[str, PoolSlice] = {}
     for number, (device, every) in enumerate(_groups(lifetimes, buffers, hints).items()):
-        groups = [group for group in every if group.size * ALIGNMENT >= least]
+        groups = [group for group in every if _most(group.units, group.size) * ALIGNMENT >= least]
         if len(groups) > 1:
             known = [group for group in groups if isinstance(group.units, int)]
             offsets = _offsets(known)
@@ -121,6 +130,12 @@ def plan_pools(
             for group, units in found:
                 slices.update(dict.fromkeys(group.names, PoolSlice(pool, units)))
     return slices
+
+
+def _most(size: IndexLike, example: int) -> int:
+    """The largest that a size may be, or the example where nothing bounds it."""
+    _, most = bounds(size)
+    return example if most is None else most
 
 
 def _slots(groups: Sequence[_Group]) -> list[list[_Group]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -16,6 +16,7 @@ MARK = "# from "
 
 _RUNNING = "The compiled program was running"
 
+_TURN = re.compile(r"\s+(\w+(?:, \w+)*,?) = (\w+)\.pop\(\)$")
 _CHECK = re.compile(r"\s*(?:assert_size_stride|assert_layout)\((\w+), (.*)\)$")
 
 
@@ -43,7 +44,8 @@ def explain(error: BaseException, text: str, filename: str) -> BaseException:
     source = lines[line - 1] if 0 < line <= len(lines) else ""
     check = _CHECK.match(source)
     if isinstance(error, (AssertionError, TypeError)) and check is not None:
-        return _layout_error(check.group(1), check.group(2), frame) or error
+        variable = _given(check.group(1), lines[:line], frame)
+        return _layout_error(check.group(1), variable, check.group(2), frame) or error
     origin = line_map(text).get(line)
     said = any(note.startswith(_RUNNING) for note in getattr(error, "__notes__", ()))
     if origin is not None and not said:
@@ -66,9 +68,26 @@ def _innermost(traceback: TracebackType | None, filename: str) -> tuple[FrameTyp
     return found
 
 
-def _layout_error(name: str, layout: str, frame: FrameType) -> InputLayoutError | None:
+def _given(name: str, lines: Sequence[str], frame: FrameType) -> str:
+    """The input that a variable is: what a turn of a loop is given has another name there, and stands in a
+    row of the table of which the loop takes the last one in each turn.
+
+    Args:
+        lines: of the program, up to the one that checks the variable.
+    """
+    for number in range(len(lines) - 1, -1, -1):
+        turn = _TURN.match(lines[number])
+        if turn is None:
+            continue
+        names, table = turn.group(1).rstrip(",").split(", "), turn.group(2)
+        row = lines.index(f"    {table} = [") + 1 + len(frame.f_locals[table])
+        return dict(zip(names, lines[row].strip("(), ").split(", "), strict=True)).get(name, name)
+    return name
+
+
+def _layout_error(name: str, variable: str, layout: str, frame: FrameType) -> InputLayoutError | None:
     tensor = frame.f_locals.get(name)
-    name = shown_name(frame.f_globals, name)
+    name = shown_name(frame.f_globals, variable)
     if not isinstance(tensor, torch.Tensor):
         return not_a_tensor(name, tensor)
     size, stride = eval(f"({layout})", frame.f_globals, frame.f_locals)

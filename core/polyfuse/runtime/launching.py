@@ -10,7 +10,12 @@ from typing import Any
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.devices.series import SeriesPlan, offer_series
 from polyfuse.torch_compat.devices.launching import c_function, profiler_flag
-from polyfuse.torch_compat.devices.pools import clear_workspaces, end_allocation_to_pool, release_pool
+from polyfuse.torch_compat.devices.pools import (
+    clear_workspaces,
+    end_allocation_to_pool,
+    growing_segments,
+    release_pool,
+)
 
 __all__ = [
     "SeriesPlan",
@@ -20,6 +25,7 @@ __all__ = [
     "current_stream",
     "current_stream_address",
     "end_allocation_to_pool",
+    "growing_segments",
     "memory_functions",
     "offer_series",
     "profiler_flag",

@@ -23,7 +23,7 @@ from polyfuse.runtime.graphs.status import GraphStatus
 from polyfuse.runtime.launching import alone
 from polyfuse.runtime.marked import Marking
 from polyfuse.runtime.native import on_device
-from polyfuse.runtime.program_code import code_of
+from polyfuse.runtime.program_code import code_of, inputs_of
 from polyfuse.runtime.provisional import Provisional
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake, plain
@@ -330,6 +330,9 @@ def load(
     namespace: dict[str, Any] = {"__name__": "polyfuse_program", "__file__": name}
     compiled = code_of(text, name, code)
     exec(compiled, namespace)
+    inputs = inputs_of(text)
+    if inputs is not None:
+        namespace["INPUTS"] = inputs
     wanted: tuple[str, ...] = namespace["KERNELS"]
     missing = [kernel for kernel in wanted if kernel not in kernels]
     missing += [key for key in namespace["OBJECTS"].values() if key not in objects]

@@ -26,7 +26,8 @@ from polyfuse_cpp.loops.reductions import KINDS
 from polyfuse_cpp.matmul.plans import configs_of, matmul_plans, nearby_plans, plan_of, plan_seconds
 from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
-from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part
+from polyfuse_cpp.matmul.tiled.padded import SMALL_WEIGHT, pixels_of
+from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part, packed_width
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
@@ -98,7 +99,8 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
     if fills_matrix_registers(matmul, isa):
-        return not grouped and pixels > 1
+        flat = all(axis_size(a) == 1 for a in taps)
+        return not grouped and pixels > 1 and (flat or _tiles_windows(matmul, isa))
     if isa.lanes == 1 or any(value.dtype is not DType.f32 for value in matmul.values):
         return False
     depth = prod(axis_size(a) for a in matmul.raxes)
@@ -119,6 +121,18 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     few_taps = one_channel and isinstance(depth, int) and depth <= _FEW_TAPS
     alone = grouped or len(taps) == _SPACE_AND_TIME
     return not few_taps and pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
+
+
+def _tiles_windows(matmul: Reduction, isa: Isa) -> bool:
+    """Whether windows of bf16 can be computed in matrix registers: the weight is packed once, or is small."""
+    image, (channels, *taps) = matmul.values[0], matmul.raxes
+    for row, tap in zip(matmul.axes[-len(taps) :], taps, strict=True):
+        step, apart = (coefficient(image.index, axis_name(a)) for a in (row, tap))
+        if axis_size(tap) != 1 != axis_size(row) and pixels_of(step or 0, apart or 0) is None:
+            return False
+    weight = prod(axis_size(a) for a in (matmul.axes[1], *matmul.raxes))
+    small = isinstance(weight, int) and weight <= SMALL_WEIGHT
+    return axis_size(channels) != 1 and (small or packed_width(matmul, isa) > 0)
 
 
 def _inside(matmul: Reduction, hints: Mapping[str, int]) -> float:

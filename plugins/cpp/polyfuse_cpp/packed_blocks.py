@@ -6,9 +6,13 @@ from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
-from polyfuse.symbolic import axis_name, axis_size, free_axes
+from polyfuse.symbolic import axis_name, axis_size, coefficient, free_axes
 from polyfuse_cpp.isa import Isa, has_matrix_registers, steps_of
+from polyfuse_cpp.matmul.tiled.padded import steps_in
 from polyfuse_cpp.matmul.window import part_lanes
+
+_MOST_DIMENSIONS = 2
+"""Dimensions of windows whose pixels are copied for matrix registers."""
 
 _PART = 8
 """Lanes of a part of a vector that holds all columns of a group."""
@@ -23,9 +27,8 @@ def packed_width(node: Reduction, isa: Isa) -> int:
     # of a convolution's result, the channels are not the last axis
     count = next((axis_size(a) for a in reversed(node.axes) if axis_name(a) in own), 0)
     if fills_matrix_registers(node, isa):
-        steps = axis_size(node.raxes[0])
         # nothing may be read behind the last step
-        if not isinstance(count, int) or not isinstance(steps, int) or steps % steps_of(steps):
+        if not isinstance(count, int) or not _is_whole(node):
             return 0
         return next((width for width in (2 * isa.lanes, isa.lanes) if count % width == 0), 0)
     if isa.lanes == 1 or accumulates(kind) is not kind or not count:
@@ -42,9 +45,28 @@ def packed_width(node: Reduction, isa: Isa) -> int:
 
 
 def fills_matrix_registers(node: Reduction, isa: Isa) -> bool:
-    """Whether a matmul is one of bf16 without windows, for which there are matrix registers."""
+    """Whether a matmul is one of bf16, for which there are matrix registers: without windows, or a
+    convolution of all channels under windows of one or two dimensions.
+    """
     flat = all(axis_size(axis) == 1 for axis in node.raxes[1:])
-    return flat and {value.dtype for value in node.values} == {DType.bf16} and has_matrix_registers(isa)
+    window = _has_window(node) and len(node.raxes) <= _MOST_DIMENSIONS + 1
+    return (flat or window) and {v.dtype for v in node.values} == {DType.bf16} and has_matrix_registers(isa)
+
+
+def _is_whole(node: Reduction) -> bool:
+    """Whether the steps of the depth that lie side by side are so many times what matrix registers hold."""
+    channels, *taps = node.raxes
+    steps = axis_size(channels)
+    if not isinstance(steps, int):
+        return False
+    if not any(axis_size(a) != 1 for a in taps):
+        return steps % steps_of(steps) == 0
+    image, last = node.values[0], axis_size(taps[-1])
+    if image.op != "load" or steps % 2 or not isinstance(last, int):
+        return False
+    beside = coefficient(image.index, axis_name(taps[-1])) == steps
+    chunk = steps * last if beside else steps
+    return chunk % steps_in(chunk) == 0
 
 
 def is_part(node: Reduction, isa: Isa) -> bool:

@@ -18,7 +18,13 @@ from typing import Any
 import torch
 
 from polyfuse.runtime.devices.graphs import Program
-from polyfuse.runtime.launching import clear_workspaces, current_stream, end_allocation_to_pool, release_pool
+from polyfuse.runtime.launching import (
+    clear_workspaces,
+    current_stream,
+    end_allocation_to_pool,
+    growing_segments,
+    release_pool,
+)
 
 MODE = "thread_local"
 """What other threads do is no part of a recording and does not harm it."""
@@ -72,7 +78,7 @@ class CudaGraphs:
             torch.cuda.synchronize(self.index)
             torch.cuda.empty_cache()
             graph = self._graph(generators)
-            with self._alone():
+            with self._alone(), growing_segments("cuda"):
                 results = self._record(graph, program, args, pool, generators)
             torch.cuda.current_stream(self.index).wait_stream(self._side)
         return graph, results

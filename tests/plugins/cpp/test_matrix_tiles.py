@@ -1,4 +1,4 @@
-"""Convolutions of bf16 with windows of 1x1 in matrix registers, and weights packed in pairs for them."""
+"""Convolutions of bf16 in matrix registers, and weights packed in pairs for them."""
 
 from __future__ import annotations
 
@@ -132,6 +132,128 @@ def test_weights_in_pairs_of_steps(depth: int, columns: int, monkeypatch: pytest
             assert PACK in last_reports()[-1].calls
 
 
+class Windows(nn.Module):
+    """A convolution under windows, of what a layer before it makes, with what follows it."""
+
+    def __init__(self, channels: int, results: int, size: Any, bordered: bool = True, **options: Any) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(channels, channels, 1)
+        self.window = nn.Conv2d(channels, results, size, bias=not bordered, **options)
+        self.norm, self.border = nn.BatchNorm2d(results), (1, 0, 2, 1) if bordered else (0, 0, 0, 0)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.pad(self.before(x), self.border)
+        return nn.functional.relu(self.norm(self.window(y)))
+
+
+WINDOWS: list[tuple[int, int, Any, tuple[int, int, int], bool, dict[str, Any]]] = [
+    (32, 64, 3, (2, 7, 9), False, {"padding": 1}),
+    (64, 32, 3, (1, 14, 14), False, {"padding": 1, "stride": 2}),
+    (48, 96, 3, (3, 9, 6), True, {}),
+    (24, 32, 3, (1, 11, 8), True, {"stride": (2, 1)}),
+    (32, 16, 3, (2, 13, 12), False, {"padding": 2, "dilation": 2}),
+    (16, 32, 3, (1, 17, 16), False, {"padding": 3, "dilation": 3, "stride": 2}),
+    (16, 32, 5, (1, 19, 23), False, {"padding": 2, "stride": 3}),
+    (32, 32, (3, 1), (2, 8, 9), False, {"padding": (1, 0), "stride": 2}),
+    (32, 32, (1, 7), (1, 8, 9), False, {"padding": (0, 3)}),
+    (32, 32, 3, (1, 3, 9), False, {}),
+    (32, 32, 3, (2, 1, 40), False, {"padding": 1}),
+    (3, 32, 3, (1, 33, 31), False, {"padding": 1, "stride": 2}),
+    (3, 64, 7, (2, 30, 34), False, {"padding": 3, "stride": 2}),
+    (13, 33, 3, (1, 9, 9), True, {}),
+    (5, 20, 3, (2, 9, 9), False, {"padding": 2, "dilation": 2}),
+    (32, 32, 3, (1, 40, 300), False, {"padding": 1}),
+    (256, 64, 3, (1, 60, 70), False, {"padding": 1}),
+]
+
+
+@needs_tiles
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize(("channels", "results", "size", "image", "bordered", "options"), WINDOWS)
+def test_windows_are_as_near_as_those_of_eager_mode(
+    channels: int,
+    results: int,
+    size: Any,
+    image: tuple[int, int, int],
+    bordered: bool,
+    options: dict[str, Any],
+    freezing: bool,
+) -> None:
+    torch.manual_seed(0)
+    model = Windows(channels, results, size, bordered, **options).eval().bfloat16()
+    x = torch.randn(image[0], channels, *image[1:]).bfloat16()
+    with torch.no_grad():
+        found, eager = compiled(model, freezing=freezing)(x), model(x)
+        exact = copy.deepcopy(model).double()(x.double())
+    assert found.shape == eager.shape
+    assert (found.double() - exact).norm() <= 1.1 * (eager.double() - exact).norm()
+    assert not any("convolution" in name for name in last_reports()[-1].calls)
+
+
+@needs_tiles
+@pytest.mark.parametrize(("channels", "stride", "dilation"), [(32, 1, 1), (32, 2, 1), (16, 1, 2), (3, 2, 1)])
+@pytest.mark.parametrize("freezing", [False, True])
+def test_what_is_no_number_stays_under_its_windows(
+    channels: int, stride: int, dilation: int, freezing: bool
+) -> None:
+    """Zeros of the border meet no infinite weight, and no channel that is not there an infinite pixel. (Three
+    channels of an input come with their border when they are laid out.)
+    """
+    torch.manual_seed(0)
+    layer = nn.Conv2d(channels, 32, 3, stride, dilation, dilation).eval().bfloat16()
+    x = torch.randn(2, channels, 9, 12).bfloat16()
+    with torch.no_grad():
+        x[0, 1, 0, 0], x[0, 2, 8, 11], x[1, 0, 4, 11] = float("nan"), float("inf"), float("-inf")
+        if channels > 3:
+            layer.weight[3, 1, 0, 0], layer.weight[7, 0, 2, 2] = float("inf"), float("nan")
+        call = compiled(nn.Sequential(layer, nn.ReLU()), freezing=freezing)
+        found, expected = call(x), copy.deepcopy(layer).float()(x.float()).relu()
+        plain = torch.zeros_like(x)
+        zero = call(plain), copy.deepcopy(layer).float()(plain.float()).relu()
+    for ours, wanted in ((found, expected), zero):
+        torch.testing.assert_close(ours.float(), wanted, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+@needs_tiles
+@pytest.mark.parametrize("freezing", [False, True])
+def test_changed_weights_of_windows_are_seen(freezing: bool) -> None:
+    torch.manual_seed(0)
+    model = Windows(32, 64, 3, False, padding=1).eval().bfloat16()
+    x = torch.randn(1, 32, 8, 8).bfloat16()
+    call = compiled(model, freezing=freezing)
+    for step in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), model(x), rtol=4e-2, atol=4e-2)
+            if step == 0:
+                model.window.weight.mul_(-2)
+            elif not freezing:
+                model.window.weight.data[3] = 0.5
+
+
+@needs_tiles
+def test_sizes_of_images_may_vary() -> None:
+    torch.manual_seed(0)
+    model = Windows(32, 64, 3, False, padding=1, stride=2).eval().bfloat16()
+    call = torch.compile(model, backend="polyfuse", dynamic=True, options={"strict": True})
+    for image in ((2, 9, 12), (1, 30, 7), (3, 1, 1), (2, 64, 65)):
+        x = torch.randn(image[0], 32, *image[1:]).bfloat16()
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), model(x), rtol=4e-2, atol=4e-2)
+
+
+@needs_tiles
+@pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv3d])
+def test_windows_of_one_and_three_dimensions(layer: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = layer(32, 32, 3, padding=1).eval().bfloat16()
+    x = torch.randn(2, 32, *((7, 6, 5) if layer is nn.Conv3d else (50,))).bfloat16()
+    with torch.no_grad():
+        found = compiled(nn.Sequential(model, nn.ReLU()), freezing=True)(x)
+        torch.testing.assert_close(found, model(x).relu(), rtol=4e-2, atol=4e-2)
+
+
 def matmul(columns: int, depth: int, dtype: DType = DType.bf16, taps: int = 1) -> Reduction:
     """The sums of a convolution of 49 pixels, channels last."""
     image, channel = axis("i0", 1), axis("i1", columns)
@@ -153,10 +275,11 @@ def test_which_convolutions_matrix_registers_compute(monkeypatch: pytest.MonkeyP
     # what no register divides would be read beyond its end
     widths = {depth: packed_blocks.packed_width(matmul(64, depth), isa) for depth in (34, 1034, 144, 1056)}
     assert widths == {34: 0, 1034: 0, 144: 32, 1056: 32}
-    others = {
-        "a larger window": matmul(64, 32, taps=3),
-        "another type": matmul(64, 32, DType.f16),
-    }
-    assert not [why for why, node in others.items() if packed_blocks.fills_matrix_registers(node, isa)]
+    assert not packed_blocks.fills_matrix_registers(matmul(64, 32, DType.f16), isa)
+    # steps of the taps in a line lie side by side; what registers do not divide is packed at each call
+    windows = {n: packed_blocks.packed_width(matmul(64, n, taps=3), isa) for n in (8, 16, 32, 13, 38)}
+    assert windows == {8: 32, 16: 32, 32: 32, 13: 0, 38: 0}
+    sizes = [(64, 32), (64, 13), (640, 38), (64, 1)]
+    assert [generator.prefers(matmul(*n, taps=3), {}, isa) for n in sizes] == [True, True, False, False]
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16",))
     assert not generator.prefers(matmul(64, 32), {}, isa)

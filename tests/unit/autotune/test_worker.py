@@ -174,12 +174,12 @@ def test_a_registered_plugin_that_the_worker_cannot_import_is_named_once(warning
         def polyfuse_timer(self, device_type):
             return None
 
-    class Observer:
+    class Untimed:
         @hookimpl
-        def polyfuse_decision(self, decision):
-            pass
+        def polyfuse_doctor(self):
+            return ()
 
-    plugins = [Timed(), Observer()]
+    plugins = [Timed(), Untimed()]
     for one in plugins:
         register(one)
     try:

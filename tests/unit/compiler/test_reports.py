@@ -27,7 +27,6 @@ from polyfuse.compiler.reports.tables import TABLES
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.text.print import text
-from polyfuse.plugin import hookimpl, register, unregister
 
 SCRIPT = """
 import sys
@@ -360,33 +359,6 @@ def test_dumping_changes_nothing(tmp_path: Path) -> None:
     first, second = last_reports()
     assert (first.launches, first.decisions, first.calls) == (second.launches, second.decisions, second.calls)
     assert (first.kernels, first.distinct_kernels) == (second.kernels, second.distinct_kernels)
-
-
-def test_plugins_can_watch_decisions() -> None:
-    seen: list[object] = []
-
-    class Watcher:
-        @hookimpl
-        def polyfuse_decision(self, decision):
-            seen.append(decision)
-
-    class Bad:
-        calls = 0
-
-        @hookimpl
-        def polyfuse_decision(self):
-            self.calls += 1
-            raise RuntimeError("no more")
-
-    bad = Bad()
-    register(Watcher())
-    register(bad)
-    try:
-        compiled(lambda x: torch.softmax(x, -1), torch.randn(4, 8), max_fusion_size=17)
-    finally:
-        unregister("Watcher")
-        unregister("Bad")
-    assert {d.kind for d in seen} >= {"fuse", "local"} and bad.calls == 1
 
 
 def test_the_option_log_sets_levels() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from lowered import check, compare
+from torch import nn
 
 
 @pytest.mark.slow
@@ -179,6 +181,26 @@ def test_ragged_tensors() -> None:
     options: dict[str, Any] = {"backends": ("interpreter",), "strict": True}
     run = torch.compile(function, backend="polyfuse", dynamic=False, options=options)
     compare(run(x), function(x))
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.huber_loss, F.l1_loss, F.binary_cross_entropy_with_logits])
+def test_means_over_jagged_elements_have_gradients(loss: Callable[..., torch.Tensor]) -> None:
+    """Their count is no input of the graph of its own."""
+    layer = nn.Linear(3, 3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return loss(layer(x).values(), x.values().detach().sigmoid()) / x.values().shape[0]
+
+    run = torch.compile(function, backend="polyfuse", options={"backends": ("interpreter",), "strict": True})
+    for lengths in ((2, 4), (2, 4), (1, 5, 3)):
+        rows = [torch.randn(length, 3) for length in lengths]
+        results = []
+        for compute in (run, function):
+            x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+            value = compute(x)
+            gradients = torch.autograd.grad(value, (x, *layer.parameters()))
+            results.append((value, gradients[0].values(), *gradients[1:]))
+        compare(*results)
 
 
 def test_quantised_elements_are_as_small_as_they_are() -> None:

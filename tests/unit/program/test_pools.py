@@ -341,3 +341,44 @@ def test_memory_is_released_where_that_is_wanted() -> None:
     call = torch.compile(_deep, backend="polyfuse", options={"gemm": "library", "keep_memory": False})
     call(torch.randn(1100, 1000), torch.randn(1000, 1000))
     assert not workspace._BLOCKS
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_memory_of_sizes_that_vary_stays_from_call_to_call(classes: bool) -> None:
+    workspace.forget_memory()
+    torch._dynamo.reset()
+    options = {"strict": True, "gemm": "library", "size_classes": classes, "graph_cache": False}
+    call = torch.compile(_deep, backend="polyfuse", options=options)
+    w = torch.randn(1000, 1000) / 30
+    first = torch.randn(1500, 1000)
+    torch._dynamo.mark_dynamic(first, 0)
+    largest = 0
+    for rows in (1500, 2100, 1024, 600, 7, 5000, 130):
+        x = first if rows == 1500 else torch.randn(rows, 1000)
+        torch.testing.assert_close(call(x, w), _deep(x, w))
+        largest = max(largest, *(block.numel() for block in workspace._BLOCKS))
+        # two of the intermediate results are alive at once
+        assert len(workspace._BLOCKS) == 1 and 2 * x.nbytes <= largest <= 2 * 5000 * 4096
+    assert largest < 3 * 5000 * 4000
+    workspace.forget_memory()
+
+
+def _selected(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    before = torch.softmax(x @ w, 1)
+    first = torch.softmax(before[x[:, 0] > 0] @ w, 1)
+    return torch.softmax(first @ w, 1) @ w, before.sum(1)
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_memory_of_sizes_that_data_decide_is_taken_when_they_are_known(pools: bool) -> None:
+    workspace.forget_memory()
+    torch._dynamo.reset()
+    options = {"gemm": "library", "memory_pools": pools, "graph_cache": False}
+    call = torch.compile(_selected, backend="polyfuse", options=options)
+    w = torch.randn(1000, 1000) / 30
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for rows in (3000, 3000, 40):
+            x = torch.randn(rows, 1000)
+            torch.testing.assert_close(call(x, w), _selected(x, w))
+    assert last_reports()[-1].kernels
+    workspace.forget_memory()

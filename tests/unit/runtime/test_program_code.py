@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 
+import pytest
+
 from polyfuse.runtime import program_code
-from polyfuse.runtime.program_code import code_of, stored_code
+from polyfuse.runtime.program_code import code_of, inputs_of, stored_code
 
 TEXT = """
 NAME = 'f'
@@ -46,3 +48,15 @@ def test_code_of_another_python_is_left_alone(monkeypatch) -> None:
     stored = stored_code(compile("NAME = 'other'", "", "exec"))
     monkeypatch.setattr(program_code, "_VERSION", b"other version")
     assert run(code_of(TEXT, "here", stored))["NAME"] == "f"
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_the_table_of_inputs_is_read_from_the_text(rows: int) -> None:
+    row = "    ('arg{}_1', 'tensor', 'float32', '', (2, 3), (3, 1)),\n"
+    table = "".join(map(row.format, range(rows)))
+    text = f"NAME = 'f'\nINPUTS = (\n{table})\n\ndef call(args):\n    raise ValueError\n"
+    expected = run(compile(text, "", "exec"))
+    assert inputs_of(text) == expected["INPUTS"] and len(expected["INPUTS"]) == rows
+    made = run(code_of(text, "here"))
+    assert "INPUTS" not in made and inputs_of("NAME = 'f'") is None
+    assert made["call"].__code__.co_firstlineno == expected["call"].__code__.co_firstlineno

@@ -142,7 +142,6 @@ class GraphCache:
             count("hit")
             for report in self._revived:
                 publish(report)
-                self._session.observe(report.decisions)
         elif self._key:
             count("miss")
         elif self._refusal:

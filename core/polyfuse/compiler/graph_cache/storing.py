@@ -59,7 +59,7 @@ def record_or_reason(aten: AtenGraph, built: BuiltGraph, session: CompileSession
 
 
 def _record_of(built: Built, report: GraphReport, session: CompileSession) -> GraphRecord | str:
-    module, kernels, objects = built.module, built.kernels, built.schedule.graph.objects
+    module, kernels, objects = built.module, built.kernels, built.layers.few.graph.objects
     constants = {key: objects[key] for key in module.namespace["OBJECTS"].values()}
     called: dict[str, CalledRecord] = {}
     for key in [key for key, value in constants.items() if isinstance(value, Subgraph)]:

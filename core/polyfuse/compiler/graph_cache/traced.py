@@ -75,7 +75,6 @@ def _found(key: str, session: CompileSession, agreement: Agreement | None) -> Bo
             folder.drop(key)
             return None
         publish(report)
-        session.observe(report.decisions)
         count("traced")
         return run
     return None

@@ -3,5 +3,6 @@
 from polyfuse.compiler.layers.choosing import shortened
 from polyfuse.compiler.layers.looping import program_in_loop
 from polyfuse.compiler.layers.repeats import Expansion, with_periods
+from polyfuse.compiler.layers.shown import Layers
 
-__all__ = ["Expansion", "program_in_loop", "shortened", "with_periods"]
+__all__ = ["Expansion", "Layers", "program_in_loop", "shortened", "with_periods"]

@@ -18,7 +18,8 @@ def shortened(aten: AtenGraph, settings: Settings, any_size: bool) -> Iterator[S
     Args:
         any_size: whether the graph gets programs for classes of its sizes: each is made of the whole of it.
     """
-    if settings.repeated_layers == "off" or settings.autotunes or settings.fuel is not None:
+    timed = settings.autotunes or settings.benchmark_fusion
+    if settings.repeated_layers == "off" or timed or settings.fuel is not None:
         return
     if any_size and settings.size_classes and _has_sizes(aten):
         return

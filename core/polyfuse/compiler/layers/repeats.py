@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 
 from polyfuse.autotune.packing import is_within_room
@@ -19,7 +20,7 @@ from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.periods import BEFORE, NotRepeated, Periods
 from polyfuse.ir.graph import Graph, GraphOutput
 from polyfuse.ir.nodes import Buffer, Node, Origin
-from polyfuse.ir.records import changed
+from polyfuse.ir.records import alike, changed
 from polyfuse.lowering.ends import input_names
 from polyfuse.lowering.shortened import Shortening
 from polyfuse.program.loops import NotALoop, Skipped
@@ -40,7 +41,8 @@ def with_periods(short: Shortening, aten: AtenGraph, schedule: Schedule) -> Expa
             that all pack.
     """
     found = Expansion(schedule, short, aten)
-    if not is_within_room(found.whole.graph):
+    nodes = (node for step in found.first_steps for node in _nodes(step))
+    if not is_within_room(schedule.graph, nodes, found.copies):
         raise NotRepeated("packed weights of all layers have no room")
     return found
 
@@ -50,7 +52,8 @@ class Expansion:
 
     Attributes:
         old: the schedule.
-        whole: that of all periods.
+        copies: how many periods it leaves out.
+        first_steps: those of the period that stands for them.
     """
 
     def __init__(self, schedule: Schedule, short: Shortening, aten: AtenGraph) -> None:
@@ -67,24 +70,91 @@ class Expansion:
         readers = {names[node]: first for node, first in periods.readers.items()}
         self.matching = Matching(self.numbering, rows, readers, self.copies + 1)
         self._match()
-        self.written = {name for step in self._first_steps() for name in step.writes}
-        tables = self.matching.tables(self.copies)
-        origins = _origins(
-            periods, self.copies, {o.fx for step in schedule.steps for n in _nodes(step) for o in n.origins}
-        )
-        found = Found()
-        self.renamings = [
-            Renaming(table, at, found if table.keys() == tables[0].keys() else None)
-            for table, at in zip(tables[:-1], origins, strict=True)
-        ]
-        self.late = Renaming(tables[-1], origins[-1])
-        self.late_names = tables[-1]
+        self.written = {name for step in self.first_steps for name in step.writes}
+        self._tables = self.matching.tables(self.copies)
         if any(self.matching.pairs.get(name, name) == name for name in self.written):
             raise NotRepeated("layers write to one buffer")
-        self.whole = self._schedule()
+        self._check_names()
+
+    @cached_property
+    def whole(self) -> Schedule:
+        """The schedule of all periods."""
+        return self._schedule()
+
+    @cached_property
+    def decision(self) -> Decision:
+        """That the steps of the periods are the same."""
+        names = list(map(_name, self.first_steps))
+        why = f"layers are equal: {self.copies} more take the same steps, and are not shown"
+        return Decision("repeat", names[0], names[-1], why)
+
+    @cached_property
+    def renamings(self) -> Sequence[Renaming]:
+        """What the names of the first period become in each that is left out."""
+        found, tables = Found(), self._tables
+        return [
+            Renaming(table, at, found if table.keys() == tables[0].keys() else None)
+            for table, at in zip(tables[:-1], self._origins, strict=True)
+        ]
+
+    @cached_property
+    def late(self) -> Renaming:
+        """What they become in all that comes behind these."""
+        return Renaming(self._tables[-1], self._origins[-1])
+
+    @cached_property
+    def _origins(self) -> list[dict[str, Origin]]:
+        used = {o.fx for step in self.old.steps for n in _nodes(step) for o in n.origins}
+        return _origins(self.short.periods, self.copies, used)
+
+    def later_names(self, names: Iterable[str], copy: int) -> tuple[str, ...]:
+        """The names of the first period in a period so many behind it; with one more than there are copies,
+        those of the steps behind them.
+        """
+        table = self._tables[copy - 1]
+        return tuple([table.get(name, name) for name in names])
+
+    def later_sources(self, origins: Iterable[Origin], copy: int) -> tuple[str, ...]:
+        """The lines of the model that nodes of the first period come from in a period so many behind it, each
+        once.
+        """
+        nodes, further = self.short.periods.nodes, min(copy, self.copies) * self.short.periods.length
+        found: dict[str, None] = {}
+        for origin in origins:
+            at, source = self._traced.get(origin.fx), origin.source
+            if at is not None:
+                before, later = nodes[at], nodes[at + further]
+                if before.meta.get("stack_trace") != later.meta.get("stack_trace"):
+                    source = fx.source_text(later)
+            found[source] = None
+        return tuple(filter(None, found))
+
+    @cached_property
+    def _traced(self) -> Mapping[str, int]:
+        periods = self.short.periods
+        return {node.name: at for at, node in enumerate(periods.nodes[: BEFORE * periods.length])}
 
     def skipped(self, planned: Schedule) -> Skipped:
         """What the schedule leaves out.
+
+        Args:
+            planned: the schedule, as it is to be planned.
+
+        Raises:
+            NotALoop: the layers are not where they were any more.
+        """
+        return Skipped(
+            *self.span(planned),
+            self.copies,
+            self.matching.inputs,
+            self.matching.readers,
+            self._numbered_outputs(),
+            self._pairs,
+        )
+
+    def span(self, planned: Schedule) -> tuple[int, int, int]:
+        """The steps of the schedule where the period that stands for those left out begins, where it ends,
+        and where the one behind the gap ends.
 
         Args:
             planned: the schedule, as it is to be planned.
@@ -97,16 +167,7 @@ class Expansion:
         first, behind, end = (at.get(_name(steps[i]), -1) for i in (self.first, self.behind, self.other))
         if not 0 <= first < behind < end:
             raise NotALoop("a layer's first step is moved away from it")
-        return Skipped(
-            first,
-            behind,
-            end,
-            self.copies,
-            self.matching.inputs,
-            self.matching.readers,
-            self._numbered_outputs(),
-            self._pairs,
-        )
+        return first, behind, end
 
     def _pairs(self, one: Sequence[object], two: Sequence[object]) -> Mapping[str, str]:
         """The names in the steps of one program with those that they match in others'."""
@@ -141,12 +202,13 @@ class Expansion:
             raise NotRepeated("steps of one layer stand between those of another")
         return first, behind, end
 
-    def _first_steps(self) -> tuple[_Step, ...]:
+    @cached_property
+    def first_steps(self) -> tuple[_Step, ...]:
         return self.old.steps[self.first : self.behind]
 
     def _match(self) -> None:
         """Compare the steps of the two periods, and what belongs to them."""
-        one, two = self._first_steps(), self.old.steps[self.behind : self.other]
+        one, two = self.first_steps, self.old.steps[self.behind : self.other]
         if len(one) != len(two):
             raise NotRepeated("layers take other numbers of steps")
         match, buffers, objects = self.matching, self.old.graph.buffers, self.old.graph.objects
@@ -161,7 +223,7 @@ class Expansion:
                 if (
                     before not in buffers
                     or after not in buffers
-                    or not _are_alike(buffers[before], buffers[after])
+                    or not alike(buffers[before], buffers[after], "name")
                 ):
                     raise NotRepeated(f"{before} is not laid out as {after}")
             if (before in removed) != (after in removed):
@@ -172,37 +234,55 @@ class Expansion:
             known = inputs[row[0]], buffers[row[0]]
             for name in row:
                 item = inputs[name], buffers[name]
-                if changed(item[0], name="", label="") != changed(
-                    known[0], name="", label=""
-                ) or not _are_alike(item[1], known[1]):
+                if not alike(item[0], known[0], "name", "label") or not alike(item[1], known[1], "name"):
                     raise NotRepeated(f"{name} is not like {row[0]}")
+
+    def _check_names(self) -> None:
+        """Compare the names that all periods get, before anything has them."""
+        old, *tables, late = self.old.graph.buffers, *self._tables
+        steps, mine = self.old.steps, self.first_steps
+        nodes = [name for step in steps[: self.behind] for name in _names(step)]
+        nodes += [table.get(name, name) for table in tables for step in mine for name in _names(step)]
+        behind = list(map(self.is_late, steps[self.behind :]))
+        for step, renamed in zip(steps[self.behind :], behind, strict=True):
+            nodes += [late.get(name, name) if renamed else name for name in _names(step)]
+        written, written_late = (
+            {name for step in some for name in _all_writes(step)} for some in (mine, steps[self.behind :])
+        )
+        buffers = [late.get(name, name) if name in written_late else name for name in old]
+        buffers += [table.get(name, name) for table in tables for name in old if name in written]
+        if len(set(nodes)) != len(nodes) or len(set(buffers)) != len(buffers):
+            raise NotRepeated("names are given twice")
 
     def _schedule(self) -> Schedule:
         old, steps = self.old, list(self.old.steps[: self.behind])
         for copy, renaming in enumerate(self.renamings, 1):
-            steps += [renaming.step(step, f"_{copy}") for step in self._first_steps()]
+            steps += [renaming.step(step, f"_{copy}") for step in self.first_steps]
         steps += [self._late_step(step) for step in old.steps[self.behind :]]
         graph = self._graph(steps)
         removed = self._removed(graph)
         last = last_uses(graph, steps, removed, storage_roots(graph))
-        names = list(map(_name, self._first_steps()))
-        why = f"layers are equal: {self.copies} more take the same steps, and are not shown"
-        decisions = (*old.decisions, Decision("repeat", names[0], names[-1], why))
+        names = list(map(_name, self.first_steps))
         end = self.behind + self.copies * len(names)
         shown = [_name(step) for step in steps[self.behind : end]]
-        copies = dict(zip(shown, map(_name, self._first_steps() * self.copies), strict=True))
-        return Schedule(graph, tuple(steps), removed, last, decisions, copies)
+        copies = dict(zip(shown, map(_name, self.first_steps * self.copies), strict=True))
+        return Schedule(graph, tuple(steps), removed, last, (*old.decisions, self.decision), copies)
 
     def _late_step(self, step: _Step) -> _Step:
-        """A step behind the gap: it takes from the last period there what it took from the one before it."""
+        return self.late.step(step, "") if self.is_late(step) else step
+
+    def is_late(self, step: _Step) -> bool:
+        """Whether a step behind the gap has other names where nothing is left out: it takes from the last
+        period there what it took from the one before it.
+        """
         used = (*_names(step), *step.reads, *step.writes)
-        pairs, known = self.matching.pairs, self.late_names
+        pairs, known = self.matching.pairs, self._tables[-1]
         for name in used:
             if name in known or name in self.given:
                 continue
             if self.numbering.age(name) == 1 or pairs.get(name, name) != name:
                 raise NotRepeated(f"{name} is used two layers later")
-        return self.late.step(step, "") if any(name in known for name in used) else step
+        return any(name in known for name in used)
 
     def _graph(self, steps: Sequence[_Step]) -> Graph:
         old = self.old.graph
@@ -216,7 +296,7 @@ class Expansion:
         order = {node.name: at for at, node in enumerate(old.nodes)}
         number, taken = self.behind - self.first, len(steps)
         cuts = [0, self.first, *range(self.behind, self.behind + self.copies * number + 1, number), taken]
-        like = [*self.old.steps[: self.behind], *(self._first_steps() * self.copies)]
+        like = [*self.old.steps[: self.behind], *(self.first_steps * self.copies)]
         like += self.old.steps[self.behind :]
         for begin, end in pairwise(cuts):
             found = [
@@ -225,34 +305,28 @@ class Expansion:
                 for node, before in zip(_nodes(step), _nodes(one), strict=True)
             ]
             nodes += [node for _, node in sorted(found, key=lambda item: item[0])]
-        if len({node.name for node in nodes}) != len(nodes):
-            raise NotRepeated("names are given twice")
         return replace(old, buffers=buffers, nodes=tuple(nodes), outputs=self._outputs(), objects=objects)
 
     def _buffers(self) -> dict[str, Buffer]:
         """Buffers in the order in which they would have been made."""
         old = self.old.graph.buffers
         late = {name for step in self.old.steps[self.behind :] for name in _all_writes(step)}
-        written = {name for step in self._first_steps() for name in _all_writes(step)}
+        written = {name for step in self.first_steps for name in _all_writes(step)}
         mine = [name for name in old if name in written]
         made: dict[str, Buffer] = {}
         for name, buffer in old.items():
             shown = self.late.name(name) if name in late else name
-            if shown in made:
-                raise NotRepeated("names are given twice")
             made[shown] = buffer if shown == name else changed(buffer, name=shown)
             if mine and name == mine[-1]:
                 for renaming in self.renamings:
                     for one in mine:
                         new = renaming.name(one)
-                        if new in made:
-                            raise NotRepeated("names are given twice")
                         made[new] = changed(old[one], name=new)
         return made
 
     def _removed(self, graph: Graph) -> tuple[str, ...]:
         old = set(self.old.removed)
-        first = {name for step in self._first_steps() for name in _all_writes(step)} & old
+        first = {name for step in self.first_steps for name in _all_writes(step)} & old
         late = {name for step in self.old.steps[self.behind :] for name in _all_writes(step)} & old
         found = {*(old - late), *map(self.late.name, late)}
         for renaming in self.renamings:
@@ -308,10 +382,6 @@ class _Literal:
 
     def __repr__(self) -> str:
         return "a kernel"
-
-
-def _are_alike(one: Buffer, two: Buffer) -> bool:
-    return changed(one, name="") == changed(two, name="")
 
 
 def _nodes(step: _Step) -> Sequence[Node]:

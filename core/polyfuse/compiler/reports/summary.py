@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 from polyfuse.compiler.built import Built
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.report import GraphReport, LaunchReport
 from polyfuse.frontend.graph import AtenGraph
+from polyfuse.ir.nodes import Origin
+from polyfuse.ir.records import changed
 from polyfuse.ir.text.print import text
 from polyfuse.lowering import LoweringReport
 from polyfuse.program.traffic import steps_traffic
@@ -20,17 +24,13 @@ def count_operators(aten: AtenGraph) -> int:
 
 def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Clock) -> GraphReport:
     """What became of a graph, and how long that took."""
-    schedule = built.schedule
-    moved = steps_traffic(schedule)
-    names = {(item.launch.backend, item.launch.kernel): name for name, item in built.kernels.items()}
-    launches = tuple(
-        _launch_report(s, after, built, names[s.backend, s.kernel])
-        for s, (_, after) in zip(schedule.steps, moved, strict=True)
-        if isinstance(s, Launch)
-    )
+    few, steps = built.layers.few, list(built.layers.steps())
+    moved = steps_traffic(few)
+    launches = tuple(_launches(built, steps, [after for _, after in moved]))
     packed = built.module.packed_inputs
     once = () if packed is None else tuple(f"{FROZEN}{step.op}" for step in packed.steps)
-    calls = tuple(s.node.op for s in schedule.steps if isinstance(s, Call))
+    called = [step.node.op if isinstance(step, Call) else "" for step in few.steps]
+    calls = tuple([called[at] for at, _ in steps if called[at]])
     return GraphReport(
         aten.name,
         aten.kind,
@@ -39,11 +39,11 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
         len(built.kernels),
         len(calls),
         tuple((f.op, f.reason) for f in lowering.fallbacks),
-        sum(before for before, _ in moved),
-        sum(after for _, after in moved),
+        sum(moved[at][0] for at, _ in steps),
+        sum(moved[at][1] for at, _ in steps),
         clock.total(),
         tuple(clock.seconds.items()),
-        schedule.decisions,
+        built.layers.decisions,
         launches,
         (*once, *calls),
         aten.rewrites,
@@ -53,9 +53,30 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
     )
 
 
-def _launch_report(launch: Launch, moved: int, built: Built, name: str) -> LaunchReport:
+def _launches(built: Built, steps: Iterable[tuple[int, int]], moved: Sequence[int]) -> Iterator[LaunchReport]:
+    """The launches among the steps of all layers, with the bytes that each moves."""
+    few, expansion = built.layers.few.steps, built.layers.expansion
+    names = {(item.launch.backend, item.launch.kernel): name for name, item in built.kernels.items()}
+    known: dict[int, tuple[LaunchReport, list[Origin]]] = {}
+    for at, copy in steps:
+        launch = few[at]
+        if not isinstance(launch, Launch):
+            continue
+        if at not in known:
+            origins = list({o: None for node in launch.nodes for o in node.origins})
+            name = names[launch.backend, launch.kernel]
+            known[at] = _launch_report(launch, origins, moved[at], built, name), origins
+        report, origins = known[at]
+        if copy and expansion is not None:
+            nodes = expansion.later_names(report.nodes, copy)
+            report = changed(report, nodes=nodes, sources=expansion.later_sources(origins, copy))
+        yield report
+
+
+def _launch_report(
+    launch: Launch, origins: Iterable[Origin], moved: int, built: Built, name: str
+) -> LaunchReport:
     key = launch.backend, launch.kernel
-    origins = {o: None for node in launch.nodes for o in node.origins}
     return LaunchReport(
         launch.kernel.name,
         built.providers[key],

@@ -28,7 +28,7 @@ from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
 from polyfuse.frontend.rewrites.shared_heads import share_heads
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
-from polyfuse.frontend.rewrites.symmetric import symmetric_matmuls, symmetric_sums
+from polyfuse.frontend.rewrites.symmetric import symmetric_sums
 from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage, is_refused
 from polyfuse.frontend.rewrites.views import look_at_memory, merge_views, spell_as_permute, spell_as_view
 from polyfuse.frontend.saved_values import compute_saved_early
@@ -77,7 +77,6 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("merge-duplicates", merge_duplicates),
     ("remove-dead-again", remove_dead),
     ("merge-collectives", merge_collectives),
-    ("symmetric-matmuls", symmetric_matmuls),
     ("chunk-matmuls", chunk_matmuls),
     ("bucket-collectives", bucket_collectives),
     ("symmetric-sums", symmetric_sums),

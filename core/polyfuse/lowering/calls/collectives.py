@@ -102,22 +102,13 @@ def blocking(ctx: LoweringContext, node: Node, *args: Any, **kwargs: Any) -> Any
     return result
 
 
-@lowers("polyfuse_symmetric.all_gather_matmul.default", library=True)
-def gathered(ctx: LoweringContext, node: Node, shard: Any, weights: Any, whole: bool, group: str) -> Any:
-    """An all-gather with its matmuls, complete when it returns. Weights are read as they lie."""
-    return _completed(ctx, node, (_laid_out(ctx, shard), weights, whole, group))
-
-
-@lowers("polyfuse_symmetric.matmul_reduce_scatter.default", library=True)
-def scattered(ctx: LoweringContext, node: Node, x: Any, weight: Any, kind: str, group: str) -> Any:
-    """A matmul with its reduce-scatter, complete when it returns."""
-    return _completed(ctx, node, (_laid_out(ctx, x), weight, kind, group))
-
-
 @lowers("polyfuse_symmetric.all_reduce.default", library=True)
 def summed(ctx: LoweringContext, node: Node, x: Any, kind: str, group: str) -> Any:
     """A sum over processes in new memory, complete when it returns."""
-    return _completed(ctx, node, (_laid_out(ctx, x), kind, group))
+    given = (_laid_out(ctx, x), kind, group)
+    made = call(ctx, node.meta["val"], ops.op_name(node.target), given, group=_group(ctx, group))
+    wait_for(ctx, made.view)
+    return made
 
 
 @lowers(ops.WAIT_TENSOR, view=True)
@@ -165,14 +156,6 @@ def _group(ctx: LoweringContext, value: Any) -> str:
     """The group's name, or the key under which the graph holds it."""
     text = argument(ctx, value)
     return text.key if isinstance(text, Opaque) else str(text)
-
-
-def _completed(ctx: LoweringContext, node: Node, given: Sequence[Any]) -> Any:
-    """A call of an operator that has waited itself."""
-    op, group = ops.op_name(node.target), _group(ctx, given[-1])
-    made = call(ctx, node.meta["val"], op, given, group=group)
-    wait_for(ctx, (made[0] if isinstance(made, tuple) else made).view)
-    return made
 
 
 def _call(ctx: LoweringContext, node: Node, given: list[Any], aliases: bool) -> Any:

@@ -37,7 +37,6 @@ __all__ = [
     "polyfuse_cache_key",
     "polyfuse_choices",
     "polyfuse_codegen",
-    "polyfuse_decision",
     "polyfuse_device",
     "polyfuse_doctor",
     "polyfuse_fusion_rules",
@@ -234,26 +233,6 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:  # type: ignore[empt
         def polyfuse_choices(device_type):
             from polyfuse_mine.library import linear, takes
             return [Choice("mylib", ("aten.addmm.out",), applies=takes, instead=linear)]
-    """
-
-
-# --- while a graph is compiled ------------------------------------------------------------------------------
-
-
-@hookspec
-def polyfuse_decision(decision: object) -> None:
-    """Observe a decision of the compiler: a fusion made or refused, a selection with its timings.
-
-    Arguments: `decision`, a frozen dataclass with the subjects, what was decided and the reason.
-    Called: after each graph was scheduled, for every decision; be quick. Observers are collected once, when
-    the session schedules its first graph.
-    Errors: the observer is not called again in this session.
-
-    Example::
-
-        @hookimpl
-        def polyfuse_decision(decision):
-            LOG.append(decision)
     """
 
 

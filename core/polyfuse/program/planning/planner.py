@@ -47,6 +47,7 @@ from polyfuse.program.symbols import bind_symbols, expressions, symbols_in
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.schedule.result import Call, Launch, Schedule
+from polyfuse.symbolic import free_symbols
 
 
 def plan(
@@ -124,10 +125,19 @@ class _Planner:
         settings, buffers = self.settings, self.graph.buffers
         if self.graph.kind != "inference":
             return {}
+        known = self._known_sizes()
         if settings.memory_pools:
-            return plan_pools(self.lifetimes, buffers, self.graph.symbol_hints)
+            return plan_pools(self.lifetimes, buffers, known)
         keeps = settings.keep_memory and not settings.native_host and not self.device
-        return cached_pools(self.lifetimes, buffers) if keeps else {}
+        return cached_pools(self.lifetimes, buffers, known) if keeps else {}
+
+    def _known_sizes(self) -> dict[str, int]:
+        """Example values of the symbols that follow from the inputs: those that data decide are not there
+        when a pool is allocated.
+        """
+        numbers = (n for i in self.inputs for n in (*i.size, *i.stride, i.value) if n is not None)
+        names = {name for n in numbers for name in free_symbols(n)}
+        return {name: value for name, value in self.graph.symbol_hints.items() if name in names}
 
     def program(self) -> Program:
         """Plan everything."""

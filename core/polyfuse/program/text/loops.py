@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from polyfuse.program.steps import Loop
+from polyfuse.program.partitions import uses
+from polyfuse.program.steps import AssertLayout, Loop, Program
 from polyfuse.program.text.writer import Writer
 
 
-def print_loop(writer: Writer, loop: Loop, body: Callable[[], None]) -> None:
+def checked_in_turns(program: Program, loop: Loop) -> Mapping[str, AssertLayout]:
+    """The checks that each turn may make of what it is given, by the variable that stands for all, instead of
+    one for each turn in front of the loop. None where an input would have been written to by then.
+    """
+    if any(item.mutated for item in program.inputs):
+        return {}
+    before = program.steps[: loop.start]
+    checks = {step.name: step for step in before if isinstance(step, AssertLayout)}
+    used = {name for step in before if not isinstance(step, AssertLayout) for name in uses(step)}
+    found: dict[str, AssertLayout] = {}
+    for column in loop.given:
+        layouts = {(item.size, item.stride) for name in column if (item := checks.get(name)) is not None}
+        if len(layouts) == 1 and checks.keys() >= set(column) and used.isdisjoint(column):
+            found[column[0]] = checks[column[0]]
+    return found
+
+
+def print_loop(
+    writer: Writer, loop: Loop, checks: Iterable[Callable[[], None]], body: Callable[[], None]
+) -> None:
     """Print a loop.
 
     In its body, what the loop is given and what is carried from turn to turn have names of their own, since
     what has these names outside may be returned.
 
     Args:
+        checks: print those that a turn makes of what it is given.
         body: prints the steps of a turn.
     """
     line, names, variables = writer.line, writer.names, writer.variables
@@ -31,6 +52,8 @@ def print_loop(writer: Writer, loop: Loop, body: Callable[[], None]) -> None:
     with writer.block(f"while {rows}:"):
         line(f"{_targets(list(each.values()))}{rows}.pop()")
         variables.update({**each, **before})
+        for check in checks:
+            check()
         body()
         writer.flush()
         if loop.saved:

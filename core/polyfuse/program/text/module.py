@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from polyfuse.ir.nodes import Origin
-from polyfuse.program.steps import BindSymbol, Free, Part, Program, Return, Series
-from polyfuse.program.text.loops import print_loop
+from polyfuse.program.steps import AssertLayout, BindSymbol, Free, Part, Program, Return, Series, Step
+from polyfuse.program.text.loops import checked_in_turns, print_loop
 from polyfuse.program.text.origins import origin_text
 from polyfuse.program.text.statements import Statements
 from polyfuse.program.text.tables import table_lines
@@ -93,8 +93,11 @@ class _Module:
                 done = part.end
             if program.loop is not None:
                 start, end = program.loop.start, program.loop.end
-                self._steps(done, start, self.unpacked, lost)
-                print_loop(writer, program.loop, partial(self._steps, start, end, self.unpacked, lost))
+                checks = checked_in_turns(program, program.loop)
+                apart = {name for column in program.loop.given if column[0] in checks for name in column}
+                self._steps(done, start, self.unpacked, lost, apart)
+                body = partial(self._steps, start, end, self.unpacked, lost)
+                print_loop(writer, program.loop, list(map(self._printed, checks.values())), body)
                 done = end
             self._steps(done, len(program.steps), self.unpacked, lost)
         return lines
@@ -124,18 +127,31 @@ class _Module:
         writer.line(f"{results} = {call}" if part.results else call)
         writer.dead += dead
 
-    def _steps(self, start: int, end: int, unpacked: set[str], lost: set[str]) -> None:
+    def _printed(self, step: Step) -> Callable[[], None]:
+        return partial(self.statements.step, step)
+
+    def _steps(
+        self,
+        start: int,
+        end: int,
+        unpacked: set[str],
+        lost: set[str],
+        checked: Collection[str] = (),
+    ) -> None:
         """Steps, a comment above those that come from the same operators.
 
         Args:
             start, end: which ones.
             unpacked: symbols that are there already.
             lost: variables that the function has no more, or never had.
+            checked: those whose layout is checked elsewhere.
         """
         writer = self.writer
         origins: tuple[Origin, ...] = ()
         for step in self.program.steps[start:end]:
             if isinstance(step, BindSymbol) and step.symbol in unpacked:
+                continue
+            if isinstance(step, AssertLayout) and step.name in checked:
                 continue
             other = step.origins is not origins and step.origins != origins
             if other and not isinstance(step, (Free, Return)):

@@ -1,10 +1,18 @@
-"""Private names of torch that ending a failed recording needs, by the type of device."""
+"""Private names of torch that recording needs: ending one that failed, and the memory of all. By the type of
+device.
+"""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+_GROWS = re.compile(r"(?:^|,)\s*expandable_segments\s*:\s*(\w+)")
 
 
 def end_allocation_to_pool(device_type: str, index: int, pool: Any) -> None:
@@ -22,3 +30,43 @@ def clear_workspaces(device_type: str) -> None:
     clear = getattr(torch._C, f"_{device_type}_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
+
+
+@contextmanager
+def growing_segments(device_type: str) -> Iterator[None]:
+    """Let an allocator take memory in ranges of addresses that grow where they end.
+
+    Otherwise each large tensor has a segment of its own size, which in a pool serves nothing that is larger,
+    and of which smaller ones leave parts that nothing fits in. The setting is the process's, so for this time
+    it is that of all threads. Nothing changes where the allocator is not torch's own or cannot do that.
+    """
+    known = _allocator_settings(device_type)
+    if known is None or (_GROWS.findall(known) or ["False"])[-1] == "True":
+        yield
+        return
+    # an option that is not named goes back to what it is without settings
+    others = _GROWS.sub("", known).strip(", ")
+    change = torch._C._accelerator_setAllocatorSettings
+    change(f"{others},expandable_segments:True".lstrip(","))
+    try:
+        yield
+    finally:
+        change(f"{others},expandable_segments:False".lstrip(","))
+
+
+def _allocator_settings(device_type: str) -> str | None:
+    """The text that sets the options of an allocator; None where its segments do not grow."""
+    backend: Any = getattr(torch._C, f"_{device_type}_getAllocatorBackend", None)
+    if sys.platform != "linux" or torch.version.hip or backend is None or backend() != "native":
+        return None
+    if not hasattr(torch._C, "_accelerator_setAllocatorSettings"):
+        return None
+    get: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # from torch 2.12 on
+    if get is not None:
+        return str(get())
+    snapshot: Any = getattr(torch._C, f"_{device_type}_memorySnapshot", None)
+    try:
+        found = snapshot((0, 0, False))["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+    except (TypeError, KeyError, RuntimeError):
+        return None
+    return str(found)

@@ -73,7 +73,7 @@ def compile_module(
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
         scope = caching(replace(entry, views=views, memory=memory))
     tracing = nullcontext() if shared is None else shared.traced()
-    with scope, preserved_strides(gm), _remainders_of_numbers(gm), tracing:
+    with scope, preserved_strides(gm), _remainders_of_numbers(gm), _sizes_of_numbers(), tracing:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(example_inputs),
@@ -157,6 +157,58 @@ def _unevaluated() -> Iterator[None]:
         yield
     finally:
         kind.eval = before
+
+
+@contextmanager
+def _sizes_of_numbers() -> Iterator[None]:
+    """Inside, graphs may compute numbers in floating point from any size of their inputs.
+
+    AOTAutograd makes operators on tensors of such arithmetic, `2 / x.numel()` in the gradient of a mean
+    square, and looks up each size in it by the node that holds it alone. Where Dynamo passes no such number,
+    as for the values of a jagged tensor, there is none, which ends in a `KeyError`. Dynamo holds a lock while
+    it compiles a frame, so that no other compile sees the change.
+    """
+    from torch._functorch._aot_autograd import graph_compile
+
+    before = graph_compile.tensorify_python_scalars
+
+    def with_sizes(gm: GraphModule, *args: Any) -> None:
+        _read_sizes(gm)
+        before(gm, *args)
+
+    graph_compile.tensorify_python_scalars = with_sizes
+    try:
+        yield
+    finally:
+        graph_compile.tensorify_python_scalars = before
+
+
+def _read_sizes(gm: GraphModule) -> None:
+    """Have a node behind the inputs hold each size that a floating-point number is computed from."""
+    nodes = list(gm.graph.nodes)
+    wanted: set[Any] = set()
+    for node in nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymFloat):
+            wanted |= value.node.expr.free_symbols
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    wanted -= {_symbol(node.meta.get("val")) for node in inputs}
+    if not wanted:
+        return
+    with gm.graph.inserting_after(inputs[-1]):
+        for node in inputs:
+            value = node.meta.get("val")
+            for dimension, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                symbol = _symbol(size)
+                if symbol in wanted:
+                    wanted.discard(symbol)
+                    read = gm.graph.call_function(torch.ops.aten.sym_size.int, (node, dimension))
+                    read.meta["val"] = size
+
+
+def _symbol(value: Any) -> Any:
+    """The expression of an integer that is known when the graph runs; of anything else None."""
+    return value.node.expr if isinstance(value, torch.SymInt) else None
 
 
 @contextmanager

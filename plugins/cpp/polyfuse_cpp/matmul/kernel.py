@@ -31,12 +31,21 @@ from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.memory.address import index_text
 
-_FETCHING = (OperandPath.PACKED, OperandPath.PREPACKED, OperandPath.DIRECT)
+_FETCHING = (
+    OperandPath.PACKED,
+    OperandPath.PREPACKED,
+    OperandPath.DIRECT,
+    OperandPath.TILES,
+    OperandPath.PREPACKED_TILES,
+)
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 
 _AHEAD = {OperandPath.DIRECT: 8, OperandPath.PREPACKED: 64}
 """Steps ahead for which a tile asks operand B. What was packed once comes from memory, from where 64 steps
 arrive in time. Rows of a matrix that is read where it is lie far apart."""
+
+TILES_AHEAD = 8 << 10
+"""The same for matrix registers, in elements: they are quick to multiply."""
 
 _NEAR = 128 << 10
 """Bytes of operand B that stay in the near caches from tile to tile."""
@@ -114,7 +123,6 @@ class MatmulText:
     def _entry(self) -> None:
         out, kernel, facts = self.out, self.matmul.kernel, self.facts
         passed = arguments(kernel)
-        lays_out = self.plan.path.packed or self.plan.path is OperandPath.CONVERTED
         with entry(kernel, out):
             self._extents()
             points = index_text(product(facts.sizes[a] for a in facts.axes))
@@ -125,17 +133,22 @@ class MatmulText:
             with out.block("if (team == 1)"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, {{1, 1, 1, 1}});")
                 out.line("return;")
-            counts = "batch_count, tile_count, block_count"
-            shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.a, self.b)})"
-            if not lays_out:  # where blocks are laid out, each part lays out its own
-                block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
-                each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
-                sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
-                shared = f"matmul_finer({shared}, {sizes})"
-            out.line(f"const matmul_parts parts = {shared};")
+            self._divide()
             out.line("const i64 items = batch_count * parts.count();")
             share = "items * at / of, items * (at + 1) / of, parts"
             in_parts(out, f"{Source.SYMBOL}_run({passed}{share});", "items", "work")
+
+    def _divide(self) -> None:
+        """Declare the parts that threads share out among each other."""
+        lays_out = self.plan.path.packed or self.plan.path is OperandPath.CONVERTED
+        counts = "batch_count, tile_count, block_count"
+        shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.a, self.b)})"
+        if not lays_out:  # where blocks are laid out, each part lays out its own
+            block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
+            each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
+            sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
+            shared = f"matmul_finer({shared}, {sizes})"
+        self.out.line(f"const matmul_parts parts = {shared};")
 
     # The part of one thread.
 
@@ -391,27 +404,28 @@ class MatmulText:
         if self.tables is not None:
             frame.read_tables({name: _table(name) for name in self.tables.values})
             invariant |= self.tables.spared
-            self._affine(frame)
+            _affine(self, frame)
         for stmt in self.matmul.epilogue:
             if id(stmt) not in invariant:
                 frame.emit(stmt)
 
-    def _affine(self, frame: Frame) -> None:
-        """Multiply and add what each column has."""
-        affine = self.tables.affine if self.tables is not None else None
-        if affine is None:
-            return
-        sums, lane, texts = frame.env[self.matmul.accumulator], self.matmul.b.axes[-1], []
-        for copy in range(frame.copies):
-            texts.append(f"scaled_{copy}")
-            factor, summand = (
-                f"load<Vec>({_table(name)} + {lane} + {copy * self.lanes})" for name in (_FACTOR, _SUMMAND)
-            )
-            self.out.line(f"const auto {texts[-1]} = add_product({sums.at(copy)}, {factor}, {summand});")
-        frame.env[affine.target] = Value(self.matmul.dtype, True, tuple(texts))
-
 
 _FACTOR, _SUMMAND = "factor", "summand"
+
+
+def _affine(text: MatmulText, frame: Frame) -> None:
+    """Multiply and add what each column has."""
+    affine = text.tables.affine if text.tables is not None else None
+    if affine is None:
+        return
+    sums, lane, texts = frame.env[text.matmul.accumulator], text.matmul.b.axes[-1], []
+    for copy in range(frame.copies):
+        texts.append(f"scaled_{copy}")
+        factor, summand = (
+            f"load<Vec>({_table(name)} + {lane} + {copy * text.lanes})" for name in (_FACTOR, _SUMMAND)
+        )
+        text.out.line(f"const auto {texts[-1]} = add_product({sums.at(copy)}, {factor}, {summand});")
+    frame.env[affine.target] = Value(text.matmul.dtype, True, tuple(texts))
 
 
 def _layout_cost(plan: MatmulPlan, left: OperandAText, right: OperandBText) -> int:
@@ -437,9 +451,12 @@ def _add_up_pairs(text: MatmulText) -> None:
     plan, out, rows = text.plan, text.out, text.a
     columns, _ = text.b.columns_at()
     end = f"{columns}, depth_here, sum, pass == pass_from);"
+    # the first tile of rows brings what was packed once from memory
+    ahead = f"tile == tile_a ? {TILES_AHEAD} : 0" if plan.path is OperandPath.PREPACKED_TILES else "0"
     if not plan.path.tiles:
         out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {rows.row}>({rows.rows_at()}, {end}")
         return
+    end = f"{columns}, {ahead}, depth_here, sum, pass == pass_from);"
     name = f"matrix_tile<{plan.rows // 16}, {plan.vectors}, {tile_steps(text.matmul)}>"
     packed = f"{name}({rows.rows_at()}, {rows.row}, 0, {end}"
     if not rows.pitch:

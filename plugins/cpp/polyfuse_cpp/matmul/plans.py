@@ -14,6 +14,7 @@ from polyfuse.symbolic import bounds, product
 from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers, steps_of
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul, as_stored
+from polyfuse_cpp.matmul.tiled.padded import padded_of
 from polyfuse_cpp.matmul.window import (
     block_width,
     group_of,
@@ -226,6 +227,9 @@ def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
 def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     """The paths that the memory of operand B allows."""
     right, left = matmul.b, matmul.a
+    if has_matrix_registers(isa) and padded_of(matmul) is not None:
+        yield OperandPath.PREPACKED_TILES if right.paired else OperandPath.TILES
+        return
     if right.paired:
         pairs = left.memory is right.memory is DType.bf16 and left.index is not None
         reads = whole_tiles(matmul) and (left.step == 1 or matmul.rows_touch)

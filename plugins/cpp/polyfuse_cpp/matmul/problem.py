@@ -270,7 +270,7 @@ def _prepacked(side: MatrixOperand, depth: Sequence[str], facts: Facts) -> Matri
 def _in_pairs(side: MatrixOperand, depth: Sequence[str], facts: Facts) -> MatrixOperand:
     """The same where pairs of steps lie side by side in the blocks, for each column."""
     moving = [name for name in depth if facts.sizes[name] != 1]
-    size, steps = facts.sizes[side.axes[-1]], facts.sizes[moving[-1]] if len(moving) == 1 else None
+    size, steps = facts.sizes[side.axes[-1]], facts.sizes[moving[-1]] if moving else None
     if side.index is None or not isinstance(size, int) or not isinstance(steps, int) or steps % 2:
         return side
     # all columns may be one block
@@ -279,7 +279,12 @@ def _in_pairs(side: MatrixOperand, depth: Sequence[str], facts: Facts) -> Matrix
             continue
         column = axis("block", size // width) * width + axis("column", width)
         step = axis("pair", steps // 2) * 2 + axis("half", 2)
-        where = substitute(side.index, {side.axes[-1]: column, moving[0]: step})
-        if [coefficient(where, name) for name in ("column", "half", "pair")] == [2, 1, 2 * width]:
+        where = substitute(side.index, {side.axes[-1]: column, moving[-1]: step})
+        wanted: dict[str, IndexLike] = {"column": 2, "half": 1, "pair": 2 * width}
+        # taps of a window follow each other
+        following: IndexLike = steps * width
+        for name in moving[-2::-1]:
+            wanted[name], following = following, following * facts.sizes[name]
+        if all(coefficient(where, name) == apart for name, apart in wanted.items()):
             return replace(side, apart=2, packed_width=width, paired=True)
     return side

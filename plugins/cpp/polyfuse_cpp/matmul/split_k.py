@@ -15,6 +15,8 @@ from polyfuse_cpp.matmul.grouped import GroupedText
 from polyfuse_cpp.matmul.kernel import MatmulText
 from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul
+from polyfuse_cpp.matmul.tiled.padded import padded_of
+from polyfuse_cpp.matmul.tiled.text import TiledWindowText
 from polyfuse_cpp.matmul.window import group_of
 from polyfuse_cpp.memory.address import index_text
 
@@ -23,6 +25,8 @@ def matmul_text(matmul: Matmul, plan: MatmulPlan, isa: Isa) -> KernelText:
     """The C++ function of a kernel that is a matmul, named `Source.SYMBOL`."""
     if plan.path is OperandPath.PREPACKED and group_of(matmul, isa.lanes):
         return GroupedText(matmul, plan, isa).text()
+    if plan.path.tiles and padded_of(matmul) is not None:
+        return TiledWindowText(matmul, plan, isa).text()
     return (SplitKText if plan.slices > 1 else MatmulText)(matmul, plan, isa).text()
 
 

@@ -117,11 +117,17 @@ static __attribute__((unused)) void matrix_end() { __asm__ volatile("tilerelease
   __asm__ volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(P), "r"(i64(STEP)) : "memory")
 #define PF_TILE_DOT(SUM, A, B) __asm__ volatile("tdpbf16ps %%tmm" #B ", %%tmm" #A ", %%tmm" #SUM : :)
 
+// Asks for N lines.
+template <int N> PF_INLINE void matrix_fetch(const bf16* p) {
+#pragma GCC unroll 32
+  for (int i = 0; i < N; ++i) __builtin_prefetch(p + i * 32, 0, 2);
+}
 // R times 16 rows, `apart` elements from each other, and C vectors of columns (one or two of each). Where `fetch` is not 0,
-// asks for what is `fetch` elements behind the left operand: loads of whole tiles are not seen coming.
+// asks for what is `fetch` elements behind the left operand, and where `ahead` is not, for what is so far behind the right one:
+// loads of whole tiles are not seen coming.
 template <int R, int C, int STEPS>
-static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 depth, f32* c,
-                                                  bool first) {
+static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 ahead, i64 depth,
+                                                  f32* c, bool first) {
   const i64 row = apart * 2, pair = C * 64, out = C * 64;
   if (first) {
     PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
@@ -135,6 +141,7 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 
     if (fetch)
 #pragma GCC unroll 32
       for (int i = 0; i < 16 * R; ++i) __builtin_prefetch(a + i * apart + k + fetch);
+    if (ahead) matrix_fetch<(C * STEPS + 1) / 2>(b + k * C * 16 + ahead);
     PF_TILE_LOAD(6, b + k * C * 16, pair);
     PF_TILE_LOAD(4, a + k, row);
     PF_TILE_DOT(0, 4, 6);
@@ -152,6 +159,73 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 
   if constexpr (C > 1) PF_TILE_STORE(1, c + 16, out);
   if constexpr (R > 1) PF_TILE_STORE(2, c + 256 * C, out);
   if constexpr (R > 1 && C > 1) PF_TILE_STORE(3, c + 256 * C + 16, out);
+}
+
+// Windows: rows of a tile are `apart` elements from each other in a copy of the image, in which the depth lies in N chunks of
+// `length` steps. The right operand follows in their order. Meanwhile asks for `lines` lines from `next` on for each step of it.
+template <int R, int C, int STEPS, int N>
+static __attribute__((noinline)) void matrix_window(const bf16* a, i64 apart, const i64* chunks, i64 length, const bf16* b,
+                                                    const bf16* next, i64 lines, f32* c) {
+  const i64 row = apart * 2, pair = C * 64, out = C * 64;
+  PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
+  for (int chunk = 0; chunk < N; ++chunk) {
+    const bf16* const from = a + chunks[chunk];
+    for (i64 k = 0; k < length; k += STEPS) {
+      PF_TILE_LOAD(6, b, pair);
+      PF_TILE_LOAD(4, from + k, row);
+      PF_TILE_DOT(0, 4, 6);
+      if constexpr (C > 1) {
+        PF_TILE_LOAD(7, b + 32, pair);
+        PF_TILE_DOT(1, 4, 7);
+      }
+      if constexpr (R > 1) {
+        PF_TILE_LOAD(5, from + 16 * apart + k, row);
+        PF_TILE_DOT(2, 5, 6);
+        if constexpr (C > 1) PF_TILE_DOT(3, 5, 7);
+      }
+      b += C * 16 * STEPS;
+      for (i64 i = 0; i < lines; ++i, next += 32) __builtin_prefetch(next, 0, 2);
+    }
+  }
+  PF_TILE_STORE(0, c, out);
+  if constexpr (C > 1) PF_TILE_STORE(1, c + 16, out);
+  if constexpr (R > 1) PF_TILE_STORE(2, c + 256 * C, out);
+  if constexpr (R > 1 && C > 1) PF_TILE_STORE(3, c + 256 * C + 16, out);
+}
+static __attribute__((unused)) void matrix_zeros(bf16* to, i64 count) { __builtin_memset(to, 0, u64(count) * 2); }
+// A line of such a copy: `end` less `first` pixels of CHANNELS elements, `pitch` elements from each other, each in WIDTH
+// elements of the copy; zeros before them, and behind them up to `count` pixels.
+template <int CHANNELS, int WIDTH>
+static __attribute__((noinline)) void matrix_pixels(bf16* to, const bf16* from, i64 pitch, i64 first, i64 end, i64 count) {
+  matrix_zeros(to, first * WIDTH);
+  bf16* at = to + first * WIDTH;
+  if (CHANNELS == WIDTH && pitch == CHANNELS) {
+    __builtin_memcpy(at, from, u64((end - first) * WIDTH) * 2);
+  } else {
+    for (i64 pixel = first; pixel < end; ++pixel, at += WIDTH, from += pitch) {
+      for (int k = 0; k < CHANNELS; ++k) at[k] = from[k];
+      for (int k = CHANNELS; k < WIDTH; ++k) at[k] = bf16{};
+    }
+  }
+  matrix_zeros(to + end * WIDTH, (count - end) * WIDTH);
+}
+// Whether a sum of a tile's rows is not finite.
+template <int C> static __attribute__((unused)) bool matrix_is_odd(const f32* c, i64 rows) {
+  vf32 found[2] = {};
+  for (i64 k = 0; k < rows * C; k += 2) {
+    found[0] += load<Vec>(c + k * 16) * 0.0f;
+    found[1] += load<Vec>(c + k * 16 + 16) * 0.0f;
+  }
+  return __builtin_expect(any(isnan(found[0] + found[1])), 0);
+}
+// One row of a tile: `count` steps, added to C vectors of columns.
+template <int C>
+static __attribute__((noinline)) void matrix_line(const bf16* a, i64 count, const bf16* b, f32* c) {
+  for (int j = 0; j < C * 16; ++j) {
+    f32 sum = c[j];
+    for (i64 k = 0; k < count; ++k) sum += load<Sca>(a + k) * load<Sca>(b + k / 2 * C * 32 + j * 2 + k % 2);
+    c[j] = sum;
+  }
 }
 #endif
 #endif

@@ -10,23 +10,8 @@ from types import MappingProxyType
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse.ir.types import e4m3_saturates as _saturates
+from polyfuse.kit import INFIX
 
-_INFIX: Mapping[str, str] = MappingProxyType(
-    {
-        "add": "+",
-        "sub": "-",
-        "mul": "*",
-        "eq": "==",
-        "ne": "!=",
-        "lt": "<",
-        "le": "<=",
-        "gt": ">",
-        "ge": ">=",
-        "bitwise_and": "&",
-        "bitwise_or": "|",
-        "bitwise_xor": "^",
-    }
-)
 _OWN = frozenset(
     (
         *("floor_div", "trunc_div", "remainder", "fmod", "minimum", "maximum", "sign", "shift_left"),
@@ -53,8 +38,8 @@ def operation_text(op: str, dtype: DType, operands: Sequence[str]) -> str:
     """A scalar operation on operands of a type (`where`: of its last)."""
     if op == "where":
         return f"{operands[0]} ? {operands[1]} : {operands[2]}"
-    if op in _INFIX:
-        joined = f" {_INFIX[op]} ".join(operands)
+    if op in INFIX:
+        joined = f" {INFIX[op]} ".join(operands)
         # arithmetic on narrow integers is done in 32 bits
         return f"({dtype.value})({joined})" if op in ("add", "sub", "mul") and dtype.is_integer else joined
     if op == "neg":
@@ -78,7 +63,7 @@ def unsupported_op(op: str, dtype: DType) -> str:
     row = SCALAR_OPS.get(op)
     if row is None or dtype not in row.types:
         return f"{op} is not defined on {dtype}"
-    known = op in _INFIX or op in _OWN or op in _LIBRARY
+    known = op in INFIX or op in _OWN or op in _LIBRARY
     return "" if known or op in ("where", "neg", "bitwise_not", "div", "reciprocal") else f"there is no {op}"
 
 

@@ -8,25 +8,8 @@ from types import MappingProxyType
 from polyfuse.ir.ops import RANDOM, SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse.ir.types import e4m3_saturates as _saturates
+from polyfuse.kit import INFIX
 from polyfuse_triton.dtypes import triton_type
-
-INFIX: Mapping[str, str] = MappingProxyType(
-    {
-        "add": "+",
-        "sub": "-",
-        "mul": "*",
-        "eq": "==",
-        "ne": "!=",
-        "lt": "<",
-        "le": "<=",
-        "gt": ">",
-        "ge": ">=",
-        "bitwise_and": "&",
-        "bitwise_or": "|",
-        "bitwise_xor": "^",
-    }
-)
-"""Operations that are operators of Triton, beside which a constant may stand as a plain number."""
 
 _BOOL: Mapping[str, str] = MappingProxyType(
     {

@@ -1,0 +1,81 @@
+"""The allocator's setting is changed for a time, and everything else that was set stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyfuse.torch_compat.devices.pools import growing_segments
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was set, in order; at first nothing."""
+    texts = [""]
+    for name, value in {
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_accelerator_getAllocatorSettings": lambda: texts[-1],
+        "_accelerator_setAllocatorSettings": texts.append,
+    }.items():
+        monkeypatch.setattr(torch._C, name, value, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(torch.version, "hip", None)
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("before", "others"),
+    [
+        ("", ""),
+        ("max_split_size_mb:64", "max_split_size_mb:64,"),
+        ("expandable_segments:False, backend:native", "backend:native,"),
+        (
+            "roundup_power2_divisions:[256:1,>:2],expandable_segments:False",
+            "roundup_power2_divisions:[256:1,>:2],",
+        ),
+    ],
+)
+def test_it_grows_inside_alone(said: list[str], before: str, others: str) -> None:
+    said.append(before)
+    for _ in range(2):
+        with growing_segments("cuda"):
+            assert said[-1] == f"{others}expandable_segments:True"
+        assert said[-1] == f"{others}expandable_segments:False"
+
+
+def test_after_an_error(said: list[str]) -> None:
+    with pytest.raises(ValueError, match="inside"), growing_segments("cuda"):
+        raise ValueError("inside")
+    assert said[-1] == "expandable_segments:False"
+
+
+def test_those_that_grow_anyway_go_on(said: list[str]) -> None:
+    said.append("garbage_collection_threshold:0.5,expandable_segments:True")
+    with growing_segments("cuda"):
+        pass
+    assert len(said) == 2
+
+
+def test_known_from_a_snapshot(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 says it nowhere else."""
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    found = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}
+    monkeypatch.setattr(torch._C, "_cuda_memorySnapshot", lambda where: found, raising=False)
+    with growing_segments("cuda"):
+        assert said[-1] == "max_split_size_mb:64,expandable_segments:True"
+
+
+@pytest.mark.parametrize("lacking", ["backend", "platform", "settings", "snapshot"])
+def test_where_it_cannot_be_changed(said: list[str], monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    if lacking == "backend":
+        monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync")
+    elif lacking == "platform":
+        monkeypatch.setattr("sys.platform", "win32")
+    elif lacking == "settings":
+        monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
+    else:
+        monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+        monkeypatch.setattr(torch._C, "_cuda_memorySnapshot", lambda where: {}, raising=False)
+    with growing_segments("cuda"):
+        pass
+    assert said == [""]
