@@ -1,4 +1,4 @@
-"""Packages with the option `freezing`: what follows from the weights is stored in their place."""
+"""Packages with the option `freezing`: what follows from the weights is stored instead of them."""
 
 from __future__ import annotations
 
