@@ -46,7 +46,9 @@ def as_inputs(schedule: Schedule, given: int) -> tuple[Schedule, PackedInputs | 
         last_use.append(dead)
         dead = ()
     read = {*graph.output_buffers(), *(name for step in steps for name in _touched(step))}
-    unread = {i for i, x in enumerate(graph.inputs) if i >= given and x.static and x.name not in read}
+    # with all values there before a call, arguments are among the inputs, too
+    behind = {i for i, item in enumerate(graph.inputs) if i >= given and (given or item.static)}
+    unread = {i for i in behind if graph.inputs[i].name not in read}
     if not moved and not unread:
         return schedule, None
     inputs = [item for i, item in enumerate(graph.inputs) if i not in unread]
