@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from polyfuse.base.log import get_logger
 from polyfuse.checking import tally
@@ -26,6 +24,8 @@ _ALIGNED = 64
 """Bytes up to which a variant tells how an address is aligned."""
 
 _MOST_FAMILIAR = 1024
+
+_Numbers: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class CheckedKernel(Provisional):
@@ -68,7 +68,10 @@ class CheckedKernel(Provisional):
         # kernels of sizes that vary stay behind this one, and to look at operands takes longer than small
         # kernels do: launches like those that agreed are known by numbers alone
         self._bytes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._familiar: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        self._familiar: set[_Numbers] = set()
+        kinds = [arg.kind for arg in subject.kernel.args]
+        self._size_at = [at for at, kind in enumerate(kinds) if kind == "size"]
+        self._tensor_at = [at for at, kind in enumerate(kinds) if kind != "size"]
 
     @property
     def pending(self) -> bool:
@@ -113,31 +116,31 @@ class CheckedKernel(Provisional):
         if len(self._familiar) >= _MOST_FAMILIAR:
             self._familiar.clear()
             self._bytes.clear()
-        sizes = tuple([value for value in operands if type(value) is int])
+        sizes = tuple([operands[at] for at in self._size_at])
         self._bytes[sizes] = tuple([span.nbytes for span in layout.spans if span is not None])
         found = self._numbers(operands)
         if found is not None:
             self._familiar.add(found)
 
-    def _numbers(self, operands: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The sizes of a launch and how its operands are aligned, from which its variant follows; None where
-        operands share memory, or their sizes are new.
+    def _numbers(self, operands: Sequence[Any]) -> _Numbers | None:
+        """The sizes of a launch, how its operands are aligned and which of them are one: its variant follows
+        from these. None where parts of them are the same memory, or their sizes are new.
         """
-        sizes = tuple([value for value in operands if type(value) is int])
+        sizes = tuple([operands[at] for at in self._size_at])
         nbytes = self._bytes.get(sizes)
         if nbytes is None:
             return None
-        # scratch stands behind the others, and is nobody else's
-        tensors = [value for value in operands if isinstance(value, Tensor)][: len(nbytes)]
-        if len(tensors) != len(nbytes):
-            return None
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        addresses = [operands[at].data_ptr() for at in self._tensor_at]
+        ranges: dict[int, int] = {}
+        for start, size in zip(addresses, nbytes, strict=True):
+            ranges[start] = max(size, ranges.get(start, 0))
         end = 0
-        for start, size in sorted(zip(addresses, nbytes, strict=True)):
+        for start in sorted(ranges):
             if start < end:
                 return None
-            end = max(end, start + size)
-        return sizes, tuple([address % _ALIGNED for address in addresses])
+            end = start + ranges[start]
+        same = () if len(ranges) == len(addresses) else tuple([addresses.index(one) for one in addresses])
+        return sizes, tuple([address % _ALIGNED for address in addresses]), same
 
     def _agreed(self, variant: str) -> bool:
         if tally.forgets():
