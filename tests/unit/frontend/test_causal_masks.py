@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import scaled_dot_product_attention as attention
 
+from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.frontend.rewrites.passes import rewrite_graph
 
 BATCH, HEADS, WIDTH = 2, 3, 16
 
@@ -221,3 +226,100 @@ def test_an_index_outside_raises_as_in_eager_mode() -> None:
     with pytest.raises((IndexError, RuntimeError)):
         run(*operands(9, 9))
     assert found_causal() == 0
+
+
+def on_a_gpu(function: Callable[..., Any], length: int) -> tuple[Node, int]:
+    """The attention in a function's graph on a device that only the graph knows, rewritten, and how often."""
+    with FakeTensorMode():
+        given = [
+            torch.empty(BATCH, HEADS, length, WIDTH, device="cuda", dtype=torch.bfloat16) for _ in range(4)
+        ]
+        graph = make_fx(function, decomposition_table=torch._decomp.core_aten_decompositions())(*given)
+        done = dict(rewrite_graph(graph, Settings(), stage="inference"))
+    (call,) = (node for node in graph.graph.nodes if "attention" in str(node.target))
+    return call, done.get("call-causal", 0)
+
+
+def bias_of(seen: Tensor, length: int, padded: int = 0, hidden: float = float("-inf")) -> Tensor:
+    """What torch makes of a mask for its libraries on GPUs; memory for rows of `padded` more numbers."""
+    zero, least = (torch.full((), x, dtype=torch.bfloat16, device="cuda") for x in (0.0, hidden))
+    bias = torch.where(seen, zero, least)
+    if padded:
+        bias = torch.nn.functional.pad(bias, (0, padded)).narrow(-1, 0, length)
+    return bias.expand(BATCH, HEADS, length, length)
+
+
+def seen_on_a_gpu(length: int, before: int = 0) -> Tensor:
+    at = torch.arange(length, device="cuda")
+    return at.unsqueeze(0) + before <= at.unsqueeze(1)
+
+
+EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
+CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+
+
+@pytest.mark.parametrize("operator", [EFFICIENT, CUDNN])
+@pytest.mark.parametrize("length", [16, 19])
+def test_on_a_gpu(operator: Any, length: int) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Any:
+        bias = bias_of(seen_on_a_gpu(length), length, -length % 8)
+        return operator(q, k, v, bias, True, scale=0.3)[:2]
+
+    call, found = on_a_gpu(function, length)
+    assert found == 1
+    assert (call.args[3:], call.kwargs) == ((None, True, 0.0, True, *call.args[7:]), {"scale": 0.3})
+
+
+@pytest.mark.parametrize(("operator", "expected"), [(EFFICIENT, 0), (CUDNN, 1)])
+def test_what_torch_adds_for_cudnn(operator: Any, expected: int) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Any:
+        return operator(q, k, v, bias_of(seen_on_a_gpu(16), 16, hidden=-65504.0), True)[:2]
+
+    assert on_a_gpu(function, 16)[1] == expected
+
+
+@pytest.mark.parametrize("operator", [EFFICIENT, CUDNN])
+@pytest.mark.parametrize("left", ["dropout", "shifted", "causal", "weak"])
+def test_what_is_left_on_a_gpu(operator: Any, left: str) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Any:
+        hidden = -1e4 if left == "weak" else float("-inf")
+        bias = bias_of(seen_on_a_gpu(16, left == "shifted"), 16, hidden=hidden)
+        return operator(q, k, v, bias, True, 0.5 if left == "dropout" else 0.0, left == "causal")[:2]
+
+    call, found = on_a_gpu(function, 16)
+    assert found == 0
+    assert isinstance(call.args[3], Node)
+
+
+@pytest.mark.parametrize("of_the_mask", [False, True])
+def test_gradients_of_the_efficient_kernel(of_the_mask: bool) -> None:
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+
+    def function(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Any:
+        bias = bias_of(seen_on_a_gpu(16), 16)
+        out = torch.empty(BATCH, HEADS, 16, WIDTH, device="cuda", dtype=torch.bfloat16)
+        sums = torch.empty(BATCH, HEADS, 32, device="cuda")
+        drawn = torch.empty((), device="cuda", dtype=torch.int64)
+        wanted = [True, True, True, of_the_mask]
+        return operator(grad, q, k, v, bias, out, sums, drawn, drawn, 0.0, wanted, scale=0.3)[:3]
+
+    call, found = on_a_gpu(function, 16)
+    assert found == (0 if of_the_mask else 1)
+    assert not found or (call.args[4], call.args[9:]) == (None, (0.0, [True, True, True, False], True))
+
+
+def test_gradients_of_cudnn() -> None:
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+
+    def function(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Any:
+        bias = bias_of(seen_on_a_gpu(16), 16)
+        out = torch.empty(BATCH, HEADS, 16, WIDTH, device="cuda", dtype=torch.bfloat16)
+        sums = torch.empty(BATCH, HEADS, 16, 1, device="cuda")
+        drawn = torch.empty((), device="cuda", dtype=torch.int64)
+        return operator(
+            grad, q, k, v, out, sums, drawn, drawn, bias, None, None, 16, 16, 0.0, False, scale=0.3
+        )
+
+    call, found = on_a_gpu(function, 16)
+    assert found == 1
+    assert (call.args[8], call.args[13:]) == (None, (0.0, True))

@@ -3,21 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 from torch.fx import Node
 
 from polyfuse.frontend.rewrites.masks.positions import AtMost, Positions
-from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, tensor_value, uniform_value
+from polyfuse.frontend.rewrites.tools import (
+    Rewriting,
+    aten,
+    same_number,
+    same_sizes,
+    tensor_value,
+    uniform_value,
+)
+from polyfuse.torch_compat import ops
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Positions in the arguments of an attention that may leave out what a causal mask hides.
+
+    Attributes:
+        query: of the queries, which keys follow.
+        causal: of the argument that says so.
+        mask: of the mask; None: it is the keyword `attn_mask`.
+        dropout: of the probability of dropout.
+        gradients: of what says which operands need gradients, the mask last; None: it has none.
+        hidden: numbers that hide, besides minus infinity.
+    """
+
+    query: int
+    causal: int
+    mask: int | None
+    dropout: int
+    gradients: int | None = None
+    hidden: tuple[float, ...] = ()
+
+
+_OF_CUDNN: Final = (-65504.0, -65536.0)
+"""What torch adds to scores for cuDNN where a mask of truth values hides, in f16 and in bf16."""
+
 
 _CAUSAL: Final = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: (0, 4),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (1, 7),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _Operands(0, 4, None, 3),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _Operands(1, 7, None, 6),
+    aten._scaled_dot_product_efficient_attention.default: _Operands(0, 6, 3, 5),
+    aten._scaled_dot_product_efficient_attention_backward.default: _Operands(1, 11, 4, 9, 10),
+    aten._scaled_dot_product_cudnn_attention.default: _Operands(0, 6, 3, 5, None, _OF_CUDNN),
+    aten._scaled_dot_product_cudnn_attention_backward.default: _Operands(1, 14, 8, 13, None, _OF_CUDNN),
 }
-"""Those that may leave out what a causal mask hides: the positions of queries, before which there may be
-gradients, and of the argument that says so.
-"""
 
 
 def call_causal(state: Rewriting) -> int:
@@ -36,30 +72,40 @@ def call_causal(state: Rewriting) -> int:
 def _instead(state: Rewriting, node: Node, positions: Positions) -> Callable[[], Node] | None:
     if node.target not in _CAUSAL:
         return None
-    first, flag = _CAUSAL[node.target]
-    given = node.args[flag] if len(node.args) > flag else node.kwargs.get("is_causal", False)
-    mask = node.kwargs.get("attn_mask")
-    if given is not False or not isinstance(mask, Node):
+    at = _CAUSAL[node.target]
+    args = _positional(node)
+    mask = node.kwargs.get("attn_mask") if at.mask is None else args[at.mask]
+    if args[at.causal] is not False or not isinstance(mask, Node):
         return None
-    query, key = (tensor_value(argument) for argument in node.args[first : first + 2])
+    # which numbers are dropped is the kernel's own order, and gradients of a mask are its numbers'
+    if not same_number(args[at.dropout], 0.0) or (at.gradients is not None and args[at.gradients][3]):
+        return None
+    query, key = (tensor_value(argument) for argument in args[at.query : at.query + 2])
     if query is None or key is None or not same_number(query.shape[-2], key.shape[-2]):
         return None
-    if not _is_causal(mask, query.shape[-2], positions):
+    if not _is_causal(mask, query.shape[-2], at.hidden, positions):
         return None
-    args = (*node.args[:flag], True, *node.args[flag + 1 :])
-    if len(node.args) < flag:
-        args = (*node.args, node.kwargs.get("dropout_p", 0.0), True)
-    options = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal", "dropout_p")}
+    args[at.causal] = True
+    if at.mask is not None:
+        args[at.mask] = None
+    options = {k: v for k, v in node.kwargs.items() if k == "scale"}
 
-    return lambda: state.call_before(node, node.target, args, options)
+    return lambda: state.call_before(node, node.target, tuple(args), options)
 
 
-def _is_causal(mask: Node, length: Any, positions: Positions) -> bool:
+def _positional(node: Node) -> list[Any]:
+    """All arguments of a call that have positions, with the defaults of those that are not given."""
+    expected = [a for a in cast(ops.OpOverload, node.target)._schema.arguments if not a.kwarg_only]
+    rest = expected[len(node.args) :]
+    return [*node.args, *(node.kwargs.get(a.name, a.default_value) for a in rest)]
+
+
+def _is_causal(mask: Node, length: Any, hidden: tuple[float, ...], positions: Positions) -> bool:
     """Whether a mask hides the keys behind each query's position, and no other one."""
     value = tensor_value(mask)
     if value is None or value.dim() < 2 or not all(same_number(n, length) for n in value.shape[-2:]):
         return False
-    seen = _seen(mask)
+    seen = _seen(mask, hidden)
     found = positions.of(seen) if seen is not None else None
     if not isinstance(found, AtMost) or len(found.numbers.steps) < 2:
         return False
@@ -68,14 +114,42 @@ def _is_causal(mask: Node, length: Any, positions: Positions) -> bool:
     return all(same_number(a, b) for a, b in wanted)
 
 
-def _seen(mask: Node) -> Node | None:
+def _seen(mask: Node, numbers_that_hide: tuple[float, ...]) -> Node | None:
     """The truth values of a mask, or of what is added to scores: zero, or minus infinity."""
-    expanded = mask
-    while expanded.target in (aten.expand.default, aten.clone.default) and isinstance(expanded.args[0], Node):
-        expanded = expanded.args[0]
-    if expanded.target is not aten.where.self:
+    source = _source(mask)
+    if source.target is not aten.where.self:
         return mask
-    condition, shown, hidden = expanded.args
+    condition, shown, hidden = source.args
     numbers = uniform_value(shown), uniform_value(hidden)
-    added = numbers[0] == 0 and numbers[1] == -math.inf
+    added = numbers[0] == 0 and numbers[1] in (-math.inf, *numbers_that_hide)
     return condition if added and isinstance(condition, Node) else None
+
+
+def _source(mask: Node) -> Node:
+    """What a mask of zeros and infinities was before it was repeated, converted, and given longer rows in
+    memory, as libraries on GPUs want it.
+    """
+    node = mask
+    while node.args and isinstance(node.args[0], Node):
+        if node.target in (aten.expand.default, aten.clone.default, aten._to_copy.default):
+            node = node.args[0]
+        elif node.target is aten.slice.Tensor and node.args[0].target is aten.constant_pad_nd.default:
+            padded = node.args[0].args[0]
+            if not isinstance(padded, Node) or not _is_start(node, node.args[0], padded):
+                break
+            node = padded
+        else:
+            break
+    return node
+
+
+def _is_start(part: Node, whole: Node, padded: Node) -> bool:
+    """Whether a part of what was padded, behind its ends alone, is what was there before."""
+    start, step = (part.args[2:3] or (0,))[0], (part.args[4:] or (1,))[0]
+    before = cast(Sequence[Any], whole.args[1])[::2]
+    if part.kwargs or not (start is None or same_number(start, 0)) or not same_number(step, 1):
+        return False
+    values = tensor_value(part), tensor_value(padded)
+    if values[0] is None or values[1] is None or not all(same_number(n, 0) for n in before):
+        return False
+    return same_sizes(values[0].shape, values[1].shape)
