@@ -42,8 +42,8 @@ class _Operands:
     hidden: tuple[float, ...] = ()
 
 
-_OF_CUDNN: Final = (-65504.0, -65536.0)
-"""What torch adds to scores for cuDNN where a mask of truth values hides, in f16 and in bf16."""
+_FINITE: Final = (-65504.0, -65536.0)
+"""What torch adds to scores for one of its libraries where a mask of truth values hides, in f16 and in bf16."""
 
 
 _CAUSAL: Final = {
@@ -51,8 +51,8 @@ _CAUSAL: Final = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _Operands(1, 7, None, 6),
     aten._scaled_dot_product_efficient_attention.default: _Operands(0, 6, 3, 5),
     aten._scaled_dot_product_efficient_attention_backward.default: _Operands(1, 11, 4, 9, 10),
-    aten._scaled_dot_product_cudnn_attention.default: _Operands(0, 6, 3, 5, None, _OF_CUDNN),
-    aten._scaled_dot_product_cudnn_attention_backward.default: _Operands(1, 14, 8, 13, None, _OF_CUDNN),
+    aten._scaled_dot_product_cudnn_attention.default: _Operands(0, 6, 3, 5, None, _FINITE),
+    aten._scaled_dot_product_cudnn_attention_backward.default: _Operands(1, 14, 8, 13, None, _FINITE),
 }
 
 
