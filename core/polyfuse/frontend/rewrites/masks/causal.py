@@ -43,7 +43,7 @@ class _Operands:
 
 
 _FINITE: Final = (-65504.0, -65536.0)
-"""What torch adds to scores for one of its libraries where a mask of truth values hides, in f16 and in bf16."""
+"""What torch adds to scores for one of its libraries where a mask hides: of f16 and of bf16."""
 
 
 _CAUSAL: Final = {
