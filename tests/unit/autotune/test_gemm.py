@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from gemm_kernels import kernels_of
 from polyfuse.autotune import search as search_module
 from polyfuse.autotune.candidate import BuiltProgram
-from polyfuse.base.settings import Settings
-from polyfuse.compiler.session import session_for
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Reduce
@@ -181,15 +180,13 @@ def _tried(
         **more,
     }
     torch._dynamo.reset()  # it forgets sessions too
-    settings = Settings.resolve(None, options)
-    session = session_for(settings)
-    seen: list[str] = []
-    session.observe = lambda decisions: seen.extend(d.second for d in decisions if d.kind == "choice")  # type: ignore[method-apply_replacements]
+    reset_reports()
     a, b, c = R(7, 5), R(5, 9), R(9)
     function = lambda a, b, c: F.gelu(a @ b + c)  # noqa: E731
     compiled = torch.compile(function, backend="polyfuse", options=options)
     torch.testing.assert_close(compiled(a, b, c), function(a, b, c))
-    return [*seen, f"timed {len(timed)}"]
+    decisions = [decision for report in last_reports() for decision in report.decisions]
+    return [*(d.second for d in decisions if d.kind == "choice"), f"timed {len(timed)}"]
 
 
 def test_the_fastest_is_used_and_trials_are_stored(
