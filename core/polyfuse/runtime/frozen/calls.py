@@ -68,15 +68,19 @@ class FrozenCall:
             return result
 
 
-@dataclass
-class _Row(Entry):
+@dataclass(frozen=True, eq=False)
+class _Row:
     """What a program is given for all its parameters.
 
     Attributes:
         plain: the values beside each parameter: the object that came with the call.
+        seen: what the parameters were.
+        values: what was made of them.
     """
 
     plain: tuple[Any, ...]
+    seen: Entry | _Sum
+    values: tuple[Any, ...]
 
 
 class FrozenCalls:
@@ -86,29 +90,39 @@ class FrozenCalls:
     """
 
     def __init__(self, operator: Callable[..., Any]) -> None:
-        self._each = FrozenCall(operator)
+        self._each = self._for_one(operator)
         self._known: OrderedDict[tuple[int, ...], _Row] = OrderedDict()
         self._lock = threading.Lock()
 
     def __call__(self, parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...]:
         key = tuple(map(id, parameters))
         row = self._known.get(key)
-        if row is None or row.plain is not plain or not row.is_current(parameters):
-            row = self._renewed(key, parameters, plain)
-        values: tuple[Any, ...] = row.value
-        return values
+        if row is None or row.plain is not plain or not row.seen.is_current(parameters):
+            return self._renewed(key, parameters, plain)
+        return row.values
+
+    @staticmethod
+    def _for_one(operator: Callable[..., Any]) -> FrozenCall:
+        return FrozenCall(operator)
+
+    @staticmethod
+    def _look(parameters: Sequence[torch.Tensor], gone: Callable[[object], None]) -> Entry | _Sum | None:
+        """What parameters are now, if they can be known again; `gone` is called when one of them goes."""
+        return Entry(tuple(ContentsRef(p, gone) for p in parameters), stamp_of(parameters), None)
 
     def _renewed(
         self, key: tuple[int, ...], parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]
-    ) -> _Row:
+    ) -> tuple[Any, ...]:
         with self._lock:
-            now = stamp_of(parameters)
+            # before what it stands for is made: who writes meanwhile is found by the next call
+            seen = self._look(parameters, partial(forget, weakref.ref(self), key))
             values = tuple(self._each(p, *given) for p, given in zip(parameters, plain, strict=True))
-            gone = partial(forget, weakref.ref(self), key)
-            row = self._known[key] = _Row(tuple(ContentsRef(p, gone) for p in parameters), now, values, plain)
+            self._known.pop(key, None)
+            if seen is not None:
+                self._known[key] = _Row(plain, seen, values)
             while len(self._known) > MOST_MODELS:
                 self._known.popitem(last=False)
-            return row
+            return values
 
 
 class CheckedCall(FrozenCall):
@@ -130,7 +144,7 @@ class CheckedCall(FrozenCall):
     def __call__(self, parameter: torch.Tensor, *args: Any) -> Any:
         number = id(parameter)
         seen = self._seen.get(number)
-        if seen is None or not seen.still(parameter):
+        if seen is None or not seen.is_current((parameter,)):
             with self._lock:
                 for key in [key for key in self._known if key[0] == number]:
                     del self._known[key]
@@ -158,54 +172,19 @@ class CheckedCall(FrozenCall):
             self._seen.pop(number, None)
 
 
-@dataclass(frozen=True, eq=False)
-class _CheckedRow:
-    """What a program is given for all its parameters, as long as their bytes have this checksum.
-
-    Attributes:
-        plain: the values beside each parameter: the object that came with the call.
-        seen: what the parameters were.
-        values: what was made of them.
+class CheckedCalls(FrozenCalls):
+    """`CheckedCall` for all parameters of a program at once, as `FrozenCalls` is. One checksum of them all is
+    taken, which threads share evenly, however small each is. Until it can be had, each is looked at alone.
     """
 
-    plain: tuple[Any, ...]
-    seen: _Sum
-    values: tuple[Any, ...]
+    @staticmethod
+    def _for_one(operator: Callable[..., Any]) -> FrozenCall:
+        return CheckedCall(operator)
 
-
-class CheckedCalls:
-    """`CheckedCall` for all parameters of a program at once: called with these, and a tuple of plain values
-    for each. Returns as many results. One checksum of them all is taken, which threads share evenly, however
-    small each is. Programs hold the plain values as one constant, which is known by its identity.
-    """
-
-    def __init__(self, operator: Callable[..., Any]) -> None:
-        self._each = CheckedCall(operator)
-        self._known: OrderedDict[tuple[int, ...], _CheckedRow] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __call__(self, parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...]:
-        key = tuple(map(id, parameters))
-        row = self._known.get(key)
-        if row is None or row.plain is not plain or not row.seen.still(*parameters):
-            return self._renewed(key, parameters, plain)
-        return row.values
-
-    def _renewed(
-        self, key: tuple[int, ...], parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        with self._lock:
-            function = checksum()
-            # before what it stands for is made: who writes meanwhile is found by the next call
-            gone = partial(forget, weakref.ref(self), key)
-            seen = None if function is None else _Sum.of(parameters, gone, function)
-            values = tuple(self._each(p, *given) for p, given in zip(parameters, plain, strict=True))
-            self._known.pop(key, None)
-            if seen is not None:
-                self._known[key] = _CheckedRow(plain, seen, values)
-            while len(self._known) > MOST_MODELS:
-                self._known.popitem(last=False)
-            return values
+    @staticmethod
+    def _look(parameters: Sequence[torch.Tensor], gone: Callable[[object], None]) -> Entry | _Sum | None:
+        function = checksum()
+        return None if function is None else _Sum.of(parameters, gone, function)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,9 +212,9 @@ class _Sum:
         regions = tuple((p.data_ptr(), p.numel() * p.dtype.itemsize) for p in parameters)
         return cls(known, regions, function, function(*regions))
 
-    def still(self, *parameters: torch.Tensor) -> bool:
+    def is_current(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether these are the parameters, and their numbers are the same."""
-        for known, region, parameter in zip(self.parameters, self.regions, parameters):
+        for known, region, parameter in zip(self.parameters, self.regions, given):
             if parameter.data_ptr() != region[0] or known() is not parameter:
                 return False
         return self.function(*self.regions) == self.number
@@ -272,8 +251,9 @@ class _Products:
             probe = _probe(runs.shape[1], dtype)
             return cls(known, parameter.data_ptr(), runs, probe, _products(runs, probe))
 
-    def still(self, parameter: torch.Tensor) -> bool:
+    def is_current(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether this is the parameter, and its numbers are the same."""
+        (parameter,) = given
         known = self.parameter()
         if known is None or known is not parameter or known.data_ptr() != self.address:
             return False
