@@ -102,10 +102,10 @@ def test_however_large_a_gradient_is_and_wherever_the_backward_is_recorded_once(
     monkeypatch.setattr(graph_inputs, "COPY_LIMIT", 5 * 8 * 4)
     model = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 16), nn.Tanh())
     run, reference = compiled(model), copy.deepcopy(model)
-    places = [torch.empty(5, 16) for _ in range(4)]
+    gradients = [torch.empty(5, 16) for _ in range(4)]
     for step in range(8):
         x = torch.randn(5, 8)
-        gradient = places[step // 3 if step < 6 else step % 4].normal_()
+        gradient = gradients[step // 3 if step < 6 else step % 4].normal_()
         model.zero_grad()
         reference.zero_grad()
         run(x).backward(gradient)
