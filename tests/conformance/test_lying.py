@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import preforked
-from lying_programs import PROGRAMS
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.verifier.verify import verify_kernel
@@ -16,6 +15,7 @@ from polyfuse.plugin import PluginManager
 from polyfuse.testing.cases.case import Case
 from polyfuse.testing.conformance import Run, all_cases
 from polyfuse.testing.lying import DEFECTS, Defect, Lying, defect
+from polyfuse.testing.lying.programs import PROGRAMS
 from polyfuse.testing.lying.trial import caught_by_kit
 
 INTERPRETER = PluginManager(Settings.resolve()).backend("interpreter")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from lying_programs import PROGRAMS, Program
 from polyfuse.base.settings import Settings
 from polyfuse.checking.launch import check_launch
 from polyfuse.checking.operands import layout_of
@@ -17,6 +16,7 @@ from polyfuse.plugin import PluginManager
 from polyfuse.testing.conformance import all_cases
 from polyfuse.testing.lying import defect
 from polyfuse.testing.lying.installed import installed
+from polyfuse.testing.lying.programs import PROGRAMS, Program
 
 ALL = [pytest.param(program, id=program.name) for program in PROGRAMS]
 # What only built kernels show as they are: vectors, tails, stores beside a buffer, several launches.

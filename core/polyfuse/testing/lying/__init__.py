@@ -7,6 +7,7 @@ wrong, and `Lying(backend, defect)` is wrong in one of them.
 * `indices`, `values`, `reductions`, `stores`, `launches`: the defects.
 * `backend`: the backend, for tests that have one at hand.
 * `installed`: the same as a plugin that `torch.compile` finds, or in place of an installed one.
+* `programs`: for each defect a program that meets it.
 * `trial`: whether the conformance kit finds a defect.
 """
 
