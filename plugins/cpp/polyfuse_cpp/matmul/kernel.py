@@ -24,7 +24,7 @@ from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
-from polyfuse_cpp.matmul.operand_b import OperandBText, later_block
+from polyfuse_cpp.matmul.operand_b import OperandBText, following_block, later_block
 from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, most_varying
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
 from polyfuse_cpp.matmul.tables import column_tables
@@ -37,6 +37,7 @@ _FETCHING = (
     OperandPath.DIRECT,
     OperandPath.TILES,
     OperandPath.PREPACKED_TILES,
+    OperandPath.TURNED,
 )
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 
@@ -140,10 +141,10 @@ class MatmulText:
 
     def _divide(self) -> None:
         """Declare the parts that threads share out among each other."""
-        lays_out = self.plan.path.packed or self.plan.path is OperandPath.CONVERTED
+        lays_out = self.plan.path.packed or self.plan.path in (OperandPath.CONVERTED, OperandPath.TURNED)
         counts = "batch_count, tile_count, block_count"
         shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.a, self.b)})"
-        if not lays_out:  # where blocks are laid out, each part lays out its own
+        if not lays_out:  # where blocks or rows are laid out, each part lays out its own
             block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
             each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
             sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
@@ -292,6 +293,8 @@ class MatmulText:
             self._dots()
         elif plan.path.paired:
             _add_up_pairs(self)
+        elif plan.path is OperandPath.TURNED:
+            _add_up_turned(self)
         elif narrow := 0 if self.a.window is not None else self.b.narrow:
             with out.block(f"if (column_from + {self.wide} > column_count)"):
                 self._added_up(narrow)
@@ -485,6 +488,17 @@ def _add_up_converted(text: MatmulText) -> None:
         out.line("const i64 apart = columns_at[1] - columns_at[0];")
         rows = text.a.across_at("tile")
         out.line(f"matrix_columns(columns_at[0] + depth_from, apart, {rows}, {passed});")
+
+
+def _add_up_turned(text: MatmulText) -> None:
+    """Add up a tile whose columns are read as rows of a left operand."""
+    out, plan = text.out, text.plan
+    columns, apart = text.b.columns_at()
+    later = following_block(text.b, columns, text.is_one_tile())
+    name = f"matrix_turned<{plan.rows // 16}, {plan.vectors}>"
+    passes = "pass == pass_from, pass + 1 == pass_to"
+    rows = text.a.across_at("tile")
+    out.line(f"{name}({columns}, {apart}, {rows}, depth_here, sum, {passes}, {later});")
 
 
 def declare_part(out: Writer) -> None:

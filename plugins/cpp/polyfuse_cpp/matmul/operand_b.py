@@ -71,7 +71,7 @@ class OperandBText(OperandText):
 
     def room(self) -> str:
         """Elements to keep, as text."""
-        if self.plan.path is OperandPath.DOTS or self.prepacked:
+        if self.plan.path in (OperandPath.DOTS, OperandPath.TURNED) or self.prepacked:
             return "0"
         if self.plan.path is OperandPath.CONVERTED:
             return f"{self.wide} * (depth_count + {_PAD})"
@@ -100,7 +100,7 @@ class OperandBText(OperandText):
                 out.line(f"{self.element}* const to = {self._block_at()};")
                 self._pack()
             return
-        if self.prepacked:
+        if self.prepacked or path is OperandPath.TURNED:
             return
         if path is OperandPath.DIRECT:
             self._in_place()
@@ -128,6 +128,8 @@ class OperandBText(OperandText):
             return "block_at", "block_step"
         if self.plan.path is OperandPath.PREPACKED_TILES:
             return self._address("depth_from", "column_from"), str(self.wide)
+        if self.plan.path is OperandPath.TURNED:
+            return self._address("depth_from", "column_from"), str(self.operand.apart)
         if self.plan.path is OperandPath.PREPACKED:
             step = self.operand.step
             assert step is not None
@@ -396,3 +398,19 @@ def later_block(text: OperandBText, columns: str) -> str:
         f"depth_here / {tile_steps(matmul)}, tile - tile_a, tile_e - tile_a);"
     )
     return ", ahead"
+
+
+def following_block(text: OperandBText, columns: str, one_tile: bool) -> str:
+    """The same, where columns are read as they are, all of the depth at once: a part of the block that is
+    read there by the next group of blocks, or where there is one tile of rows all of the next block.
+    """
+    matmul, out, wide = text.matmul, text.out, text.wide
+    depth = product(text.facts.sizes[name] for name in matmul.depth)
+    if depth != text.operand.apart or not isinstance(depth, int) or depth > text.plan.depth:
+        return "{nullptr, 0}"
+    if one_tile:
+        return f"{{(const char*)({columns} + {wide * depth}), block + 1 < block_to ? {wide} : 0}}"
+    out.line("const i64 beside = block_e - block_a;")
+    size = f"block + beside < block_to ? {wide * depth * 2} : 0"
+    steps = f"{depth // 32}, tile - tile_a, tile_e - tile_a"
+    return f"matrix_share({columns} + beside * {wide * depth}, {size}, {steps})"

@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import gcd, inf, prod
 
+from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.kit import Machine, Work, seconds, work_of
+from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.plugin import Config
-from polyfuse.symbolic import bounds, product
+from polyfuse.symbolic import axis_name, axis_size, bounds, coefficient, product
 from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
 from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, whole_tiles
 from polyfuse_cpp.matmul.tiled.padded import padded_of
+from polyfuse_cpp.matmul.touched import common_pitch
 from polyfuse_cpp.matmul.window import (
     block_width,
     group_of,
@@ -65,6 +67,13 @@ _TILE = 16
 _FEW_FOR_TILES = 16
 """Rows beyond which matrix registers are faster than reading the weight along its depth."""
 
+_TURNED_ROWS = range(5, 513)
+"""Rows for which packing rows and transposing sums take less time than packing the weight."""
+
+_TURNED_STEPS, _DEEP, _AT_ONCE_ROWS = 32, 256, 128
+"""Steps of a register, the depth from which sums are worth transposing, and rows up to which all of the depth
+is added up in one pass."""
+
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
 
@@ -101,6 +110,10 @@ class OperandPath(IntEnum):
     PREPACKED_TILES = 7
     """Packed before, for the machine's own matrix registers."""
 
+    TURNED = 8
+    """Read where it is, its columns as rows of the machine's own matrix registers; the rows of operand A are
+    packed as columns, and sums transposed."""
+
     @property
     def along_depth(self) -> bool:
         """Whether lanes run along the depth."""
@@ -113,8 +126,9 @@ class OperandPath(IntEnum):
 
     @property
     def blocked(self) -> bool:
-        """Whether several blocks are multiplied with each packed tile of rows."""
-        return self.packed or self in (OperandPath.PREPACKED, OperandPath.PREPACKED_TILES)
+        """Whether several blocks are multiplied with each tile of rows before the next one."""
+        before = (OperandPath.PREPACKED, OperandPath.PREPACKED_TILES, OperandPath.TURNED)
+        return self.packed or self in before
 
     @property
     def paired(self) -> bool:
@@ -127,7 +141,12 @@ class OperandPath(IntEnum):
         return self in (OperandPath.TILES, OperandPath.PREPACKED_TILES)
 
 
-_AT_ONCE = {OperandPath.PAIRS: 2, OperandPath.TILES: 16, OperandPath.PREPACKED_TILES: 16}
+_AT_ONCE = {
+    OperandPath.PAIRS: 2,
+    OperandPath.TILES: 16,
+    OperandPath.PREPACKED_TILES: 16,
+    OperandPath.TURNED: 16,
+}
 """Steps of the depth that one instruction takes, times the vectors."""
 
 
@@ -154,9 +173,10 @@ class MatmulPlan:
     slices: int = 1
 
     @property
-    def converts_tiles(self) -> bool:
-        """Whether columns that are converted are multiplied in matrix registers."""
-        return self.path is OperandPath.CONVERTED and self.columns == _TILE
+    def turns(self) -> bool:
+        """Whether columns are rows of matrix registers: some that are converted, or all as they are."""
+        converts_tiles = self.path is OperandPath.CONVERTED and self.columns == _TILE
+        return converts_tiles or self.path is OperandPath.TURNED
 
     def config(self) -> Config:
         """The plan as numbers."""
@@ -273,13 +293,42 @@ def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     if isa.lanes != 16 or not (plain and transposed and left.memory is right.memory is DType.bf16):
         return
     if has_matrix_registers(isa):
+        if _turns(matmul):
+            yield OperandPath.TURNED
         yield OperandPath.TILES
     if "PF_DOT_BF16" in dot_instructions():
         yield OperandPath.PAIRS
 
 
+def _turns(matmul: Matmul) -> bool:
+    """Whether both operands can be read along the depth: no step has to be padded, nor a column."""
+    left, right, sizes = matmul.a, matmul.b, matmul.facts.sizes
+    *outer, last = (sizes[name] for name in right.axes)
+    if left.step != 1 or right.step != 1 or left.index is None or any(size != 1 for size in outer):
+        return False
+    whole = is_multiple(product(sizes[name] for name in matmul.depth), _TURNED_STEPS)
+    deep = matmul.extent(matmul.depth) >= _DEEP
+    apart = isinstance(right.apart, int) and right.apart > 0
+    pitch = common_pitch(left.index, left.axes, matmul)
+    return whole and deep and apart and pitch > 0 and is_multiple(last, _TILE)
+
+
+def may_turn(matmul: Reduction) -> bool:
+    """The same of a linear layer that is no kernel yet: whether steps of both operands lie side by side, and
+    how many of them and columns there are.
+    """
+    (_, columns), (steps,) = (tuple(map(axis_size, axes)) for axes in (matmul.axes, matmul.raxes))
+    plain = all(value.op == "load" and not value.args for value in matmul.values)
+    inside = axis_name(matmul.raxes[0])
+    fits = isinstance(columns, int) and columns % _TILE == 0 and isinstance(steps, int)
+    beside = plain and all(coefficient(value.index, inside) == 1 for value in matmul.values)
+    return beside and fits and steps >= _DEEP and steps % _TURNED_STEPS == 0
+
+
 def _rank(path: OperandPath, rows: int) -> float:
     """What comes first: few rows do not pay for a layout, many do."""
+    if path is OperandPath.TURNED:
+        return -2.0 if rows in _TURNED_ROWS else 2.0
     if path.tiles and rows > _FEW_FOR_TILES:
         return -1.0
     if path.packed:
@@ -326,6 +375,10 @@ class _Machine:
         if path.tiles:
             wide = self.matmul.b.packed_width or across
             yield self.plan(path, 32 if rows > 16 else 16, 2 if wide > 16 else 1, 0)
+            return
+        if path is OperandPath.TURNED:
+            two = is_multiple(self.matmul.facts.sizes[self.matmul.b.axes[-1]], 2 * _TILE)
+            yield self.plan(path, 32 if rows > 16 else 16, 2 if two else 1, 0)
             return
         if path is OperandPath.CONVERTED and fills_tiles(self.matmul, self.isa):
             yield self.plan(path, _TILE, 1, _TILE)
@@ -457,10 +510,11 @@ class _Machine:
 
     def plan(self, path: OperandPath, rows: int, vectors: int, columns: int, depth: int = 0) -> MatmulPlan:
         """A plan with its depth, unless that is given, and as many blocks as the L2 cache holds."""
-        depth = depth or self._depth(path, rows)
-        size = depth * vectors * self.isa.lanes * (2 if path.paired else self.size)
+        depth, turned = depth or self._depth(path, rows), path is OperandPath.TURNED
+        size = depth * vectors * self.isa.lanes * (2 if path.paired or turned else self.size)
         several = self.matmul.is_layer and self.matmul.extent(self.matmul.a.axes) > rows
-        most = _PACKED_BEFORE if path is OperandPath.PREPACKED_TILES and several else _PACKED_BYTES
+        before = path is OperandPath.PREPACKED_TILES or turned
+        most = _PACKED_BEFORE if before and several else _PACKED_BYTES
         blocks = min(max(1, most // size), 64) if path.blocked else 1
         sizes = [self.matmul.facts.sizes[name] for name in self.matmul.b.axes]
         across = [n for n in sizes if isinstance(n, int)]
@@ -478,6 +532,8 @@ class _Machine:
         far = 4096 if alone else packed if path is OperandPath.PREPACKED else 1024
         if path is OperandPath.CONVERTED and multiplies_pairs(matmul):
             far = max(far, 2048)  # of half the bytes
+        if path is OperandPath.TURNED and matmul.extent(matmul.a.axes) <= _AT_ONCE_ROWS:
+            far = 4096
         near = 1024 if path.paired or matmul.a.step == 1 else 512
         most = near if path.packed or path.tiles else far
         steps = matmul.extent(matmul.depth)
