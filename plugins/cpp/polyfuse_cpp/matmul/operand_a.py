@@ -8,6 +8,7 @@ from polyfuse.kit import is_multiple
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
+from polyfuse_cpp.matmul.paths import TILE
 from polyfuse_cpp.matmul.plans import most_varying
 from polyfuse_cpp.matmul.problem import MatrixOperand, whole_tiles
 from polyfuse_cpp.matmul.touched import common_pitch
@@ -18,9 +19,6 @@ from polyfuse_cpp.memory.address import index_text
 _PAD = 16
 """Elements behind each packed row: rows do not compete for sets of the L1 cache, and vectors may be written
 past the end."""
-
-_TILE = 16
-"""Rows that a matrix register has as columns."""
 
 _PAGE, _WAYS = 4096, 6
 """Bytes after which addresses share a set of the L1 cache, and rows that find room there with what else is
@@ -158,7 +156,7 @@ class OperandAText(OperandText):
             self._row_axes("row_from")
             apart = common_pitch(side.index, side.axes, self.matmul)
             at = f"{self._address('depth_from')}, {apart}, depth_here, row_count - row_from"
-            out.line(f"pair_across<{self.plan.rows // _TILE}>({self.across_at('tile')}, {at});")
+            out.line(f"pair_across<{self.plan.rows // TILE}>({self.across_at('tile')}, {at});")
 
     # Parts of the loop nest.
 

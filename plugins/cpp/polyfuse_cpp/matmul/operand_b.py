@@ -13,11 +13,12 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.loops.scope import Value
-from polyfuse_cpp.matmul.converted import axis_of_bytes, multiplies_pairs
-from polyfuse_cpp.matmul.nibbles import nibbles_of
+from polyfuse_cpp.matmul.narrow.converted import axis_of_bytes, multiplies_pairs
+from polyfuse_cpp.matmul.narrow.nibbles import nibbles_of
 from polyfuse_cpp.matmul.operand import OperandText
-from polyfuse_cpp.matmul.plans import OperandPath
+from polyfuse_cpp.matmul.paths import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand, tile_steps
+from polyfuse_cpp.matmul.tiled.turned import STEPS
 from polyfuse_cpp.memory.address import index_text
 
 _PAD = 32
@@ -26,6 +27,13 @@ written past the end."""
 
 _FAR = 256 << 10
 """Bytes of a packed operand from which a tile asks for it, and not for rows."""
+
+_LAYOUT_ALONG, _LAYOUT_ACROSS, _LAYOUT_ANY = 3, 12, 48
+"""What laying out a block costs, in sixteenths of a tile: copied, transposed, computed."""
+
+_READ = 1.3
+"""What reading a block from memory costs, where it lies as it is multiplied: sixteenths of a tile of one row,
+for each byte of a vector."""
 
 _COPIES = 4
 """Vectors of a column that are converted side by side."""
@@ -400,17 +408,29 @@ def later_block(text: OperandBText, columns: str) -> str:
     return ", ahead"
 
 
-def following_block(text: OperandBText, columns: str, one_tile: bool) -> str:
+def turned_later(text: OperandBText, columns: str, one_tile: bool) -> str:
     """The same, where columns are read as they are, all of the depth at once: a part of the block that is
     read there by the next group of blocks, or where there is one tile of rows all of the next block.
     """
-    matmul, out, wide = text.matmul, text.out, text.wide
-    depth = product(text.facts.sizes[name] for name in matmul.depth)
+    out, wide = text.out, text.wide
+    depth = product(text.facts.sizes[name] for name in text.matmul.depth)
     if depth != text.operand.apart or not isinstance(depth, int) or depth > text.plan.depth:
         return "{nullptr, 0}"
     if one_tile:
         return f"{{(const char*)({columns} + {wide * depth}), block + 1 < block_to ? {wide} : 0}}"
     out.line("const i64 beside = block_e - block_a;")
     size = f"block + beside < block_to ? {wide * depth * 2} : 0"
-    steps = f"{depth // 32}, tile - tile_a, tile_e - tile_a"
+    steps = f"{depth // STEPS}, tile - tile_a, tile_e - tile_a"
     return f"matrix_share({columns} + beside * {wide * depth}, {size}, {steps})"
+
+
+def layout_cost(text: OperandBText, rows_at_once: bool) -> int:
+    """What it costs a thread to have one of its blocks of columns, in sixteenths of a tile."""
+    plan = text.plan
+    if rows_at_once:  # who shares columns packs all rows, which takes longer
+        return 0
+    if plan.path.packed:
+        return {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}.get(text.layout, _LAYOUT_ANY)
+    if plan.path is OperandPath.CONVERTED:
+        return _LAYOUT_ACROSS
+    return max(1, round(_READ * text.lanes * text.operand.memory.itemsize / plan.rows))
