@@ -179,6 +179,8 @@ def _preferred_linear(
     try:
         loops = gemm_loops(call, graph.buffers)
         if not backend.preferred_gemm(loops.gemm, graph.symbol_hints):
+            if not tuner.settings.freezing:
+                return None  # what the library does without an option needs no reason
             raise Unavailable("not known to be faster here")
         item = _generated_linear(tuner, graph, call, loops, backend)
     except Unavailable as error:
