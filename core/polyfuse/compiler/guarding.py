@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import BackendError, PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings, option_infos
 from polyfuse.base.text import shorten
 from polyfuse.checking.first import FirstLaunch
-from polyfuse.compiler.copies import apart
 from polyfuse.compiler.reports.naming import emit_named
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from polyfuse.checking.operands import Layout
     from polyfuse.checking.tally import Subject
     from polyfuse.compiler.session import CompileSession
-    from polyfuse.ir.kernel import Kernel
-    from polyfuse.plugin import Backend, Source
+    from polyfuse.ir.kernel import Alias, Kernel
+    from polyfuse.plugin import Backend, Launchable, Source
+
 
 _log = get_logger("checking")
 
@@ -40,7 +42,6 @@ class BuiltKernel:
         backend: who generated it.
         address: of what was built, in the kernel store.
         config: in which configuration, as text.
-        scratch: bytes that each launch is given beside the operands.
     """
 
     kernel: Kernel
@@ -48,7 +49,6 @@ class BuiltKernel:
     backend: Backend
     address: str
     config: str
-    scratch: int
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Guard:
         tried = (*self.tried, built.backend.name)
         for other, source, launch in replacements(built.kernel, tried, session, self.backends()):
             self.note(other.backend.name, reason)
-            alike = called_alike(built.kernel, built.scratch, source, launch)
+            alike = called_alike(built.kernel, source, launch)
             guard = Guard(other, session, self.backends, self.note, tried)
             return guard.around(alike), f"backend {other.backend.name!r}"
         self.note("an interpreter", reason)
@@ -201,22 +201,16 @@ def replacements(
 
 def interpreted(kernel: Kernel) -> Callable[..., None]:
     """The kernel run by the interpreter: slow and correct."""
-    return partial(_interpret, kernel, len(kernel.args))
+    return partial(_interpret, kernel)
 
 
-def called_alike(
-    kernel: Kernel, planned: int, source: Source, found: Callable[..., Any]
-) -> Callable[..., Any]:
+def called_alike(kernel: Kernel, source: Source, found: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that replaces the planned one, called as that is.
 
-    Memory may have been planned with two arguments of the kernel at one address, which this one refuses; and
-    with so much scratch, which is passed on only if it is as much as this one asks for, with any content.
+    Memory may have been planned with two arguments of the kernel at one address, which this one refuses.
     """
     refused = [pair for pair in kernel.aliases if pair in source.refused_aliases]
-    if refused:
-        found = apart(kernel, refused, found)
-    unlike = source.scratch != planned or source.zeroed
-    return partial(_without_last, found) if planned and unlike else found
+    return apart(kernel, refused, found) if refused else found
 
 
 def _built(
@@ -237,7 +231,7 @@ def _built(
         _log.info("%s", outcome)
         return None
     address = session.pool.address(backend, source)
-    return BuiltKernel(kernel, source.name, backend, address, "", source.scratch), source, outcome
+    return BuiltKernel(kernel, source.name, backend, address, ""), source, outcome
 
 
 def _subject(backend: Backend, kernel: Kernel) -> str:
@@ -260,12 +254,27 @@ def _options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _without_last(kernel: Callable[..., Any], *operands: Any) -> None:
-    kernel(*operands[:-1])
-
-
-def _interpret(kernel: Kernel, count: int, *operands: Any) -> None:
+def _interpret(kernel: Kernel, *operands: Any) -> None:
     # needed only where every backend failed, and slow to import
     from polyfuse.ir.interpreter.interpret import run_kernel
 
-    run_kernel(kernel, operands[:count])
+    run_kernel(kernel, operands)
+
+
+def apart(kernel: Kernel, pairs: Iterable[Alias], launch: Launchable) -> Launchable:
+    """The launches of a kernel with the two arguments of each pair apart: the input is copied where it is
+    given at the address of the output.
+    """
+    index = {arg.name: k for k, arg in enumerate(kernel.args)}
+    indices = sorted((index[pair.output], index[pair.input]) for pair in pairs)
+    return partial(_apart, launch, tuple(indices))
+
+
+def _apart(launch: Launchable, pairs: tuple[tuple[int, int], ...], *operands: Any) -> None:
+    given = list(operands)
+    for output, source in pairs:
+        written, read = operands[output], operands[source]
+        if isinstance(written, torch.Tensor) and isinstance(read, torch.Tensor):
+            if written.data_ptr() == read.data_ptr():
+                given[source] = read.clone()
+    launch(*given)
