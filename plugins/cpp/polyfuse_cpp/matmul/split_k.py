@@ -87,7 +87,7 @@ class SplitKText(MatmulText):
             out.line(f"{kind}* const parts = ({kind}*)scratch_new(room * {kind.itemsize});")
             # a slice may have nothing to add up
             out.line(f"__builtin_memset(parts, 0, room * {kind.itemsize});")
-            out.line(f"const int team = team_for(items, ({points}) * index_max(depth_count, 8));")
+            out.line(f"const int team = team_for(items, {self._work(points)});")
             with out.block("if (team == 1)", "} else {"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, items);")
                 out.line(f"{Source.SYMBOL}_join({passed}0, units);")
