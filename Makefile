@@ -32,8 +32,6 @@ $(CHECKERS): pyproject.toml constraints.txt
 
 $(STAMP): $(CHECKERS)
 	$(PIP) -c constraints.txt -e '.[dev,demo,docs,stores]'
-	# headers alone: what the wheel depends on is for its generators
-	$(PIP) -c constraints.txt --no-deps nvidia-cutlass
 	# pip would compile 17,000 modules in one process; tests import a fifth of them, and some are templates
 	$(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(COMPILED:%=$(VENV)/lib/*/site-packages/%) || true
 	@touch $@

@@ -8,7 +8,7 @@ computes on the way), is filled with nonsense. Only correct bookkeeping keeps an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +59,19 @@ class FakePool:
         return torch.empty(nbytes, dtype=torch.uint8)
 
 
+class Arguments(list[Any]):
+    """The inputs of a program, which a program that begins may replace. `give` makes what comes to be at a
+    position of what is there and what was to be.
+    """
+
+    def __init__(self, values: Sequence[Any], give: Callable[[int, Any, Any], Any]) -> None:
+        super().__init__(values)
+        self.give = give
+
+    def __setitem__(self, position: Any, value: Any) -> None:
+        super().__setitem__(position, self.give(position, self[position], value))
+
+
 @dataclass(eq=False)
 class FakeGraph:
     device: FakeDevice
@@ -75,7 +88,8 @@ class FakeGraph:
     def replay(self) -> None:
         assert self.live, "a recording that was forgotten is replayed"
         self.device.replays += 1
-        results = self.program(list(self.args))
+        # its buffers are where they were
+        results = self.program(Arguments(self.args, lambda _, there, new: there))
         values = [r.clone() if isinstance(r, torch.Tensor) else r for r in results]
         later = [
             b for b in self.pool.blocks if b.number > self.number and b.memory.data_ptr() not in self.spared
@@ -123,20 +137,27 @@ class FakeDevice:
         self.generators += generators
         # what it reads is whatever will be at these addresses
         seen = [_alias(a) if isinstance(a, torch.Tensor) else a for a in args]
-        inputs = {a.untyped_storage().data_ptr() for a in seen if isinstance(a, torch.Tensor)}
         before = [_spread(a).clone() if isinstance(a, torch.Tensor) else a for a in seen]
         if self.fail is not None:
             error, self.fail = self.fail, None
             args.clear()
             raise error
         self.at_work = True
+
+        def give(position: int, there: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            made, seen[position] = self._buffer(new, there, pool)
+            return made
+
+        given_to = Arguments(args, give)
+        args.clear()
         try:
-            results = program(args)
+            results = program(given_to)
         except Exception:
             self._undo(seen, before)
             raise
         finally:
             self.at_work = False
+        inputs = {a.untyped_storage().data_ptr() for a in seen if isinstance(a, torch.Tensor)}
         # what inputs let go of while the program ran, the pool could use as well
         free = pool.free()
         spared = {b.memory.data_ptr() for b in pool.blocks} - {b.memory.data_ptr() for b in free}
@@ -147,6 +168,23 @@ class FakeDevice:
         graph = FakeGraph(self, program, seen, targets, pool, self.recorded, free, spared, own)
         self.graphs.append(graph)
         return graph, given
+
+    def _buffer(
+        self, like: torch.Tensor, content: torch.Tensor, pool: FakePool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory of the pool that a program asked for before it did anything, as it holds it and as replays
+        find it.
+        """
+        with torch.inference_mode(False):
+            memory = pool.take(like.untyped_storage().nbytes(), [])
+            storage = storage_at(memory.data_ptr(), memory.numel(), torch.device("cpu"))
+            block = Block(memory, self.recorded + 1, storage._cdata)
+            pool.storages.append(storage)
+            pool.blocks.append(block)
+            block.base = storage_use(storage._cdata)
+            made = _window(storage, like)
+            _spread(made).copy_(_spread(content))
+            return made, _alias(made)
 
     def _undo(self, seen: Sequence[Any], before: Sequence[Any]) -> None:
         """Nothing was computed."""

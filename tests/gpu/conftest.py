@@ -13,7 +13,7 @@ from polyfuse_bench.alarm import limited
 from polyfuse.base.log import reset_warned
 from polyfuse.compiler.reports.report import reset_reports
 from polyfuse.runtime.graphs.memory import forget_graph_memory
-from requirements import AMPERE, CLUSTERS, HOPPER, TWO_GPUS
+from requirements import CLUSTERS, HOPPER, TWO_GPUS
 
 _lost: list[str] = []
 """The test after which the device did not answer any more, if there was one."""
@@ -44,13 +44,6 @@ def starts_clusters() -> None:
     """Skips what asks for it where the GPU starts no clusters of programs."""
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip(CLUSTERS)
-
-
-@pytest.fixture(scope="session")
-def ampere() -> None:
-    """Skips what asks for it where the GPU is older."""
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip(AMPERE)
 
 
 @pytest.fixture(autouse=True)

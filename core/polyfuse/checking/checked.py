@@ -91,9 +91,7 @@ class CheckedKernel(Provisional):
             # it ran before, and was checked then
             self.launch(*operands)
             return
-        count = len(self.subject.kernel.args)
-        mine, scratch = operands[:count], operands[count:]
-        layout = layout_of(self.subject.kernel, mine)
+        layout = layout_of(self.subject.kernel, operands)
         if layout is None:
             tally.skip(self.subject.name, "its operands have no memory")
             self._seen = True
@@ -109,7 +107,7 @@ class CheckedKernel(Provisional):
             self.launch(*operands)
             return
         with self._lock:
-            self._checked(mine, scratch, layout, variant)
+            self._checked(operands, layout, variant)
 
     def _remember(self, operands: Sequence[Any], layout: Layout) -> None:
         """Take further launches with such operands for known ones."""
@@ -147,9 +145,9 @@ class CheckedKernel(Provisional):
             return tally.seen(self.subject.key, variant)
         return self._records.agreed(self.subject.key, variant)
 
-    def _checked(self, mine: Sequence[Any], scratch: Sequence[Any], layout: Layout, variant: str) -> None:
+    def _checked(self, operands: Sequence[Any], layout: Layout, variant: str) -> None:
         if self.current is not None:  # another thread was first
-            self.current(*mine, *scratch)
+            self.current(*operands)
             return
         # the interpreter: a process in which all that it launches agreed before does without
         from polyfuse.checking.launch import CheckResult, LaunchFailed, check_launch, right_results
@@ -157,9 +155,8 @@ class CheckedKernel(Provisional):
         try:
             found = check_launch(
                 self.subject.kernel,
-                # scratch that was zeroed for one launch stays so for the next
-                lambda *o: self.launch(*o, *(one.clone() for one in scratch)),
-                mine,
+                self.launch,
+                operands,
                 layout,
                 self._synchronize,
             )
@@ -169,7 +166,7 @@ class CheckedKernel(Provisional):
                 raise error from None
             replacement = self._replace(error)
             self.use(replacement)
-            replacement(*mine, *scratch)  # the kernel had copies: the operands are as they were
+            replacement(*operands)  # the kernel had copies: the operands are as they were
             return
         except Exception as error:
             if not is_out_of_memory(error):
@@ -179,19 +176,19 @@ class CheckedKernel(Provisional):
         if found.unknown:
             tally.skip(self.subject.name, found.unknown)
             _log.info("kernel %s is not checked: %s", self.subject.name, found.unknown)
-            self.launch(*mine, *scratch)
+            self.launch(*operands)
             return
         tally.checked(self.subject.key, variant)
         if not found.problem:
             assert found.found is not None
-            put_back(found.found, layout, mine, self.subject.kernel)
+            put_back(found.found, layout, operands, self.subject.kernel)
             if not self._every:
                 self._records.agree(self.subject.key, variant, self.subject.name)
             return
-        replacement = self._differs(found, mine, layout)
+        replacement = self._differs(found, operands, layout)
         self.use(replacement)
-        if not right_results(self.subject.kernel, mine, layout):
-            replacement(*mine, *scratch)
+        if not right_results(self.subject.kernel, operands, layout):
+            replacement(*operands)
 
 
 def _variant(layout: Layout) -> str:

@@ -40,7 +40,6 @@ class BuiltKernel:
         backend: who generated it.
         address: of what was built, in the kernel store.
         config: in which configuration, as text.
-        scratch: bytes that each launch is given beside the operands.
     """
 
     kernel: Kernel
@@ -48,7 +47,6 @@ class BuiltKernel:
     backend: Backend
     address: str
     config: str
-    scratch: int
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ class Guard:
         tried = (*self.tried, built.backend.name)
         for other, source, launch in replacements(built.kernel, tried, session, self.backends()):
             self.note(other.backend.name, reason)
-            alike = called_alike(built.kernel, built.scratch, source, launch)
+            alike = called_alike(built.kernel, source, launch)
             guard = Guard(other, session, self.backends, self.note, tried)
             return guard.around(alike), f"backend {other.backend.name!r}"
         self.note("an interpreter", reason)
@@ -201,22 +199,16 @@ def replacements(
 
 def interpreted(kernel: Kernel) -> Callable[..., None]:
     """The kernel run by the interpreter: slow and correct."""
-    return partial(_interpret, kernel, len(kernel.args))
+    return partial(_interpret, kernel)
 
 
-def called_alike(
-    kernel: Kernel, planned: int, source: Source, found: Callable[..., Any]
-) -> Callable[..., Any]:
+def called_alike(kernel: Kernel, source: Source, found: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that replaces the planned one, called as that is.
 
-    Memory may have been planned with two arguments of the kernel at one address, which this one refuses; and
-    with so much scratch, which is passed on only if it is as much as this one asks for, with any content.
+    Memory may have been planned with two arguments of the kernel at one address, which this one refuses.
     """
     refused = [pair for pair in kernel.aliases if pair in source.refused_aliases]
-    if refused:
-        found = apart(kernel, refused, found)
-    unlike = source.scratch != planned or source.zeroed
-    return partial(_without_last, found) if planned and unlike else found
+    return apart(kernel, refused, found) if refused else found
 
 
 def _built(
@@ -237,7 +229,7 @@ def _built(
         _log.info("%s", outcome)
         return None
     address = session.pool.address(backend, source)
-    return BuiltKernel(kernel, source.name, backend, address, "", source.scratch), source, outcome
+    return BuiltKernel(kernel, source.name, backend, address, ""), source, outcome
 
 
 def _subject(backend: Backend, kernel: Kernel) -> str:
@@ -260,12 +252,8 @@ def _options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _without_last(kernel: Callable[..., Any], *operands: Any) -> None:
-    kernel(*operands[:-1])
-
-
-def _interpret(kernel: Kernel, count: int, *operands: Any) -> None:
+def _interpret(kernel: Kernel, *operands: Any) -> None:
     # needed only where every backend failed, and slow to import
     from polyfuse.ir.interpreter.interpret import run_kernel
 
-    run_kernel(kernel, operands[:count])
+    run_kernel(kernel, operands)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -31,7 +31,7 @@ from polyfuse.compiler.reports.report import Provider
 from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Launchable, Source
-from polyfuse.program import Program, ProgramKernel, Scratch
+from polyfuse.program import Program, ProgramKernel
 from polyfuse.runtime.profile import metered
 from polyfuse.schedule import Launch, Schedule, is_unasked, note_interpreted
 from polyfuse.workers import BuildFuture
@@ -220,7 +220,7 @@ class PendingKernel:
     def built(self) -> GeneratedFrom:
         """What it is generated from."""
         source, config = self.emitted.source, self.emitted.config
-        return GeneratedFrom(self._kernel, source.name, "" if config is None else str(config), source.scratch)
+        return GeneratedFrom(self._kernel, source.name, "" if config is None else str(config))
 
     def _claiming_backends(self) -> Iterable[Backend]:
         return self.session.tuner.claiming_backends(self.launch)
@@ -229,13 +229,12 @@ class PendingKernel:
         self, backend: Backend, source: Source, config: Config | None, found: Launchable
     ) -> Callable[..., Any]:
         """A built kernel, checked if that was asked for, called as the planned one is."""
-        planned = self.emitted.source.scratch
         alike = found
         if source is not self.emitted.source:
-            alike = called_alike(self._kernel, planned, source, found)
+            alike = called_alike(self._kernel, source, found)
         address = self.session.pool.address(backend, source)
         text = "" if config is None else str(config)
-        built = BuiltKernel(self._kernel, source.name, backend, address, text, planned)
+        built = BuiltKernel(self._kernel, source.name, backend, address, text)
         tuned = self.emitted.tuned and source is self.emitted.source
         guard = Guard(built, self.session, self._claiming_backends, self._note_provider)
         return guard.around(alike, tuned=tuned)
@@ -246,7 +245,7 @@ class PendingKernel:
         note_built()
         if not self.session.settings.profile:
             return found
-        uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args] + [0] * bool(source.scratch)
+        uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args]
         return metered(self.name, source.key, kernel.device.partition(":")[0], uses, found)
 
     def folder(self) -> Path | None:
@@ -287,7 +286,7 @@ class PendingKernel:
         ):
             self._note_provider(built.backend.name, f"{failed} failed: {outcome.cause}")
             _warn_of_replacement(failed, kernel, outcome, repr(built.backend.name))
-            alike = called_alike(kernel, source.scratch, other_source, found)
+            alike = called_alike(kernel, other_source, found)
             return Guard(built, self.session, self._claiming_backends, self._note_provider, (failed,)).around(
                 alike
             )
@@ -351,14 +350,6 @@ def _build_output(error: PolyfuseError) -> str:
         return ""
     tail = error.output.strip().splitlines()[-_TAIL:]
     return "".join(f"\n  {line}" for line in (f"command: {shlex.join(error.command)}", *tail))
-
-
-def program_needs(
-    emitted: Mapping[tuple[str, Kernel], Emitted],
-) -> tuple[dict[tuple[str, Kernel], Scratch], frozenset[str]]:
-    """What a program has to know of kernels: their scratch, and the backends that launch several at once."""
-    scratch = {key: Scratch(item.source.scratch, item.source.zeroed) for key, item in emitted.items()}
-    return scratch, frozenset(name for (name, _), item in emitted.items() if item.backend.joins_launches)
 
 
 def pending_kernels(

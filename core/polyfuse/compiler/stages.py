@@ -36,7 +36,6 @@ from polyfuse.compiler.kernels import (
     Emitted,
     emit_kernels,
     pending_kernels,
-    program_needs,
     submit,
     tune_kernels,
 )
@@ -307,9 +306,9 @@ def _planned(
     layers: Layers, code: _Code, session: CompileSession, seen: dict[str, int] | None
 ) -> tuple[Program, Callable[[], Program]]:
     """The program that runs, where possible with equal layers in a loop, and what makes that of all steps."""
-    needs, noted = program_needs(code.emitted), tuple(seen or ())
-    whole = cache(lambda: make_program(layers.whole, session.settings, *needs, noted))
-    looped = None if seen else program_in_loop(layers, session.settings, *needs)
+    joining = frozenset(name for (name, _), item in code.emitted.items() if item.backend.joins_launches)
+    whole = cache(lambda: make_program(layers.whole, session.settings, joining, tuple(seen or ())))
+    looped = None if seen else program_in_loop(layers, session.settings, joining)
     return looped or whole(), whole
 
 

@@ -4,7 +4,7 @@ host program calls it."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from polyfuse.base.digest import digest
 
@@ -25,14 +25,6 @@ class Source:
     `meta` is text that `load` will need, such as the argument kinds; the core only keeps it. `note` is what
     people should know of how the kernel is computed; `polyfuse explain` prints it.
 
-    `scratch` is how many bytes of memory each launch may use meanwhile. A program plans them with its other
-    memory and passes them as a last argument; whoever else launches the kernel does not, and it provides for
-    itself.
-
-    `zeroed` says whether that memory is zero when a launch begins: `"launch"`, each one, as semaphores and
-    split scans need it; `"program"`, the first one of a program, after which kernels leave it zero as they
-    found it and share it; empty: it holds anything.
-
     `refused_aliases` are the pairs of the kernel's arguments (`Kernel.aliases`) that this text cannot take as
     one memory, because it reads an element again after it was written. Programs keep these apart.
     """
@@ -43,8 +35,6 @@ class Source:
     key: str = ""
     meta: str = ""
     note: str = ""
-    scratch: int = 0
-    zeroed: Literal["", "launch", "program"] = ""
     refused_aliases: tuple[Alias, ...] = ()
 
     SYMBOL: ClassVar[str] = "POLYFUSE_KERNEL"
@@ -78,7 +68,7 @@ class Launchable(Protocol):
 class HostCall:
     """How a native host program calls a kernel directly: a C symbol in a library of the built folder.
 
-    `arguments` are kinds in the order of the kernel's arguments, scratch last: `ptr`, `i64`, `f64` or `f32`.
+    `arguments` are kinds in the order of the kernel's arguments: `ptr`, `i64`, `f64` or `f32`.
     """
 
     library: str

@@ -3,7 +3,6 @@
 from polyfuse.program.making import make_program
 from polyfuse.program.memory import MemoryPlan
 from polyfuse.program.planning import memory_plan, plan
-from polyfuse.program.scratch import Scratch, with_scratch
 from polyfuse.program.series import find_series
 from polyfuse.program.steps import Program, ProgramInput, ProgramKernel
 from polyfuse.program.text import python_text
@@ -21,6 +20,4 @@ __all__ = [
     "plan",
     "python_text",
     "step_bytes",
-    "Scratch",
-    "with_scratch",
 ]

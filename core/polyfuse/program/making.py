@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import replace
 
 from polyfuse.base.settings import Settings
-from polyfuse.ir.kernel import Kernel
 from polyfuse.program.loops.finding import Skipped
 from polyfuse.program.planning import plan
-from polyfuse.program.scratch import Scratch, with_scratch
 from polyfuse.program.series import find_series
 from polyfuse.program.steps import Program
 from polyfuse.schedule.result import Schedule
@@ -18,7 +16,6 @@ from polyfuse.schedule.result import Schedule
 def make_program(
     schedule: Schedule,
     settings: Settings,
-    scratch: Mapping[tuple[str, Kernel], Scratch],
     joining: Set[str],
     noted: tuple[str, ...] = (),
     skipped: Skipped | None = None,
@@ -26,7 +23,6 @@ def make_program(
     """The program of a schedule.
 
     Args:
-        scratch: what kernels need while they run, by (backend, kernel).
         joining: the backends whose launches one call can carry out.
         noted: symbols whose values each call leaves behind.
         skipped: the layers that the schedule leaves out.
@@ -34,7 +30,7 @@ def make_program(
     Raises:
         NotALoop: these have no loop.
     """
-    program = plan(with_scratch(schedule, scratch), settings, observe=settings.observe, skipped=skipped)
+    program = plan(schedule, settings, observe=settings.observe, skipped=skipped)
     if settings.launch_series:
         program = replace(program, series=find_series(program, joining))
     return replace(program, noted=noted)

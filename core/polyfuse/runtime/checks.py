@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 
-from polyfuse.base.errors import PolyfuseError, mark_from_model
-from polyfuse.torch_compat.bindings import assert_size_stride
+from polyfuse.base.errors import InputLayoutError, PolyfuseError, mark_from_model
+from polyfuse.torch_compat.bindings import alike, assert_size_stride
 from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat
 
 Aligned = Sequence[tuple[int, int, bool, bool]]
 """Of inputs that kernels take to be aligned: position, bytes, whether the program writes to them, and whether
 they are at the same address in every call."""
+
+Parameters = Sequence[tuple[int, Sequence[int], Sequence[int], bool]]
+"""Of inputs that are the same tensor in every call: position, size, stride, and whether the program writes to
+them."""
 
 Observer = Callable[[str, torch.Tensor], None]
 
@@ -102,7 +108,7 @@ def conform(
 
 def _copy(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor)
+    return copy.copy_(tensor.detach())
 
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -126,6 +132,61 @@ def realigned(call: Callable[[list[Any]], Any], args: list[Any], aligned: Aligne
         tensor = args[position]
         if tensor.data_ptr() % alignment:
             args[position] = copy = _moved(tensor)
+            if mutated:
+                written.append((tensor, copy))
+    results = call(args)
+    for tensor, copy in written:
+        tensor.copy_(copy)
+    return results
+
+
+def watched(
+    call: Callable[[list[Any]], Any], args: Sequence[Any], parameters: Parameters, names: Sequence[str]
+) -> Callable[[list[Any]], Any]:
+    """A program that looks in every call at the layout of its parameters, which in the first call are among
+    `args`: it runs on copies of those that are laid out otherwise since. Needed where Dynamo does not guard
+    parameters.
+
+    Args:
+        names: of all inputs, for messages.
+    """
+    dense = [row for row in parameters if args[row[0]].layout is torch.strided]
+    if not dense:
+        return call
+    positions = [row[0] for row in dense]
+    tensors = [args[position] for position in positions]
+    return partial(
+        _with_layouts,
+        call,
+        # a getter of one position does not give a tuple
+        get=itemgetter(*positions, positions[0]),
+        like=alike([*tensors, tensors[0]]),
+        rows=[(row, names[row[0]], tensor.dtype) for row, tensor in zip(dense, tensors, strict=True)],
+    )
+
+
+def _with_layouts(
+    call: Callable[[list[Any]], Any],
+    args: list[Any],
+    get: Callable[[list[Any]], Sequence[torch.Tensor]],
+    like: Callable[..., bool],
+    rows: Sequence[tuple[tuple[int, Sequence[int], Sequence[int], bool], str, torch.dtype]],
+) -> Any:
+    if like(*get(args)):
+        return call(args)
+    written: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for (position, size, stride, mutated), name, dtype in rows:
+        tensor = args[position]
+        if tensor.dtype != dtype or tuple(tensor.shape) != tuple(size):
+            raise InputLayoutError(
+                f"parameter {name} is {tensor.dtype} of size {tuple(tensor.shape)}, and was {dtype} of size"
+                f" {tuple(size)} when the model was compiled",
+                "call torch._dynamo.reset() behind such changes; this version of torch does not notice them",
+            )
+        try:
+            assert_layout(tensor, size, stride)
+        except AssertionError:
+            args[position] = copy = _copy(tensor, size, stride)
             if mutated:
                 written.append((tensor, copy))
     results = call(args)

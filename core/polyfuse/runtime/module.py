@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
-from polyfuse.runtime.checks import Aligned, assert_layout, misaligned, realigned, with_memory, with_views
+from polyfuse.runtime.checks import (
+    Aligned,
+    assert_layout,
+    misaligned,
+    realigned,
+    watched,
+    with_memory,
+    with_views,
+)
 from polyfuse.runtime.devices.series import attach_series
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
 from polyfuse.runtime.frozen import PackedInputs
@@ -27,6 +35,7 @@ from polyfuse.runtime.program_code import code_of, inputs_of
 from polyfuse.runtime.provisional import Provisional
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake, plain
+from polyfuse.torch_compat.tracing.dynamo import may_skip_guards
 
 if TYPE_CHECKING:
     from polyfuse.runtime.graphs.replay import GraphFacts
@@ -178,6 +187,9 @@ class CompiledModule:
             self._open_native(args)
         moved = misaligned(args, self.namespace["ALIGNED"])
         run = self._recorded(partial(self._entry, moved=moved))
+        if may_skip_guards():
+            names = [shown_name(self.namespace, row[0]) for row in self.namespace["INPUTS"]]
+            run = watched(run, args, self.namespace["CHECKS"], names)
         # which inputs are such is guarded: a call with others is another program's
         bare = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and has_no_memory(a)]
         run = partial(with_memory, run, positions=bare) if bare else run
@@ -293,7 +305,7 @@ class CompiledModule:
                     " expected",
                     "call the compiled program with inputs like those it was compiled with",
                 )
-        for position, size, stride in self.namespace["CHECKS"]:
+        for position, size, stride, _ in self.namespace["CHECKS"]:
             try:
                 assert_layout(args[position], size, stride)
                 # torch's function takes an empty tensor for any

@@ -67,6 +67,18 @@ free.
 """
 
 
+def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """`(*tensors) -> bool`: False unless as many tensors have the types, devices, sizes and strides of these;
+    it may be False for other reasons, too, such as another mode of autograd.
+    """
+    make = getattr(_guards, "TensorGuards", None)
+    if make is None:
+        return lambda *_: False
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    check: Callable[..., bool] = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
 def fast_empty_strided(device_type: str) -> Callable[..., torch.Tensor] | None:
     """`(size, stride, dtype) -> Tensor` on the current device of a type; None: this torch has no such one."""
     fast: Callable[..., torch.Tensor] | None = getattr(_guards, f"_empty_strided_{device_type}", None)

@@ -12,9 +12,7 @@ from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
 from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.artifact import read_unit
-from polyfuse_cutlass.build.headers import collectives_of, headers_for
 from polyfuse_cutlass.target import target_of
-from polyfuse_cutlass.templates.candidates import is_library
 
 _VERSION = "3"
 _NVCC_OPTIONS = ("debug", "fast_math", "keep", "flags")
@@ -34,8 +32,6 @@ class CutlassBackend(Backend):
         # At once: without a GPU or a compiler this backend is of no use, and the next one should know it.
         self.target = target_of(settings)
         self.compiler = find_compiler(str(settings.plugin_option("cutlass", "compiler", "") or ""))
-        self.collectives = collectives_of(settings)
-        self.headers = headers_for(self.compiler, self.target, self.collectives)
 
     def claims(self, node: Node) -> Claim:
         """Matrix multiplications, and what can be done with their results."""
@@ -44,10 +40,10 @@ class CutlassBackend(Backend):
         return claim_of(node)
 
     def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
-        """Rows or columns that a warp combines; CUTLASS's templates for Ampere combine none."""
+        """Rows or columns that a warp combines."""
         from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 
-        return 0 if self.target.ampere else {"rows": ROWS, "columns": COLUMNS}[along]
+        return {"rows": ROWS, "columns": COLUMNS}[along]
 
     def target_info(self, device: str) -> TargetInfo:
         """What is multiplied lies at round addresses."""
@@ -55,39 +51,26 @@ class CutlassBackend(Backend):
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""
-        from polyfuse_cutlass.codegen.row_statistics import has_reductions
         from polyfuse_cutlass.space import configs
-        from polyfuse_cutlass.templates.candidates import library_configs
 
-        if self.target.ampere:
-            return library_configs(kernel, self.target, self.collectives)
-        # those of CUTLASS take long to build: last, so that nothing waits for them that does not ask for all
-        found = tuple(configs(kernel, self.target))
-        if not self.headers or has_reductions(kernel):
-            return found
-        return found + library_configs(kernel, self.target, self.collectives)
+        return configs(kernel, self.target)
 
     def neighbours(self, kernel: Kernel, config: Config) -> Sequence[Config]:
         """Tilings that differ from one in one thing."""
         from polyfuse_cutlass.space import neighbours
 
-        if is_library(config):
-            return ()
         return neighbours(kernel, config, self.target)
 
     def estimate(self, kernel: Kernel, config: Config) -> float | None:
-        """Cycles, roughly; None for kernels of CUTLASS, which are not compared with those of our own."""
+        """Cycles, roughly."""
         from polyfuse_cutlass.space import cycles
 
-        return None if self.target.ampere or is_library(config) else cycles(kernel, config, self.target)
+        return cycles(kernel, config, self.target)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as CUDA C++, with its `KernelMeta` as meta."""
         from polyfuse_cutlass.space import emit
-        from polyfuse_cutlass.templates.candidates import library_source
 
-        if self.target.ampere or is_library(config):
-            return library_source(kernel, config, self.target, self.headers.version if self.headers else "")
         return emit(kernel, config, self.target)
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
@@ -103,7 +86,6 @@ class CutlassBackend(Backend):
             "path": self.compiler.path,
             "version": self.compiler.version,
             "arch": self.target.name,
-            "include": self.headers.folder if self.headers else "",
             **self._nvcc_options,
         }
 

@@ -6,7 +6,6 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Finding
 from polyfuse_cuda.toolchain import find_compiler
-from polyfuse_cutlass.build.headers import find_headers
 from polyfuse_cutlass.target import target_of
 
 
@@ -24,10 +23,4 @@ def findings(settings: Settings) -> list[Finding]:
         found.append(Finding("compiler", True, f"{compiler.kind} {compiler.version} {compiler.path}".strip()))
     except PolyfuseError as error:
         found.append(Finding("compiler", True, error.cause, error.fix))
-    try:
-        headers = find_headers()
-        found.append(Finding("headers", True, f"CUTLASS {headers.version} {headers.folder}"))
-    except PolyfuseError as error:
-        # without them the candidates of the option cutlass.collectives are not offered
-        found.append(Finding("headers", True, error.cause, error.fix))
     return found

@@ -33,9 +33,7 @@ def polyfuse_manifest() -> Manifest:
         offers=(Offer.KERNELS, Offer.FUSION_RULES, Offer.CHOICES, Offer.TIMER, Offer.LOWERINGS),
         specialist=True,
         options={
-            "target": "Architecture to compile for: `sm_90` or `sm_80`; empty: that of the machine's GPUs.",
-            "collectives": "How many candidates of CUTLASS's own autotuning builds for each GEMM; each "
-            "takes half a minute of a CPU core, nvcc, and CUTLASS's headers. 0: none.",
+            "target": "`sm_90` compiles for a Hopper that is elsewhere; empty: for one of this machine.",
             "debug": "1: nvcc keeps line numbers and symbols of the host.",
             "fast_math": "1: nvcc uses quick functions of less precision (`--use_fast_math`).",
             "keep": "1: nvcc leaves PTX and the other files between its stages in the folder of a kernel.",

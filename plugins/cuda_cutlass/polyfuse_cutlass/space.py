@@ -61,7 +61,7 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, 
 
 def _accepted(kernel: Kernel) -> Problem:
     problem = problem_of(kernel)
-    reason = refusal(problem.epilogue, reductions=True) or reduction_refusal(problem)
+    reason = refusal(problem.epilogue) or reduction_refusal(problem)
     if reason:
         raise UnsupportedError(reason, "another backend computes it")
     check(problem)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings
-from polyfuse_cuda.gpu import Gpu, known_gpu, present_gpus
+from polyfuse_cuda.gpu import Gpu, present_gpus
 
 _HOPPER = 90
 
 
 @dataclass(frozen=True)
 class Target(Gpu):
-    """One kind of GPU, as CUTLASS compiles for it: a Hopper, or an Ampere, of which all are taken for 8.0."""
+    """The kind of GPU that kernels are compiled for: a Hopper."""
 
     arch: int = _HOPPER
     multiprocessors: int = 132
@@ -25,17 +25,11 @@ class Target(Gpu):
     @property
     def name(self) -> str:
         """As compilers spell it."""
-        return "sm_80" if self.ampere else "sm_90a"
-
-    @property
-    def ampere(self) -> bool:
-        """Whether only CUTLASS's templates for Ampere make code for it."""
-        return self.arch < _HOPPER
+        return "sm_90a"
 
 
 def target_of(settings: Settings) -> Target:
-    """What to compile for: the option `cutlass.target`, or a GPU of this machine: a Hopper, or else an
-    Ampere.
+    """What to compile for: the option `cutlass.target`, or a Hopper of this machine.
 
     Raises:
         BackendUnavailableError: there is none.
@@ -43,27 +37,23 @@ def target_of(settings: Settings) -> Target:
     """
     named = str(settings.plugin_option("cutlass", "target", "") or "").strip()
     if named:
-        if named == "sm_80":
-            return Target(**vars(known_gpu(80)))
         if named not in ("sm_90", "sm_90a"):
             raise InvalidOptionError(
                 f"option 'cutlass.target' has {named!r}, for which there are no kernels",
-                "write sm_90 or sm_80",
+                "write sm_90",
             )
         return Target()
     return _present()
 
 
 def _present() -> Target:
-    every = present_gpus()
-    hopper = [gpu for gpu in every if gpu.arch == _HOPPER]
-    ampere = [gpu for gpu in every if gpu.arch // 10 == 8]
-    if not hopper + ampere:
+    hopper = next((gpu for gpu in present_gpus() if gpu.arch == _HOPPER), None)
+    if hopper is None:
         raise BackendUnavailableError(
-            "no GPU here is a Hopper or an Ampere (compute capability 9.0 or 8)",
+            "no GPU here is a Hopper (compute capability 9.0)",
             "other backends compute matrix multiplications on others",
         )
-    return Target(**vars((hopper + ampere)[0]))
+    return Target(**vars(hopper))
 
 
 def is_hopper(device: str) -> bool:

@@ -107,7 +107,7 @@ def test_without_a_compiler_it_says_so_in_one_sentence(monkeypatch):
     monkeypatch.setattr("polyfuse_cuda.nvrtc.version", lambda: "")
     with pytest.raises(BackendUnavailableError, match="neither nvcc nor NVRTC was found"):
         toolchain.find_compiler()
-    (_, compiler, _) = findings(settings(target="sm_90"))
+    (_, compiler) = findings(settings(target="sm_90"))
     assert "neither" in compiler.detail and "CUDA_HOME" in compiler.fix
 
 

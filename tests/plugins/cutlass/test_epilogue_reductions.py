@@ -30,7 +30,6 @@ from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.space import configs, emit, neighbours
 from polyfuse_cutlass.target import Target
-from polyfuse_cutlass.templates.candidates import library_configs
 from polyfuse_cutlass.tiling import Tiling
 from requirements import needs_gxx, needs_nvcc
 
@@ -172,11 +171,6 @@ def test_other_groups_are_refused(width):
         configs(kernel, Target())
 
 
-def test_cutlass_own_templates_combine_nothing():
-    with pytest.raises(UnsupportedError, match="combines with what is there"):
-        library_configs(TALL, Target(), 3)
-
-
 def test_what_is_claimed():
     x = axis("i0", 64)
     value = const(1.0, DType.f32)
@@ -192,5 +186,3 @@ def test_how_many_are_combined(monkeypatch):
     backend.target = Target()
     widths = [backend.epilogue_reduction_width(None, "max", along) for along in ("rows", "columns")]
     assert widths == [ROWS, COLUMNS]
-    backend.target = replace(Target(), arch=80)
-    assert backend.epilogue_reduction_width(None, "max", "rows") == (0 if backend.target.ampere else ROWS)

@@ -20,9 +20,9 @@ from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.codegen import grouped as module
 from polyfuse_cutlass.codegen.grouped import TILES, applies, configs, grouped, grouped_choices
+from polyfuse_cutlass.codegen.text import device_text
 from polyfuse_cutlass.launch.launcher import resolved
 from polyfuse_cutlass.manifest import polyfuse_choices
-from polyfuse_cutlass.templates.text import device_text
 from requirements import GXX, needs_nvcc
 
 ROWS, DEPTH, COLUMNS, GROUPS = 512, 256, 320, 8

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from lowered import check, compare
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @pytest.mark.slow
@@ -210,5 +211,11 @@ def test_quantised_elements_are_as_small_as_they_are() -> None:
         return torch.quantize_per_tensor(x, 0.1, 2, torch.quint8).dequantize() + 1
 
     record = check(function, torch.randn(40, 5), native=False)
+    try:
+        with FakeTensorMode():
+            function(torch.randn(40, 5))
+    except RuntimeError:  # in torch 2.11
+        assert record.graphs == [], "what cannot be traced runs in eager mode"
+        return
     kinds = {b.torch_dtype for b in record.graph.buffers.values() if b.dtype is None}
     assert kinds == {"quint8"}

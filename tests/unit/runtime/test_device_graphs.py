@@ -17,6 +17,7 @@ from fake_graphs import FakeDevice
 from polyfuse.compiler.reports.explain import explain_graph
 from polyfuse.runtime.graphs import copied, replay
 from polyfuse.runtime.graphs import memory as graph_memory
+from polyfuse.torch_compat.devices.device_graphs import memory_like
 
 Seen = Callable[[], list[str]]
 
@@ -558,7 +559,7 @@ def test_after_a_failure_earlier_recordings_go_on_and_later_ones_are_elsewhere(d
             same(run(*args), fn(*args))
     assert device.recorded == 2
     assert len(device.pools) == 2
-    assert [len(pool.blocks) for pool in device.pools] == [1, 1]
+    assert [{block.number for block in pool.blocks} for pool in device.pools] == [{1}, {2}]
 
 
 def test_nothing_is_recorded_inside_another_recording(device: FakeDevice) -> None:
@@ -716,7 +717,8 @@ def test_memory_of_dead_results_is_used_again(device: FakeDevice) -> None:
     for _ in range(2):
         second(torch.randn(4, 8))
     (graph,) = [g for g in device.graphs if g.number == 2]
-    assert [block.number for block in graph.harmed] == [1]
+    (result,) = device.graphs[0].own
+    assert result in graph.harmed
 
 
 def test_memory_of_results_in_use_is_not(device: FakeDevice) -> None:
@@ -727,8 +729,74 @@ def test_memory_of_results_in_use_is_not(device: FakeDevice) -> None:
     for _ in range(2):
         second(torch.randn(4, 8))
     (graph,) = [g for g in device.graphs if g.number == 2]
-    assert not graph.harmed
+    (result,) = device.graphs[0].own
+    assert result.memory.data_ptr() not in {block.memory.data_ptr() for block in graph.harmed}
     del held
+
+
+def test_inputs_are_copied_to_memory_that_is_the_recordings_own_again(device: FakeDevice) -> None:
+    run = compiled(lambda x, y: (torch.relu(x) @ y).sin())
+    for _ in range(4):
+        x, y = torch.randn(8, 8), torch.randn(8, 8)
+        same(run(x, y), (torch.relu(x) @ y).sin())
+    (graph,) = device.graphs
+    buffers = {a.data_ptr() for a in graph.args if isinstance(a, torch.Tensor)}
+    assert len(buffers) == 2
+    assert buffers <= {block.memory.data_ptr() for block in graph.harmed}
+    # of two inputs and a result of one size, none is there when the result is made
+    assert buffers & {block.memory.data_ptr() for block in graph.own}
+
+
+def test_inputs_that_are_copied_back_are_copied_to_memory_of_their_own(device: FakeDevice) -> None:
+    def fn(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state.mul_(2).add_(x)
+        return state.sin()
+
+    run = compiled(fn)
+    for _ in range(6):
+        state, x = torch.randn(6), torch.randn(6)
+        theirs = state.clone()
+        same(run(state, x), fn(theirs, x))
+        same(state, theirs)
+    graph = device.graphs[-1]
+    assert device.recorded == 2 and status().replays >= 4
+    mine = {block.memory.data_ptr() for block in device.pools[0].blocks}
+    assert len({a.data_ptr() for a in graph.args if isinstance(a, torch.Tensor)} & mine) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(3, 4),
+        lambda: torch.randn(6, 8)[1::2, ::2],
+        lambda: torch.randn(4, 3).t(),
+        lambda: torch.randn(3, 1).expand(3, 4),
+        lambda: torch.randn(0, 4),
+        lambda: torch.randn(3, 4, dtype=torch.float64),
+    ],
+)
+def test_buffers_have_the_layout_of_what_is_copied(
+    device: FakeDevice, make: Callable[[], torch.Tensor]
+) -> None:
+    run = compiled(lambda x: (x * 2 + 1, x, x[..., 1:]))
+    for _ in range(4):
+        x = make()
+        results = run(x)
+        same(results, (x * 2 + 1, x, x[..., 1:]))
+        assert results[1].data_ptr() == x.data_ptr() and results[1].stride() == x.stride()
+
+
+def test_memory_of_a_layout_is_not_written() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        made = memory_like(torch.empty_strided((3, 4), (9, 2)))
+        assert (made.shape, made.stride()) == ((3, 4), (9, 2))
+        assert made.untyped_storage().nbytes() == 4 * (1 + 2 * 9 + 3 * 2)
+        assert memory_like(torch.empty(0, 5)).untyped_storage().nbytes() == 0
+        with torch.inference_mode():
+            assert not memory_like(torch.empty(3)).is_inference()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_inputs_that_are_copied_are_let_go_of_before_the_replay(

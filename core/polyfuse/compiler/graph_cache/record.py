@@ -270,7 +270,7 @@ class _Reading:
         backends = partial(session.backends, what.kernel.device)
         note = partial(report.note_provider, what.kernel.name)
         for built, source, launch in replacements(what.kernel, (), session, backends()):
-            alike = called_alike(what.kernel, what.scratch, source, launch)
+            alike = called_alike(what.kernel, source, launch)
             return Guard(built, session, backends, note).around(alike)
         note("an interpreter", "no backend could build it here")
         return interpreted(what.kernel)
@@ -292,7 +292,7 @@ class _Reading:
             from polyfuse.compiler.guarding import BuiltKernel, Guard
 
             what = made()
-            built = BuiltKernel(what.kernel, what.name, backend, record.key, what.config, what.scratch)
+            built = BuiltKernel(what.kernel, what.name, backend, record.key, what.config)
             note = partial(report.note_provider, what.kernel.name)
             return Guard(built, session, partial(session.backends, what.kernel.device), note)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.layers.shown import Layers
 from polyfuse.frontend.periods import NotRepeated
-from polyfuse.ir.kernel import Kernel
-from polyfuse.program import Program, Scratch, make_program
+from polyfuse.program import Program, make_program
 from polyfuse.program.loops import NotALoop
 
 _log = get_logger("compiler")
@@ -18,7 +17,6 @@ _log = get_logger("compiler")
 def program_in_loop(
     layers: Layers,
     settings: Settings,
-    scratch: Mapping[tuple[str, Kernel], Scratch],
     joining: Set[str],
 ) -> Program | None:
     """The program of the few layers that were scheduled, which runs those between them in a loop.
@@ -28,7 +26,7 @@ def program_in_loop(
 
     Args:
         layers: as they are to be planned.
-        scratch, joining: of kernels, as `program.make_program` has them.
+        joining: as `program.make_program` has it.
     """
     if layers.expansion is None:
         return None
@@ -36,7 +34,7 @@ def program_in_loop(
         return None
     few = layers.few
     try:
-        program = make_program(few, settings, scratch, joining, skipped=layers.expansion.skipped(few))
+        program = make_program(few, settings, joining, skipped=layers.expansion.skipped(few))
     except (NotALoop, NotRepeated) as error:
         _log.info("graph %s has no loop: %s", few.graph.name, error)
         return None

@@ -21,13 +21,11 @@ class GeneratedFrom:
         kernel: its representation.
         name: for people.
         config: the configuration, as text.
-        scratch: bytes that each launch is given beside the operands.
     """
 
     kernel: Kernel
     name: str
     config: str
-    scratch: int
 
 
 def packed(kernels: Mapping[str, GeneratedFrom]) -> bytes:

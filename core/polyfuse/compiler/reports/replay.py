@@ -91,10 +91,7 @@ def _launched(
         raise outcome
     layout = layout_of(kernel, operands)
     assert layout is not None
-    scratch: tuple[Tensor, ...] = ()
-    if source.scratch:
-        scratch = (torch.zeros(source.scratch, dtype=torch.uint8, device=kernel.device),)
-    return check_launch(kernel, lambda *o: outcome(*o, *scratch), operands, layout, backend.synchronize)
+    return check_launch(kernel, outcome, operands, layout, backend.synchronize)
 
 
 def _replay_graph(graph: Graph, session: CompileSession, seed: int) -> tuple[Difference, ...]:

@@ -44,8 +44,7 @@ def assumed_alignments(schedule: Schedule) -> dict[str, int]:
     found: dict[str, int] = {}
     for step in schedule.steps:
         if isinstance(step, Launch) and step.alignment:
-            # scratch stands behind the arguments
-            for arg, operand in zip(step.kernel.args, step.operands, strict=False):
+            for arg, operand in zip(step.kernel.args, step.operands, strict=True):
                 if arg.aligned and isinstance(operand, str):
                     found[operand] = max(found.get(operand, 0), step.alignment)
     return found

@@ -21,7 +21,8 @@ def table_lines(program: Program, variable: Callable[[str], str]) -> list[str]:
     if labels := {variable(i.name): i.label for i in program.inputs if i.label}:
         rows.append(f"NAMES = {labels!r}")
     position = {item.name: i for i, item in enumerate(program.inputs)}
-    checks = tuple((position[c.name], c.size, c.stride) for c in program.checks)
+    written = {item.name for item in program.inputs if item.mutated}
+    checks = tuple((position[c.name], c.size, c.stride, c.name in written) for c in program.checks)
     aligned = tuple(
         (position[i.name], i.alignment, i.mutated, i.static) for i in program.inputs if i.alignment
     )

@@ -10,10 +10,12 @@ from typing import Any, TypeAlias
 
 import torch
 
+from polyfuse.torch_compat.tracing.dynamo import may_skip_guards
+
 MOST_MODELS = 64
 """Sets of parameters that are remembered: the layers of a model may share one program."""
 
-Stamp: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+Stamp: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 _address = torch.Tensor.data_ptr
 _version = operator.attrgetter("_version")
@@ -35,7 +37,9 @@ class Entry:
 
     def is_current(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether the parameters, which these are, have not changed."""
-        addresses, versions = self.stamp
+        addresses, versions, layouts = self.stamp
+        if layouts and _layouts(given) != layouts:
+            return False
         if len(given) == 1:  # once for each packed weight of a call
             try:
                 return given[0].data_ptr() == addresses[0] and given[0]._version == versions[0]
@@ -51,10 +55,17 @@ class Entry:
 
 
 def stamp_of(given: Sequence[torch.Tensor]) -> Stamp:
-    """What changes when parameters do: where they are, and how often they were written to. Tensors made in
-    inference mode do not count that.
+    """What changes when parameters do: where they are, and how often they were written to, which tensors made
+    in inference mode do not count; and their layouts, where Dynamo might not guard these.
     """
-    return tuple(map(_address, given)), tuple(-1 if t.is_inference() else t._version for t in given)
+    dense = may_skip_guards() and all(t.layout is torch.strided for t in given)
+    layouts = _layouts(given) if dense else ()
+    return tuple(map(_address, given)), tuple(-1 if t.is_inference() else t._version for t in given), layouts
+
+
+def _layouts(given: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    """The strides of each, then the sizes of each."""
+    return *map(torch.Tensor.stride, given), *map(torch.Tensor.size, given)
 
 
 def forget(program: weakref.ref[Any], key: tuple[int, ...], _: object) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from polyfuse.base.errors import InputLayoutError
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.runtime.frozen.large_pages import on_large_pages
 from polyfuse.torch_compat.ops import resolve
@@ -222,6 +223,12 @@ class FrozenProgram:
             now = stamp_of(given)
             values = self._compute(given)
             if entry is not None and entry.is_of(given):
+                for old, new in zip(entry.value, values, strict=True):
+                    if old.dtype != new.dtype or old.shape != new.shape:
+                        raise InputLayoutError(
+                            "parameters have another type or size than the model was compiled with",
+                            "call torch._dynamo.reset() behind such changes, which torch did not notice",
+                        )
                 # at the same addresses, which recordings of the program may hold
                 entry.value = [
                     old.copy_(new) if old.layout is torch.strided else new

@@ -2,7 +2,12 @@
 
 Recorded work reads fixed addresses. An input whose tensor is at the same address in every call (a parameter,
 what another recording computes) is read where it is, and the address is compared at each call; any other is
-copied.
+copied. The buffers are memory of the recording's pool, which serves the recording again once it has read
+them.
+
+A gradient is copied however large it is. An allocator puts it where the last one was in most steps, but
+where it does not, the backward would be recorded once more, and in a pool of its own, since the memory of
+what its forward saved is its own no longer: as much memory again, where a copy takes none.
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ if TYPE_CHECKING:
     from polyfuse.runtime.graphs.memory import GraphMemory, Slot
 
 COPY_LIMIT = 256 << 20
-"""Bytes of inputs beyond which copying them costs more than launching kernel by kernel."""
+"""Bytes of inputs beyond which copying them costs more than launching kernel by kernel. Gradients do not
+count: a backward reads them more than once, and all that it computes is of the size of what was saved.
+"""
 
 IN_PLACE = 64 << 20
 """Bytes from which an input is read where it is until it is somewhere else: a cache of keys and values stays,
@@ -80,7 +87,8 @@ class InputPlan:
     Attributes:
         fixed: read where they are; `addresses` says where.
         copied: copied into buffers.
-        returned: those of the copied ones that are copied back, since the program writes to them.
+        returned: those of the copied ones that are copied back, since the program writes to them. Their
+            buffers are memory of their own.
         slots: fixed input -> the slot of another recording that it is in.
         generators: inputs that are random number generators, which are the same in every call.
         refused: why it is better not to record this call; empty if nothing speaks against it.
@@ -112,6 +120,8 @@ def plan_inputs(
     slots: dict[int, Slot] = {}
     moving = _moving(facts, args, where, brief)
     fixed = [i for i in facts.fixed if i not in moving]
+    # a training step gets another batch and another gradient
+    staying = not (facts.saved or facts.carried or facts.gradients)
     for i in facts.varying:
         slot = memory.slot_at(where[i]) if where[i] else None
         if slot is not None:
@@ -120,7 +130,7 @@ def plan_inputs(
         elif i not in moved and (
             memory.is_static(args[i])
             or i in facts.mutated
-            or (_may_stay(facts, i) and args[i].nbytes >= IN_PLACE and not memory.is_recorded(where[i]))
+            or (staying and args[i].nbytes >= IN_PLACE and not memory.is_recorded(where[i]))
         ):
             # a seed that a recorded forward left on the CPU is among these
             fixed.append(i)
@@ -136,13 +146,6 @@ def plan_inputs(
         tuple((i, args[i]) for i in facts.objects),
         _refusal(facts, args, copied, slots, earlier),
     )
-
-
-def _may_stay(facts: GraphFacts, number: int) -> bool:
-    """Whether a large input is likely to be at the same address in the next call. A forward in training gets
-    another batch in every step, but the gradient of its result an allocator puts where the last one was.
-    """
-    return number in facts.gradients or not (facts.saved or facts.carried or facts.gradients)
 
 
 def _moving(
@@ -165,7 +168,7 @@ def _refusal(
         return "what the forward saved is not in recorded memory"
     if any(t.slots[i].saved for t in earlier for i in t.slots if i in copied):
         return "what the forward saved is not in recorded memory"
-    total = sum(args[i].numel() * args[i].element_size() for i in copied)
+    total = sum(args[i].numel() * args[i].element_size() for i in copied if i not in facts.gradients)
     if total > COPY_LIMIT:
         return f"{total >> 20} MiB of inputs would be copied at every call"
     for i in copied:

@@ -19,6 +19,7 @@ from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.devices.device_graphs import (
     backward_may_repeat,
     copy_all,
+    memory_like,
     outside_inference,
     same_addresses,
     storage_at,
@@ -62,7 +63,8 @@ class Recording(Recorded):
     Attributes:
         plan: of the inputs.
         addresses: for every input, the one that it must have; None if it may have any.
-        buffers: one for each copied input; `targets` are the same with repeated elements taken once.
+        buffers: one for each copied input; `targets` are the same with repeated elements taken once. But for
+            those that are copied back, the recording writes there once it has read them.
         repeated: whether some input has repeated elements.
         constants: the results; None where a slot or an input gives them.
         passed: results that are inputs or views of them.
@@ -194,18 +196,25 @@ def make_recording(
 
     Raises whatever the program or the device raises; `args` can be used all the same.
     """
-    with outside_inference():
-        buffers = tuple(_copy_of(args[i]) for i in plan.copied)
-        targets = tuple(_once(b) for b in buffers)
     given = list(args)
-    for i, buffer in zip(plan.copied, buffers, strict=True):
+    own = {i: _copy_of(args[i]) for i in plan.copied if i in plan.returned or not args[i].nbytes}
+    for i, buffer in own.items():
         given[i] = buffer
-    layouts = {i: _layout_of(given[i]) for i in (*facts.fixed, *facts.varying)}
+    pooled = [i for i in plan.copied if i not in own]
+    layouts = {i: _layout_of(given[i]) for i in (*facts.fixed, *facts.varying) if i not in pooled}
+
+    def begun(arguments: list[Any]) -> Sequence[Any]:
+        # now all memory is the pool's, and of that none which holds something that is yet to be read
+        for i in pooled:
+            arguments[i] = memory_like(arguments[i])
+            layouts[i] = _layout_of(arguments[i])
+        return program(arguments)
+
     pool, protected = memory.pool_for_recording()
     consumed = _consume(facts, args, plan)
     drawn = (*generators, *(generator for _, generator in plan.generators))
     try:
-        graph, results = memory.device.record(program, given, pool.handle, drawn)
+        graph, results = memory.device.record(begun, given, pool.handle, drawn)
     except BaseException:
         memory.abandon(pool)
         raise
@@ -218,6 +227,8 @@ def make_recording(
         if isinstance(constants[position], torch.Tensor):
             memory.stays(constants[position])
     del results
+    buffers = tuple(own[i] if i in own else _tensor_at(layouts[i]) for i in plan.copied)
+    targets = tuple(_once(buffer) for buffer in buffers)
     for slot in slots:
         slot.reset_baseline()
     where = dict(zip(plan.fixed, plan.addresses, strict=True))
@@ -280,10 +291,14 @@ def _consume(facts: GraphFacts, args: list[Any], plan: InputPlan) -> tuple[int, 
 def _restore_inputs(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence[int]) -> None:
     """Nothing was computed yet, so what was let go is still where it was."""
     for i in consumed:
-        at = layouts[i]
-        with outside_inference():
-            made = torch.empty(0, dtype=at.dtype, device=at.device)
-            args[i] = made.set_(storage_at(at.address, at.nbytes, at.device), at.offset, at.size, at.stride)
+        args[i] = _tensor_at(layouts[i])
+
+
+def _tensor_at(at: _Layout) -> torch.Tensor:
+    """A tensor in memory that somebody else owns."""
+    with outside_inference():
+        made = torch.empty(0, dtype=at.dtype, device=at.device)
+        return made.set_(storage_at(at.address, at.nbytes, at.device), at.offset, at.size, at.stride)
 
 
 def _sort_results(

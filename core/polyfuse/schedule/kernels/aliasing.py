@@ -118,8 +118,7 @@ def without_refused(
 
 def _buffers(step: Launch, pairs: Iterable[Alias]) -> tuple[tuple[str, str], ...]:
     """Pairs of arguments as the buffers that a launch passes."""
-    # scratch stands behind the arguments
-    names = {a.name: o for a, o in zip(step.kernel.args, step.operands, strict=False) if isinstance(o, str)}
+    names = {a.name: o for a, o in zip(step.kernel.args, step.operands, strict=True) if isinstance(o, str)}
     return tuple((names[p.output], names[p.input]) for p in pairs if p.output in names and p.input in names)
 
 

@@ -47,6 +47,18 @@ def storage_at(address: int, nbytes: int, device: torch.device) -> torch.Untyped
     return storage
 
 
+def memory_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor laid out like another one, in new memory. Nothing is written there, neither now nor, if this
+    is recorded, by a replay, as deterministic algorithms would have it of `torch.empty`.
+    """
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    nbytes = (1 + last) * tensor.element_size() if tensor.numel() else 0
+    with outside_inference():
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        storage = torch.UntypedStorage(nbytes, device=tensor.device)
+        return made.set_(storage, 0, tensor.shape, tensor.stride())
+
+
 def forbid_access(storage: torch.UntypedStorage, tensor: torch.Tensor, message: str) -> None:
     """Make every use of `tensor`'s storage an error, as far as this torch can do that."""
     by_storage = getattr(torch._C, "_set_storage_data_ptr_access_error_msg", None)

@@ -17,7 +17,7 @@ from polyfuse_cutlass.attention.scores import function_text, mask_text, reads_sc
 from polyfuse_cutlass.attention.text import AttentionText, check_copied, check_pairs, multiplication
 from polyfuse_cutlass.attention.tiles import BackwardTiles
 from polyfuse_cutlass.build.meta import KernelMeta
-from polyfuse_cutlass.templates.text import device_text
+from polyfuse_cutlass.codegen.text import device_text
 
 _SHARES = 64
 """Queries and numbers of a group's part of the gradients of queries."""

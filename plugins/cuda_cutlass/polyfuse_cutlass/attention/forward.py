@@ -16,7 +16,7 @@ from polyfuse_cutlass.attention.scores import function_text, mask_text
 from polyfuse_cutlass.attention.text import AttentionText, check_copied, check_pairs, multiplication
 from polyfuse_cutlass.attention.tiles import Tiles, tiles_of
 from polyfuse_cutlass.build.meta import KernelMeta
-from polyfuse_cutlass.templates.text import device_text
+from polyfuse_cutlass.codegen.text import device_text
 
 
 def forward_source(

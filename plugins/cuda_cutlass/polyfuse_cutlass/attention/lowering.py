@@ -86,7 +86,7 @@ def _backend(settings: Settings, device: str) -> CutlassBackend:
         backend = CutlassBackend(settings)
     except BackendUnavailableError as error:
         raise UnsupportedError(error.cause, error.fix) from error
-    if backend.target.ampere or not is_hopper(device):
+    if not is_hopper(device):
         raise UnsupportedError("only a Hopper has what this kernel is made of")
     return backend
 

@@ -15,10 +15,10 @@ from polyfuse_cuda.flex.problem import Array, Blocks, Problem, arguments_of
 from polyfuse_cutlass.attention.scores import factors, reads_memory
 from polyfuse_cutlass.attention.tiles import ENDLESS, LANES, BackwardTiles, Tiles
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
-from polyfuse_cutlass.codegen.hopper import LANGUAGE, MAP_TYPES, MMA_TYPES
+from polyfuse_cutlass.codegen.hopper import MAP_TYPES, MMA_TYPES
 from polyfuse_cutlass.codegen.indexing import index_text
+from polyfuse_cutlass.codegen.text import LANGUAGE, constants, device_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT
-from polyfuse_cutlass.templates.text import constants, device_text
 
 _HEADERS = ("types.cuh", "math.cuh", "hopper.cuh")
 _SIZE = 2

@@ -1,4 +1,4 @@
-"""Compiling kernels: nvcc or NVRTC, headers, and what a build leaves behind. Runs in build workers.
+"""Compiling kernels: nvcc or NVRTC, and what a build leaves behind. Runs in build workers.
 
-Texts come from `codegen` and `templates`; compilers are found and run by `polyfuse_cuda`.
+Texts come from `codegen` and `attention`; compilers are found and run by `polyfuse_cuda`.
 """

@@ -23,9 +23,9 @@ class Artifact:
     Attributes:
         key: of its source.
         name: for people.
-        symbol: the entry point's name in the machine code, or what those of a shared object begin with.
-        file: machine code (`.cubin`) or a shared object (`.so`), in the unit's folder.
-        meta: text of its `KernelMeta`, or `LinkedMeta` for a shared object.
+        symbol: the entry point's name in the machine code.
+        file: the machine code (`.cubin`), in the unit's folder.
+        meta: text of its `KernelMeta`.
         spilled: bytes that a thread keeps in memory for want of registers.
         serial: whether the compiler had to make matrix instructions wait for each other.
     """

@@ -10,43 +10,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.plugin import Source
 from polyfuse_cuda import nvrtc
 from polyfuse_cuda.toolchain import Compiler, run_nvcc
 from polyfuse_cutlass.build.artifact import Artifact, faults_in, write_unit
 from polyfuse_cutlass.build.meta import KernelMeta
-from polyfuse_cutlass.templates.meta import LinkedMeta
-from polyfuse_cutlass.templates.text import LANGUAGE
 
-_SECONDS, _LIBRARY_SECONDS = 120.0, 400.0
+_SECONDS = 120.0
 _FLAGS = ("-std=c++17",)
-_LIBRARY_FLAGS = (
-    *("-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-Xptxas", "-v"),
-    *("-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
-)
 
 
 def build_in_worker(sources: Sequence[Source], folder: Path, options: Mapping[str, Any]) -> None:
-    """Compile each source: to machine code, or where it uses CUTLASS's headers to a shared object with a C
-    interface.
+    """Compile each source to machine code.
 
     Args:
-        sources: kernels, with `KernelMeta` or `LinkedMeta` as their meta.
+        sources: kernels, with `KernelMeta` as their meta.
         folder: to fill.
         options: those of `nvcc_flags` that are set; `compiler` and `path`, as `Compiler` has them, `version`,
-            and `arch`;
-            `include`: the folder of CUTLASS's headers, if they are needed.
+            and `arch`.
     """
     compiler = Compiler(str(options["compiler"]), str(options["path"]), str(options["version"]))
     made: list[Artifact] = []
     for source in {s.key: s for s in sources}.values():
-        if source.language == LANGUAGE:
-            file = f"{source.key}.so"
-            said = _compile_library(source, folder, file, options)
-        else:
-            file = f"{source.key}.cubin"
-            said = _compile(compiler, source, folder, file, str(options["arch"]), nvcc_flags(options))
+        file = f"{source.key}.cubin"
+        said = _compile(compiler, source, folder, file, str(options["arch"]), nvcc_flags(options))
         made.append(Artifact(source.key, source.name, source.symbol, file, source.meta, *faults_in(said)))
     write_unit(folder, made, f"{compiler.kind} {compiler.version}")
 
@@ -62,7 +49,7 @@ def nvcc_flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def _compile(
-    compiler: Compiler, source: Source, folder: Path, file: str, arch: str, more: Sequence[str] = ()
+    compiler: Compiler, source: Source, folder: Path, file: str, arch: str, more: Sequence[str]
 ) -> str:
     """Compile one source into a file of machine code; what the compiler said."""
     flags = [*_FLAGS, f"-fmad={str(KernelMeta.parse(source.meta).fuse).lower()}"]
@@ -74,25 +61,3 @@ def _compile(
     target = f"-gencode=arch=compute_{number},code={arch}"
     command = [compiler.path, "-cubin", "-Xptxas", "-v", target, *flags, *more]
     return run_nvcc(command, source, folder, file, _SECONDS)
-
-
-def _compile_library(source: Source, folder: Path, file: str, options: Mapping[str, Any]) -> str:
-    """Compile one source into a shared object; what the compiler said."""
-    if not options.get("include"):
-        raise BackendUnavailableError(
-            "a kernel needs the headers of CUTLASS, which are not here", "install nvidia-cutlass"
-        )
-    meta = LinkedMeta.parse(source.meta)
-    command = [
-        *(str(options["path"]), *_LIBRARY_FLAGS, f"-fmad={str(meta.fuse).lower()}"),
-        *(f"-gencode={target}" for one in meta.architectures for target in _targets(one)),
-        f"-I{options['include']}",
-        *nvcc_flags(options),
-    ]
-    return run_nvcc(command, source, folder, file, _LIBRARY_SECONDS)
-
-
-def _targets(architecture: str) -> list[str]:
-    number = architecture.removesuffix("+")
-    newer = [f"arch=compute_{number},code=compute_{number}"] if architecture.endswith("+") else []
-    return [f"arch=compute_{number},code=sm_{number}", *newer]

@@ -38,12 +38,12 @@ def is_group_store(stmt: Statement) -> TypeGuard[Store]:
     return isinstance(stmt, Store) and stmt.mode in GROUP_MODES
 
 
-def refusal(statements: Iterable[Statement], reductions: bool = False) -> str:
-    """Why an epilogue cannot be expressed, or an empty text. `reductions`: it may reduce groups."""
+def refusal(statements: Iterable[Statement]) -> str:
+    """Why an epilogue cannot be expressed, or an empty text."""
     types: dict[str, DType] = {}
     for stmt in statements:
         if isinstance(stmt, Store):
-            if stmt.mode != "set" and not (reductions and is_group_store(stmt)):
+            if stmt.mode != "set" and not is_group_store(stmt):
                 return f"a store combines with what is there ({stmt.mode})"
         elif stmt.op in SCALAR_OPS:
             reason = unsupported_op(stmt.op, types.get(stmt.args[-1], stmt.dtype))

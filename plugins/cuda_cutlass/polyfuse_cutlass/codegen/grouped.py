@@ -17,12 +17,11 @@ from polyfuse.kit import is_multiple
 from polyfuse.plugin import CallSite, Choice, Claim, Config, No, Source, TemplateSource, Yes
 from polyfuse.symbolic import IndexLike
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
+from polyfuse_cutlass.codegen.text import LANGUAGE, device_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT
 from polyfuse_cutlass.target import has_hopper
-from polyfuse_cutlass.templates.text import device_text
 from polyfuse_cutlass.tiling import SHARED_LIMIT
 
-LANGUAGE = "cuda"
 _TYPES: Mapping[DType, tuple[str, int]] = MappingProxyType({DType.bf16: ("bf16", 9), DType.f16: ("f16", 6)})
 """What the multiplier and the driver call types."""
 _ITEM, _STEP, _FRAGMENT = 2, 8, 16 * 32 * 4

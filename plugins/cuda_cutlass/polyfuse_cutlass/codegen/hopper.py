@@ -15,11 +15,10 @@ from polyfuse_cutlass.codegen.epilogue import Vector, epilogue_text, heavy, is_g
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.rounded import PAIR, ROWS_AT_ONCE, rounded_text, stored
 from polyfuse_cutlass.codegen.row_statistics import reduction_fault, reduction_text
+from polyfuse_cutlass.codegen.text import LANGUAGE, args_text, constants, device_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, extent
-from polyfuse_cutlass.templates.text import args_text, constants, device_text
 from polyfuse_cutlass.tiling import Tiling
 
-LANGUAGE = "cuda"
 _HEADERS = ("types.cuh", "math.cuh", "hopper.cuh")
 MAP_TYPES: Mapping[DType, int] = MappingProxyType(
     {

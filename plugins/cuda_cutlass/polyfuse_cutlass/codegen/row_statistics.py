@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
@@ -31,11 +30,6 @@ class EpilogueReduction:
 
     stmt: Store
     over_rows: bool
-
-
-def has_reductions(kernel: Kernel) -> bool:
-    """Whether a kernel combines results before it stores them."""
-    return any(is_group_store(stmt) for section in kernel.sections for stmt in section.body)
 
 
 def reductions_of(problem: Problem) -> tuple[EpilogueReduction, ...]:

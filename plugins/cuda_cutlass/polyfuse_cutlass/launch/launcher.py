@@ -17,7 +17,6 @@ from polyfuse_cuda.launch import DEPENDENT_LAUNCH, launch_config, parameters
 from polyfuse_cutlass.build.artifact import Artifact, read_unit
 from polyfuse_cutlass.build.meta import KernelMeta, TensorMap
 from polyfuse_cutlass.launch.driver import check, driver
-from polyfuse_cutlass.templates.launcher import Linked
 
 _SWIZZLE_128B = 3
 _PROMOTE_256B = 3
@@ -29,15 +28,11 @@ _CACHED = 1024
 """Launches that a kernel keeps for arguments that come again."""
 
 
-def load_unit(folder: Path) -> Mapping[str, Kernel | Linked]:
+def load_unit(folder: Path) -> Mapping[str, Kernel]:
     """The kernels of a built folder by key, ready on the current device."""
-    found: dict[str, Kernel | Linked] = {}
+    found: dict[str, Kernel] = {}
     for key, artifact in read_unit(folder).items():
-        file = folder / artifact.file
-        if file.suffix == ".so":
-            found[key] = Linked(artifact, file)
-            continue
-        kernel = found[key] = Kernel(artifact, file.read_bytes())
+        kernel = found[key] = Kernel(artifact, (folder / artifact.file).read_bytes())
         kernel.prepare()
     return found
 

@@ -1,15 +1,14 @@
-"""What texts of kernels that use CUTLASS's headers have in common."""
+"""What the texts of all kernels have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from polyfuse.plugin import Source
 from polyfuse_cutlass.problem import Problem
 
-LANGUAGE = "cutlass"
+LANGUAGE = "cuda"
 
 
 @cache
@@ -36,26 +35,3 @@ def args_text(problem: Problem) -> str:
         else:
             lines.append(f"  {'const ' if arg.kind == 'in' else ''}{arg.dtype.value}* {arg.name};")
     return "\n".join(["struct Args {", *lines, "};"])
-
-
-def library_text(version: str, headers: Sequence[str], body: Sequence[str]) -> str:
-    """A translation unit: headers, our types and functions, the kernel's own text, and entry points.
-
-    The version of CUTLASS is part of it, since what is built depends on it.
-    """
-    return "\n".join(
-        [
-            f"// CUTLASS {version}",
-            *(f"#include <{name}>" for name in headers),
-            "namespace polyfuse_device {",
-            device_text("types.cuh"),
-            device_text("math.cuh"),
-            "}",
-            f"namespace in_{Source.SYMBOL} {{",
-            "using namespace polyfuse_device;",
-            *body,
-            "}",
-            device_text("entry.cuh"),
-            "",
-        ]
-    )
