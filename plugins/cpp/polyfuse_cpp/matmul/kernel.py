@@ -145,8 +145,9 @@ class MatmulText:
         """What so many results are worth, for the number of threads."""
         left, right = self.matmul.a, self.matmul.b
         # numbers under a window are read many times
-        costs = (0 if window_of(self.matmul) else _FETCHED * left.memory.itemsize, _FETCHED * right.memory.itemsize)
-        return f"matmul_work({points}, row_count, batch_count, depth_count, {costs[0]}, {costs[1]})"
+        across = 0 if window_of(self.matmul) else _FETCHED * left.memory.itemsize
+        costs = f"{across}, {_FETCHED * right.memory.itemsize}"
+        return f"matmul_work({points}, row_count, batch_count, depth_count, {costs})"
 
     def _divide(self) -> None:
         """Declare the parts that threads share out among each other."""
