@@ -274,6 +274,7 @@ def test_weights_of_depthwise_convolutions_are_laid_out_once_with_freezing(group
             change()
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 9), (9, 1), (1, 1), (2, 9), (3, 1, 5), (1, 3, 5), (1, 1, 5)], ids=str)
 def test_channels_joined_with_lines_of_one_pixel(sizes: tuple[int, ...], dynamic: bool) -> None:
@@ -287,6 +288,7 @@ def test_channels_joined_with_lines_of_one_pixel(sizes: tuple[int, ...], dynamic
             torch.testing.assert_close(run(x), model(x))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_expanded(window: int, dtype: torch.dtype) -> None:

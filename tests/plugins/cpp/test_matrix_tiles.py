@@ -56,7 +56,7 @@ def compiled(model: nn.Module, **options: Any) -> Any:
 
 
 @needs_tiles
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(
     ("channels", "inside", "image", "step"),
@@ -109,6 +109,7 @@ def test_changed_weights_are_seen(freezing: bool) -> None:
     assert (PACK in last_reports()[-1].calls) == freezing
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("columns", [32, 96, 48])
 @pytest.mark.parametrize("depth", [16, 40])
 def test_weights_in_pairs_of_steps(depth: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +170,7 @@ WINDOWS: list[tuple[int, int, Any, tuple[int, int, int], bool, dict[str, Any]]] 
 
 
 @needs_tiles
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(("channels", "results", "size", "image", "bordered", "options"), WINDOWS)
 def test_windows_are_as_near_as_those_of_eager_mode(
@@ -193,6 +194,7 @@ def test_windows_are_as_near_as_those_of_eager_mode(
 
 
 @needs_tiles
+@pytest.mark.each_value
 @pytest.mark.parametrize(("channels", "stride", "dilation"), [(32, 1, 1), (32, 2, 1), (16, 1, 2), (3, 2, 1)])
 @pytest.mark.parametrize("freezing", [False, True])
 def test_what_is_no_number_stays_under_its_windows(
@@ -313,7 +315,7 @@ class Gated(nn.Module):
 
 
 @needs_tiles
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("width", "inside", "rows"),
     [(64, 96, (7,)), (64, 160, (2, 19)), (768, 512, (128,)), (1056, 256, (65,)), (96, 4128, (256,))],
