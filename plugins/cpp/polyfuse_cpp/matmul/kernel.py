@@ -29,7 +29,7 @@ from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, m
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
-from polyfuse_cpp.matmul.window import window_of
+from polyfuse_cpp.matmul.window import work_of
 from polyfuse_cpp.memory.address import index_text
 
 _FETCHING = (
@@ -50,9 +50,6 @@ TILES_AHEAD = 8 << 10
 
 _NEAR = 128 << 10
 """Bytes of operand B that stay in the near caches from tile to tile."""
-
-_FETCHED = 2
-"""Multiplications in whose time a byte comes from memory to one thread."""
 
 _TILES = 64
 """Tiles of rows whose sums wait in memory where the depth is cut."""
@@ -131,7 +128,7 @@ class MatmulText:
             self._extents()
             points = index_text(product(facts.sizes[a] for a in facts.axes))
             out.line(f"if (({points}) <= 0) return;")
-            out.line(f"const i64 work = {self._work(points)};")
+            out.line(f"const i64 work = {work_of(self.matmul, points)};")
             out.line("const int team = team_for(batch_count * tile_count * block_count, work);")
             with out.block("if (team == 1)"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, {{1, 1, 1, 1}});")
@@ -140,14 +137,6 @@ class MatmulText:
             out.line("const i64 items = batch_count * parts.count();")
             share = "items * at / of, items * (at + 1) / of, parts"
             in_parts(out, f"{Source.SYMBOL}_run({passed}{share});", "items", "work")
-
-    def _work(self, points: str) -> str:
-        """What so many results are worth, for the number of threads."""
-        left, right = self.matmul.a, self.matmul.b
-        # numbers under a window are read many times
-        across = 0 if window_of(self.matmul) else _FETCHED * left.memory.itemsize
-        costs = f"{across}, {_FETCHED * right.memory.itemsize}"
-        return f"matmul_work({points}, row_count, batch_count, depth_count, {costs})"
 
     def _divide(self) -> None:
         """Declare the parts that threads share out among each other."""
