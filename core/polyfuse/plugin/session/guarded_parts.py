@@ -1,8 +1,7 @@
-"""What devices and hooks return, guarded: functions, contexts, events, recorders, recordings, timers."""
+"""What the methods of a device return, guarded: functions, contexts, events, recorders, recordings."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,11 +12,9 @@ import torch
 from polyfuse.base.errors import BackendError
 from polyfuse.base.text import brief
 from polyfuse.plugin.hooks.faults import as_error, is_fault
-from polyfuse.plugin.timing import Timer
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
-
 
 _OF_TORCH: Final = (torch.OutOfMemoryError, torch.AcceleratorError)
 
@@ -250,57 +247,3 @@ def _or_error(trouble: FaultReporter, method: str, function: Callable[..., Any],
         if not is_fault(error):
             raise
         raise trouble.raised(error, method) from error
-
-
-class GuardedTimer(Timer):
-    """A plugin's timer. Where it raises although launches do not, or answers no time, it is named once, and
-    another one is used from then on.
-
-    Args:
-        timer: the plugin's.
-        otherwise: makes the other one.
-        report: called with the error.
-        strict: whether the error is raised instead.
-    """
-
-    def __init__(
-        self,
-        timer: Timer,
-        otherwise: Callable[[], Timer],
-        report: Callable[[BaseException], None],
-        strict: bool,
-    ) -> None:
-        self.cold_bytes, self.one_by_one = timer.cold_bytes, timer.one_by_one
-        self._timer = timer
-        self._otherwise = otherwise
-        self._report = report
-        self._strict = strict
-        self._failed = False
-
-    def milliseconds(self, launches: Sequence[Callable[[], object]]) -> float:
-        """Return the milliseconds of one launch.
-
-        Raises:
-            BackendError: it fails, or wants to end the process.
-        """
-        try:
-            try:
-                found = self._timer.milliseconds(launches)
-            except Exception:
-                raise
-            except BaseException as error:
-                if not is_fault(error):
-                    raise
-                raise BackendError(f"it wanted to end the process ({brief(error)})") from error
-            if isinstance(found, bool) or not isinstance(found, (int, float)):
-                raise TypeError(f"{'None' if found is None else f'a {type(found).__name__}'} is no time")
-            if not (math.isfinite(found) and found >= 0):
-                raise ValueError(f"{found} milliseconds is no time")
-            return float(found)
-        except Exception as error:
-            if self._strict or self._failed:
-                raise
-            launches[0]()  # if it raises too, it is no fault of the timer
-            self._failed, self._timer = True, self._otherwise()
-            self._report(error)
-            return self._timer.milliseconds(launches)

@@ -35,7 +35,7 @@ from polyfuse.plugin.session.discovery import (
     registered_candidates,
 )
 from polyfuse.plugin.session.guarded_backend import guard
-from polyfuse.plugin.session.guarded_parts import GuardedTimer
+from polyfuse.plugin.session.guarded_timer import GuardedTimer
 from polyfuse.plugin.session.names import check_names, no_generator, unknown_backend
 from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.session.states import PluginState, State
