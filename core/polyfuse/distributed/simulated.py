@@ -130,7 +130,7 @@ def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
         for device_type in dict.fromkeys(("cpu", kind)):
             facts = device_of(device_type).facts()
             use_costs(
-                CollectiveCosts(SIMULATED, facts, table.ranks, on_host, table.seconds)
+                CollectiveCosts(SIMULATED, facts, table.ranks, on_host, table.seconds, further=table.further)
                 for table in world.tables
                 for on_host in (
                     (True, False) if len({t.on_host for t in world.tables}) == 1 else (table.on_host,)
