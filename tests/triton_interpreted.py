@@ -25,8 +25,8 @@ from polyfuse.base.errors import KernelBuildError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Claim, Launchable, Source, Yes
 from polyfuse_triton.backend import TritonBackend
-from polyfuse_triton.build.header import HEADER
 from polyfuse_triton.build.meta import WORKSPACE, KernelMeta
+from polyfuse_triton.build.pipeline import HEADER
 from polyfuse_triton.target import known_target
 
 _LOCK = threading.Lock()

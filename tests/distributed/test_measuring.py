@@ -27,4 +27,5 @@ def test_ranks_measure_and_keep_one_table(tmp_path: Path) -> None:
         assert [n for n, _ in rows] == [1024, 4096] and all(s > 0 for _, s in rows)
         used = found[0].cpu[kind]
         assert [n for n, _ in used] == [1024, 4096] and all(s > 0 for _, s in used)
+    assert 0 < found[0].further < 1
     assert all_costs(tmp_path / "cache") == [found[0]]

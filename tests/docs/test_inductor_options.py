@@ -8,8 +8,7 @@ import torch
 from docs.blocks import check
 from house.source_tree import ROOT
 from polyfuse.base.settings import option_infos
-from polyfuse.torch_compat.options.counterparts import COUNTERPARTS, table
-from polyfuse.torch_compat.options.known import inductor_options
+from polyfuse.torch_compat.options.counterparts import COUNTERPARTS, inductor_options, table
 
 
 def test_the_page_has_the_table(request: pytest.FixtureRequest) -> None:

@@ -149,11 +149,12 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
         device_type = _device(graph, node).partition(":")[0]
         backend = _first(tuner, device_type)
         item = narrow_gemm(graph, node, backend, decisions)
-        packed = _packed_linear(tuner, graph, node, backend, decisions) if item is None else None
-        if packed is not None:
-            narrow[node.name] = packed.replacement
-            why = "its kernel, whose weight is packed once, is known to be faster here"
-            decisions.append(Decision("choice", node.name, packed.name, why))
+        linear = _preferred_linear(tuner, graph, node, backend, decisions) if item is None else None
+        if linear is not None:
+            narrow[node.name] = linear.replacement
+            packed = ", whose weight is packed once," if linear.before else ""
+            why = f"its kernel{packed} is known to be faster here"
+            decisions.append(Decision("choice", node.name, linear.name, why))
         elif item is None:
             offers[node.name] = ask(node, device_type)
         else:
@@ -165,25 +166,47 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
     return narrow | {call: item.replacement for call, item in chosen.items()}
 
 
-def _packed_linear(
+def _preferred_linear(
     tuner: Tuner, graph: Graph, call: TemplateCall, backend: Backend | None, decisions: list[Decision]
 ) -> GeneratedGemm | None:
-    """With `freezing`, the product of a matrix and a parameter that a backend prefers to generate, and to
-    have packed once.
+    """The product of two matrices that a backend prefers to generate: with `freezing`, with a parameter that
+    is packed once; else if the backend reads it as it is.
     """
-    if backend is None or graph.kind != "inference" or not tuner.settings.freezing or call.op not in _LINEAR:
+    if backend is None or graph.kind != "inference" or call.op not in _LINEAR:
         return None
     if type(backend).preferred_gemm is Backend.preferred_gemm:
         return None
     try:
         loops = gemm_loops(call, graph.buffers)
         if not backend.preferred_gemm(loops.gemm, graph.symbol_hints):
+            if not tuner.settings.freezing:
+                return None  # what the library does without an option needs no reason
             raise Unavailable("not known to be faster here")
-        item = packed_gemm(graph, call, loops, backend, fixed_inputs(graph))
+        item = _generated_linear(tuner, graph, call, loops, backend)
     except Unavailable as error:
         decisions.append(Decision("declined", call.name, backend.name, str(error)))
         return None
     return item if all(map(backend.claims, item.form.nodes)) else None
+
+
+def _generated_linear(
+    tuner: Tuner, graph: Graph, call: TemplateCall, loops: GemmLoops, backend: Backend
+) -> GeneratedGemm:
+    """A linear layer by a backend.
+
+    Raises:
+        Unavailable: its weight has to be packed, and cannot be.
+    """
+    unpacked = not backend.prepacks_gemm(loops.gemm, graph.symbol_hints)
+    if tuner.settings.freezing:
+        try:
+            return packed_gemm(graph, call, loops, backend, fixed_inputs(graph))
+        except Unavailable:
+            if not unpacked:
+                raise
+    if unpacked:
+        return GeneratedGemm(backend.name, backend, loops)
+    raise Unavailable("it is faster only with a packed weight, which takes the option freezing")
 
 
 def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:

@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import BackendError, PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings, option_infos
 from polyfuse.base.text import shorten
 from polyfuse.checking.first import FirstLaunch
-from polyfuse.compiler.copies import apart
 from polyfuse.compiler.reports.naming import emit_named
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from polyfuse.checking.operands import Layout
     from polyfuse.checking.tally import Subject
     from polyfuse.compiler.session import CompileSession
-    from polyfuse.ir.kernel import Kernel
-    from polyfuse.plugin import Backend, Source
+    from polyfuse.ir.kernel import Alias, Kernel
+    from polyfuse.plugin import Backend, Launchable, Source
+
 
 _log = get_logger("checking")
 
@@ -257,3 +259,22 @@ def _interpret(kernel: Kernel, *operands: Any) -> None:
     from polyfuse.ir.interpreter.interpret import run_kernel
 
     run_kernel(kernel, operands)
+
+
+def apart(kernel: Kernel, pairs: Iterable[Alias], launch: Launchable) -> Launchable:
+    """The launches of a kernel with the two arguments of each pair apart: the input is copied where it is
+    given at the address of the output.
+    """
+    index = {arg.name: k for k, arg in enumerate(kernel.args)}
+    indices = sorted((index[pair.output], index[pair.input]) for pair in pairs)
+    return partial(_apart, launch, tuple(indices))
+
+
+def _apart(launch: Launchable, pairs: tuple[tuple[int, int], ...], *operands: Any) -> None:
+    given = list(operands)
+    for output, source in pairs:
+        written, read = operands[output], operands[source]
+        if isinstance(written, torch.Tensor) and isinstance(read, torch.Tensor):
+            if written.data_ptr() == read.data_ptr():
+                given[source] = read.clone()
+    launch(*given)

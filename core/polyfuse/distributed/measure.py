@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,7 +16,7 @@ from polyfuse.cache import writable_root
 from polyfuse.distributed.costs import write_costs
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.costs import KINDS, CollectiveCosts, use_costs
-from polyfuse.torch_compat.groups import Group, group_of, processes_of_host
+from polyfuse.torch_compat.groups import Group, group_of, processes_of_host, start_sum, wait_for
 
 SMALLEST: Final = 1 << 10
 LARGEST: Final = 256 << 20
@@ -23,6 +24,8 @@ LARGEST: Final = 256 << 20
 
 _STEP: Final = 4
 _FEWEST, _MOST = 3, 20
+_FURTHER: Final = 8
+"""Messages behind the first one, of which one's share of the time is measured."""
 _LONG: Final = 0.2
 """Seconds of one kind and size; what takes longer is measured as often as is least."""
 _TOO_LONG: Final = 2.0
@@ -66,6 +69,7 @@ def measure_collectives(
         known.is_on_one_host(processes_of_host()),
         {name: tuple((n, seconds) for n, seconds, _ in found) for name, found in rows.items()},
         {name: tuple((n, cpu) for n, _, cpu in found) for name, found in rows.items()},
+        _further(known, kind),
     )
     use_costs([table])
     root = writable_root(settings or Settings.resolve())
@@ -91,6 +95,19 @@ def _measured(kind: str, group: Group, device_type: str, largest: int) -> Iterat
         if seconds > _TOO_LONG:
             return
         nbytes *= _STEP
+
+
+def _further(group: Group, device_type: str) -> float:
+    """Seconds that each further message takes which a small matmul waits for, sent as graphs send it."""
+    operand, name = torch.zeros(16, 16, device=device_type), str(group.handle.group_name)
+
+    def messages(count: int) -> None:
+        started = [start_sum(operand, name) for _ in range(count)]
+        for message in started:
+            torch.mm(wait_for(message), operand)
+
+    one, many = (_seconds(partial(messages, n), group, device_type)[0] for n in (1, 1 + _FURTHER))
+    return max(0.0, many - one) / _FURTHER
 
 
 def _seconds(call: Callable[[], object], group: Group, device_type: str) -> tuple[float, float]:

@@ -4,6 +4,8 @@ played by a table of costs.
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -14,11 +16,36 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from polyfuse.base.settings import changed_environment, environment
 from polyfuse.distributed.costs import all_costs
-from polyfuse.distributed.memory import PeakMemory
 from polyfuse.distributed.timeline import StepTimes, Timeline
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.costs import CollectiveCosts, nearest, restored_costs, use_costs
 from polyfuse.torch_compat.simulated_group import SIMULATED, simulated_groups
+
+
+class PeakMemory:
+    """Bytes in use at most since this was made, above what was in use then.
+
+    Args:
+        device_type: whose memory; of the host, the memory that is resident.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self._device = device_of(device_type)
+        self._before = self._now()
+
+    def peak(self) -> int:
+        """Bytes so far."""
+        return max(0, self._now() - self._before)
+
+    def _now(self) -> int:
+        found = None if self._device.is_host else self._device.memory()
+        return found.peak if found is not None else resident_peak()
+
+
+def resident_peak() -> int:
+    """The most bytes of this process that were in memory at once."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
 
 
 @dataclass(frozen=True)
@@ -103,7 +130,7 @@ def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
         for device_type in dict.fromkeys(("cpu", kind)):
             facts = device_of(device_type).facts()
             use_costs(
-                CollectiveCosts(SIMULATED, facts, table.ranks, on_host, table.seconds)
+                CollectiveCosts(SIMULATED, facts, table.ranks, on_host, table.seconds, further=table.further)
                 for table in world.tables
                 for on_host in (
                     (True, False) if len({t.on_host for t in world.tables}) == 1 else (table.on_host,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +27,6 @@ from polyfuse.lowering.calls.fallback import ACCEPT, is_eager_by_design, run_eag
 from polyfuse.lowering.context import Readers, origins_of, tensors_in
 from polyfuse.lowering.ends import GraphEnds
 from polyfuse.lowering.indexing.scatter import stores_nowhere
-from polyfuse.lowering.meeting import readers_meet
 from polyfuse.lowering.offered import OpenContext
 from polyfuse.lowering.readers import Survey, is_getitem, is_size_arithmetic
 from polyfuse.lowering.report import LoweringReport
@@ -39,6 +39,9 @@ from polyfuse.torch_compat.tracing import fx, shapes
 _log = get_logger("lowering")
 _NUMBERED = re.compile(r"arg\d+_1|primals_\d+|tangents_\d+", re.ASCII)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+_FAR = 32
+"""Nodes after a value's among which its readers must meet."""
 
 
 def lower_graph(
@@ -278,3 +281,30 @@ def _is_beyond_kernels(args: Any, fake: Any) -> bool:
     if any(isinstance(f, torch.Tensor) and from_torch(f.dtype) is None for f in results):
         return True
     return any(value.dtype is None for value in tensors_in(args))
+
+
+def readers_meet(node: Node, elementwise: Callable[[Node], bool]) -> bool:
+    """Whether every path from a node leads through one node, and up to there through nodes for which
+    `elementwise` holds: such as read each element of their arguments once.
+
+    The derivative of `x * sigmoid(x)` reads the sigmoid twice, for two factors of one product. Read by it
+    alone, the value need not be stored.
+    """
+    awaited = set(node.users)
+    for later in islice(_after(node), _FAR):
+        if later not in awaited:
+            continue
+        if not elementwise(later):
+            return False
+        awaited.remove(later)
+        if not awaited:
+            return True
+        awaited.update(later.users)
+    return False
+
+
+def _after(node: Node) -> Iterator[Node]:
+    later = node.next
+    while later.op != "root":
+        yield later
+        later = later.next

@@ -107,16 +107,17 @@ class Backend(ABC):
     def preferred_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
         """Say whether the generated kernel of a convolution (an implicit GEMM) is known to be faster on this
         machine than the library that torch calls: `gemm="known"` then takes it without timing, with a weight
-        that is packed once (`packed_width`) where windows are larger than 1x1. With `freezing`, also of a
-        linear layer (two axes, one of the depth), whose weight is then packed. `hints`: a likely value of
-        each symbol in sizes.
+        that is packed once (`packed_width`) where windows are larger than 1x1. Also of a linear layer (two
+        axes, one of the depth), whose weight is packed with `freezing`, and else read as it is, unless
+        `prepacks_gemm` says that it has to be packed. `hints`: a likely value of each symbol in sizes.
         """
         return False
 
     def prepacks_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
         """Say whether a convolution for which `preferred_gemm` is true is faster with its weight packed once:
         where windows are larger than 1x1, although each call then checks whether the weight changed; where
-        they are 1x1, with `freezing`, when no call checks. `hints`: a likely value of each symbol in sizes.
+        they are 1x1, with `freezing`, when no call checks. Of a linear layer: whether it is not generated
+        without `freezing`. `hints`: a likely value of each symbol in sizes.
         """
         return True
 

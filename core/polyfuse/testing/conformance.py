@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -17,12 +18,13 @@ import torch
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
+from polyfuse.ir.aliasing import permitted_aliases
+from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_kernel
-from polyfuse.plugin import Backend, Extensions, Launchable, No, PluginManager, Source
+from polyfuse.plugin import Backend, Config, Extensions, Launchable, No, PluginManager, Source
 from polyfuse.runtime.devices.registry import device_of, find_devices_with
 from polyfuse.runtime.provisional import is_out_of_memory
-from polyfuse.testing.aliasing import Aliased, aliased_sources
 from polyfuse.testing.cases.alias import alias_cases
 from polyfuse.testing.cases.case import Case, Part
 from polyfuse.testing.cases.large import large_cases
@@ -321,3 +323,57 @@ def _words(error: Exception) -> str:
 def _cell(part: Part, status: Status, reason: str, case: Case | None = None) -> Cell:
     kernel = text(case.kernel) if case is not None and status is Status.FAIL else ""
     return Cell(part.group, part.row, part.column, status, shorten(reason, 300), kernel)
+
+
+@dataclass(frozen=True)
+class Aliased:
+    """A kernel to be launched with arguments that are one memory.
+
+    Attributes:
+        source: as it was generated.
+        pairs: positions of an output and of the input whose memory it gets.
+        about: which pairs and which configuration, in words.
+    """
+
+    source: Source
+    pairs: tuple[tuple[int, int], ...]
+    about: str
+
+
+def aliased_sources(backend: Backend, case: Case, most: int | None) -> Iterator[Aliased]:
+    """The kernel of a case that permits all it can, in its first configurations and their neighbours: `most`
+    of each, or all. One whose generator refuses every pair is left out.
+
+    What a kernel computes must not depend on whether an output lies where an input lay, if its generator
+    accepted that (`Kernel.aliases`, `Source.refused_aliases`).
+    """
+    kernel = replace(case.kernel, aliases=permitted_aliases(case.kernel))
+    if not kernel.aliases:
+        return
+    position = {arg.name: k for k, arg in enumerate(kernel.args)}
+    seen: set[tuple[str, tuple[tuple[int, int], ...]]] = set()
+    for config in _configs(backend, kernel, most):
+        try:
+            source = backend.emit(kernel, config)
+        except UnsupportedError:
+            continue
+        accepted = [a for a in kernel.aliases if a not in source.refused_aliases]
+        pairs = tuple((position[a.output], position[a.input]) for a in accepted)
+        if pairs and (source.key, pairs) not in seen:
+            seen.add((source.key, pairs))
+            words = ", ".join(f"{a.output} over {a.input}" for a in accepted)
+            yield Aliased(source, pairs, f"with {words}" + (f" and {config}" if config is not None else ""))
+
+
+def _configs(backend: Backend, kernel: Kernel, most: int | None) -> Iterator[Config | None]:
+    yield None
+    if most == 0:
+        return
+    try:
+        offered: Sequence[Config] = backend.configs(kernel)
+    except UnsupportedError:
+        return
+    chosen = list(islice(offered, most))
+    yield from chosen
+    if chosen:
+        yield from islice(backend.neighbours(kernel, chosen[0]), most)

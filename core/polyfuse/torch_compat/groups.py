@@ -154,3 +154,15 @@ def _shared(dist: Any, store: Any) -> SharedStore | None:
         inner = inner.underlying_store
     known = tuple(getattr(dist, name) for name in ("TCPStore", "FileStore") if hasattr(dist, name))
     return SharedStore(store) if isinstance(inner, known) else None
+
+
+def start_sum(tensor: torch.Tensor, group: str) -> torch.Tensor:
+    """Start an all-reduce as captured graphs do; `wait_for` its result."""
+    found: torch.Tensor = torch.ops._c10d_functional.all_reduce(tensor, "sum", group)
+    return found
+
+
+def wait_for(result: torch.Tensor) -> torch.Tensor:
+    """The result of a collective once it is there."""
+    found: torch.Tensor = torch.ops._c10d_functional.wait_tensor(result)
+    return found

@@ -21,7 +21,6 @@ from polyfuse.base.files import is_out_of_space
 from polyfuse.base.log import get_logger
 from polyfuse.base.text import brief
 from polyfuse.cache import KernelStore, Located, kernel_key
-from polyfuse.workers.chunks import divide
 from polyfuse.workers.future import BuildFuture, Location
 from polyfuse.workers.process import WorkerProcesses
 
@@ -29,12 +28,16 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin import Backend, Launchable, Source
 
+
 _log = get_logger("workers")
 
 # Units that stay loaded for whoever asks for a kernel of them next.
 _REMEMBERED: Final = 128
 
 _Unit = Future[Mapping[str, Location]]
+
+# In characters of source: above it, units are no longer balanced well among CPUs.
+MAX_UNIT: Final = 160_000
 
 
 class BuildPool:
@@ -358,3 +361,26 @@ def _no_load(key: str, location: Location) -> Launchable | PolyfuseError:
         if isinstance(location, PolyfuseError)
         else CacheError(f"{key} was not built", "compile again")
     )
+
+
+def divide(sources: Sequence[Source], workers: int, min_unit: int) -> tuple[tuple[Source, ...], ...]:
+    """Divide sources into units of nearly equal size, at most one each for `workers`, or several each where
+    they would grow too big. Below `min_unit` characters of source, a unit of its own costs more than it saves
+    even when a CPU is idle; where that is 1, every source is a unit of its own.
+
+    Deterministic: the same sources in any order give the same units.
+    """
+    if not sources:
+        return ()
+    if min_unit <= 1:
+        return tuple((source,) for source in sorted(sources, key=lambda item: (-len(item.text), item.key)))
+    total = sum(len(source.text) for source in sources)
+    wanted = min(workers, max(1, total // min_unit))
+    count = min(len(sources), wanted * -(-total // (wanted * MAX_UNIT)))
+    units: list[list[Source]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for source in sorted(sources, key=lambda item: (-len(item.text), item.key)):
+        lightest = sizes.index(min(sizes))
+        units[lightest].append(source)
+        sizes[lightest] += len(source.text) + 1
+    return tuple(tuple(unit) for unit in units)

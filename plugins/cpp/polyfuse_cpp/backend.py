@@ -129,7 +129,7 @@ class CppBackend(Backend):
 
     def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
         """Many where the weight lies along the depth, which is converted once for all rows."""
-        from polyfuse_cpp.matmul.converted import narrow_rows
+        from polyfuse_cpp.matmul.narrow.converted import narrow_rows
 
         return narrow_rows(matmul, self.isa)
 

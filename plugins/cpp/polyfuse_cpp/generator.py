@@ -23,10 +23,12 @@ from polyfuse_cpp.loops.kernel import kernel_text
 from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.reductions import KINDS
-from polyfuse_cpp.matmul.plans import configs_of, matmul_plans, nearby_plans, plan_of, plan_seconds
+from polyfuse_cpp.matmul.paths import configs_of, plan_of
+from polyfuse_cpp.matmul.plans import matmul_plans, nearby_plans, plan_seconds
 from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.matmul.tiled.padded import SMALL_WEIGHT, pixels_of
+from polyfuse_cpp.matmul.tiled.turned import may_turn
 from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part, packed_width
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
@@ -176,8 +178,10 @@ def _inside(matmul: Reduction, hints: Mapping[str, int]) -> float:
 
 def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     """Whether packing the weight of a convolution at each call takes longer than comparing it; of a window of
-    1x1, longer than reading it packed.
+    1x1, longer than reading it packed. Of a linear layer, whether it has to be packed.
     """
+    if len(matmul.axes) == 2 and len(matmul.raxes) == 1:
+        return not (fills_matrix_registers(matmul, isa) and may_turn(matmul))
     pixels, grouped = _pixels(matmul, hints)
     if fills_matrix_registers(matmul, isa):
         return True

@@ -14,9 +14,8 @@ from polyfuse.ir.nodes import Node
 from polyfuse.ir.types import DType
 from polyfuse.kit import without_aliases
 from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, TargetInfo
-from polyfuse_cuda.gpu import Gpu
+from polyfuse_cuda.gpu import OLDEST, Gpu, known_gpu, present_gpus
 from polyfuse_halide.claims import claim_of, device_fault
-from polyfuse_halide.gpu import gpu_of
 from polyfuse_halide.host import Host, host
 from polyfuse_halide.launch.executable_memory import supported
 from polyfuse_halide.loading import load_folder
@@ -25,6 +24,9 @@ from polyfuse_halide.schedules.pins import pin_of, read_pins
 from polyfuse_halide.schedules.plan import pinned_choices
 
 _VERSION = "1"
+
+_NEWEST = 86
+"""The newest compute capability that Halide knows; later GPUs' drivers translate its code."""
 
 
 def device_target_info(gpu: Gpu) -> TargetInfo:
@@ -195,3 +197,32 @@ class HalideBackend(Backend):
             "gpu": self.gpu.name if self.gpu is not None else "",
             "generator": _VERSION,
         }
+
+
+def gpu_of(settings: Settings) -> Gpu | None:
+    """What to compile for: the option `halide.gpu`, or this machine's GPU; None where there is none.
+
+    Raises:
+        BackendUnavailableError: Halide does not know what the option says.
+    """
+    named = str(settings.plugin_option("halide", "gpu", "") or "").strip()
+    if named:
+        digits = named.lower().removeprefix("sm_")
+        if digits not in ("80", "86"):
+            raise BackendUnavailableError(
+                f"the option halide.gpu says {named!r}, which Halide does not know", "write 80 or 86"
+            )
+        return replace(known_gpu(OLDEST), arch=int(digits))
+    return _present()
+
+
+def _present() -> Gpu | None:
+    import torch
+
+    try:
+        gpu = present_gpus()[torch.cuda.current_device()]
+    except BackendUnavailableError:
+        return None
+    if gpu.arch < OLDEST:
+        return None
+    return replace(gpu, arch=_NEWEST if gpu.arch >= _NEWEST else OLDEST)

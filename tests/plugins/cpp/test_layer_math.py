@@ -216,6 +216,21 @@ def test_what_is_masked_is_nothing_special(name: str, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("level", level_params())
+def test_erf_ends_at_one_and_has_one_value_in_vectors_and_alone(level: Level) -> None:
+    op = Op("erf__f32", "erf(a)", ("f32",), "f32")
+    kernels = build_ops(level, [op])
+    # around where results are looked up elsewhere, and where they become one
+    edges = torch.arange(0, 62) / 15.0
+    near = torch.cat([edges, edges.nextafter(edges + 1), edges.nextafter(edges - 1)])
+    x = torch.cat([samples(-5, 5, torch.float32), near, -near])
+    vectors, alone = (run(kernels, form, op, x) for form in "vs")
+    assert torch.equal(vectors.view(torch.int32)[~x.isnan()], alone.view(torch.int32)[~x.isnan()])
+    assert (vectors.abs() <= 1)[~x.isnan()].all()
+    assert (vectors.abs() == 1)[x.abs() >= 4].all()
+    assert report("erf", (x,), vectors, torch.erf(x.double()), 1.8) == ""
+
+
+@pytest.mark.parametrize("level", level_params())
 def test_the_form_of_erf_for_results_of_bf16(level: Level) -> None:
     op = Op("coarse_erf__f32", "coarse_erf(a)", ("f32",), "f32")
     kernels = build_ops(level, [op])

@@ -19,7 +19,7 @@ from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.plugin import Config
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.isa import detect_isa
-from polyfuse_cpp.matmul.plans import OperandPath
+from polyfuse_cpp.matmul.paths import OperandPath
 
 f32, f64, bf16, f16, i8, u8, i32, i64 = (
     DType.f32, DType.f64, DType.bf16, DType.f16, DType.i8, DType.u8, DType.i32, DType.i64,

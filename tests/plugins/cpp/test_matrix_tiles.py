@@ -334,26 +334,77 @@ def test_linear_layers_are_rounded_once(width: int, inside: int, rows: tuple[int
 
 
 @needs_tiles
-def test_linear_layers_of_any_number_of_rows() -> None:
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("width", "inside", "rows"),
+    [(256, 288, 7), (320, 256, 33), (768, 512, 128), (1056, 288, 65), (256, 4128, 256), (4128, 256, 5)],
+)
+def test_weights_are_read_as_they_are(width: int, inside: int, rows: int, threads: int) -> None:
+    """Without `freezing`: nothing is packed, and a change of a weight needs no look at it."""
     torch.manual_seed(0)
-    model = Gated(64, 96).eval().bfloat16()
-    call = torch.compile(model, backend="polyfuse", dynamic=True, options={"strict": True, "freezing": True})
+    model = Gated(width, inside).eval().bfloat16()
+    x, before = torch.randn(rows, width).bfloat16(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            call = compiled(model)
+            call(x)
+            model.down.weight.data.mul_(-1)  # which no counter shows
+            found, eager = call(x), model(x)
+            exact = copy.deepcopy(model).double()(x.double())
+    finally:
+        torch.set_num_threads(before)
+    assert (found.double() - exact).norm() <= (eager.double() - exact).norm()
+    assert last_reports()[-1].calls == ()
+
+
+@needs_tiles
+@pytest.mark.parametrize("rows", [9, 40])
+def test_columns_of_one_register(rows: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 272), nn.Tanh()).eval().bfloat16()
+    with torch.no_grad():
+        x = torch.randn(rows, 256).bfloat16()
+        torch.testing.assert_close(compiled(model)(x), model(x), rtol=2e-2, atol=2e-2)
+    assert last_reports()[-1].calls == ()
+
+
+@needs_tiles
+@pytest.mark.parametrize(("width", "inside"), [(264, 256), (256, 250), (128, 256)])
+def test_weights_that_do_not_fill_matrix_registers_are_left_to_the_library(width: int, inside: int) -> None:
+    model = nn.Linear(width, inside).eval().bfloat16()
+    with torch.no_grad():
+        x = torch.randn(40, width).bfloat16()
+        torch.testing.assert_close(compiled(model)(x), model(x), rtol=2e-2, atol=2e-2)
+    assert last_reports()[-1].calls != ()
+
+
+@needs_tiles
+@pytest.mark.parametrize("freezing", [False, True])
+def test_linear_layers_of_any_number_of_rows(freezing: bool) -> None:
+    torch.manual_seed(0)
+    width = 64 if freezing else 256
+    model = Gated(width, width + 32).eval().bfloat16()
+    options = {"strict": True, "freezing": freezing}
+    call = torch.compile(model, backend="polyfuse", dynamic=True, options=options)
     with torch.no_grad():
         for rows in (40, 33, 100, 2, 31, 257, 1, 64):
-            x = torch.randn(rows, 64).bfloat16()
+            x = torch.randn(rows, width).bfloat16()
             torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
             model.down.weight.mul_(-1)  # is seen
 
 
 @needs_tiles
-def test_numbers_that_are_none_stay_in_their_rows() -> None:
+@pytest.mark.parametrize("freezing", [False, True])
+def test_numbers_that_are_none_stay_in_their_rows(freezing: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1056, 64), nn.ReLU()).eval().bfloat16()
     x = torch.randn(70, 1056).bfloat16()
     with torch.no_grad():
         x[3, 1050], x[64, 0], x[69, 7] = float("nan"), float("inf"), float("-inf")
         model[0].weight[5, 7], model[0].bias[9] = float("inf"), float("nan")
-        found, expected = compiled(model, freezing=True)(x), model(x)
+        found, expected = compiled(model, freezing=freezing)(x), model(x)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
@@ -378,5 +429,10 @@ def test_which_linear_layers_matrix_registers_compute(monkeypatch: pytest.Monkey
         "f32": (layer(64, 64, 64, DType.f32), {}),
     }
     assert not [why for why, (node, hints) in others.items() if generator.prefers(node, hints, isa)]
+    # which weights have to be packed
+    assert not generator.prepacks(layer(some, 3072, 768), {}, isa)
+    padded = (layer(64, 3072, 96), layer(64, 3072, 776), layer(64, 1000, 768))
+    for node in (*padded, layer(64, 64, 256, DType.f32)):
+        assert generator.prepacks(node, {}, isa)
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16",))
     assert not generator.prefers(layer(64, 64, 64), {}, isa)

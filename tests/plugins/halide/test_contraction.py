@@ -22,7 +22,7 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
 from polyfuse.testing.cases.builder import Builder, Store
 from polyfuse_halide.backend import HalideBackend
-from polyfuse_halide.codegen.contracting import contracts
+from polyfuse_halide.codegen.kernel import contracts
 
 F32 = DType.f32
 OPTIONS = {"backends": ["halide", "interpreter"]}

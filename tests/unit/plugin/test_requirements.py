@@ -6,7 +6,7 @@ import itertools
 
 from packaging.requirements import Requirement
 
-from polyfuse.plugin.session.requirements import is_within, plain_requirement
+from polyfuse.plugin.session.discovery import is_within, plain_requirement
 
 VERSIONS = (
     "1",

@@ -218,6 +218,13 @@ def test_what_was_measured_decides(group: Any, monkeypatch: pytest.MonkeyPatch) 
             assert (found and found.chunks) == chunks, latency
             if found is not None:
                 assert found.usual == pytest.approx(0.010) and found.exposed < found.usual
+        # the same messages, of which each further one was measured to take long, or to take nothing
+        for further, chunks in ((1e-6, 8), (5e-4, 4), (2e-3, 2), (5e-3, None)):
+            rows = dict.fromkeys(CollectiveCosts.given(1e9).seconds, ((1, 1e-5), (1000000, 0.01)))
+            forget_costs()
+            use_costs([CollectiveCosts(delayed_group.NAME, facts, RANKS, False, rows, further=further)])
+            found = best_chunking(work, settings, (2, 4, 8))
+            assert (found and found.chunks) == chunks, further
     finally:
         forget_costs()
     assert best_chunking(work, bandwidth, (2,)) is not None

@@ -19,7 +19,7 @@ from polyfuse.runtime.ranks.costs import (
     use_costs,
 )
 from polyfuse.schedule.fusion.units import Unit, UnitSpaces, call_unit, loop_unit
-from polyfuse.schedule.overlap.durations import communication_seconds, computing_seconds
+from polyfuse.schedule.overlap.communication import communication_seconds, computing_seconds
 from polyfuse.symbolic import IndexLike
 from polyfuse.torch_compat.groups import Group
 from schedule_builder import Maker, axes

@@ -8,7 +8,7 @@ import random
 import torch
 
 from polyfuse.schedule import Launch
-from polyfuse.schedule.fusion.disjoint import disjoint
+from polyfuse.schedule.fusion.legality import disjoint
 from polyfuse.symbolic import Index, axis, evaluate
 from wide_device import Planned, wide
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfuse.torch_compat.captures.convolutions import chosen_by_hints
+from polyfuse.torch_compat.captures.shortcuts import chosen_by_hints
 
 BATCHES = [(n, 3, 12, 12) for n in (8, 2, 15, 16, 40)]
 IMAGES = [(1, 3, n, n + 7) for n in (20, 64, 90)]

@@ -11,8 +11,7 @@ from polyfuse.base.log import reset_warned
 from polyfuse.base.settings import Settings, option_infos
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.plugin.session.discovery import find_candidates
-from polyfuse.torch_compat.options.counterparts import COUNTERPARTS, translated
-from polyfuse.torch_compat.options.known import inductor_options
+from polyfuse.torch_compat.options.counterparts import COUNTERPARTS, inductor_options, translated
 
 TRANSLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cuda graphs": ({"triton.cudagraphs": True}, {"device_graphs": True}),

@@ -12,7 +12,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.plugin import Launchable
 from polyfuse.workers import BuildPool
-from polyfuse.workers.chunks import MAX_UNIT, divide
+from polyfuse.workers.pool import MAX_UNIT, divide
 from toy_backend import ProcessBackend, StartedBackend, ToyBackend, source
 
 SETTINGS = Settings(build_workers=2, build_timeout=300)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from polyfuse.base.errors import PackageError, PolyfuseError
 from polyfuse.base.text import shorten
 from polyfuse.compiler.built import BuiltGraph
 from polyfuse.compiler.offered_rewrites import OfferedRewrites
-from polyfuse.compiler.packages.folded import Folded
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.stages import compile_whole
@@ -25,7 +24,7 @@ from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
 from polyfuse.ir.text.print import text as ir_text
 from polyfuse.plugin import Backend
-from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER, FrozenValues, PackedInputs
+from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER, FrozenValues, PackedInputs, laid_out
 from polyfuse.torch_compat.namespaces import comes_with_torch
 from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
 
@@ -259,3 +258,33 @@ def _nesting(spec: Any, what: str) -> str:
             f"{what} are nested in a container that has no name in files ({shorten(str(error), 200)})",
             "register it with torch.export.register_dataclass, or use tuples, lists and dictionaries",
         ) from error
+
+
+@dataclass(frozen=True)
+class Folded:
+    """How the inputs of a program are made that its graph did not have.
+
+    Attributes:
+        values: what follows from tensors of the model; the program takes them behind these.
+        packed: what is laid out for kernels of the program, which takes it last, and which of the
+            inputs before it does not take.
+    """
+
+    values: FrozenValues
+    packed: PackedInputs
+
+    def tensors(self, given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """What the program takes behind the tensors and arguments of its graph.
+
+        Args:
+            given: the tensors of the model, where the graph takes them; None for each argument.
+        """
+        made: list[Any] = [*given, *self.values([given[position] for position in self.values.sources])]
+        first = len(given)
+        with torch.inference_mode(False), torch.no_grad():
+            made += [
+                laid_out(step.run(made), *layout)
+                for step, layout in zip(self.packed.steps, self.packed.layouts, strict=True)
+                if layout is not None
+            ]
+        return [made[i] for i in range(first, len(made)) if i not in self.packed.unread]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,28 @@ import torch
 from polyfuse.aot.description import Argument, Entry, Weight
 from polyfuse.aot.weights import WEIGHTS
 from polyfuse.base.errors import PackageError, PolyfuseError, UnsupportedError
-from polyfuse.compiler.packages.device_kernels import device_call, device_kernels, the_device
-from polyfuse.compiler.packages.entry import PackagedEntry, size_texts
+from polyfuse.base.text import brief
+from polyfuse.compiler.packages.entry import PackagedEntry, PackagedKernel, size_texts
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.describe import output_args
 from polyfuse.plugin import Backend, HostCall, No, Source
-from polyfuse.plugin.host_library import HostArgument, HostLibrary, HostResult, HostSymbol, HostWeight
+from polyfuse.plugin.host_library import (
+    DeviceKernel,
+    HostArgument,
+    HostDevice,
+    HostLibrary,
+    HostResult,
+    HostSymbol,
+    HostWeight,
+)
 from polyfuse.program.native.lowering import native_program
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.workers import BuildFuture
 
 NATIVE = "native"
 """The folder of a package that holds libraries and headers."""
+
+_Loader = Callable[[Path], Mapping[str, DeviceKernel]]
 
 
 @dataclass(frozen=True)
@@ -176,3 +187,52 @@ def _built(name: str, future: BuildFuture, source: Source) -> NativeLibrary:
         elif path.suffix == ".h":
             files[f"{NATIVE}/{path.name}"] = path
     return NativeLibrary(member, files)
+
+
+def device_kernels(
+    kernels: Mapping[str, PackagedKernel], session: CompileSession
+) -> Mapping[str, DeviceKernel]:
+    """The kernels of an entry, by their names in its program.
+
+    Raises:
+        UnsupportedError: one can only be launched from Python.
+    """
+    loaded: dict[Path, Mapping[str, DeviceKernel]] = {}
+    for name, kernel in kernels.items():
+        if kernel.folder not in loaded:
+            loaded[kernel.folder] = _loader(name, kernel.backend, session)(kernel.folder)
+    return {name: loaded[kernel.folder][kernel.key] for name, kernel in kernels.items()}
+
+
+def device_call(kernel: DeviceKernel) -> HostCall:
+    """How a host program calls what launches a kernel: with addresses, and all numbers as 64 bits."""
+    kinds = tuple("ptr" if kind == "ptr" else "i64" for _, kind in kernel.arguments)
+    return HostCall("", kernel.symbol, kinds)
+
+
+def the_device(kernels: Sequence[DeviceKernel]) -> HostDevice:
+    """Where all kernels of a library run.
+
+    Raises:
+        UnsupportedError: there is no kernel, or kernels need two kinds of drivers.
+    """
+    devices = dict.fromkeys(kernel.device for kernel in kernels)
+    if len(devices) != 1:
+        raise UnsupportedError("it has no kernel" if not devices else "its kernels need two kinds of drivers")
+    return next(iter(devices))
+
+
+def _loader(name: str, backend: Backend, session: CompileSession) -> _Loader:
+    """What a backend's manifest names for that."""
+    manifest = session.plugins.state(backend.name).manifest
+    import_path = manifest.host_loader if manifest is not None else ""
+    if not import_path:
+        raise UnsupportedError(f"the kernel {name} of the backend {backend.name!r} is launched by Python")
+    module, _, attribute = import_path.partition(":")
+    try:
+        found: _Loader = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"the backend {backend.name!r} has no {import_path} ({brief(error)})"
+        ) from error
+    return found

@@ -10,15 +10,15 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.ranks.estimates import collective_seconds, known_seconds
+from polyfuse.runtime.ranks.estimates import collective_seconds, further_seconds, known_seconds
 from polyfuse.torch_compat.tracing import fake, shapes
 
 CHUNKS: Final = (2, 4, 8)
 """How many there may be."""
 
 _CHUNK: Final = 170e-6
-"""Seconds that each further chunk takes: one more message to start and wait for, one more matmul, their part
-of the copy that joins chunks. Two H100s, bf16, Llama blocks of 8B shapes: 162 to 174 us, forward.
+"""Seconds that each further chunk takes where the table of measured costs does not say it: one more message
+to start and wait for, one more matmul. Two H100s, bf16, Llama blocks of 8B shapes: 162 to 174 us, forward.
 """
 _LEAST: Final = 0.1
 """Share of the shorter of the two that a gain must be: estimates are not better than that."""
@@ -74,6 +74,7 @@ def best_chunking(work: Work, settings: Settings, possible: Sequence[int]) -> Ch
     device = str(work.device)
     properties = device_of(work.device.type).properties(work.device.index or 0)
     multiplying = work.operations / properties.operations
+    further = (0.0 if bandwidth else further_seconds(work.group, device)) or _CHUNK
 
     def message(share: int) -> float:
         return collective_seconds(work.op, work.nbytes / share, work.group, device, bandwidth)
@@ -84,7 +85,7 @@ def best_chunking(work: Work, settings: Settings, possible: Sequence[int]) -> Ch
         return Chunking(chunks, message(1), each + (chunks - 1) * max(0.0, each - part))
 
     def more(found: Chunking) -> float:
-        return found.exposed + (found.chunks - 1) * _CHUNK + work.copied / properties.bandwidth
+        return found.exposed + (found.chunks - 1) * further + work.copied / properties.bandwidth
 
     if settings.chunk_collectives != "auto":
         chunks = int(settings.chunk_collectives)

@@ -5,7 +5,7 @@ Which are joined follows from the graph and one option alone, so that all ranks 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,6 +27,12 @@ _WAIT: Final = f"{_PREFIX}wait_tensor.default"
 
 _FURTHEST: Final = 32
 """So many other nodes are moved for one more collective."""
+
+_FUNCTIONAL: Final = frozenset(
+    f"_c10d_functional.{name}.default"
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+)
+"""They write to new memory."""
 
 
 @dataclass
@@ -207,3 +213,36 @@ def _move_behind(nodes: Sequence[Node], anchor: Node) -> None:
     for node in nodes:
         cursor.append(node)
         cursor = node
+
+
+def merge_collectives(state: Rewriting) -> int:
+    """Let what waits for the second one of two equal collectives read the result of the first.
+
+    That follows from the graph alone, so that all ranks leave out the same ones.
+    """
+    if state.stage == "joint":
+        return 0
+    count = 0
+    first: dict[Hashable, Node] = {}
+    for node in state.nodes():
+        if not _is_wait(node):
+            if mutated_nodes(node) and not ops.op_name(node.target).startswith("_c10d_functional."):
+                first.clear()  # what was read before a write is not what is read after it
+            continue
+        start = node.args[0]
+        if not isinstance(start, Node) or len(start.users) != 1 or start.kwargs:
+            continue
+        if start.op != "call_function" or ops.op_name(start.target) not in _FUNCTIONAL:
+            continue
+        key = start.target, tuple(start.args)
+        earlier = first.setdefault(key, node)
+        if earlier is node or state.escapes(node) or not state.spend():
+            continue
+        state.replace(node, earlier)
+        state.graph.erase_node(start)
+        count += 1
+    return count
+
+
+def _is_wait(node: Node) -> bool:
+    return ops.op_name(node.target) == ops.WAIT_TENSOR

@@ -13,7 +13,7 @@ from polyfuse.frontend.graph import Note
 from polyfuse.frontend.rewrites.attention import fuse_attention
 from polyfuse.frontend.rewrites.casts import merge_casts
 from polyfuse.frontend.rewrites.chunked import chunk_matmuls
-from polyfuse.frontend.rewrites.collectives import bucket_collectives
+from polyfuse.frontend.rewrites.collectives import bucket_collectives, merge_collectives
 from polyfuse.frontend.rewrites.constant_folding import (
     fold_constants,
     fold_uniform,
@@ -21,7 +21,6 @@ from polyfuse.frontend.rewrites.constant_folding import (
     spell_as_full,
 )
 from polyfuse.frontend.rewrites.cse import merge_duplicates
-from polyfuse.frontend.rewrites.equal_collectives import merge_collectives
 from polyfuse.frontend.rewrites.masks.causal import call_causal
 from polyfuse.frontend.rewrites.noop import remove_copies, remove_identity_views, remove_neutral_arithmetic
 from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs

@@ -7,6 +7,7 @@ from typing import Any
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, views_in
+from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
 from polyfuse.program.device_graphs import doubtful, graph_facts, partition_fault, preventing_option
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_buffers, used_constants
@@ -20,7 +21,6 @@ from polyfuse.program.planning.inputs import (
     results_of,
     views_of_inputs,
 )
-from polyfuse.program.planning.kernel_table import KernelTable
 from polyfuse.program.planning.storage import StepList, Storage
 from polyfuse.program.planning.views import is_view_of_result, is_whole, repeated_views
 from polyfuse.program.pools import PoolSlice, cached_pools, plan_pools
@@ -36,6 +36,7 @@ from polyfuse.program.steps import (
     Observe,
     Partition,
     Program,
+    ProgramKernel,
     RaiseFailed,
     Read,
     Ref,
@@ -354,3 +355,35 @@ def _origins(step: Launch | Call) -> tuple[Origin, ...]:
     if len(nodes) == 1 and len(nodes[0].origins) < 2:
         return nodes[0].origins
     return tuple(dict.fromkeys(origin for node in nodes for origin in node.origins))
+
+
+class KernelTable:
+    """The kernels of a program that is being planned."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[Kernel, str], str] = {}
+        self._launches: dict[str, list[str]] = {}
+        self._known: dict[tuple[int, str], str] = {}  # of kernels that the schedule holds
+
+    def name_of(self, launch: Launch) -> str:
+        """The name of what a launch runs."""
+        # to compare kernels takes longer than all else that is done with a launch
+        known = self._known.get((id(launch.kernel), launch.backend))
+        if known is not None:
+            self._launches[known].append(launch.name)
+            return known
+        key = (launch.kernel, launch.backend)
+        name = self._names.get(key)
+        if name is None:
+            plain = "".join(c if c.isalnum() else "_" for c in launch.kernel.name) or "kernel"
+            name = self._names[key] = f"{plain}_{len(self._names)}"
+        self._launches.setdefault(name, []).append(launch.name)
+        self._known[id(launch.kernel), launch.backend] = name
+        return name
+
+    def entries(self) -> tuple[ProgramKernel, ...]:
+        """Every kernel once, in the order of first launches."""
+        return tuple(
+            ProgramKernel(name, kernel, backend, tuple(self._launches[name]))
+            for (kernel, backend), name in self._names.items()
+        )

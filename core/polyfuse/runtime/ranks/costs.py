@@ -57,6 +57,7 @@ class CollectiveCosts:
         seconds: for each kind of `KINDS`, pairs of bytes and seconds, the smallest first. The bytes are those
             of the larger of what one process gives and gets.
         cpu: CPU seconds of one process in the same, where that was measured.
+        further: seconds that each further message takes which a small matmul waits for; 0: not measured.
     """
 
     library: str
@@ -65,6 +66,7 @@ class CollectiveCosts:
     on_host: bool
     seconds: Mapping[str, tuple[tuple[int, float], ...]]
     cpu: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    further: float = 0.0
 
     @classmethod
     def given(cls, bandwidth: float, latency: float = 0.0) -> CollectiveCosts:
@@ -116,6 +118,7 @@ class CollectiveCosts:
             "on_host": self.on_host,
             "seconds": rows,
             "cpu": cpu,
+            "further": self.further,
         }
 
     @classmethod
@@ -133,10 +136,11 @@ class CollectiveCosts:
                 bool(content["on_host"]),
                 seconds,
                 cpu,
+                float(content.get("further", 0.0)),
             )
         except (KeyError, TypeError, ValueError):
             return None
-        whole = found.ranks > 1 and len(seconds) == len(KINDS)
+        whole = found.ranks > 1 and len(seconds) == len(KINDS) and 0 <= found.further < _LONGEST
         return found if whole and all(map(_is_sound, (*seconds.values(), *cpu.values()))) else None
 
 

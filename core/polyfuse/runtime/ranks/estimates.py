@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.ranks.costs import any_costs, costs_of, kind_of
+from polyfuse.runtime.ranks.costs import CollectiveCosts, any_costs, costs_of, kind_of
 from polyfuse.torch_compat.groups import group_of, processes_of_host
 
 
@@ -30,10 +30,22 @@ def collective_seconds(op: str, nbytes: float, group: str, device: str, bandwidt
 
 def known_seconds(op: str, nbytes: float, group: str, device: str) -> float | None:
     """The same by what was measured alone; None where nothing was."""
+    found = _measured(group, device)
+    return None if found is None else found[0].of(kind_of(op), nbytes, found[1])
+
+
+def further_seconds(group: str, device: str) -> float:
+    """What each further message takes which a matmul waits for, as it was measured; 0 where it was not."""
+    found = _measured(group, device)
+    return found[0].further if found is not None else 0.0
+
+
+def _measured(group: str, device: str) -> tuple[CollectiveCosts, int] | None:
+    """The table that says most of a group, and the number of its processes."""
     found = group_of(group) if any_costs() else None
     if found is None:
         return None
     kind, ranks = device.partition(":")[0], len(found.ranks)
     on_host = found.is_on_one_host(processes_of_host())
     table = costs_of(found.library(kind), device_of(kind).facts(), ranks, on_host)
-    return None if table is None else table.of(kind_of(op), nbytes, ranks)
+    return None if table is None else (table, ranks)

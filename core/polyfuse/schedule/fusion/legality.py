@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 
+from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode, Pointwise, Scatter
 from polyfuse.ir.ops import CHECK_MODE
-from polyfuse.plugin import FusionPair, FusionRules
+from polyfuse.plugin import FusionPair, FusionRules, TargetInfo
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.columns import divides_columns
 from polyfuse.schedule.fusion.diagnose import mismatch
-from polyfuse.schedule.fusion.disjoint import disjoint, interleaved
 from polyfuse.schedule.fusion.footprint import keeps_more_alive, keeps_waiting
 from polyfuse.schedule.fusion.gemm_epilogues import has_gemm, leader
-from polyfuse.schedule.fusion.pairs import pair_of
-from polyfuse.schedule.fusion.score import touched_bytes
+from polyfuse.schedule.fusion.score import nbytes, shared_bytes, touched_bytes
 from polyfuse.schedule.fusion.space import Match, Space, match_spaces
 from polyfuse.schedule.fusion.units import Member, Unit, UnitAccess, remap
 from polyfuse.schedule.result import Unfused
-from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
+from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, axis_size, coefficient, product
 
 _WIDEST = 8
 """Bytes of the widest type."""
@@ -384,3 +384,64 @@ def _share_reads(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) ->
     """Whether both read some element of a buffer at the same point."""
     mine = {(a.access.buffer, a.access.index) for a in left if a.access.index is not None}
     return any((b.access.buffer, b.access.index) in mine for b in right if b.access.index is not None)
+
+
+def disjoint(a: IndexLike, b: IndexLike) -> bool:
+    """Whether two indices of equal form are disjoint: at no two points are they equal. Those of tensors that
+    are concatenated are: they differ by a constant that inner axes do not reach and outer ones step over.
+    """
+    away = b - a
+    if not isinstance(a, Index) or not isinstance(away, int) or not away:
+        return False
+    distance, span, outer = abs(away), 0, 0
+    for atom in atoms(a):
+        step, size = coefficient(a, atom.name), atom.args[0] if atom.kind == "axis" else None
+        if not isinstance(step, int) or not isinstance(size, int):
+            return False
+        if abs(step) > distance:
+            outer = gcd(outer, step)
+        else:
+            span += abs(step) * (size - 1)
+    return span < distance and (not outer or distance + span < outer)
+
+
+def interleaved(a: IndexLike, b: IndexLike) -> bool:
+    """Whether two indices of equal form lie between the steps of every axis, as those of tensors that are
+    stacked along the last dimension do: they share cache lines.
+    """
+    away = b - a
+    if not isinstance(a, Index) or not isinstance(away, int) or not away:
+        return False
+    steps = [coefficient(a, atom.name) if atom.kind == "axis" else None for atom in atoms(a)]
+    return all(isinstance(step, int) and abs(step) > abs(away) for step in steps)
+
+
+def pair_of(
+    graph: Graph,
+    first: Unit,
+    second: Unit,
+    backend: str,
+    target: TargetInfo,
+    hint: Callable[[IndexLike], int],
+) -> FusionPair:
+    """What rules get about two units whose kernel `backend` would generate."""
+    touched = first.seen.keys() | second.seen.keys()
+    spaces = [tuple(hint(_extent(axes)) for axes in (u.space.axes, u.space.raxes)) for u in (first, second)]
+    iterations = max(points * loop for points, loop in spaces)
+    return FusionPair(
+        tuple(member.node for member in first.members),
+        tuple(member.node for member in second.members),
+        first.device,
+        backend,
+        target,
+        points=max(points for points, _ in spaces),
+        loop=max(loop for _, loop in spaces),
+        shared_bytes=shared_bytes(graph, first, second, hint),
+        touched_bytes=nbytes(graph, touched, hint),
+        buffers=len(touched),
+        streams=sum(hint(graph.buffers[name].numel) >= iterations for name in touched),
+    )
+
+
+def _extent(axes: Sequence[Index]) -> IndexLike:
+    return product(axis_size(one) for one in axes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, const, guard, index_value, load, loads, reindex
@@ -22,9 +23,18 @@ from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.plugin.target_info import is_near, near_divisor
 from polyfuse.schedule.reductions.column_moments import PART, Parts, deviations, moments_of_parts
 from polyfuse.schedule.reductions.column_reductions import split_columns
-from polyfuse.schedule.reductions.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.schedule.result import Decision
-from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, flat_index, product
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    axis,
+    axis_name,
+    axis_size,
+    coefficient,
+    flat_index,
+    product,
+    substitute,
+)
 
 _COLUMNS = 16
 """Neighbouring columns at least that are read together: a whole cache line of numbers of 32 bits."""
@@ -34,6 +44,9 @@ _CACHED = 4
 """Times `TargetInfo.column_bytes` up to which a matrix is still in the caches when it is read again."""
 _ALIGNED = 64
 """Splits whose end is tested are multiples of this, so that all begin at an aligned address."""
+
+SPLIT_SCANS: Mapping[str, str] = MappingProxyType({"sum": "add", "prod": "mul"})
+"""Kinds of scans that can be split, with the operation that joins two parts."""
 
 
 def split_reductions(
@@ -408,3 +421,32 @@ def _result_types(kind: str, values: Sequence[Expr]) -> tuple[DType, ...]:
     if kind in ("argmin", "argmax"):
         return values[0].dtype, DType.i64
     return (values[0].dtype,) * REDUCTIONS[kind].results
+
+
+def scan_parts(
+    node: Scan, count: int, add_buffer: Callable[[str, DType, IndexLike], None]
+) -> tuple[Node, ...]:
+    """The nodes that replace a scan, for `count` equal splits: totals of the splits, their scan, and a scan
+    within each split, which begins with what came before it.
+
+    Args:
+        add_buffer: makes a buffer of a name, a type and a number of elements.
+    """
+    (along,), (plain,) = node.raxes, node.values
+    split, step = axis("t0", count), axis("t1", axis_size(along) // count)
+    axes = (*node.axes, split)
+    within: dict[str, IndexLike] = {axis_name(along): split * axis_size(step) + step}
+    value, dtype = reindex(plain, within), plain.dtype
+    here = flat_index(axes)
+    total, start = f"{node.name}_totals", f"{node.name}_before"
+    for name in (total, start):
+        add_buffer(name, dtype, product((*node.sizes, count)))
+    totals = Reduction(total, axes, (step,), (total,), here, node.kind, (value,), origins=node.origins)
+    parts = (load(total, here, dtype),)
+    starts = Scan(start, node.axes, (split,), (start,), here, node.kind, parts, origins=node.origins)
+    zero = index_value(0)
+    begins = apply("bitwise_and", apply("eq", index_value(step), zero), apply("gt", index_value(split), zero))
+    carried = guard(load(start, here - 1, dtype), begins)
+    joined = apply("where", begins, apply(SPLIT_SCANS[node.kind], carried, value), value)
+    index = substitute(node.index, within)
+    return totals, starts, replace(node, axes=axes, raxes=(step,), index=index, values=(joined,))

@@ -1,1 +1,1 @@
-"""Options of torch's own compiler: which there are (`known`), which of ours do the same (`counterparts`)."""
+"""Options of torch's own compiler: which there are, and which of ours do the same (`counterparts`)."""

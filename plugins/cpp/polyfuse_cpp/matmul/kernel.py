@@ -24,8 +24,9 @@ from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.operand_a import OperandAText
-from polyfuse_cpp.matmul.operand_b import OperandBText, later_block
-from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath, columns_beside, most_varying
+from polyfuse_cpp.matmul.operand_b import OperandBText, later_block, layout_cost, turned_later
+from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
+from polyfuse_cpp.matmul.plans import columns_beside, most_varying
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
@@ -38,6 +39,7 @@ _FETCHING = (
     OperandPath.DIRECT,
     OperandPath.TILES,
     OperandPath.PREPACKED_TILES,
+    OperandPath.TURNED,
 )
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 
@@ -53,13 +55,6 @@ _NEAR = 128 << 10
 
 _TILES = 64
 """Tiles of rows whose sums wait in memory where the depth is cut."""
-
-_LAYOUT_ALONG, _LAYOUT_ACROSS, _LAYOUT_ANY = 3, 12, 48
-"""What laying out a block costs, in sixteenths of a tile: copied, transposed, computed."""
-
-_READ = 1.3
-"""What reading a block from memory costs, where it lies as it is multiplied: sixteenths of a tile of one row,
-for each byte of a vector."""
 
 
 @dataclass
@@ -140,10 +135,10 @@ class MatmulText:
 
     def _divide(self) -> None:
         """Declare the parts that threads share out among each other."""
-        lays_out = self.plan.path.packed or self.plan.path is OperandPath.CONVERTED
+        lays_out = self.plan.path.packed or self.plan.path in (OperandPath.CONVERTED, OperandPath.TURNED)
         counts = "batch_count, tile_count, block_count"
-        shared = f"matmul_share({counts}, team, {_layout_cost(self.plan, self.a, self.b)})"
-        if not lays_out:  # where blocks are laid out, each part lays out its own
+        shared = f"matmul_share({counts}, team, {layout_cost(self.b, self.a.at_once)})"
+        if not lays_out:  # where blocks or rows are laid out, each part lays out its own
             block_bytes = f"depth_count * {self.wide * self.matmul.dtype.itemsize}"
             each = "parts_for(team, batch_count * tile_count * block_count, work) / team"
             sizes = f"tile_count, block_count, {self.plan.blocks}, {block_bytes}, {each}"
@@ -292,6 +287,8 @@ class MatmulText:
             self._dots()
         elif plan.path.paired:
             _add_up_pairs(self)
+        elif plan.path is OperandPath.TURNED:
+            _add_up_turned(self)
         elif narrow := 0 if self.a.window is not None else self.b.narrow:
             with out.block(f"if (column_from + {self.wide} > column_count)"):
                 self._added_up(narrow)
@@ -433,17 +430,6 @@ def _affine(text: MatmulText, frame: Frame) -> None:
     frame.env[affine.target] = Value(text.matmul.dtype, True, tuple(texts))
 
 
-def _layout_cost(plan: MatmulPlan, left: OperandAText, right: OperandBText) -> int:
-    """What it costs a thread to have one of its blocks of columns, in sixteenths of a tile."""
-    if left.at_once:  # who shares columns packs all rows, which takes longer
-        return 0
-    if plan.path.packed:
-        return {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}.get(right.layout, _LAYOUT_ANY)
-    if plan.path is OperandPath.CONVERTED:
-        return _LAYOUT_ACROSS
-    return max(1, round(_READ * right.lanes * right.operand.memory.itemsize / plan.rows))
-
-
 def _ahead(plan: MatmulPlan, matmul: Matmul) -> int:
     """Steps ahead for which a tile asks operand B; 0: it does not ask."""
     size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
@@ -463,7 +449,7 @@ def _add_up_pairs(text: MatmulText) -> None:
         out.line(f"pair_tile<{plan.rows}, {plan.vectors}, {rows.row}>({rows.rows_at()}, {end}")
         return
     end = f"{columns}, {'0' if later else ahead}, depth_here, sum, pass == pass_from{later});"
-    name = f"matrix_tile<{plan.rows // 16}, {plan.vectors}, {tile_steps(text.matmul)}>"
+    name = f"matrix_tile<{plan.rows // TILE}, {plan.vectors}, {tile_steps(text.matmul)}>"
     packed = f"{name}({rows.rows_at()}, {rows.row}, 0, {end}"
     if not rows.pitch:
         out.line(packed)
@@ -485,6 +471,16 @@ def _add_up_converted(text: MatmulText) -> None:
         out.line("const i64 apart = columns_at[1] - columns_at[0];")
         rows = text.a.across_at("tile")
         out.line(f"matrix_columns(columns_at[0] + depth_from, apart, {rows}, {passed});")
+
+
+def _add_up_turned(text: MatmulText) -> None:
+    """Add up a tile whose columns are read as rows of a left operand."""
+    (columns, apart), plan = text.b.columns_at(), text.plan
+    later = turned_later(text.b, columns, text.is_one_tile())
+    where = f"{columns}, {apart}, {text.a.across_at('tile')}"
+    passes = "pass == pass_from, pass + 1 == pass_to"
+    name = f"matrix_turned<{plan.rows // TILE}, {plan.vectors}>"
+    text.out.line(f"{name}({where}, depth_here, sum, {passes}, {later});")
 
 
 def declare_part(out: Writer) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polyfuse.kit import Writer
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import start_at
-from polyfuse_cpp.matmul.plans import MatmulPlan
+from polyfuse_cpp.matmul.paths import MatmulPlan
 from polyfuse_cpp.matmul.problem import Matmul, MatrixOperand
 from polyfuse_cpp.memory.address import index_text
 

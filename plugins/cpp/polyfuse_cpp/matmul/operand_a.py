@@ -8,6 +8,7 @@ from polyfuse.kit import is_multiple
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
+from polyfuse_cpp.matmul.paths import TILE
 from polyfuse_cpp.matmul.plans import most_varying
 from polyfuse_cpp.matmul.problem import MatrixOperand, whole_tiles
 from polyfuse_cpp.matmul.touched import common_pitch
@@ -30,15 +31,15 @@ class OperandAText(OperandText):
 
     It is read in place if lanes run along a depth that is contiguous in memory (`in_place`), and where the
     rows of a tile, each of them contiguous, are one distance apart (`pitch`). Otherwise it is packed for each
-    tile, or (`at_once`) for all rows first where B is not packed and few rows are expected. Where what is
-    converted are the rows of matrix registers, these rows are packed as columns (`across`).
+    tile, or (`at_once`) for all rows first where B is not packed and few rows are expected. Where columns
+    are the rows of matrix registers, these rows are packed as columns (`across`).
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         side = self.operand
         self.dots = self.plan.path.along_depth
-        self.across = self.plan.converts_tiles
+        self.across = self.plan.turns
         self.in_place = self.dots and side.index is not None and side.step == 1
         self.pitch = self._pitch()
         self.at_once = not self.plan.path.blocked and not self.in_place and not self.pitch
@@ -105,7 +106,7 @@ class OperandAText(OperandText):
     def room(self) -> str:
         """Elements to keep, as text."""
         if self.across:
-            return f"tile_count * pass_count * {self.plan.depth * 8 + _PAD}"
+            return f"tile_count * pass_count * {self._across_part}"
         if self.in_place:
             return "0"
         if self.dots:
@@ -134,8 +135,12 @@ class OperandAText(OperandText):
 
     def across_at(self, tile: str) -> str:
         """Where the rows of a tile are, in pairs as columns of a right operand."""
-        part = self.plan.depth * 8 + _PAD
-        return f"(bf16*)(packed_a + (({tile} - tile_from) * pass_count + pass) * {part})"
+        return f"(bf16*)(packed_a + (({tile} - tile_from) * pass_count + pass) * {self._across_part})"
+
+    @property
+    def _across_part(self) -> int:
+        """Room for the rows of a tile in one pass, packed as columns, in numbers of 4 bytes."""
+        return self.plan.depth * self.plan.rows // 2 + _PAD
 
     def _rows_across(self) -> None:
         """All rows of the tiles at hand as columns."""
@@ -151,7 +156,7 @@ class OperandAText(OperandText):
             self._row_axes("row_from")
             apart = common_pitch(side.index, side.axes, self.matmul)
             at = f"{self._address('depth_from')}, {apart}, depth_here, row_count - row_from"
-            out.line(f"pair_across<1>({self.across_at('tile')}, {at});")
+            out.line(f"pair_across<{self.plan.rows // TILE}>({self.across_at('tile')}, {at});")
 
     # Parts of the loop nest.
 

@@ -13,11 +13,12 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.loops.scope import Value
-from polyfuse_cpp.matmul.converted import axis_of_bytes, multiplies_pairs
-from polyfuse_cpp.matmul.nibbles import nibbles_of
+from polyfuse_cpp.matmul.narrow.converted import axis_of_bytes, multiplies_pairs
+from polyfuse_cpp.matmul.narrow.nibbles import nibbles_of
 from polyfuse_cpp.matmul.operand import OperandText
-from polyfuse_cpp.matmul.plans import OperandPath
+from polyfuse_cpp.matmul.paths import OperandPath
 from polyfuse_cpp.matmul.problem import MatrixOperand, tile_steps
+from polyfuse_cpp.matmul.tiled.turned import STEPS
 from polyfuse_cpp.memory.address import index_text
 
 _PAD = 32
@@ -26,6 +27,13 @@ written past the end."""
 
 _FAR = 256 << 10
 """Bytes of a packed operand from which a tile asks for it, and not for rows."""
+
+_LAYOUT_ALONG, _LAYOUT_ACROSS, _LAYOUT_ANY = 3, 12, 48
+"""What laying out a block costs, in sixteenths of a tile: copied, transposed, computed."""
+
+_READ = 1.3
+"""What reading a block from memory costs, where it lies as it is multiplied: sixteenths of a tile of one row,
+for each byte of a vector."""
 
 _COPIES = 4
 """Vectors of a column that are converted side by side."""
@@ -71,7 +79,7 @@ class OperandBText(OperandText):
 
     def room(self) -> str:
         """Elements to keep, as text."""
-        if self.plan.path is OperandPath.DOTS or self.prepacked:
+        if self.plan.path in (OperandPath.DOTS, OperandPath.TURNED) or self.prepacked:
             return "0"
         if self.plan.path is OperandPath.CONVERTED:
             return f"{self.wide} * (depth_count + {_PAD})"
@@ -100,7 +108,7 @@ class OperandBText(OperandText):
                 out.line(f"{self.element}* const to = {self._block_at()};")
                 self._pack()
             return
-        if self.prepacked:
+        if self.prepacked or path is OperandPath.TURNED:
             return
         if path is OperandPath.DIRECT:
             self._in_place()
@@ -128,6 +136,8 @@ class OperandBText(OperandText):
             return "block_at", "block_step"
         if self.plan.path is OperandPath.PREPACKED_TILES:
             return self._address("depth_from", "column_from"), str(self.wide)
+        if self.plan.path is OperandPath.TURNED:
+            return self._address("depth_from", "column_from"), str(self.operand.apart)
         if self.plan.path is OperandPath.PREPACKED:
             step = self.operand.step
             assert step is not None
@@ -396,3 +406,31 @@ def later_block(text: OperandBText, columns: str) -> str:
         f"depth_here / {tile_steps(matmul)}, tile - tile_a, tile_e - tile_a);"
     )
     return ", ahead"
+
+
+def turned_later(text: OperandBText, columns: str, one_tile: bool) -> str:
+    """The same, where columns are read as they are, all of the depth at once: a part of the block that is
+    read there by the next group of blocks, or where there is one tile of rows all of the next block.
+    """
+    out, wide = text.out, text.wide
+    depth = product(text.facts.sizes[name] for name in text.matmul.depth)
+    if depth != text.operand.apart or not isinstance(depth, int) or depth > text.plan.depth:
+        return "{nullptr, 0}"
+    if one_tile:
+        return f"{{(const char*)({columns} + {wide * depth}), block + 1 < block_to ? {wide} : 0}}"
+    out.line("const i64 beside = block_e - block_a;")
+    size = f"block + beside < block_to ? {wide * depth * 2} : 0"
+    steps = f"{depth // STEPS}, tile - tile_a, tile_e - tile_a"
+    return f"matrix_share({columns} + beside * {wide * depth}, {size}, {steps})"
+
+
+def layout_cost(text: OperandBText, rows_at_once: bool) -> int:
+    """What it costs a thread to have one of its blocks of columns, in sixteenths of a tile."""
+    plan = text.plan
+    if rows_at_once:  # who shares columns packs all rows, which takes longer
+        return 0
+    if plan.path.packed:
+        return {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}.get(text.layout, _LAYOUT_ANY)
+    if plan.path is OperandPath.CONVERTED:
+        return _LAYOUT_ACROSS
+    return max(1, round(_READ * text.lanes * text.operand.memory.itemsize / plan.rows))

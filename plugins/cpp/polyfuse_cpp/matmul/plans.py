@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from collections.abc import Iterator
+from dataclasses import replace
 from math import inf, prod
 
 from polyfuse.ir.types import DType
-from polyfuse.kit import Machine, Work, seconds, work_of
-from polyfuse.plugin import Config
+from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.symbolic import bounds, product
 from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
-from polyfuse_cpp.matmul.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
+from polyfuse_cpp.matmul.narrow.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
+from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, whole_tiles
 from polyfuse_cpp.matmul.tiled.padded import padded_of
+from polyfuse_cpp.matmul.tiled.turned import AT_ONCE_ROWS, TURNED_ROWS, turns
 from polyfuse_cpp.matmul.window import (
     group_of,
     grouped_tile,
@@ -52,9 +52,6 @@ _CONVERTING = 8
 _LOADED = 32
 """Bytes of a vector of which two are loaded in a cycle."""
 
-_TILE = 16
-"""Rows of a matrix register; tiles along the depth elsewhere have fewer columns."""
-
 _FEW_FOR_TILES = 16
 """Rows beyond which matrix registers are faster than reading the weight along its depth."""
 
@@ -65,116 +62,13 @@ _THREADS = Machine(operations=8 * 6e9, moved=60e9, units=_UNITS, start=1e-7)
 """Half cycles and bytes of a few threads, in a second."""
 
 
-class OperandPath(IntEnum):
-    """How operand B gets to the registers."""
-
-    PACKED = 0
-    """Packed in blocks, in which columns lie along the lanes."""
-
-    DIRECT = 1
-    """Read where it is: its columns are contiguous there."""
-
-    DOTS = 2
-    """Read where it is: its steps are contiguous there, as those of operand A are; lanes run along the
-    depth."""
-
-    PAIRS = 3
-    """Packed, bf16 in pairs of steps."""
-
-    TILES = 4
-    """Packed likewise, for the machine's own matrix registers."""
-
-    PREPACKED = 5
-    """Packed before, once for all calls."""
-
-    CONVERTED = 6
-    """Converted or dequantised, once for all rows, in rows along the depth; lanes run along it as with
-    `DOTS`."""
-
-    PREPACKED_TILES = 7
-    """Packed before, for the machine's own matrix registers."""
-
-    @property
-    def along_depth(self) -> bool:
-        """Whether lanes run along the depth."""
-        return self in (OperandPath.DOTS, OperandPath.CONVERTED)
-
-    @property
-    def packed(self) -> bool:
-        """Whether blocks are packed."""
-        return self in (OperandPath.PACKED, OperandPath.PAIRS, OperandPath.TILES)
-
-    @property
-    def blocked(self) -> bool:
-        """Whether several blocks are multiplied with each packed tile of rows."""
-        return self.packed or self in (OperandPath.PREPACKED, OperandPath.PREPACKED_TILES)
-
-    @property
-    def paired(self) -> bool:
-        """Whether operands are packed in pairs of bf16."""
-        return self is OperandPath.PAIRS or self.tiles
-
-    @property
-    def tiles(self) -> bool:
-        """Whether the machine's own matrix registers multiply."""
-        return self in (OperandPath.TILES, OperandPath.PREPACKED_TILES)
-
-
-_AT_ONCE = {OperandPath.PAIRS: 2, OperandPath.TILES: 16, OperandPath.PREPACKED_TILES: 16}
+_AT_ONCE = {
+    OperandPath.PAIRS: 2,
+    OperandPath.TILES: 16,
+    OperandPath.PREPACKED_TILES: 16,
+    OperandPath.TURNED: 16,
+}
 """Steps of the depth that one instruction takes, times the vectors."""
-
-
-@dataclass(frozen=True)
-class MatmulPlan:
-    """How a matmul is run.
-
-    Attributes:
-        path: how operand B is read.
-        rows: rows of a tile of results.
-        vectors: vectors of columns in a block; a tile spans all of them unless lanes run along the depth.
-        columns: columns of a tile where lanes run along the depth.
-        depth: steps that are added up in registers before the sums go to memory.
-        blocks: blocks that are packed at once.
-        slices: parts of the depth that threads add up side by side.
-    """
-
-    path: OperandPath
-    rows: int
-    vectors: int
-    columns: int
-    depth: int
-    blocks: int
-    slices: int = 1
-
-    @property
-    def converts_tiles(self) -> bool:
-        """Whether columns that are converted are multiplied in matrix registers."""
-        return self.path is OperandPath.CONVERTED and self.columns == _TILE
-
-    def config(self) -> Config:
-        """The plan as numbers."""
-        return Config.of(
-            path=int(self.path),
-            rows=self.rows,
-            vectors=self.vectors,
-            columns=self.columns,
-            depth=self.depth,
-            blocks=self.blocks,
-            **({"slices": self.slices} if self.slices > 1 else {}),
-        )
-
-
-def plan_of(config: Config) -> MatmulPlan:
-    """The plan that numbers stand for."""
-    return MatmulPlan(
-        OperandPath(config.get("path")),
-        config.get("rows"),
-        config.get("vectors"),
-        config.get("columns"),
-        config.get("depth"),
-        config.get("blocks"),
-        config.get("slices", 1),
-    )
 
 
 def matmul_plans(matmul: Matmul, isa: Isa) -> list[MatmulPlan]:
@@ -266,6 +160,8 @@ def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     if isa.lanes != 16 or not (plain and transposed and left.memory is right.memory is DType.bf16):
         return
     if has_matrix_registers(isa):
+        if turns(matmul):
+            yield OperandPath.TURNED
         yield OperandPath.TILES
     if "PF_DOT_BF16" in dot_instructions():
         yield OperandPath.PAIRS
@@ -273,6 +169,8 @@ def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
 
 def _rank(path: OperandPath, rows: int) -> float:
     """What comes first: few rows do not pay for a layout, many do."""
+    if path is OperandPath.TURNED:
+        return -2.0 if rows in TURNED_ROWS else 2.0
     if path.tiles and rows > _FEW_FOR_TILES:
         return -1.0
     if path.packed:
@@ -320,8 +218,12 @@ class _Machine:
             wide = self.matmul.b.packed_width or across
             yield self.plan(path, 32 if rows > 16 else 16, 2 if wide > 16 else 1, 0)
             return
+        if path is OperandPath.TURNED:
+            two = is_multiple(self.matmul.facts.sizes[self.matmul.b.axes[-1]], 2 * TILE)
+            yield self.plan(path, 32 if rows > 16 else 16, 2 if two else 1, 0)
+            return
         if path is OperandPath.CONVERTED and fills_tiles(self.matmul, self.isa):
-            yield self.plan(path, _TILE, 1, _TILE)
+            yield self.plan(path, TILE, 1, TILE)
             return
         if path is OperandPath.PREPACKED and group_of(self.matmul, self.isa.lanes):
             yield self._grouped()
@@ -441,10 +343,11 @@ class _Machine:
 
     def plan(self, path: OperandPath, rows: int, vectors: int, columns: int, depth: int = 0) -> MatmulPlan:
         """A plan with its depth, unless that is given, and as many blocks as the L2 cache holds."""
-        depth = depth or self._depth(path, rows)
-        size = depth * vectors * self.isa.lanes * (2 if path.paired else self.size)
+        depth, turned = depth or self._depth(path, rows), path is OperandPath.TURNED
+        size = depth * vectors * self.isa.lanes * (2 if path.paired or turned else self.size)
         several = self.matmul.is_layer and self.matmul.extent(self.matmul.a.axes) > rows
-        most = _PACKED_BEFORE if path is OperandPath.PREPACKED_TILES and several else _PACKED_BYTES
+        before = path is OperandPath.PREPACKED_TILES or turned
+        most = _PACKED_BEFORE if before and several else _PACKED_BYTES
         blocks = min(max(1, most // size), 64) if path.blocked else 1
         sizes = [self.matmul.facts.sizes[name] for name in self.matmul.b.axes]
         across = [n for n in sizes if isinstance(n, int)]
@@ -462,6 +365,8 @@ class _Machine:
         far = 4096 if alone else packed if path is OperandPath.PREPACKED else 1024
         if path is OperandPath.CONVERTED and multiplies_pairs(matmul):
             far = max(far, 2048)  # of half the bytes
+        if path is OperandPath.TURNED and matmul.extent(matmul.a.axes) <= AT_ONCE_ROWS:
+            far = 4096
         near = 1024 if path.paired or matmul.a.step == 1 else 512
         most = near if path.packed or path.tiles else far
         steps = matmul.extent(matmul.depth)
@@ -477,8 +382,3 @@ class _Machine:
         passes = -(-max(1, steps) // most)
         each = -(-max(1, steps) // passes)
         return (each + 31) // 32 * 32
-
-
-def configs_of(plans: Sequence[MatmulPlan]) -> list[Config]:
-    """Plans as configurations, each once."""
-    return list(dict.fromkeys(plan.config() for plan in plans))

@@ -13,7 +13,7 @@ from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_
 from polyfuse_cpp.loops.odometer import start_at
 from polyfuse_cpp.matmul.grouped import GroupedText
 from polyfuse_cpp.matmul.kernel import MatmulText
-from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
+from polyfuse_cpp.matmul.paths import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.tiled.padded import padded_of
 from polyfuse_cpp.matmul.tiled.text import TiledWindowText

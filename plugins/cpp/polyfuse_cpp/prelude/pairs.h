@@ -159,6 +159,54 @@ static __attribute__((noinline, unused)) void matrix_columns(const bf16* columns
   }
 }
 
+// C times 16 columns, `apart` elements from each other, that each lie along the depth (a multiple of 32), as rows of the left
+// operand, and R times 16 rows, in pairs as columns of the right one (`pair_across<R>`). While more is to be added up, sums stay
+// in c as registers have them; `last`, they become rows of 16 C elements.
+template <int R, int C>
+static __attribute__((noinline)) void matrix_turned(const bf16* columns, i64 apart, const bf16* rows, i64 depth, f32* c,
+                                                    bool first, bool last, matrix_ahead later) {
+  alignas(64) f32 sums[R * C * 256];
+  const i64 step = apart * 2, pair = R * 64;
+  if (first) {
+    PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
+  } else {
+    PF_TILE_LOAD(0, c, 64);
+    if constexpr (R > 1) PF_TILE_LOAD(1, c + 256, 64);
+    if constexpr (C > 1) PF_TILE_LOAD(2, c + 256 * R, 64);
+    if constexpr (R > 1 && C > 1) PF_TILE_LOAD(3, c + 768, 64);
+  }
+  for (i64 k = 0; k < depth; k += 32) {
+    for (i64 i = 0; i < later.lines; ++i, later.from += 64) __builtin_prefetch(later.from, 0, 2);
+    PF_TILE_LOAD(4, columns + k, step);
+    PF_TILE_LOAD(6, rows + k * R * 16, pair);
+    PF_TILE_DOT(0, 4, 6);
+    if constexpr (R > 1) {
+      PF_TILE_LOAD(7, rows + k * R * 16 + 32, pair);
+      PF_TILE_DOT(1, 4, 7);
+    }
+    if constexpr (C > 1) {
+      PF_TILE_LOAD(5, columns + 16 * apart + k, step);
+      PF_TILE_DOT(2, 5, 6);
+      if constexpr (R > 1) PF_TILE_DOT(3, 5, 7);
+    }
+  }
+  f32* const to = last ? sums : c;
+  PF_TILE_STORE(0, to, 64);
+  if constexpr (R > 1) PF_TILE_STORE(1, to + 256, 64);
+  if constexpr (C > 1) PF_TILE_STORE(2, to + 256 * R, 64);
+  if constexpr (R > 1 && C > 1) PF_TILE_STORE(3, to + 768, 64);
+  if (!last) return;
+  for (int j = 0; j < C; ++j)
+    for (int i = 0; i < R; ++i) {
+      vi32 tile[16];
+#pragma GCC unroll 16
+      for (int n = 0; n < 16; ++n) tile[n] = raw_load<vi32>(sums + (j * R + i) * 256 + n * 16);
+      transpose_rows(tile);
+#pragma GCC unroll 16
+      for (int n = 0; n < 16; ++n) raw_store(c + ((i * 16 + n) * C + j) * 16, tile[n]);
+    }
+}
+
 // Asks for N lines.
 template <int N> PF_INLINE void matrix_fetch(const bf16* p) {
 #pragma GCC unroll 32

@@ -19,11 +19,10 @@ from polyfuse.ir.statements import (
     indices,
 )
 from polyfuse.ir.types import DType, e4m3_saturates
-from polyfuse.kit import KernelFacts, fits_i32_throughout
+from polyfuse.kit import KernelFacts, backward_slice, fits_i32_throughout
 from polyfuse.symbolic import Index, IndexLike, axis_name, coefficient, free_axes, python_text
 from polyfuse_halide.codegen.address import index_text, indirect_axes, injective_affine
-from polyfuse_halide.codegen.ops import call_text, constant_text
-from polyfuse_halide.codegen.reuse import reused_value
+from polyfuse_halide.codegen.ops import MATH, call_text, constant_text
 from polyfuse_halide.codegen.softmax import softmaxes_of
 
 LIMIT = 1 << 31
@@ -36,6 +35,9 @@ _OF_INDICES = (
     *("cast", "add", "sub", "mul", "floor_div", "remainder", "where"),
 )
 """Operations whose results depend on the index alone, if their operands do."""
+
+_MOST = 512 << 10
+"""Bytes of scratch that a thread's own cache holds."""
 
 
 class ValueEmitter:
@@ -332,3 +334,31 @@ def _is_transposed(stmt: Load, lane: Index, other: Index) -> bool:
     if stmt.args or coefficient(stmt.index, axis_name(lane)) in (0, 1, None):
         return False
     return coefficient(stmt.index, axis_name(other)) == 1
+
+
+def reused_value(facts: KernelFacts, section: Section, columns: int) -> str:
+    """The value of a loop that is worth storing until it is needed again, or an empty text; `columns`: how
+    many points are computed side by side.
+    """
+    stores = [access.stmt for access in facts.accesses if access.is_store]
+    plain = all(isinstance(s, Store) and s.mode == "set" and len(s.args) == 1 for s in stores)
+    here = [s.args[0] for s in section.body if isinstance(s, Store)]
+    rows_stored = not facts.written.isdisjoint(facts.row_buffers)
+    if not facts.axes or not plain or len(here) != 1 or rows_stored:
+        return ""
+    steps = columns
+    for size in facts.kernel.rsizes:
+        steps *= size if isinstance(size, int) else _MOST
+    reduced = {a for s in section.body if isinstance(s, Reduce) for a in s.args}
+    (value,) = here
+    needed = _sources(section, {value})
+    if value not in {t for s in _sources(section, reduced) for t in s.targets}:
+        return ""
+    if any(isinstance(s, Scan) for s in needed) or not any(s.op in MATH for s in needed):
+        return ""
+    return value if steps * facts.dtypes[value].itemsize <= _MOST else ""
+
+
+def _sources(section: Section, values: set[str]) -> tuple[Statement, ...]:
+    """The statements of a section that values are computed from, reductions included."""
+    return backward_slice(section.body, values, leave_out=lambda stmt: False)

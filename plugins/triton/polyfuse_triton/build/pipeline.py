@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 from polyfuse_triton.build.assembler import choose_assembler
-from polyfuse_triton.build.header import HEADER
 from polyfuse_triton.build.meta import WORKSPACE, KernelMeta
 from polyfuse_triton.device.packed_int16 import taken_apart
 from polyfuse_triton.launch import dependent_launch
@@ -191,3 +190,9 @@ def _knobs(knobs: Any, arch: int, driver: int, debug: bool) -> Iterator[None]:
         knobs.nvidia.ptxas = tool.path
         knobs.nvidia.ptxas_blackwell = tool.path
         yield
+
+
+HEADER = """import triton
+import triton.language as tl
+from polyfuse_triton.device.functions import *
+"""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel, Section
-from polyfuse.ir.statements import Reduce, Scan, Statement, Store
+from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store
 from polyfuse.kit import KernelFacts, Writer
 from polyfuse.plugin import Source
+from polyfuse.symbolic import free_axes
 from polyfuse_triton.build.meta import WORKSPACE
 from polyfuse_triton.loops.aliases import with_late_stores
 from polyfuse_triton.loops.coordinates import Coordinates, renamed
-from polyfuse_triton.loops.early_loads import fetched_early
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.reductions.cluster import Join
@@ -26,6 +27,11 @@ from polyfuse_triton.tiling.plan import Plan
 
 _PLAIN = re.compile(r"(in|out|inout|io|s|u|zuf|ks)\d+")
 """Names of arguments that no name in a kernel's text is like."""
+
+_THREAD = 32
+"""Threads of a warp."""
+_MOST_BYTES = 256
+"""Of early loads for each thread: a quarter of its registers."""
 
 
 @dataclass(frozen=True)
@@ -228,3 +234,26 @@ class _Sections:
         here, later = reads[number], frozenset[str]().union(*reads[number + 1 :])
         self._scope.fresh_reads = here & later
         self._scope.last_reads = here - later
+
+
+def fetched_early(sections: Sequence[Section], facts: KernelFacts, plan: Plan) -> list[Load]:
+    """The loads along rows in sections that reduce, whose memory no store of the kernel changes, as many as
+    registers hold.
+    """
+    assert plan.reduced is not None
+    room = _MOST_BYTES * _THREAD * plan.num_warps
+    found: list[Load] = []
+    for section in sections:
+        if not any(isinstance(stmt, Reduce) for stmt in section.body):
+            continue
+        for stmt in section.body:
+            if not isinstance(stmt, Load) or stmt.args or stmt.buffer in facts.may_change:
+                continue
+            along = free_axes(stmt.index)
+            if stmt.buffer in facts.row_buffers or plan.reduced.name not in along:
+                continue
+            room -= stmt.dtype.itemsize * (plan.elements if len(along) > 1 else plan.reduced.block)
+            if room < 0:
+                return found
+            found.append(stmt)
+    return found

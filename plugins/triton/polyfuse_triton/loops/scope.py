@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
@@ -30,10 +31,11 @@ from polyfuse_triton.dtypes import inline_literal, literal, triton_type
 from polyfuse_triton.loops.coordinates import Position
 from polyfuse_triton.loops.indexing import Indexer, Variable
 from polyfuse_triton.loops.ops import cast_text, is_infix, operation_text
-from polyfuse_triton.loops.quotients import quotient_by
 from polyfuse_triton.tiling.plan import Plan
 
 _NARROWED_TYPES = (DType.f32, DType.f64, DType.i32, DType.i64)
+
+_SMALL, _LARGE = 2.0**-100, 2.0**100
 
 
 @dataclass(frozen=True)
@@ -278,3 +280,13 @@ class Scope:
 
 def _small(value: Value) -> bool:
     return value.constant is not None and abs(int(value.constant)) < 1 << 31
+
+
+def quotient_by(text: str, divisor: float) -> str | None:
+    """An f32 divided by a constant, as a product with its inverse, corrected by what is left over; None where
+    the constant is near the ends of the range.
+    """
+    if not _SMALL < abs(divisor) < _LARGE:
+        return None
+    inverse = struct.unpack("f", struct.pack("f", 1.0 / divisor))[0]
+    return f"divide_by({text}, {divisor!r}, {inverse!r})"
