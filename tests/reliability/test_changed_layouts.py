@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from polyfuse.base.errors import InputLayoutError
+from polyfuse.runtime import checks
 from polyfuse.runtime import module as runtime_module
 from polyfuse.runtime.frozen import entries
 from polyfuse.torch_compat.tracing.dynamo import may_skip_guards
@@ -116,3 +117,29 @@ def test_a_program_for_further_sizes_meets_another_layout(unguarded):
     with unguarded():
         for rows in (3, 1, 40, 200):
             torch.testing.assert_close(layer(x := torch.randn(rows, 8)), other(x))
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x[:, None] * self.weight.exp()).sum(-1)
+
+
+@pytest.mark.parametrize("parameters", [1, 3])
+@pytest.mark.parametrize("frozen", [False, True])
+@torch.no_grad()
+def test_one_call_sees_that_all_are_laid_out_as_before(unguarded, monkeypatch, frozen, parameters):
+    """One by one, 100 parameters take as long as many a kernel."""
+    net = torch.nn.Sequential(*[Scaled() for _ in range(parameters)])
+    net.compile(backend="polyfuse", options={"freezing": frozen, "native_host": False})
+    x = torch.randn(2, 8)
+    wanted = net(x)
+    looks = []
+    for module, name in ((checks, "has_layout"), (checks, "assert_layout"), (entries, "_layouts")):
+        monkeypatch.setattr(module, name, lambda *args, name=name: looks.append(name))
+    for _ in range(3):
+        torch.testing.assert_close(net(x), wanted)
+    assert not looks

@@ -170,8 +170,10 @@ def watched(
         _with_layouts,
         call,
         # a getter of one position does not give a tuple
-        get=itemgetter(*positions, positions[0]),
-        like=alike([*tensors, tensors[0]]) if fit else _unknown,
+        get=itemgetter(*positions)
+        if len(positions) > 1
+        else itemgetter(slice(positions[0], positions[0] + 1)),
+        like=alike(tensors) if fit else _unknown,
         rows=[(row, names[row[0]], tensor.dtype) for row, tensor in zip(dense, tensors, strict=True)],
     )
 

@@ -69,7 +69,7 @@ free.
 
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """`(*tensors) -> bool`: False unless as many tensors have the types, devices, sizes and strides of these;
-    it may be False for other reasons, too, such as another mode of autograd.
+    it may be False for other reasons, too, such as another mode of autograd, or a tensor that is given twice.
     """
     make = getattr(_guards, "TensorGuards", None)
     if make is None:
