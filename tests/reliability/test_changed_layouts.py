@@ -14,7 +14,7 @@ from polyfuse.base.errors import InputLayoutError
 from polyfuse.runtime import checks
 from polyfuse.runtime import module as runtime_module
 from polyfuse.runtime.frozen import entries
-from polyfuse.torch_compat.tracing.dynamo import may_skip_guards
+from polyfuse.torch_compat.bindings import may_skip_guards
 
 
 class Net(torch.nn.Module):

@@ -34,8 +34,7 @@ from polyfuse.runtime.native import on_device
 from polyfuse.runtime.program_code import code_of, inputs_of
 from polyfuse.runtime.provisional import Provisional
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
-from polyfuse.torch_compat.bindings import has_no_memory, is_fake, plain
-from polyfuse.torch_compat.tracing.dynamo import may_skip_guards
+from polyfuse.torch_compat.bindings import has_no_memory, is_fake, may_skip_guards, plain
 
 if TYPE_CHECKING:
     from polyfuse.runtime.graphs.replay import GraphFacts

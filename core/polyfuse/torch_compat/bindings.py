@@ -79,6 +79,13 @@ def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return check
 
 
+def may_skip_guards() -> bool:
+    """Whether Dynamo leaves out guards of a module's tensors while its dictionaries are unchanged, as they
+    are behind `parameter.data = other`. Later versions of torch do not."""
+    config = sys.modules.get("torch._dynamo.config")
+    return bool(getattr(config, "use_recursive_dict_tags_for_guards", False))
+
+
 def fast_empty_strided(device_type: str) -> Callable[..., torch.Tensor] | None:
     """`(size, stride, dtype) -> Tensor` on the current device of a type; None: this torch has no such one."""
     fast: Callable[..., torch.Tensor] | None = getattr(_guards, f"_empty_strided_{device_type}", None)

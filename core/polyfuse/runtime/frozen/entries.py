@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.torch_compat.bindings import alike
-from polyfuse.torch_compat.tracing.dynamo import may_skip_guards
+from polyfuse.torch_compat.bindings import alike, may_skip_guards
 
 MOST_MODELS = 64
 """Sets of parameters that are remembered: the layers of a model may share one program."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -66,13 +65,6 @@ def differentiates_forward() -> bool:
         guard = GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL)
         context.guards_context.dynamo_guards.add(guard)
     return bool(torch.autograd.forward_ad._current_level >= 0)
-
-
-def may_skip_guards() -> bool:
-    """Whether Dynamo leaves out guards of a module's tensors while its dictionaries are unchanged, as they
-    are behind `parameter.data = other`. Later versions of torch do not."""
-    config = sys.modules.get("torch._dynamo.config")
-    return bool(getattr(config, "use_recursive_dict_tags_for_guards", False))
 
 
 def guard_offsets(gm: Any) -> None:
