@@ -18,6 +18,7 @@ from polyfuse import cli
 from polyfuse.base.errors import KernelBuildError, PolyfuseError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.checking.compare import agree
+from polyfuse.cli.conformance import update_pass_list
 from polyfuse.compiler.reports.replay import replay
 from polyfuse.compiler.session import session_for
 from polyfuse.ir.kernel import Kernel
@@ -32,7 +33,6 @@ from polyfuse.testing.cases.scalar import scalar_cases
 from polyfuse.testing.conformance import Run
 from polyfuse.testing.device_checks import DEVICE_CHECKS
 from polyfuse.testing.matrix import Cell, Matrix, Status
-from polyfuse.testing.pass_list import update_pass_list
 from polyfuse.testing.pytest_plugin import conformance_tests
 
 

@@ -129,10 +129,10 @@ class CompileSession:
         without.
         """
         single = value.dtype == torch.float32
-        if value.dim() == 3 and (training or not single):  # along one axis: not timed as images
-            return ChannelsLast.NONE
         device = value.device.type
         info, option = self.target_info(device), self.settings.channels_last
+        if value.dim() == 3 and (training or not (single or from_torch(value.dtype) in info.paired_types)):
+            return ChannelsLast.NONE  # along one axis: not timed as images
         last = ChannelsLast.ALL if info.channels_last_weights else ChannelsLast.ACTIVATIONS
         if option != "auto":
             return last if option == "on" else ChannelsLast.NONE

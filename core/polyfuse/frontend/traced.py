@@ -28,7 +28,7 @@ from polyfuse.frontend.graph import (
     ReadsNarrow,
     WantsChannelsLast,
 )
-from polyfuse.frontend.rewrites.layouts import spread_channels_last
+from polyfuse.frontend.rewrites.channels_last import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
 from polyfuse.frontend.saved_inputs import copy_overwritten
 from polyfuse.frontend.shared_arguments import note_shared_arguments

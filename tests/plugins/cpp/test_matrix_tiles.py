@@ -271,6 +271,52 @@ def test_windows_of_one_and_three_dimensions(layer: type[nn.Module]) -> None:
         torch.testing.assert_close(found, model(x).relu(), rtol=4e-2, atol=4e-2)
 
 
+class Sound(nn.Module):
+    """Two convolutions along one axis as at the beginning of a model of sounds, whose channels end last."""
+
+    def __init__(self, channels: int, inside: int) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(channels, inside, 3, padding=1)
+        self.second = nn.Conv1d(inside, inside, 3, 2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gelu = nn.functional.gelu
+        return gelu(self.second(gelu(self.first(x)))).permute(0, 2, 1) + 1
+
+
+@needs_tiles
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize(("channels", "inside", "length"), [(80, 64, 301), (32, 512, 700), (1, 16, 90)])
+def test_convolutions_along_one_axis(channels: int, inside: int, length: int, freezing: bool) -> None:
+    """Of a long line, with all of whose tiles a block of the weight is not multiplied at once, too."""
+    torch.manual_seed(0)
+    model, x = Sound(channels, inside).eval().bfloat16(), torch.randn(2, channels, length).bfloat16()
+    with torch.no_grad():
+        found, eager = compiled(model, freezing=freezing)(x), model(x)
+        exact = copy.deepcopy(model).double()(x.double())
+    assert (found.double() - exact).norm() <= 1.05 * (eager.double() - exact).norm()
+    assert found.stride() == eager.stride()
+    if channels > 1:
+        assert not any("convolution" in name for name in last_reports()[-1].calls)
+
+
+@needs_tiles
+def test_lengths_of_lines_may_vary_and_gradients_are_as_before() -> None:
+    torch.manual_seed(0)
+    model = Sound(32, 64).eval().bfloat16()
+    call = torch.compile(model, backend="polyfuse", dynamic=True, options={"strict": True})
+    for length in (50, 333, 64, 1025):
+        x = torch.randn(1, 32, length).bfloat16()
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), model(x), rtol=4e-2, atol=4e-2)
+    call(x).float().square().mean().backward()
+    found = model.second.weight.grad
+    model.zero_grad()
+    model(x).float().square().mean().backward()
+    torch.testing.assert_close(found, model.second.weight.grad, rtol=6e-2, atol=1e-4)
+
+
 def matmul(columns: int, depth: int, dtype: DType = DType.bf16, taps: int = 1) -> Reduction:
     """The sums of a convolution of 49 pixels, channels last."""
     image, channel = axis("i0", 1), axis("i1", columns)

@@ -15,7 +15,7 @@ from polyfuse.bench.engine import EAGER, TORCH, Engine, parse_engines
 from polyfuse.bench.machine import this_machine
 from polyfuse.bench.statistics import latency, spark, speed_up
 from polyfuse.bench.subject import load_subject
-from polyfuse.bench.sweep import points, sweep_of
+from polyfuse.cli.bench import points, sweep_of
 
 
 def load(name, arguments=(), sizes=None, training=False):

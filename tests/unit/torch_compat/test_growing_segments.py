@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -41,6 +43,32 @@ def test_it_grows_inside_alone(said: list[str], before: str, others: str) -> Non
         with growing_segments("cuda"):
             assert said[-1] == f"{others}expandable_segments:True"
         assert said[-1] == f"{others}expandable_segments:False"
+
+
+def test_what_another_thread_sets_meanwhile_stays(said: list[str]) -> None:
+    with growing_segments("cuda"):
+        said.append("max_split_size_mb:64,expandable_segments:True")
+    assert said[-1] == "max_split_size_mb:64,expandable_segments:False"
+
+
+def test_recordings_of_several_threads_end_without(said: list[str]) -> None:
+    inside, go, found = threading.Barrier(3), threading.Event(), list[str]()
+
+    def record() -> None:
+        with growing_segments("cuda"):
+            found.append(said[-1])
+            inside.wait()
+            go.wait()
+
+    threads = [threading.Thread(target=record) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert found == ["expandable_segments:True"] * 2
+    assert said[-1] == "expandable_segments:False"
 
 
 def test_after_an_error(said: list[str]) -> None:

@@ -10,6 +10,7 @@ import enum
 import importlib
 import sys
 import types
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -17,8 +18,7 @@ from typing import Any
 import torch
 
 from polyfuse.base.digest import digest
-from polyfuse.compiler.captures.classes import class_text, own_text
-from polyfuse.compiler.captures.files import file_text
+from polyfuse.compiler.captures.files import file_text, is_versioned
 from polyfuse.frontend.addresses import PLAIN
 from polyfuse.torch_compat.captures.guards import Unstorable, is_constant
 from polyfuse.torch_compat.ops import NAMESPACE_TYPES, HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -30,6 +30,16 @@ _HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "builtins", "math", "o
 """Where functions of C lie that do not say so themselves."""
 
 _COLLECTIONS = (tuple, list, set, frozenset, dict, torch.Size)
+
+Outline = Callable[[object, int], str]
+"""An object of a class as text, from how far it was followed."""
+_IGNORED = frozenset(
+    ("__doc__", "__dict__", "__weakref__", "__module__", "__annotations__", "__annotate__")
+    + ("__annotations_cache__", "__abstractmethods__", "_abc_impl", "__firstlineno__")
+    + ("__static_attributes__", "__orig_bases__", "__parameters__", "__subclasshook__", "__slots__")
+)
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_STANDARD = frozenset(("torch", "builtins", "abc", "collections", "typing", "enum", "functools"))
 
 
 def described(value: object, depth: int = 0) -> str:
@@ -163,3 +173,52 @@ def _found(module: str, name: str) -> object:
 def _file(module: str) -> str:
     file = getattr(sys.modules.get(module), "__file__", None)
     return file_text(file) if isinstance(file, str) and file.endswith(".py") else ""
+
+
+def class_text(found: type, outline: Outline) -> str:
+    """What a class and those that it inherits from hold. Dynamo compares which class an object has, and takes
+    for granted what the class holds; in another process somebody may have replaced a method of it.
+
+    Args:
+        outline: is asked for what is no function.
+    """
+    return digest(*(line for base in found.__mro__ for line in _lines(base, outline)))
+
+
+def own_text(found: type, outline: Outline) -> str:
+    """What a class holds itself, all of which `outline` is asked for."""
+    held = sorted((name, value) for name, value in vars(found).items() if name not in _IGNORED)
+    return digest(*(f"{name} {outline(value, 1)}" for name, value in held))
+
+
+def _lines(base: type, outline: Outline) -> Iterator[str]:
+    yield f"{base.__module__}.{base.__qualname__}"
+    for name, value in sorted(vars(base).items()):
+        if name in _IGNORED:
+            continue
+        functions = [each for each in _functions(value) if isinstance(each, FunctionType)]
+        if functions:
+            yield f"{name} {type(value).__name__} {[_function_text(each, outline) for each in functions]}"
+        elif isinstance(value, _PLAIN):
+            yield f"{name} {value!r}"
+        elif not _is_original(base):
+            yield f"{name} {outline(value, 1)}"
+
+
+def _functions(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, classmethod | staticmethod):
+        return (value.__func__,)
+    return (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
+
+
+def _function_text(function: FunctionType, outline: Outline) -> str:
+    code = function.__code__
+    if is_versioned(code.co_filename):
+        return f"{code.co_filename}:{code.co_firstlineno} {code.co_qualname}"
+    return outline(function, 1)
+
+
+def _is_original(base: type) -> bool:
+    """Whether a class came with torch or Python, whose versions say what it holds besides functions."""
+    module = base.__module__.partition(".")[0]
+    return module in _STANDARD

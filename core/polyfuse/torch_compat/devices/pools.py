@@ -44,14 +44,19 @@ def growing_segments(device_type: str) -> Iterator[None]:
     if known is None or (_GROWS.findall(known) or ["False"])[-1] == "True":
         yield
         return
-    # an option that is not named goes back to what it is without settings
-    others = _GROWS.sub("", known).strip(", ")
-    change = torch._C._accelerator_setAllocatorSettings
-    change(f"{others},expandable_segments:True".lstrip(","))
+    _let_grow(known, True)
     try:
         yield
     finally:
-        change(f"{others},expandable_segments:False".lstrip(","))
+        # what another thread has set meanwhile stays
+        now = _allocator_settings(device_type)
+        _let_grow(known if now is None else now, False)
+
+
+def _let_grow(known: str, grows: bool) -> None:
+    # an option that is not named goes back to what it is without settings
+    others = _GROWS.sub("", known).strip(", ")
+    torch._C._accelerator_setAllocatorSettings(f"{others},expandable_segments:{grows}".lstrip(","))
 
 
 def _allocator_settings(device_type: str) -> str | None:

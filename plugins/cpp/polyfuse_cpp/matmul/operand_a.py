@@ -40,6 +40,7 @@ class OperandAText(OperandText):
         side = self.operand
         self.dots = self.plan.path.along_depth
         self.across = self.plan.turns
+        self.shared = ""  # where threads find all rows packed as columns, if that was done before
         self.in_place = self.dots and side.index is not None and side.step == 1
         self.pitch = self._pitch()
         self.at_once = not self.plan.path.blocked and not self.in_place and not self.pitch
@@ -105,6 +106,8 @@ class OperandAText(OperandText):
 
     def room(self) -> str:
         """Elements to keep, as text."""
+        if self.shared:
+            return "0"
         if self.across:
             return f"tile_count * pass_count * {self._across_part}"
         if self.in_place:
@@ -135,7 +138,14 @@ class OperandAText(OperandText):
 
     def across_at(self, tile: str) -> str:
         """Where the rows of a tile are, in pairs as columns of a right operand."""
+        if self.shared:
+            return f"{self.shared} + ({tile} * depth_count + depth_from) * {self.plan.rows}"
         return f"(bf16*)(packed_a + (({tile} - tile_from) * pass_count + pass) * {self._across_part})"
+
+    def row_at(self, row: str) -> str:
+        """Where a row that is read in place is, from the step `depth_from` on; declares its position."""
+        self._row_axes(row)
+        return self._address("depth_from")
 
     @property
     def _across_part(self) -> int:
@@ -162,6 +172,8 @@ class OperandAText(OperandText):
 
     def before_item(self) -> None:
         """Pack all rows, where that is done at once."""
+        if self.shared:
+            return
         if self.across:
             self._rows_across()
             return

@@ -16,6 +16,7 @@ from polyfuse_cpp.matmul.kernel import MatmulText
 from polyfuse_cpp.matmul.paths import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.tiled.padded import padded_of
+from polyfuse_cpp.matmul.tiled.rows_once import RowsOnceText
 from polyfuse_cpp.matmul.tiled.text import TiledWindowText
 from polyfuse_cpp.matmul.window import group_of
 from polyfuse_cpp.memory.address import index_text
@@ -27,7 +28,13 @@ def matmul_text(matmul: Matmul, plan: MatmulPlan, isa: Isa) -> KernelText:
         return GroupedText(matmul, plan, isa).text()
     if plan.path.tiles and padded_of(matmul) is not None:
         return TiledWindowText(matmul, plan, isa).text()
+    if plan.path is OperandPath.TURNED and plan.slices == 1 and not _has_batches(matmul):
+        return RowsOnceText(matmul, plan, isa).text()
     return (SplitKText if plan.slices > 1 else MatmulText)(matmul, plan, isa).text()
+
+
+def _has_batches(matmul: Matmul) -> bool:
+    return any(matmul.facts.sizes[name] != 1 for name in matmul.batch)
 
 
 class SplitKText(MatmulText):

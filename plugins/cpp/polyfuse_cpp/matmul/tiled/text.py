@@ -26,6 +26,9 @@ _COPIED = 128 << 10
 """Elements of the image that are copied at once: they stay in the second cache, beside a block of the weight.
 """
 
+_TILES_BESIDE = 4
+"""Tiles with which a block of the weight is multiplied at least before the next one."""
+
 _LINES = 4
 """Lines of the result for which lines of the image are copied at least, where these are long."""
 
@@ -80,6 +83,8 @@ class TiledWindowText(MatmulText):
         most = f"(band_tiles * {self.plan.rows} + line_rows - 2) / line_rows + 1"
         out.line(f"const i64 most_lines = index_min(down_count, {most}) + {max(self.phases.values())};")
         out.line("const i64 plane_size = most_lines * line_size;")
+        tile = self.plan.rows * padded.along.step * padded.width * len(self.phases)
+        out.line(f"const i64 group_tiles = {max(_TILES_BESIDE, _COPIED // tile)};")
 
     def _divide(self) -> None:
         """Parts that are smaller than a thread's share, as far as their copies do not overlap much."""
@@ -177,10 +182,13 @@ class TiledWindowText(MatmulText):
             end = f"index_min((tile_e - first_tile) * {plan.rows}, row_count)"
             out.line(f"const i64 line_count = ({end} - 1) / line_rows + 1 - first_line;")
             self._copy()
-            with out.block("for (i64 block = block_from; block < block_to; ++block)"):
-                out.line(f"const i64 column_from = block * {self.wide};")
-                with out.block("for (i64 tile = tile_a; tile < tile_e; ++tile)"):
-                    self._tile()
+            # of a long line, no more tiles than the second cache holds for all blocks
+            with out.block("for (i64 tile_g = tile_a; tile_g < tile_e; tile_g += group_tiles)"):
+                out.line("const i64 tile_h = index_min(tile_e, tile_g + group_tiles);")
+                with out.block("for (i64 block = block_from; block < block_to; ++block)"):
+                    out.line(f"const i64 column_from = block * {self.wide};")
+                    with out.block("for (i64 tile = tile_g; tile < tile_h; ++tile)"):
+                        self._tile()
 
     # The copy.
 
@@ -263,11 +271,11 @@ class TiledWindowText(MatmulText):
             out.line("const i64 lines = 0;")
             return
         each, steps = (wide * padded.steps + 31) // 32, padded.depth // padded.steps
-        out.line("const i64 others = tile_e - tile_a - 1, other = tile - tile_a - 1;")
+        out.line("const i64 others = tile_h - tile_g - 1, other = tile - tile_g - 1;")
         out.line("const bool here = other < 0 && (others == 0 || block == block_from);")
         out.line(f"const i64 share = others ? ({each - 1} + others) / others : 0;")
         out.line("const bool more = other >= 0 && block + 1 < block_to;")
-        out.line(f"const i64 lines = tile_a != tile_from ? 0 : here ? {each} : more ? share : 0;")
+        out.line(f"const i64 lines = tile_g != tile_from ? 0 : here ? {each} : more ? share : 0;")
         following = f"{padded.depth * wide} + other * share * {32 * steps}"
         out.line(f"const bf16* const next = right_at + (here ? {TILES_AHEAD} : {following});")
 

@@ -7,7 +7,8 @@ operators read that look at strides or draw random numbers in memory order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -16,9 +17,8 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.describe import output_node
 from polyfuse.frontend.graph import CHANNELS_LAST, ChannelsLast, ReadsElements
-from polyfuse.frontend.rewrites.layouts.alone import is_light_alone
-from polyfuse.frontend.rewrites.layouts.one_axis import as_images
 from polyfuse.frontend.rewrites.tools import aten, same_number, tensor_value, traced_call
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, shapes
 
@@ -51,6 +51,15 @@ _VIEWS: Final = (aten.view.default, aten._unsafe_view.default)
 """Operators that join and split dimensions, and never copy."""
 
 _Wants: TypeAlias = Callable[[torch.Tensor, torch.Tensor], ChannelsLast]
+
+_LIGHT: Final = 128
+"""Multiplications for each number of the image and of the result, below which converting costs more than
+channels last gain."""
+_FEW_PIXELS: Final = 1024
+"""Pixels of all results, below which kernels that read channels last gain more than that."""
+
+_HEIGHT: Final = 2
+"""Where the axis of one pixel is."""
 
 
 def spread_channels_last(
@@ -266,3 +275,62 @@ def _strides(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_strides(item) for item in value]
     return None
+
+
+def is_light_alone(node: Node) -> bool:
+    """Whether a call convolves an input of the graph to its result on the CPU, with so few multiplications
+    that a library does it sooner as it was traced.
+
+    Sizes that vary are not judged, nor are transposed convolutions and images with their channels last.
+    """
+    if node.target is not aten.convolution.default or node.args[6]:
+        return False
+    source, result = node.args[0], tensor_value(node)
+    weight, value = tensor_value(node.args[1]), tensor_value(source)
+    if result is None or weight is None or value is None or not device_of(value.device.type).is_host:
+        return False
+    if getattr(source, "op", "") != "placeholder" or any(user.op != "output" for user in node.users):
+        return False
+    sizes = [_counts(tensor.shape) for tensor in (value, weight, result)]
+    if not all(sizes) or not value.is_contiguous() or value.stride(1) == 1:
+        return False
+    image, window, made = (math.prod(size) for size in sizes)
+    products, pixels = made * window // sizes[1][0], made // sizes[2][1]
+    return pixels >= _FEW_PIXELS and products < _LIGHT * (image + made)
+
+
+def _counts(shape: Any) -> tuple[int, ...]:
+    """Sizes that are known, all of them positive; else nothing."""
+    sizes = tuple(shape)
+    return sizes if all(type(size) is int and size > 0 for size in sizes) else ()
+
+
+def as_images(module: GraphModule, convolutions: Iterable[Node], mode: Any) -> dict[Node, Any]:
+    """Have some convolutions of tensors of three dimensions, none of them transposed, convolve images of one
+    line: torch has no layout with channels last for three dimensions. The views around them are no work.
+
+    Args:
+        mode: the fake mode of the graph's traced values.
+
+    Returns:
+        the traced value of each convolution by the node that has its result now. An image whose channels come
+        last has a result that is laid out likewise, which its users were not traced with.
+    """
+    graph = module.graph
+    traced: dict[Node, Any] = {}
+
+    def call(like: Node, target: Any, *args: Any) -> Node:
+        return traced_call(graph, mode, like, target, args)
+
+    for node in convolutions:
+        image, weight, bias, stride, padding, dilation, transposed, margin, groups = node.args
+        with graph.inserting_before(node):
+            image = call(image, aten.unsqueeze.default, image, _HEIGHT)
+            weight = call(weight, aten.unsqueeze.default, weight, _HEIGHT)
+            numbers = [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *margin], groups
+            found = call(node, aten.convolution.default, image, weight, bias, *numbers)
+            line = call(node, aten.squeeze.dim, found, _HEIGHT)
+        traced[line] = node.meta["val"]
+        node.replace_all_uses_with(line)
+        graph.erase_node(node)
+    return traced
