@@ -69,7 +69,10 @@ class CheckedKernel(Provisional):
         # kernels do: launches like those that agreed are known by numbers alone
         self._bytes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._familiar: set[_Numbers] = set()
+        # their numbers follow from sizes and addresses, which mostly are those of an earlier call
+        self._repeated: set[tuple[int, ...]] = set()
         kinds = [arg.kind for arg in subject.kernel.args]
+        self._is_size = [kind == "size" for kind in kinds]
         self._size_at = [at for at, kind in enumerate(kinds) if kind == "size"]
         self._tensor_at = [at for at, kind in enumerate(kinds) if kind != "size"]
 
@@ -83,7 +86,7 @@ class CheckedKernel(Provisional):
         if self.current is not None:
             self.current(*operands)
             return
-        if self._familiar and not tally.forgets() and self._numbers(operands) in self._familiar:
+        if self._familiar and not tally.forgets() and self._is_familiar(operands):
             self.launch(*operands)
             return
         device = self.subject.kernel.device.partition(":")[0]
@@ -113,12 +116,26 @@ class CheckedKernel(Provisional):
         """Take further launches with such operands for known ones."""
         if len(self._familiar) >= _MOST_FAMILIAR:
             self._familiar.clear()
+            self._repeated.clear()
             self._bytes.clear()
         sizes = tuple([operands[at] for at in self._size_at])
         self._bytes[sizes] = tuple([span.nbytes for span in layout.spans if span is not None])
         found = self._numbers(operands)
         if found is not None:
             self._familiar.add(found)
+
+    def _is_familiar(self, operands: Sequence[Any]) -> bool:
+        """Whether a launch is like one that agreed."""
+        pairs = zip(self._is_size, operands, strict=False)
+        numbers = tuple([one if is_size else one.data_ptr() for is_size, one in pairs])
+        if numbers in self._repeated:
+            return True
+        if self._numbers(operands) not in self._familiar:
+            return False
+        if len(self._repeated) >= _MOST_FAMILIAR:
+            self._repeated.clear()
+        self._repeated.add(numbers)
+        return True
 
     def _numbers(self, operands: Sequence[Any]) -> _Numbers | None:
         """The sizes of a launch, how its operands are aligned and which of them are one: its variant follows

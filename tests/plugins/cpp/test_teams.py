@@ -14,6 +14,7 @@ from cpp_kernels import KernelBuilder, backend, compiled
 from cpp_layer import build, levels
 from cpp_matmuls import Matmul
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.types import DType
 
 TASKS = "/proc/self/task"
 
@@ -138,3 +139,47 @@ def test_rows_that_are_all_packed_first_are_what_threads_share() -> None:
     text = backend("avx512").emit(Matmul(49, 512, 600, left="bkm", right="bnk").kernel()).text
     assert "matmul_dots<" in text and "packed_a + ((tile - tile_from)" in text
     assert "matmul_share(batch_count, tile_count, block_count, team, 0)" in text
+
+
+WORK = """
+extern "C" void worth(i64* found, i64 rows, i64 columns, i64 batch, i64 depth, i64 left, i64 right) {
+  found[0] = matmul_work(batch * rows * columns, rows, batch, depth, left, right);
+  found[1] = team_for(1000, found[0]);
+}
+"""
+
+
+@pytest.mark.quick(1)
+def test_few_rows_have_threads_for_the_weight_that_they_read(three_threads: None) -> None:
+    """One row of 384 numbers times 1000 columns is 384,000 multiplications, and 1.5 MB to read."""
+    worth = build(levels()[0], WORK, {"worth": "piiiiii"}, ("matmul", "omp", "kernel"))["worth"]
+    for rows, columns, batch, depth, expected, team in (
+        (1, 1000, 1, 384, 8 * 1000 * 384, 3),
+        (1000, 1, 1, 384, 8 * 1000 * 384, 3),
+        (1, 96, 1, 96, 8 * 96 * 96, 1),
+        (1, 128, 12, 64, 12 * 8 * 128 * 64, 3),
+        (49, 512, 1, 512, 49 * 512 * 512, 3),
+        (1, 64, 1, 4, 8 * 64 * 8, 1),
+    ):
+        found = torch.zeros(2, dtype=torch.int64)
+        worth(found, rows, columns, batch, depth, 8, 8)
+        assert found.tolist() == [expected, team], (rows, columns)
+
+
+def test_what_a_thread_reads_counts_by_its_bytes() -> None:
+    for kind, number in ((DType.f32, 8), (DType.bf16, 4)):
+        matmul = Matmul(1, 512, 600, dtype=kind, left="bmk", right="bnk")
+        text = backend("avx512").emit(matmul.kernel()).text
+        assert f"row_count, batch_count, depth_count, {number}, {number})" in text
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_rows_by_several_threads(rows: int, three_threads: None) -> None:
+    matmul = Matmul(rows, 700, 333, left="bmk", right="bnk")
+    left, right = torch.randn(rows, 333), torch.randn(700, 333)
+    out = torch.full((rows, 700), float("nan"))
+    run = compiled(matmul.kernel())
+    for _ in range(3):
+        run(left, right, out.fill_(float("nan")))
+        torch.testing.assert_close(out, (left.double() @ right.double().T).float(), rtol=1e-5, atol=1e-4)

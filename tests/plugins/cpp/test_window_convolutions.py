@@ -59,6 +59,9 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(9, 72, (3, 2), padding=(1, 2), groups=3), (2, 9, 9, 7), True),
         (nn.Conv2d(40, 80, 3, dilation=2, groups=2), (2, 40, 12, 12), True),
         (nn.Conv2d(15, 100, 3, padding=3, groups=5), (1, 15, 5, 6), True),
+        (nn.Conv2d(3 * LANES, 3 * LANES, 3, padding=1, groups=3), (1, 3 * LANES, 7, 7), True),
+        (nn.Conv2d(2 * LANES, 2 * LANES, 3, stride=2, padding=1, groups=2), (2, 2 * LANES, 19, 16), True),
+        (nn.Conv2d(10, 5 * LANES, (3, 5), padding=2, groups=5, bias=False), (1, 10, 14, 14), True),
         (nn.Conv2d(3, LANES + LANES // 2, 3, stride=2, padding=1), (2, 3, 20, 21), False),
         (nn.Conv2d(17, 2 * LANES + 1, 3, padding=1, bias=False), (2, 17, 9, 11), True),
         (nn.Conv2d(160, 3 * LANES + LANES // 4, 3, padding=1), (2, 160, 8, 9), True),
@@ -73,6 +76,7 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         *("lines", "passes of a line", "lines and strides"),
         *("groups", "groups and stride", "groups of five blocks", "groups and no border"),
         *("groups of 8", "groups of 12", "groups of 24", "groups of 40", "groups of 20"),
+        *("groups of a vector", "groups of a vector and stride", "two channels to a vector each"),
         *(
             "part of a vector",
             "one number more",

@@ -253,7 +253,7 @@ def test_programs_are_deterministic_and_differ_from_the_processors():
 
 
 def test_without_a_gpu_kernels_for_one_are_refused(monkeypatch):
-    monkeypatch.setattr("polyfuse_halide.gpu._present", lambda: None)
+    monkeypatch.setattr("polyfuse_halide.backend._present", lambda: None)
     made = HalideBackend(Settings.resolve())
     with pytest.raises(UnsupportedError, match="no GPU"):
         made.emit(parse(SOFTMAX))

@@ -12,7 +12,7 @@ from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_re
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.isa import dot_instructions
-from polyfuse_cpp.matmul import converted as conversion
+from polyfuse_cpp.matmul.narrow import converted as conversion
 
 WHY = "it reads an operand as it is stored"
 

@@ -30,6 +30,7 @@ from polyfuse_cpp.matmul.plans import columns_beside, most_varying
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.touched import touched_by
+from polyfuse_cpp.matmul.window import work_of
 from polyfuse_cpp.memory.address import index_text
 
 _FETCHING = (
@@ -122,8 +123,7 @@ class MatmulText:
             self._extents()
             points = index_text(product(facts.sizes[a] for a in facts.axes))
             out.line(f"if (({points}) <= 0) return;")
-            work = f"({points}) * index_max(depth_count, 8)"
-            out.line(f"const i64 work = {work};")
+            out.line(f"const i64 work = {work_of(self.matmul, points)};")
             out.line("const int team = team_for(batch_count * tile_count * block_count, work);")
             with out.block("if (team == 1)"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, {{1, 1, 1, 1}});")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import gcd, inf, prod
+from math import inf, prod
 
 from polyfuse.ir.types import DType
 from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
@@ -16,11 +16,10 @@ from polyfuse_cpp.matmul.problem import Matmul, as_stored, whole_tiles
 from polyfuse_cpp.matmul.tiled.padded import padded_of
 from polyfuse_cpp.matmul.tiled.turned import AT_ONCE_ROWS, TURNED_ROWS, turns
 from polyfuse_cpp.matmul.window import (
-    block_width,
     group_of,
+    grouped_tile,
     heights,
     is_one_block,
-    lanes_of,
     lines_of,
     packing_cycles,
     window_of,
@@ -46,12 +45,6 @@ _BYTE_ROWS = 8
 
 _VARYING = 16
 """Rows up to which a kernel that does not know their number has a tile for each."""
-
-_POINTERS = 6
-"""Rows of a tile that each have an address in a register."""
-
-_SIDE_BY_SIDE = 4
-"""Blocks whose tiles are added up side by side."""
 
 _CONVERTING = 8
 """Half cycles in which a vector is converted, stored and loaded again."""
@@ -270,17 +263,8 @@ class _Machine:
         return min(heights, key=lambda high: (heights[high] * self.dots_of(high)[0], -high))
 
     def _grouped(self) -> MatmulPlan:
-        """Groups of a convolution: each row of a tile takes a register for its address, so there are few, and
-        sums of several blocks side by side. All of the depth is added up at once.
-        """
-        sums = 24 if self.registers == 32 else 12
-        part = lanes_of(self.matmul, self.isa.lanes)
-        vectors = block_width(self.matmul) // part
-        rows = max(1, min(_POINTERS, sums // (vectors * self.each)))
-        # the sums of a tile are looked at in whole vectors
-        step = self.isa.lanes // gcd(self.isa.lanes, vectors * part)
-        rows = max(step, rows // step * step)
-        blocks = min(max(1, sums // (rows * vectors * self.each)), _SIDE_BY_SIDE)
+        """Groups of a convolution, all of whose depth is added up at once."""
+        rows, vectors, blocks = grouped_tile(self.matmul, self.isa.lanes, self.registers, self.each)
         depth = self.matmul.extent(self.matmul.depth)
         return MatmulPlan(OperandPath.PREPACKED, rows, vectors, 0, depth, blocks)
 

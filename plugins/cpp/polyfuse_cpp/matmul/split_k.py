@@ -18,7 +18,7 @@ from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.tiled.padded import padded_of
 from polyfuse_cpp.matmul.tiled.rows_once import RowsOnceText
 from polyfuse_cpp.matmul.tiled.text import TiledWindowText
-from polyfuse_cpp.matmul.window import group_of
+from polyfuse_cpp.matmul.window import group_of, work_of
 from polyfuse_cpp.memory.address import index_text
 
 
@@ -94,7 +94,7 @@ class SplitKText(MatmulText):
             out.line(f"{kind}* const parts = ({kind}*)scratch_new(room * {kind.itemsize});")
             # a slice may have nothing to add up
             out.line(f"__builtin_memset(parts, 0, room * {kind.itemsize});")
-            out.line(f"const int team = team_for(items, ({points}) * index_max(depth_count, 8));")
+            out.line(f"const int team = team_for(items, {work_of(self.matmul, points)});")
             with out.block("if (team == 1)", "} else {"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, items);")
                 out.line(f"{Source.SYMBOL}_join({passed}0, units);")

@@ -81,6 +81,13 @@ static __attribute__((unused)) void* matmul_scratch(i64 bytes) {
   return own->at;
 }
 
+// What a matmul is worth in vector additions per lane, for its team. Where few results need a number of an operand, the
+// time is that of its way from memory: a number of the left or the right one costs as much as so many multiplications.
+static __attribute__((unused)) i64 matmul_work(i64 points, i64 rows, i64 batch, i64 depth, i64 left, i64 right) {
+  const i64 lines = batch * rows, columns = points / lines;
+  return index_max(points, index_max(lines * left, batch * columns * right)) * index_max(depth, 8);
+}
+
 // How results are shared out among threads: the tiles of rows in `down` parts, the blocks of columns in `over` parts; each of
 // those in `tiles` times `blocks` parts, one behind the other, which threads may take from each other (`in_parts`).
 struct matmul_parts {

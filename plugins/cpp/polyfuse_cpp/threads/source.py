@@ -36,8 +36,8 @@ _FLAGS = (
     "-pthread",
     "-Wl,--build-id=none",
 )
-_COUNTS = range(2, 5)
-"""Numbers of threads of torch with which kernels use the pool: with eight it was not faster than OpenMP."""
+_COUNTS = range(2, 9)
+"""Numbers of threads of torch with which kernels use the pool: with sixteen it was not faster than OpenMP."""
 
 _LOCK = threading.Lock()
 _LOADED: list[ctypes.PyDLL] = []
