@@ -103,3 +103,16 @@ def test_other_types_and_sizes_are_refused_where_nothing_guards_them(unguarded, 
     change(net)
     with unguarded(), pytest.raises(InputLayoutError, match="compiled"):
         net(torch.randn(8, 8))
+
+
+@torch.no_grad()
+def test_a_program_for_further_sizes_meets_another_layout(unguarded):
+    layer = torch.nn.Linear(8, 24)
+    other = copy.deepcopy(layer)
+    layer.compile(backend="polyfuse", dynamic=True)
+    torch.testing.assert_close(layer(x := torch.randn(3, 8)), other(x))
+    for net in (layer, other):
+        net.weight.data = net.weight.data.t().contiguous().t()
+    with unguarded():
+        for rows in (3, 1, 40, 200):
+            torch.testing.assert_close(layer(x := torch.randn(rows, 8)), other(x))

@@ -149,6 +149,9 @@ class CompileSession:
             return ChannelsLast.NONE
         narrow = {kind for kind in info.channels_last if kind.itemsize == _NARROW}
         wanted = bool(narrow) if rounded else from_torch(value.dtype) in narrow
+        if wanted and last is ChannelsLast.ACTIVATIONS and not training and weight.size(1) != 1:
+            # their kernels gain more than converting the image and the result costs
+            last = ChannelsLast.ACTIVATIONS_ALONE if from_torch(value.dtype) in info.paired_types else last
         return last if wanted else ChannelsLast.NONE
 
     def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:

@@ -24,7 +24,9 @@ class ChannelsLast(enum.IntEnum):
 
     NONE = 0
     ACTIVATIONS = 1
-    ALL = 2
+    ACTIVATIONS_ALONE = 2
+    """Those of a light convolution that is all a graph does with images, too."""
+    ALL = 3
     """Its weight, too."""
 
 

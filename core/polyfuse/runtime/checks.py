@@ -36,6 +36,15 @@ def assert_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[in
         assert_size_stride(tensor, size, stride)
 
 
+def has_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor has a size and stride, as `assert_layout` has it."""
+    try:
+        assert_layout(tensor, size, stride)
+    except AssertionError:
+        return False
+    return True
+
+
 def assert_finite(tensor: torch.Tensor, label: str) -> None:
     """Raise `PolyfuseError` if a tensor holds NaN or infinity."""
     if tensor.is_floating_point() or tensor.is_complex():
@@ -155,14 +164,20 @@ def watched(
         return call
     positions = [row[0] for row in dense]
     tensors = [args[position] for position in positions]
+    # a program for further sizes may meet them when they have changed already
+    fit = all(has_layout(args[position], size, stride) for position, size, stride, _ in dense)
     return partial(
         _with_layouts,
         call,
         # a getter of one position does not give a tuple
         get=itemgetter(*positions, positions[0]),
-        like=alike([*tensors, tensors[0]]),
+        like=alike([*tensors, tensors[0]]) if fit else _unknown,
         rows=[(row, names[row[0]], tensor.dtype) for row, tensor in zip(dense, tensors, strict=True)],
     )
+
+
+def _unknown(*_: torch.Tensor) -> bool:
+    return False
 
 
 def _with_layouts(
@@ -183,9 +198,7 @@ def _with_layouts(
                 f" {tuple(size)} when the model was compiled",
                 "call torch._dynamo.reset() behind such changes; this version of torch does not notice them",
             )
-        try:
-            assert_layout(tensor, size, stride)
-        except AssertionError:
+        if not has_layout(tensor, size, stride):
             args[position] = copy = _copy(tensor, size, stride)
             if mutated:
                 written.append((tensor, copy))

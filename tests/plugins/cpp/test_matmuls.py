@@ -18,7 +18,7 @@ from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.plugin import Config
 from polyfuse.symbolic import symbol
-from polyfuse_cpp.isa import detect_isa
+from polyfuse_cpp.isa import detect_isa, dot_instructions
 from polyfuse_cpp.matmul.paths import OperandPath
 
 f32, f64, bf16, f16, i8, u8, i32, i64 = (
@@ -409,6 +409,19 @@ def test_bf16_in_pairs(shape: tuple[int, int, int], right: str) -> None:
     check(Matmul(m, n, k, dtype=bf16, right=right, out_dtype=bf16, bias=True, pad=3))
     check(Matmul(m, n, k, dtype=bf16, right=right, dynamic="mk"))
     check(Matmul(m, n, k, dtype=bf16, left="bkm", right=right, pad=1))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.usefixtures("configurations")
+@pytest.mark.parametrize("shape", [(40, 48, 256), (9, 64, 288), (70, 32, 4160)])
+def test_bf16_with_columns_as_rows(shape: tuple[int, int, int]) -> None:
+    """Where the machine has matrix registers: in batches, in slices, for any number of rows."""
+    m, n, k = shape
+    kernel = Matmul(m, n, k, b=3, dtype=bf16, right="bnk").kernel()
+    if "PF_AMX" in dot_instructions():
+        assert OperandPath.TURNED in {config.get("path") for config in backend().configs(kernel)}
+    check(Matmul(m, n, k, b=3, dtype=bf16, right="bnk", out_dtype=bf16, bias=True, pad=32))
+    check(Matmul(m, n, k, dtype=bf16, right="bnk", dynamic="m"))
 
 
 @pytest.mark.skipif(

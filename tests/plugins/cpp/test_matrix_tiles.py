@@ -271,6 +271,23 @@ def test_windows_of_one_and_three_dimensions(layer: type[nn.Module]) -> None:
         torch.testing.assert_close(found, model(x).relu(), rtol=4e-2, atol=4e-2)
 
 
+@needs_tiles
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.Conv2d(64, 64, 1), nn.Conv1d(80, 64, 3, padding=1)]
+)
+def test_a_light_convolution_alone_is_a_kernel(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = copy.deepcopy(layer).eval().bfloat16()
+    channels = model.weight.shape[1]
+    x = torch.randn(1, channels, *((60, 56) if isinstance(layer, nn.Conv2d) else (1100,))).bfloat16()
+    with torch.no_grad():
+        found, eager = compiled(model)(x), model(x)
+        exact = copy.deepcopy(model).double()(x.double())
+    assert (found.double() - exact).norm() <= 1.05 * (eager.double() - exact).norm()
+    assert found.stride() == eager.stride()
+    assert not any("convolution" in name for name in last_reports()[-1].calls)
+
+
 class Sound(nn.Module):
     """Two convolutions along one axis as at the beginning of a model of sounds, whose channels end last."""
 

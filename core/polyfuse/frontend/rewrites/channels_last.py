@@ -79,7 +79,7 @@ def spread_channels_last(
     found = _wanted(module, wants)
     if not any(_groups(node) == 1 for node in found):
         return 0
-    if light and len(found) == 1 and is_light_alone(*found):
+    if light and _is_light(found):
         return 0
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
     values = ((node, tensor_value(node.args[0])) for node in found)
@@ -93,6 +93,13 @@ def spread_channels_last(
             walk.visit(node)
     walk.restore(output_node(module))
     return walk.changed
+
+
+def _is_light(found: Mapping[Node, ChannelsLast]) -> bool:
+    """Whether the convolutions of a graph are a light one alone, which stays as it was traced."""
+    if len(found) != 1 or ChannelsLast.ACTIVATIONS_ALONE in found.values():
+        return False
+    return is_light_alone(*found)
 
 
 def _wanted(module: GraphModule, wants: _Wants) -> dict[Node, ChannelsLast]:
