@@ -50,7 +50,9 @@ def exact(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return copy.deepcopy(model).double()(x.double()).to(x.dtype)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "dynamic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["static", "dynamic"]
+)
 def test_it_computes_what_the_model_computes_with_each_weight_once(tmp_path, dynamic):
     model, x = Network().eval(), torch.randn(2, 3, 20, 20)
     shapes = ({0: Dim("batch", min=2, max=16)},) if dynamic else None
