@@ -228,7 +228,8 @@ def make_recording(
             memory.stays(constants[position])
     del results
     buffers = tuple(own[i] if i in own else _tensor_at(layouts[i]) for i in plan.copied)
-    targets = tuple(_once(buffer) for buffer in buffers)
+    with outside_inference():
+        targets = tuple(_once(buffer) for buffer in buffers)
     for slot in slots:
         slot.reset_baseline()
     where = dict(zip(plan.fixed, plan.addresses, strict=True))
