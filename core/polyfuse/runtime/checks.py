@@ -12,11 +12,11 @@ import torch
 
 from polyfuse.base.errors import InputLayoutError, PolyfuseError, mark_from_model
 from polyfuse.torch_compat.bindings import alike, assert_size_stride
-from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat
+from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat, same_addresses
 
 Aligned = Sequence[tuple[int, int, bool, bool]]
 """Of inputs that kernels take to be aligned: position, bytes, whether the program writes to them, and whether
-they are at the same address in every call."""
+they are seldom at another address than in the call before."""
 
 Parameters = Sequence[tuple[int, Sequence[int], Sequence[int], bool]]
 """Of inputs that are the same tensor in every call: position, size, stride, and whether the program writes to
@@ -127,9 +127,30 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(tensor.shape, tensor.stride())
 
 
-def misaligned(args: Sequence[Any], aligned: Aligned) -> bool:
-    """Whether an input that stays where it is, such as a parameter, is not at such an address."""
-    return any(static and args[at].data_ptr() % alignment for at, alignment, _, static in aligned)
+class Aligning:
+    """A program that copies parameters which are not where its kernels need them.
+
+    `parameter.data = other` moves one between two calls, and a graph serves many modules of a kind. Programs
+    look at other inputs themselves. Addresses that were right in one call are compared with those of the next.
+    """
+
+    def __init__(self, call: Callable[[list[Any]], Any], aligned: Aligned) -> None:
+        self._call, self._aligned = call, aligned
+        self._rows = [(at, alignment) for at, alignment, _, static in aligned if static]
+        self._positions = [at for at, _ in self._rows]
+        self._addresses: list[int | None] = [0] * (1 + max(self._positions, default=-1))
+
+    def __call__(self, args: list[Any]) -> Any:
+        if same_addresses(args, self._addresses, self._positions):
+            return self._call(args)
+        addresses = list(self._addresses)
+        for at in self._positions:
+            addresses[at] = args[at].data_ptr()
+        if any((addresses[at] or 0) % alignment for at, alignment in self._rows):
+            return realigned(self._call, args, self._aligned)
+        # as a whole: another thread may compare meanwhile
+        self._addresses = addresses
+        return self._call(args)
 
 
 def realigned(call: Callable[[list[Any]], Any], args: list[Any], aligned: Aligned) -> Any:
