@@ -131,7 +131,7 @@ class Aligning:
     """A program that copies parameters which are not where its kernels need them.
 
     `parameter.data = other` moves one between two calls, and a graph serves many modules of a kind. Programs
-    look at other inputs themselves. Addresses that were right in one call are compared with those of the next.
+    look at other inputs themselves. Addresses that were right in one call are compared with the next call's.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], aligned: Aligned) -> None:
