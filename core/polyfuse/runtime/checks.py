@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from polyfuse.base.errors import InputLayoutError, PolyfuseError, mark_from_model
+from polyfuse.runtime.devices.addresses import Look, look_at
 from polyfuse.torch_compat.bindings import alike, assert_size_stride
-from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat, same_addresses
+from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat
 
 Aligned = Sequence[tuple[int, int, bool, bool]]
 """Of inputs that kernels take to be aligned: position, bytes, whether the program writes to them, and whether
@@ -127,30 +128,20 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(tensor.shape, tensor.stride())
 
 
-class Aligning:
-    """A program that copies parameters which are not where its kernels need them.
+def aligning(call: Callable[[list[Any]], Any], aligned: Aligned) -> Callable[[list[Any]], Any]:
+    """A program that copies parameters which are not where its kernels need them; it looks at others itself.
 
-    `parameter.data = other` moves one between two calls, and a graph serves many modules of a kind. Programs
-    look at other inputs themselves. Addresses that were right in one call are compared with the next call's.
+    It looks in every call: `parameter.data = other` moves one, and a graph may serve many modules of a kind.
     """
+    rows = [(at, alignment) for at, alignment, _, static in aligned if static]
+    if not rows:
+        return call
+    look = look_at([at for at, _ in rows], max(alignment for _, alignment in rows))
+    return partial(_aligned, call, look, aligned)
 
-    def __init__(self, call: Callable[[list[Any]], Any], aligned: Aligned) -> None:
-        self._call, self._aligned = call, aligned
-        self._rows = [(at, alignment) for at, alignment, _, static in aligned if static]
-        self._positions = [at for at, _ in self._rows]
-        self._addresses: list[int | None] = [0] * (1 + max(self._positions, default=-1))
 
-    def __call__(self, args: list[Any]) -> Any:
-        if same_addresses(args, self._addresses, self._positions):
-            return self._call(args)
-        addresses = list(self._addresses)
-        for at in self._positions:
-            addresses[at] = args[at].data_ptr()
-        if any((addresses[at] or 0) % alignment for at, alignment in self._rows):
-            return realigned(self._call, args, self._aligned)
-        # as a whole: another thread may compare meanwhile
-        self._addresses = addresses
-        return self._call(args)
+def _aligned(call: Callable[[list[Any]], Any], look: Look, aligned: Aligned, args: list[Any]) -> Any:
+    return call(args) if look(args) else realigned(call, args, aligned)
 
 
 def realigned(call: Callable[[list[Any]], Any], args: list[Any], aligned: Aligned) -> Any:

@@ -17,7 +17,7 @@ import torch
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import (
     Aligned,
-    Aligning,
+    aligning,
     has_layout,
     watched,
     with_memory,
@@ -225,10 +225,7 @@ class CompiledModule:
     def _entry(self, name: str) -> Callable[[list[Any]], Any]:
         """A function of the program that takes all inputs, wherever its parameters are."""
         call: Callable[[list[Any]], Any] = self.namespace[name]
-        aligned: Aligned = self.namespace["ALIGNED"]
-        if any(static for *_, static in aligned):
-            call = Aligning(call, aligned)
-        return on_device(call, self.namespace["DEVICE"])
+        return on_device(aligning(call, self.namespace["ALIGNED"]), self.namespace["DEVICE"])
 
     def _recorded(self, entry: Callable[[str], Callable[[list[Any]], Any]]) -> Callable[[list[Any]], Any]:
         """The program, with its work recorded and replayed if that was asked for."""
