@@ -203,6 +203,16 @@ def test_sizes_that_vary(calls: list[str]) -> None:
 
 
 @needs_tiles
+def test_few_queries_of_a_size_that_varies_are_the_library_call() -> None:
+    kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
+    q, k = random(1, 2, 3, 64), random(1, 2, 50, 64)
+    result = torch.empty(1, 3, 2, 64, dtype=BF16).transpose(1, 2)
+    scale = 1040187392  # the bits of 0.125
+    kernel(q, k, k, q, result, result, 1, 2, 2, 3, 50, *(0,) * 18, scale, 0, 0)
+    assert torch.equal(result, F.scaled_dot_product_attention(q, k, k))
+
+
+@needs_tiles
 @pytest.mark.parametrize("special", [float("nan"), INF, -INF, 3e38])
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_what_is_no_number(special: float, where: int, calls: list[str]) -> None:
@@ -328,7 +338,7 @@ def test_a_kernel_that_cannot_be_built_is_the_library_call(
     q, mask = random(2, 2, 20, 64), torch.randn(20, 20)
     result, logs = torch.empty(2, 20, 2, 64, dtype=BF16).transpose(1, 2), torch.empty(2, 2, 20)
     scale = 1052770304  # the bits of 0.375
-    kernel(q, q, q, mask, result, logs, *(0,) * 23, scale, 0, 1)
+    kernel(q, q, q, mask, result, logs, 2, 2, 2, 20, 20, *(0,) * 18, scale, 0, 1)
     assert "no assembler" in caplog.text
     expected = F.scaled_dot_product_attention(q, q, q, mask.to(BF16), scale=0.375)
     torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
