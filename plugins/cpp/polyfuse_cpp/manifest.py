@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.choices import Choice
     from polyfuse.plugin.fusion import FusionRule
+    from polyfuse.plugin.rewriting import Rewrite
     from polyfuse.plugin.timing import Timer
 
 
@@ -29,7 +30,7 @@ def polyfuse_manifest() -> Manifest:
         loader="polyfuse_cpp.loading:load_packaged",
         priority={"cpu": 100},
         offers=(
-            *(Offer.KERNELS, Offer.CHOICES, Offer.LOWERINGS),
+            *(Offer.KERNELS, Offer.CHOICES, Offer.LOWERINGS, Offer.REWRITES),
             *(Offer.FUSION_RULES, Offer.TIMER, Offer.NATIVE_HOST),
         ),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
@@ -62,6 +63,16 @@ def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
     from polyfuse_cpp.attention.lowering import LOWERINGS
 
     return LOWERINGS
+
+
+@hookimpl
+def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:
+    """Cut images into patches by linear layers."""
+    if device_type != "cpu":
+        return ()
+    from polyfuse_cpp.matmul.patches import REWRITES
+
+    return REWRITES
 
 
 @hookimpl
