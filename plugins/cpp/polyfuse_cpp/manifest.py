@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from polyfuse.plugin.api import API_VERSION
@@ -28,7 +28,10 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_cpp.backend:CppBackend",
         loader="polyfuse_cpp.loading:load_packaged",
         priority={"cpu": 100},
-        offers=(Offer.KERNELS, Offer.CHOICES, Offer.FUSION_RULES, Offer.TIMER, Offer.NATIVE_HOST),
+        offers=(
+            *(Offer.KERNELS, Offer.CHOICES, Offer.LOWERINGS),
+            *(Offer.FUSION_RULES, Offer.TIMER, Offer.NATIVE_HOST),
+        ),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
         options={
             "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",
@@ -49,6 +52,16 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
     from polyfuse_cpp.onednn.choices import library_choices
 
     return library_choices()
+
+
+@hookimpl
+def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
+    """Bring attention in matrix registers."""
+    if device_type != "cpu":
+        return {}
+    from polyfuse_cpp.attention.lowering import LOWERINGS
+
+    return LOWERINGS
 
 
 @hookimpl
