@@ -56,7 +56,7 @@ class _Call:
         if in_modes or type(out_dims) is not int or type(randomness) is not str or chunk is not None:
             raise _UnusualError
         self.in_dims = list(_broadcast(in_dims, self.inputs))
-        sizes = set()
+        sizes: set[int] = set()
         for tree, dims in zip(self.inputs, self.in_dims, strict=True):
             sizes.update(_sizes(tree, dims))
         if len(sizes) != 1:
