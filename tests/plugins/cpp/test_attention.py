@@ -16,6 +16,7 @@ from torch import Tensor
 from polyfuse.aot import load, package
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import forget_sessions
+from polyfuse.runtime import profile
 from polyfuse_cpp.attention import kernel as kernels
 from polyfuse_cpp.attention import lowering
 from polyfuse_cpp.attention.kernel import AttentionKernel, Form, attention_kernel, attention_source
@@ -317,6 +318,19 @@ def test_packages_hold_the_library_call(tmp_path: Path, calls: list[str]) -> Non
     path = package(Model(), (q,), path=tmp_path / "model.zip")
     torch.testing.assert_close(load(path)(q), Model()(q), rtol=2e-2, atol=2e-2)
     assert not calls
+
+
+@needs_tiles
+def test_it_is_in_the_profile() -> None:
+    profile.forget()
+    q = random(1, 2, 40, 64)
+    function = compiled(lambda q: F.scaled_dot_product_attention(q, q, q) * 2, profile=True)
+    with torch.no_grad():
+        for _ in range(3):
+            function(q)
+    rows = [line.split() for line in profile.report().splitlines()]
+    profile.forget()
+    assert [row[2] for row in rows if row[-1] == "attention_64_plain"] == ["2"]
 
 
 @needs_tiles
