@@ -92,8 +92,9 @@ def _staging(group: str, device: torch.device) -> Tensor:
     if found is None:
         from torch.distributed import _symmetric_memory as memory
 
-        found = memory.empty(LARGEST_SUM, dtype=torch.uint8, device=device)
-        memory.rendezvous(found, group)
+        with torch.inference_mode(False):  # who computes without it writes there, too
+            found = memory.empty(LARGEST_SUM, dtype=torch.uint8, device=device)
+            memory.rendezvous(found, group)
         _staged[group, device] = found
     return found
 
@@ -124,7 +125,8 @@ class _Slots:
         if found is None:
             first = slot * (self.own.numel() // 2)
             span = slice(first, first + size.numel() * dtype.itemsize)
-            own, other = (memory[span].view(dtype).view(size) for memory in (self.own, self.other))
+            with torch.inference_mode(False):
+                own, other = (memory[span].view(dtype).view(size) for memory in (self.own, self.other))
             found = self.parts[key] = own, other
         return found
 
@@ -172,9 +174,10 @@ def _slots_for(group: str, device: torch.device, nbytes: int) -> _Slots:
     if found is None:
         from torch.distributed import _symmetric_memory as memory
 
-        own = memory.empty(2 * each, dtype=torch.uint8, device=device)
-        handle = memory.rendezvous(own, group)
-        other = handle.get_buffer(1 - handle.rank, own.shape, own.dtype)
+        with torch.inference_mode(False):
+            own = memory.empty(2 * each, dtype=torch.uint8, device=device)
+            handle = memory.rendezvous(own, group)
+            other = handle.get_buffer(1 - handle.rank, own.shape, own.dtype)
         found = _slots[group, device, each] = _Slots(handle, own, other)
     return found
 

@@ -241,3 +241,61 @@ def test_groups_for_which_symmetric_memory_was_enabled(group: Any) -> None:
     assert groups.symmetric_groups() == ()
     with _symmetric_memory._test_mode():
         assert groups.symmetric_groups() == ("0",)
+
+
+class Mapped:
+    """Memory of two processes, as torch's symmetric memory maps it."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.memory: list[torch.Tensor] = []
+
+    def empty(self, size: int, **options: Any) -> torch.Tensor:
+        self.memory += [torch.zeros(size, **options), torch.zeros(size, **options)]
+        return self.memory[-2]
+
+    def rendezvous(self, own: torch.Tensor, group: str) -> Mapped:
+        return self
+
+    def get_buffer(self, rank: int, size: Any, dtype: torch.dtype) -> torch.Tensor:
+        return self.memory[-1]
+
+    def barrier(self, channel: int) -> None:
+        self.log.append("barrier")
+
+
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> Mapped:
+    from torch.distributed import _symmetric_memory as memory
+
+    found = Mapped()
+    monkeypatch.setattr(memory, "empty", found.empty)
+    monkeypatch.setattr(memory, "rendezvous", found.rendezvous)
+    monkeypatch.setattr(symmetric, "_slots", {})
+    return found
+
+
+def test_operands_lie_in_slots(mapped: Mapped) -> None:
+    cpu = torch.device("cpu")
+    x = torch.arange(6, dtype=torch.bfloat16).view(2, 3)
+    with torch.inference_mode():
+        first = symmetric._exchanged_by_mapping(x, 0, True, "0")
+    second = symmetric._exchanged_by_mapping(x + 1, 1, False, "0")
+    own, other = mapped.memory
+    assert mapped.log == ["barrier"] * 3 and own.numel() == 2 << 20
+    halves = own.view(torch.bfloat16).chunk(2)
+    assert [half[:6].tolist() for half in halves] == [list(range(6)), list(range(1, 7))]
+    assert first.data_ptr() == other.data_ptr() and second.data_ptr() == other.data_ptr() + (1 << 20)
+    # memory is the same each time, and may be written to outside of inference mode
+    assert symmetric._exchanged_by_mapping(x, 0, False, "0") is first
+    slots = symmetric._slots_for("0", cpu, 12)
+    symmetric._exchanged_by_mapping(slots.at(0, x.shape, x.dtype)[0].fill_(7), 0, False, "0")
+    assert halves[0][:6].tolist() == [7] * 6
+
+
+def test_longer_messages_have_slots_of_their_own(mapped: Mapped) -> None:
+    slots = [symmetric._slots_for("0", torch.device("cpu"), n) for n in (1, 1 << 20, (1 << 20) + 1, 3 << 20)]
+    assert [found.own.numel() >> 20 for found in slots] == [2, 2, 4, 8]
+    assert slots[0] is slots[1]
