@@ -1,5 +1,6 @@
-"""One rank's timeline on a device that computes while its host goes on: events on the device say when it came to
-each collective. What is played is played afterwards, so that nothing waits for the device meanwhile.
+"""One rank's timeline on a device that computes while its host goes on: events on the device say when it
+came to each collective. What is played is played afterwards, so that nothing waits for the device
+meanwhile.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class _Entry:
 class DeviceTimeline:
     """A `Network` of simulated groups, as `Timeline`, for a device.
 
-    What the host of the device does is seen as far as the device waits for it. Where it waits for others, too, that
-    is counted in addition, although the host would go on meanwhile.
+    What the host of the device does is seen as far as the device waits for it. Where it waits for others,
+    too, that is counted in addition, although the host would go on meanwhile.
 
     Args:
         timeline: makes one by a clock of seconds.

@@ -111,8 +111,8 @@ def _further(group: Group, device_type: str) -> float:
 
 
 def _seconds_behind(call: Callable[[], object], group: Group, device_type: str) -> tuple[float, float]:
-    """Of one collective, as `_seconds`. A device is given several, of which the first one shows how long it takes
-    to come to them, and to say that they are done: programs do not wait for that.
+    """Of one collective, as `_seconds`. A device is given several, of which the first one shows how long it
+    takes to come to them, and to say that they are done: programs do not wait for that.
     """
     one = _seconds(call, group, device_type)
     if device_of(device_type).is_host or one[0] > _LONG:

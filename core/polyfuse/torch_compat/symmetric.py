@@ -1,10 +1,10 @@
 """Sums over processes in memory that the GPUs of a host map from each other.
 
-Operators that are complete when they return. Two processes exchange: the result is the operand of the other one
-where it lies, for whoever adds them up; whoever makes an operand can do so in memory that `operand` gives. More
-processes have an all-reduce for short messages. On GPUs each process reads what the others have
-(`torch.distributed._symmetric_memory`); elsewhere they are plain collectives, by which they are tested. Multicast
-is never asked for.
+Operators that are complete when they return. Two processes exchange: the result is the operand of the other
+one where it lies, for whoever adds them up; whoever makes an operand can do so in memory that `operand`
+gives. More processes have an all-reduce for short messages. On GPUs each process reads what the others have
+(`torch.distributed._symmetric_memory`); elsewhere they are plain collectives, by which they are tested.
+Multicast is never asked for.
 
 A group takes part if the program enabled it by torch's `enable_symm_mem_for_group`, as for Inductor.
 """
@@ -24,14 +24,15 @@ from polyfuse.torch_compat.groups import group_of, symmetric_groups
 _SPACE: Final = "polyfuse_symmetric"
 
 LARGEST_SUM: Final = 512 << 10
-"""Bytes up to which each of more than two processes reads the operands of all others and adds them up itself."""
+"""Bytes up to which each of more than two processes reads the operands of all others and adds them up
+itself."""
 
 LARGEST_EXCHANGE: Final = 64 << 20
 """Bytes up to which two processes exchange. Twice as many as the longest message has stay in use."""
 
 EXCHANGING: Final = 2
-"""Processes of a group that exchanges: each byte passes a link as often as in a sum by messages. More would read
-all that each of the others has."""
+"""Processes of a group that exchanges: each byte passes a link as often as in a sum by messages. More would
+read all that each of the others has."""
 
 _SMALLEST_SLOT: Final = 1 << 20
 
@@ -51,12 +52,13 @@ ALL_REDUCE: Final = _OURS.all_reduce.default
 the same sum."""
 
 EXCHANGE: Final = _OURS.exchange.default
-"""The operand of the other process, which nobody may write to. It holds that until the next exchange of the group.
-Exchanges of a graph use two slots in turn; the `first` one also waits until both processes have come to it, so that
-nobody writes over what the other one still reads from an earlier graph."""
+"""The operand of the other process, which nobody may write to. It holds that until the next exchange of the
+group. Exchanges of a graph use two slots in turn; the `first` one also waits until both processes have come
+to it, so that nobody writes over what the other one still reads from an earlier graph."""
 
 OPERAND: Final = _OURS.operand.default
-"""Memory for the operand of the next exchange of a group, in the same slot; where that would be `first`, this is."""
+"""Memory for the operand of the next exchange of a group, in the same slot; where that would be `first`,
+this is."""
 
 _staged: dict[tuple[str, torch.device], Tensor] = {}
 """Memory of a group in which operands of sums lie."""
@@ -166,8 +168,8 @@ def _operand(
 
 
 def _slots_for(group: str, device: torch.device, nbytes: int) -> _Slots:
-    """Slots of at least so many bytes, made by both processes of the group at once when the first message needs
-    them.
+    """Slots of at least so many bytes, made by both processes of the group at once when the first message
+    needs them.
     """
     each = max(_SMALLEST_SLOT, 1 << (nbytes - 1).bit_length())
     found = _slots.get((group, device, each))

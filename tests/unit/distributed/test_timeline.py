@@ -136,7 +136,7 @@ class Device:
     def __init__(self) -> None:
         self.now, self.waits = 0.0, 0
 
-    def event(self) -> DeviceEvent:
+    def event(self) -> Any:
         return DeviceEvent(self)
 
     def synchronize(self) -> None:

@@ -18,6 +18,7 @@ if not has_distributed():
     pytest.skip(DISTRIBUTED, allow_module_level=True)
 
 import delayed_group
+from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.torch_compat import groups, symmetric
 
@@ -72,7 +73,7 @@ class _Total(torch.autograd.Function):
         return total(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return total(gradient.contiguous())
 
 
@@ -96,7 +97,8 @@ def test_it_can_be_turned_off_and_takes_no_other_collective(chosen: Any) -> None
 class Exchanges:
     """What a program did: slot and `first` of each exchange, and of each operand that was made in its slot.
 
-    What was read too late, or written by somebody else, shows: an exchange fills what the one before used with NaN.
+    What was read too late, or written by somebody else, shows: an exchange fills what the one before used
+    with NaN.
     """
 
     seen: list[tuple[int, bool]] = field(default_factory=list)
@@ -106,7 +108,7 @@ class Exchanges:
 
     def exchange(self, x: torch.Tensor, slot: int, first: bool, name: str) -> torch.Tensor:
         self.seen.append((slot, first))
-        own, other = self._parts(slot, x.shape)
+        _, other = self._parts(slot, x.shape)
         if self._last is not None:
             torch.testing.assert_close(self._last[0], self._last[1])
             self._last[0].fill_(torch.nan)
@@ -241,6 +243,18 @@ def test_groups_for_which_symmetric_memory_was_enabled(group: Any) -> None:
     assert groups.symmetric_groups() == ()
     with _symmetric_memory._test_mode():
         assert groups.symmetric_groups() == ("0",)
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_keys_know_the_size_of_groups(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    from polyfuse.compiler.graph_cache import lookup
+    from polyfuse.compiler.session import session_for
+
+    group = groups.Group("0", tuple(range(ranks)), None, None)
+    monkeypatch.setattr(lookup, "symmetric_groups", lambda: ("0",))
+    monkeypatch.setattr(lookup, "group_of", lambda name: group if name == "0" else None)
+    lines = lookup.environment_of(session_for(Settings(backends=("interpreter",))))["device"]
+    assert f"symmetric memory of {ranks} in group 0" in lines
 
 
 class Mapped:

@@ -32,9 +32,7 @@ def symmetric_sums(state: Rewriting) -> int:
     if any(ops.facts(node.target).is_higher_order for node in state.nodes()):
         # what is called there may exchange too, and take the slots in another order
         exchanges = None
-    return sum(
-        _summed(state, node, exchanges) for node in state.nodes() if ops.op_name(node.target) == _SUM
-    )
+    return sum(_summed(state, node, exchanges) for node in state.nodes() if ops.op_name(node.target) == _SUM)
 
 
 def _summed(state: Rewriting, start: Node, exchanges: dict[str, int] | None) -> bool:
@@ -70,7 +68,7 @@ def _added(state: Rewriting, start: Node, wait: Node, nbytes: int, exchanges: di
     exchanges[name] = number + 1
     other = state.call_before(start, symmetric.EXCHANGE, (start.args[0], number % 2, not number, name))
     call = state.call_before(start, torch.ops.aten.add.Tensor, (start.args[0], other))
-    _replaced(state, start, wait, call, "added up where it is read, from memory that GPUs map from each other")
+    _replaced(state, start, wait, call, "added up where it is read, in memory that GPUs map")
     return True
 
 

@@ -117,8 +117,9 @@ def summed(ctx: LoweringContext, node: Node, x: Any, kind: str, group: str) -> A
 
 @lowers(_EXCHANGE, library=True)
 def exchanged(ctx: LoweringContext, node: Node, x: TensorValue, slot: int, first: bool, group: str) -> Any:
-    """What the other process has, in memory that it knows; complete when it returns. The result of the last exchange
-    of the group holds nothing any more, nor does its operand if that was made in memory of the exchange.
+    """What the other process has, in memory that it knows; complete when it returns. The result of the last
+    exchange of the group holds nothing any more, nor does its operand if that was made in memory of the
+    exchange.
     """
     name = _group(ctx, group)
     ours = [n for n in ctx.nodes if isinstance(n, Collective) and n.group == name]
@@ -144,8 +145,8 @@ def _made_there(
     how: tuple[Any, ...],
     before: Sequence[Collective],
 ) -> bool:
-    """Have a library call that makes an operand write it to memory of the exchange. That belongs to nobody: the
-    exchange before this one is over, and with it what was read of the one before that.
+    """Have a library call that makes an operand write it to memory of the exchange. That belongs to nobody:
+    the exchange before this one is over, and with it what was read of the one before that.
 
     Args:
         how: slot, whether it is the first one, and group.
