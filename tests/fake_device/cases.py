@@ -181,10 +181,14 @@ def exchanges(device: str) -> dict[str, Any]:
     try:
         generator = torch.Generator().manual_seed(3)
         x, w, v = (torch.randn(16, 16, generator=generator).bfloat16().to(device) / 4 for _ in range(3))
-        with memory._test_mode(), patch.object(memory, "empty", mapped.empty):
-            with patch.object(memory, "rendezvous", mapped.rendezvous), patch.object(symmetric, "_slots", {}):
-                run = _compile(block, strict=True)
-                results = [run(x + k, w, v) for k in range(3)]
+        with (
+            memory._test_mode(),
+            patch.object(memory, "empty", mapped.empty),
+            patch.object(memory, "rendezvous", mapped.rendezvous),
+            patch.object(symmetric, "_slots", {}),
+        ):
+            run = _compile(block, strict=True)
+            results = [run(x + k, w, v) for k in range(3)]
         for k, result in enumerate(results):
             torch.testing.assert_close(result, block(x + k, w, v), rtol=2e-2, atol=2e-2)
     finally:
