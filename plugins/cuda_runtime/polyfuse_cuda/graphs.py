@@ -23,8 +23,10 @@ from polyfuse.runtime.launching import (
     current_stream,
     end_allocation_to_pool,
     growing_segments,
+    grows_in_ranges,
     release_pool,
 )
+from polyfuse_cuda.allocations import CudaAllocations
 
 MODE = "thread_local"
 """What other threads do is no part of a recording and does not harm it."""
@@ -48,6 +50,10 @@ class CudaGraphs:
     def new_pool(self) -> Any:
         """A pool of memory that recordings may share."""
         return torch.cuda.graph_pool_handle()
+
+    def allocations(self) -> CudaAllocations | None:
+        """torch's allocator, where large allocations of a pool are in one range."""
+        return CudaAllocations(self.index) if grows_in_ranges("cuda") else None
 
     def is_recording(self) -> bool:
         """Whether somebody is recording what the current stream is given."""

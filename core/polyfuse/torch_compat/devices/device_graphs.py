@@ -47,12 +47,17 @@ def storage_at(address: int, nbytes: int, device: torch.device) -> torch.Untyped
     return storage
 
 
+def storage_size(tensor: torch.Tensor) -> int:
+    """Bytes of a storage that begins where a tensor does, and ends where it ends."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (1 + last) * tensor.element_size() if tensor.numel() else 0
+
+
 def memory_like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor laid out like another one, in new memory. Nothing is written there, neither now nor, if this
     is recorded, by a replay, as deterministic algorithms would have it of `torch.empty`.
     """
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    nbytes = (1 + last) * tensor.element_size() if tensor.numel() else 0
+    nbytes = storage_size(tensor)
     with outside_inference():
         made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         storage = torch.UntypedStorage(nbytes, device=tensor.device)

@@ -1,0 +1,288 @@
+"""Addresses for what a recorded program allocates, found before it is recorded.
+
+An allocator answers one request after the other, and what it cannot know leaves gaps: results that are there
+to the end lie between values that are not, and what comes later is larger than what was freed. A program that
+is recorded allocates the same at every run, so what one run of it did says what the recording will do.
+
+Times are numbers of events of that run: allocations, releases and calls. Addresses are bytes from the
+beginning of a pool.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+MOST: Final = 400
+"""Large allocations beyond which nothing is planned: the time of planning grows with their square."""
+
+ALIGNMENT: Final = 512
+"""Of addresses: that of an allocator of a device."""
+
+BEFORE: Final = 0
+"""The time before all of a program."""
+
+_MARGIN: Final = 1.03
+"""What a backward can use of a forward's memory is worth more than this share of what the forward adds."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Memory that is in use from one event to another one. `needed` is a time of the backward: when that has
+    read it for the last time; 0: it does not read it.
+    """
+
+    nbytes: int
+    first: int
+    last: int
+    needed: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function that a program called, as it is recognised, and which of a run's requests it made, in their
+    order.
+    """
+
+    op: Any
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of a program allocated.
+
+    Attributes:
+        requests: the large ones, in order.
+        calls: all calls that may allocate, in order.
+        released: input -> when the program let go of it; for the others it is `end`.
+        end: a time behind all of the program.
+        needed: request -> when the backward that read it had let go of it.
+    """
+
+    requests: tuple[Request, ...]
+    calls: tuple[Call, ...]
+    released: dict[int, int]
+    end: int
+    needed: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A range of addresses that is in use for a time."""
+
+    low: int
+    high: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where groups of requests lie.
+
+    Attributes:
+        starts: of each group, whose requests lie one behind the other.
+        limit: bytes of the pool that are needed.
+    """
+
+    starts: tuple[int, ...]
+    limit: int
+
+
+Group = Sequence[Request]
+"""Requests of one call."""
+
+
+def make_plan(
+    groups: Sequence[Group], busy: Sequence[Busy], mapped: int, step: int, least: int
+) -> Plan | None:
+    """Find addresses, so that a pool grows as little as possible.
+
+    Args:
+        groups: what is requested.
+        busy: what is in use already.
+        mapped: bytes that the pool has.
+        step: bytes by which it grows.
+        least: bytes of the smallest range that can be held free of others.
+
+    Returns None where an allocator that takes the smallest gap does as well.
+    """
+    if not groups or sum(map(len, groups)) > MOST:
+        return None
+    end = max(request.last for group in groups for request in group)
+    usual = mapped_by_best_fit([r for g in groups for r in g], busy, mapped, step)
+    found = []
+    for number, order in enumerate(_ORDERS):
+        keys = [order(group, end) for group in groups]
+        plan = _pack(groups, sorted(range(len(groups)), key=keys.__getitem__), busy, mapped)
+        grown = mapped + -(-max(0, plan.limit - mapped) // step) * step
+        # where it does not come true, it grows still
+        grown = _mapped(groups, plan.starts, busy, grown, step, least)
+        found.append((grown, number, plan))
+    best = min(found, key=lambda one: one[:2])
+    stacks = any(request.needed for group in groups for request in group)
+    if stacks and found[0][0] <= min(best[0] * _MARGIN, usual):
+        return found[0][2]
+    return best[2] if best[0] < usual else None
+
+
+def _as_a_stack(group: Group, end: int) -> tuple[int, ...]:
+    """What is there to the end comes first, and of that what a backward needs longest: what it is done with
+    is one range then.
+    """
+    if any(request.last == end for request in group):
+        return 0, -max(request.needed for request in group), group[0].first
+    return 1, _by_area(group, end)
+
+
+def _stack_of_last(group: Group, end: int) -> tuple[int, ...]:
+    if any(request.last == end for request in group):
+        return 0, -max(request.needed for request in group), group[0].first
+    return 1, -max(request.last for request in group), _by_size(group, end)
+
+
+def _by_area(group: Group, end: int) -> int:
+    return -sum(request.nbytes * (request.last - request.first) for request in group)
+
+
+def _by_size(group: Group, end: int) -> int:
+    return -sum(request.nbytes for request in group)
+
+
+def _last_first(group: Group, end: int) -> tuple[int, int]:
+    return -max(request.last for request in group), _by_size(group, end)
+
+
+def _longest_first(group: Group, end: int) -> tuple[int, int]:
+    return -max(request.last - request.first for request in group), _by_size(group, end)
+
+
+def _in_order(group: Group, end: int) -> int:
+    return group[0].first
+
+
+_ORDERS: Final[tuple[Callable[[Group, int], Any], ...]] = (
+    _as_a_stack,
+    _stack_of_last,
+    _by_area,
+    _by_size,
+    _last_first,
+    _longest_first,
+    _in_order,
+)
+
+
+def aligned(nbytes: int) -> int:
+    """As many bytes as an allocator takes for a request."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _pack(groups: Sequence[Group], order: Iterable[int], busy: Sequence[Busy], mapped: int) -> Plan:
+    """Give each group, one after the other, the smallest gap that there is for it."""
+    used = list(busy)
+    limit = max((one.high for one in busy), default=0)
+    limit = max(limit, mapped)
+    starts = [0] * len(groups)
+    for k in order:
+        at = _gap_for(groups[k], used, limit)
+        starts[k] = at
+        for request in groups[k]:
+            high = at + aligned(request.nbytes)
+            used.append(Busy(at, high, request.first, request.last))
+            at = high
+        limit = max(limit, at)
+    tops = [one.high for one in used]
+    return Plan(tuple(starts), max(tops, default=0))
+
+
+def _gap_for(group: Group, used: Sequence[Busy], limit: int) -> int:
+    """The beginning of the smallest gap of those below `limit`, or else of the lowest one."""
+    size = aligned(group[0].nbytes)
+    if len(group) == 1:
+        gaps = list(_gaps(_conflicts(group[0], used), limit))
+        fitting = [(high - low, low) for low, high in gaps if high - low >= size]
+        if fitting:
+            return min(fitting)[1]
+        # the last gap may go on beyond the limit
+        return gaps[-1][0] if gaps and gaps[-1][1] == limit else limit
+    offsets = [0]
+    for request in group:
+        offsets.append(offsets[-1] + aligned(request.nbytes))
+    conflicts = [_conflicts(request, used) for request in group]
+    found = sorted(
+        {0, *(max(0, high - o) for o, rs in zip(offsets, conflicts, strict=False) for _, high in rs)}
+    )
+    for at in found:
+        if not any(
+            at + low < high and other < at + top
+            for low, top, ranges in zip(offsets, offsets[1:], conflicts, strict=False)
+            for other, high in ranges
+        ):
+            return at
+    raise AssertionError("behind all ranges there is always room")
+
+
+def _conflicts(request: Request, used: Sequence[Busy]) -> list[tuple[int, int]]:
+    """Ranges that are in use while a request is, by address."""
+    return sorted((u.low, u.high) for u in used if u.first < request.last and request.first < u.last)
+
+
+def _gaps(ranges: Sequence[tuple[int, int]], limit: int) -> Iterator[tuple[int, int]]:
+    """What is free between ranges, and up to a limit."""
+    at = 0
+    for low, high in ranges:
+        if low > at:
+            yield at, low
+        at = max(at, high)
+    if limit > at:
+        yield at, limit
+
+
+def mapped_by_best_fit(requests: Sequence[Request], busy: Sequence[Busy], mapped: int, step: int) -> int:
+    """How many bytes a pool has if each request gets the smallest gap that is there when it comes."""
+    return _mapped([[request] for request in requests], None, busy, mapped, step, 0)
+
+
+def _mapped(
+    groups: Sequence[Group],
+    starts: Sequence[int] | None,
+    busy: Sequence[Busy],
+    mapped: int,
+    step: int,
+    least: int,
+) -> int:
+    """How many bytes a pool has in the end. A group is where it was planned if that is free by then. What is
+    free before it and smaller than `least` cannot be held, and so it begins there.
+    """
+    events: list[tuple[int, int, int, int]] = []
+    for k, group in enumerate(groups):
+        events.append((group[0].first, 1, k, 0))
+        events += [(request.last, 0, k, n) for n, request in enumerate(group)]
+    waiting = sorted(((one.last, one.low, one.high) for one in busy), reverse=True)
+    ranges = sorted((one.low, one.high) for one in busy)
+    held: dict[tuple[int, int], tuple[int, int]] = {}
+    for time, begins, k, n in sorted(events):
+        while waiting and waiting[-1][0] <= time:
+            ranges.remove(waiting.pop()[1:])
+        if not begins:
+            ranges.remove(held.pop((k, n)))
+            continue
+        sizes = [aligned(request.nbytes) for request in groups[k]]
+        size = sum(sizes)
+        gaps = list(_gaps(ranges, mapped))
+        fitting = [(high - low, low) for low, high in gaps if high - low >= size]
+        at = min(fitting)[1] if fitting else max((high for _, high in ranges), default=0)
+        if starts is not None:
+            low = starts[k]
+            around = [g for g in gaps if g[0] <= low and low + size <= g[1]]
+            if around:
+                at = low if low - around[0][0] >= least else around[0][0]
+        mapped += max(0, -(-(at + size - mapped) // step) * step)
+        for number, nbytes in enumerate(sizes):
+            held[k, number] = at, at + nbytes
+            bisect.insort(ranges, (at, at + nbytes))
+            at += nbytes
+    return mapped

@@ -1,0 +1,384 @@
+"""Watching what a program allocates, and having its recording allocate at planned addresses (`addresses`).
+
+The device's allocator stays the owner of all memory. While a recording is made, all that is free in its pool
+is held, and before each call that allocates, the range where the plan has it is let go: it is the only one
+that fits. What libraries allocate by themselves is guided like what the program asks for. Where a plan does
+not come true, an allocation is elsewhere; that costs memory, and can do nothing to values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyfuse.runtime.graphs.addresses import (
+    BEFORE,
+    Busy,
+    Call,
+    Group,
+    Request,
+    Run,
+    aligned,
+    make_plan,
+)
+from polyfuse.torch_compat.devices.device_graphs import storage_use
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.graphs import Allocations, Event, PoolMemory, Program
+
+Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+
+Makers = dict[int, tuple[StorageWeakRef, Run, int]]
+"""Storages that runs made, by what they are known by: the run, and which of its requests."""
+
+
+class Calls(TorchDispatchMode):
+    """Lets `before` see each call of a program that may allocate: torch's operators, and the functions by
+    which its text allocates.
+
+    Args:
+        names: of these functions in `namespace`, the globals of the text.
+    """
+
+    def __init__(
+        self, namespace: dict[str, Any], names: Sequence[str], before: Callable[[Any], None]
+    ) -> None:
+        super().__init__()
+        self._namespace = namespace
+        self._names = names
+        self._before = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._before(func)
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """For the time of a run."""
+        before = {name: self._namespace[name] for name in self._names}
+        self._namespace.update({name: self._seen(function) for name, function in before.items()})
+        try:
+            with self:
+                yield
+        finally:
+            self._namespace.update(before)
+
+    def _seen(self, allocate: Allocate) -> Allocate:
+        def seen(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+            self._before((tuple(size), tuple(stride), dtype))
+            return allocate(size, stride, dtype)
+
+        return seen
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a program: its globals, and the names there of the functions by which it allocates."""
+
+    namespace: dict[str, Any]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, namespace: dict[str, Any], device: str) -> Text:
+        """That of a program for a device."""
+        on_host = torch.device(device).type == "cpu"
+        names = (name for name in namespace if name.startswith("empty_strided_"))
+        return cls(namespace, tuple(n for n in names if (n == "empty_strided_cpu") == on_host))
+
+    def calls(self, before: Callable[[Any], None]) -> Calls:
+        """Lets `before` see the program's calls."""
+        return Calls(self.namespace, self.names, before)
+
+
+class _Inputs:
+    """When a program lets go of its inputs, which others may hold as well.
+
+    Attributes:
+        released: input -> number of the call before which it had let go.
+    """
+
+    def __init__(self, args: list[Any], positions: Sequence[int]) -> None:
+        self.released: dict[int, int] = {}
+        self._waiting: dict[int, tuple[weakref.ref[torch.Tensor], StorageWeakRef, int, int]] = {}
+        for i in positions:
+            tensor = args[i]
+            storage = StorageWeakRef(tensor.untyped_storage())
+            use = storage_use(storage.cdata)
+            self._waiting[i] = weakref.ref(tensor), storage, use, sys.getrefcount(tensor)
+
+    def look(self, call: int) -> None:
+        """Notice what it let go of before a call."""
+        for i, (ref, storage, use, count) in list(self._waiting.items()):
+            tensor = ref()
+            if storage.expired():
+                gone = True
+            elif tensor is None:
+                gone = storage_use(storage.cdata) < use
+            else:
+                # a view of it counts as the input
+                gone = sys.getrefcount(tensor) < count and storage_use(storage.cdata) <= use
+            if gone:
+                self.released[i] = call
+                del self._waiting[i]
+
+
+def watch(
+    program: Program,
+    args: list[Any],
+    text: Text,
+    positions: Sequence[int],
+    allocations: Allocations,
+    makers: Makers,
+) -> tuple[Sequence[Any], Run | None]:
+    """Run a program, and see what it allocates and when it lets go of the inputs at some positions.
+
+    Args:
+        makers: of what earlier runs made, which learn what this one reads; and then of its results.
+
+    Returns its results, and None where the device's allocator lets nobody watch it.
+    """
+    for key in [key for key, (storage, _, _) in makers.items() if storage.expired()]:
+        del makers[key]
+    made_by = {i: found for i in positions if (found := makers.get(args[i].untyped_storage()._cdata))}
+    inputs = _Inputs(args, positions)
+    ops: list[Any] = []
+    with allocations.watch() as watched:
+        if watched is None:
+            return program(args), None
+
+        def before(op: Any) -> None:
+            inputs.look(len(ops))
+            ops.append(op)
+            watched.mark()
+
+        with text.calls(before).seen():
+            results = program(args)
+        inputs.look(len(ops))
+    run, addresses = _run_of(watched.events, ops, inputs.released, allocations.least)
+    if run is None:
+        return results, None
+    for i, (_, other, number) in made_by.items():
+        other.needed[number] = max(other.needed.get(number, 0), run.released.get(i, run.end))
+    for result in results:
+        if isinstance(result, torch.Tensor):
+            storage = result.untyped_storage()
+            made = addresses.get(storage.data_ptr())
+            if made is not None:
+                makers[storage._cdata] = StorageWeakRef(storage), run, made
+    return results, run
+
+
+def _run_of(
+    events: Sequence[Event], ops: Sequence[Any], released: Mapping[int, int], least: int
+) -> tuple[Run | None, dict[int, int]]:
+    """What events say, and the request that is at each address in the end; None if calls are missing."""
+    calls: list[list[int]] = []
+    times: list[int] = []
+    found: list[list[int]] = []
+    there: dict[int, int] = {}
+    time = BEFORE
+    for event in events:
+        time += 1
+        if event.kind == "call":
+            calls.append([])
+            times.append(time)
+        elif event.kind == "allocation" and event.nbytes >= least and calls:
+            calls[-1].append(len(found))
+            there[event.address] = len(found)
+            found.append([event.nbytes, time, 0])
+        elif event.kind == "release" and event.address in there:
+            found[there.pop(event.address)][2] = time
+    end = time + 1
+    if len(calls) != len(ops):
+        return None, {}
+    requests = tuple(Request(nbytes, first, last or end) for nbytes, first, last in found)
+    made = tuple(Call(op, tuple(own)) for op, own in zip(ops, calls, strict=True))
+    times.append(end)
+    when = {position: times[call] for position, call in released.items()}
+    return Run(requests, made, when, end), there
+
+
+class Guide:
+    """Has a recording allocate at planned addresses.
+
+    Args:
+        run: what a run of the program allocated.
+        buffers: input -> bytes of the buffer that the recording begins with.
+        pool: its memory.
+        released: (address, bytes) -> when what is there, which is in use now, is free for the program.
+        allocations: of the device.
+
+    Attributes:
+        limit: bytes that were planned; 0: all is the allocator's.
+        strayed: whether the program did not make the calls that were watched.
+        missed: calls whose range was not free.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        buffers: Mapping[int, int],
+        pool: PoolMemory,
+        released: Mapping[tuple[int, int], int],
+        allocations: Allocations,
+    ) -> None:
+        self._run = run
+        self._pool = pool
+        self._least = allocations.least
+        self._held: dict[int, tuple[int, Any]] = {}
+        self._base: int | None = None
+        self._next = 0
+        self.limit = 0
+        self.strayed = False
+        self.missed = 0
+        self._buffers: dict[int, tuple[int, int]] = {}
+        self._calls: dict[int, tuple[int, int]] = {}
+        self._make_plan(buffers, released, allocations)
+
+    def _make_plan(
+        self,
+        buffers: Mapping[int, int],
+        released: Mapping[tuple[int, int], int],
+        allocations: Allocations,
+    ) -> None:
+        run = self._run
+        large = [i for i, nbytes in buffers.items() if nbytes >= self._least]
+        calls = [k for k, call in enumerate(run.calls) if call.requests]
+        groups: list[Group] = [[Request(buffers[i], BEFORE, run.released.get(i, run.end))] for i in large]
+        for k in calls:
+            own = [(run.requests[r], run.needed.get(r, 0)) for r in run.calls[k].requests]
+            first = own[0][0].first
+            groups.append([Request(r.nbytes, first, r.last, needed) for r, needed in own])
+        blocks = self._pool.blocks()
+        if not groups or any(a + n != b for (a, n, _), (b, _, _) in itertools.pairwise(blocks)):
+            return
+        base = blocks[0][0] if blocks else 0
+        busy = [
+            Busy(a - base, a - base + n, BEFORE, _last_of(a, n, released, run.end))
+            for a, n, used in blocks
+            if used
+        ]
+        mapped = sum(n for _, n, _ in blocks)
+        plan = make_plan(groups, busy, mapped, allocations.step, self._least)
+        if plan is None:
+            return
+        ranges = [
+            (start, start + sum(aligned(r.nbytes) for r in group))
+            for start, group in zip(plan.starts, groups, strict=True)
+        ]
+        self._base = base if blocks else None
+        self.limit = plan.limit
+        self._buffers = dict(zip(large, ranges, strict=False))
+        self._calls = dict(zip(calls, ranges[len(large) :], strict=True))
+
+    def begin(self) -> None:
+        """Hold all that is free of the pool, and let it grow to what is planned. Nothing of it was used."""
+        if not self.limit:
+            return
+        blocks = self._pool.blocks()
+        mapped = sum(n for _, n, _ in blocks)
+        last = blocks[-1] if blocks else (0, 0, True)
+        missing = self.limit - mapped
+        if missing > 0:
+            tail = 0 if last[2] else last[1]
+            self._hold_free(blocks[:-1] if tail else blocks)
+            if missing + tail >= self._least:
+                address = self._take(missing + tail)
+                if self._base is None:
+                    self._base = address
+        self._hold_free(self._pool.blocks())
+
+    def buffer(self, position: int) -> None:
+        """The buffer of an input is about to be allocated."""
+        if position in self._buffers and not self.strayed:
+            self._open(*self._buffers[position])
+
+    def before(self, op: Any) -> None:
+        """A call is about to be made."""
+        if not self.limit or self.strayed:
+            return
+        k, self._next = self._next, self._next + 1
+        if k >= len(self._run.calls) or self._run.calls[k].op != op:
+            # this is another program than the one that was watched
+            self.strayed = True
+            self.end()
+        elif k in self._calls:
+            self._open(*self._calls[k])
+
+    def end(self) -> None:
+        """Let go of all that is held: it is the allocator's."""
+        self._held.clear()
+
+    def _take(self, nbytes: int) -> int:
+        address, holder = self._pool.take(nbytes)
+        self._held[address] = nbytes, holder
+        return address
+
+    def _hold_free(self, blocks: Sequence[tuple[int, int, bool]], low: int = 0, high: int = 0) -> None:
+        """Hold what is free and not in a range. Of the largest there is only one that it fits."""
+        free = [(n, a) for a, n, used in blocks if not used and n >= self._least]
+        for nbytes, address in sorted(free, reverse=True):
+            if address >= high or address + nbytes <= low:
+                self._take(nbytes)
+
+    def _open(self, low: int, high: int) -> None:
+        """Let a range be free, and nothing else that is as large."""
+        if self._base is None:
+            return
+        low, high = self._base + low, self._base + high
+        blocks = self._pool.blocks()
+        mine = {a for a, n, used in blocks if used and a in self._held}
+        if any(used and a not in mine and a < high and low < a + n for a, n, used in blocks):
+            self.missed += 1
+            found = self._smallest(blocks, mine, high - low)
+            if found is None:
+                # the pool grows
+                return
+            low, high = found, found + high - low
+        self._hold_free(blocks, low, high)
+        for address in [a for a, (n, _) in self._held.items() if a < high and low < a + n]:
+            del self._held[address]
+        around = [(a, n) for a, n, used in self._pool.blocks() if not used and a <= low and high <= a + n]
+        if around:
+            self._narrow(*around[0], low, high)
+
+    def _narrow(self, start: int, nbytes: int, low: int, high: int) -> None:
+        """Hold what a free range has before and behind another one."""
+        end, size = start + nbytes, high - low
+        if low - start >= self._least:
+            self._take(low - start)
+        else:
+            low, high = start, start + size
+        if end - high >= self._least:
+            # what is taken is the beginning of what is free
+            between = self._pool.take(size)
+            self._take(end - high)
+            del between
+
+    def _smallest(self, blocks: Sequence[tuple[int, int, bool]], mine: set[int], nbytes: int) -> int | None:
+        """The beginning of the smallest range that is free or held here, and large enough."""
+        ranges: list[tuple[int, int]] = []
+        for address, size, used in blocks:
+            if used and address not in mine:
+                continue
+            if ranges and ranges[-1][0] + ranges[-1][1] == address:
+                ranges[-1] = ranges[-1][0], ranges[-1][1] + size
+            else:
+                ranges.append((address, size))
+        fitting = [(size, address) for address, size in ranges if size >= nbytes]
+        return min(fitting)[1] if fitting else None
+
+
+def _last_of(address: int, nbytes: int, released: Mapping[tuple[int, int], int], end: int) -> int:
+    """When what is in a block is free: all that is known to be there."""
+    times = [last for (a, n), last in released.items() if a < address + nbytes and address < a + n]
+    return max(times, default=end)
