@@ -121,4 +121,3 @@ class FakeAllocations:
 
     def pool(self, handle: FakeAllocator) -> FakeAllocator:
         return handle
-

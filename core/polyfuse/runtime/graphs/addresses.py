@@ -24,9 +24,6 @@ ALIGNMENT: Final = 512
 BEFORE: Final = 0
 """The time before all of a program."""
 
-_MARGIN: Final = 1.03
-"""What a backward can use of a forward's memory is worth more than this share of what the forward adds."""
-
 
 @dataclass(frozen=True)
 class Request:
@@ -59,14 +56,18 @@ class Run:
         calls: all calls that may allocate, in order.
         released: input -> when the program let go of it; for the others it is `end`.
         end: a time behind all of the program.
-        needed: request -> when the backward that read it had let go of it.
+        inputs: bytes of those that were watched, and that no other run is known to have made.
+        needed: request -> when the run that read it last had let go of it.
+        readers: runs that read requests, the last one last.
     """
 
     requests: tuple[Request, ...]
     calls: tuple[Call, ...]
     released: dict[int, int]
     end: int
+    inputs: dict[int, int]
     needed: dict[int, int] = field(default_factory=dict)
+    readers: list[Run] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,36 @@ class Plan:
     limit: int
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of requests.
+
+    Attributes:
+        mapped: bytes that the pool has in the end.
+        ranges: of each request, in the order of groups.
+        plan: by which it does; None: an allocator took the smallest gap for each.
+    """
+
+    mapped: int
+    ranges: tuple[tuple[int, int], ...]
+    plan: Plan | None
+
+
 Group = Sequence[Request]
-"""Requests of one call."""
+"""Requests of one call, which begin together."""
+
+Judge = Callable[[Outcome], int]
+"""What of an outcome is to be small, in bytes."""
 
 
 def make_plan(
-    groups: Sequence[Group], busy: Sequence[Busy], mapped: int, step: int, least: int
-) -> Plan | None:
+    groups: Sequence[Group],
+    busy: Sequence[Busy],
+    mapped: int,
+    step: int,
+    least: int,
+    judge: Judge | None = None,
+) -> Outcome | None:
     """Find addresses, so that a pool grows as little as possible.
 
     Args:
@@ -107,26 +131,26 @@ def make_plan(
         mapped: bytes that the pool has.
         step: bytes by which it grows.
         least: bytes of the smallest range that can be held free of others.
+        judge: says which outcome is best; None: that of the smallest pool.
 
-    Returns None where an allocator that takes the smallest gap does as well.
+    Returns None if there are none, or too many. An outcome without a plan: none is better than that.
     """
-    if not groups or sum(map(len, groups)) > MOST:
+    if not 0 < sum(map(len, groups)) <= MOST:
         return None
+    outcomes = [_outcome([[r] for g in groups for r in g], None, busy, mapped, step, least)]
     end = max(request.last for group in groups for request in group)
-    usual = mapped_by_best_fit([r for g in groups for r in g], busy, mapped, step)
-    found = []
-    for number, order in enumerate(_ORDERS):
+    for order in _ORDERS:
         keys = [order(group, end) for group in groups]
         plan = _pack(groups, sorted(range(len(groups)), key=keys.__getitem__), busy, mapped)
-        grown = mapped + -(-max(0, plan.limit - mapped) // step) * step
-        # where it does not come true, it grows still
-        grown = _mapped(groups, plan.starts, busy, grown, step, least)
-        found.append((grown, number, plan))
-    best = min(found, key=lambda one: one[:2])
-    stacks = any(request.needed for group in groups for request in group)
-    if stacks and found[0][0] <= min(best[0] * _MARGIN, usual):
-        return found[0][2]
-    return best[2] if best[0] < usual else None
+        if plan.starts not in [o.plan.starts for o in outcomes if o.plan is not None]:
+            grown = mapped + -(-max(0, plan.limit - mapped) // step) * step
+            # where it does not come true, it grows still
+            outcomes.append(_outcome(groups, plan, busy, grown, step, least))
+    return min(outcomes, key=_size if judge is None else judge)
+
+
+def _size(outcome: Outcome) -> int:
+    return outcome.mapped
 
 
 def _as_a_stack(group: Group, end: int) -> tuple[int, ...]:
@@ -241,21 +265,16 @@ def _gaps(ranges: Sequence[tuple[int, int]], limit: int) -> Iterator[tuple[int, 
         yield at, limit
 
 
-def mapped_by_best_fit(requests: Sequence[Request], busy: Sequence[Busy], mapped: int, step: int) -> int:
-    """How many bytes a pool has if each request gets the smallest gap that is there when it comes."""
-    return _mapped([[request] for request in requests], None, busy, mapped, step, 0)
-
-
-def _mapped(
+def _outcome(
     groups: Sequence[Group],
-    starts: Sequence[int] | None,
+    plan: Plan | None,
     busy: Sequence[Busy],
     mapped: int,
     step: int,
     least: int,
-) -> int:
-    """How many bytes a pool has in the end. A group is where it was planned if that is free by then. What is
-    free before it and smaller than `least` cannot be held, and so it begins there.
+) -> Outcome:
+    """A group is where it was planned if that is free by then. What is free before it and smaller than
+    `least` cannot be held, and so it begins there. Without a plan it is in the smallest gap.
     """
     events: list[tuple[int, int, int, int]] = []
     for k, group in enumerate(groups):
@@ -263,26 +282,26 @@ def _mapped(
         events += [(request.last, 0, k, n) for n, request in enumerate(group)]
     waiting = sorted(((one.last, one.low, one.high) for one in busy), reverse=True)
     ranges = sorted((one.low, one.high) for one in busy)
-    held: dict[tuple[int, int], tuple[int, int]] = {}
+    found: dict[tuple[int, int], tuple[int, int]] = {}
     for time, begins, k, n in sorted(events):
         while waiting and waiting[-1][0] <= time:
             ranges.remove(waiting.pop()[1:])
         if not begins:
-            ranges.remove(held.pop((k, n)))
+            ranges.remove(found[k, n])
             continue
         sizes = [aligned(request.nbytes) for request in groups[k]]
         size = sum(sizes)
         gaps = list(_gaps(ranges, mapped))
         fitting = [(high - low, low) for low, high in gaps if high - low >= size]
         at = min(fitting)[1] if fitting else max((high for _, high in ranges), default=0)
-        if starts is not None:
-            low = starts[k]
+        if plan is not None:
+            low = plan.starts[k]
             around = [g for g in gaps if g[0] <= low and low + size <= g[1]]
             if around:
                 at = low if low - around[0][0] >= least else around[0][0]
         mapped += max(0, -(-(at + size - mapped) // step) * step)
         for number, nbytes in enumerate(sizes):
-            held[k, number] = at, at + nbytes
+            found[k, number] = at, at + nbytes
             bisect.insort(ranges, (at, at + nbytes))
             at += nbytes
-    return mapped
+    return Outcome(mapped, tuple(where for _, where in sorted(found.items())), plan)

@@ -25,6 +25,7 @@ from polyfuse.runtime.graphs.addresses import (
     Busy,
     Call,
     Group,
+    Outcome,
     Request,
     Run,
     aligned,
@@ -149,6 +150,7 @@ def watch(
     for key in [key for key, (storage, _, _) in makers.items() if storage.expired()]:
         del makers[key]
     made_by = {i: found for i in positions if (found := makers.get(args[i].untyped_storage()._cdata))}
+    sizes = {i: args[i].untyped_storage().nbytes() for i in positions if i not in made_by}
     inputs = _Inputs(args, positions)
     ops: list[Any] = []
     with allocations.watch() as watched:
@@ -163,11 +165,13 @@ def watch(
         with text.calls(before).seen():
             results = program(args)
         inputs.look(len(ops))
-    run, addresses = _run_of(watched.events, ops, inputs.released, allocations.least)
+    run, addresses = _run_of(watched.events, ops, inputs.released, sizes, allocations.least)
     if run is None:
         return results, None
     for i, (_, other, number) in made_by.items():
         other.needed[number] = max(other.needed.get(number, 0), run.released.get(i, run.end))
+        if all(run is not reader for reader in other.readers):
+            other.readers.append(run)
     for result in results:
         if isinstance(result, torch.Tensor):
             storage = result.untyped_storage()
@@ -178,7 +182,11 @@ def watch(
 
 
 def _run_of(
-    events: Sequence[Event], ops: Sequence[Any], released: Mapping[int, int], least: int
+    events: Sequence[Event],
+    ops: Sequence[Any],
+    released: Mapping[int, int],
+    sizes: dict[int, int],
+    least: int,
 ) -> tuple[Run | None, dict[int, int]]:
     """What events say, and the request that is at each address in the end; None if calls are missing."""
     calls: list[list[int]] = []
@@ -204,7 +212,7 @@ def _run_of(
     made = tuple(Call(op, tuple(own)) for op, own in zip(ops, calls, strict=True))
     times.append(end)
     when = {position: times[call] for position, call in released.items()}
-    return Run(requests, made, when, end), there
+    return Run(requests, made, when, end, sizes), there
 
 
 class Guide:
@@ -250,16 +258,10 @@ class Guide:
         released: Mapping[tuple[int, int], int],
         allocations: Allocations,
     ) -> None:
-        run = self._run
-        large = [i for i, nbytes in buffers.items() if nbytes >= self._least]
-        calls = [k for k, call in enumerate(run.calls) if call.requests]
-        groups: list[Group] = [[Request(buffers[i], BEFORE, run.released.get(i, run.end))] for i in large]
-        for k in calls:
-            own = [(run.requests[r], run.needed.get(r, 0)) for r in run.calls[k].requests]
-            first = own[0][0].first
-            groups.append([Request(r.nbytes, first, r.last, needed) for r, needed in own])
+        run, least, step = self._run, self._least, allocations.step
         blocks = self._pool.blocks()
-        if not groups or any(a + n != b for (a, n, _), (b, _, _) in itertools.pairwise(blocks)):
+        if any(a + n != b for (a, n, _), (b, _, _) in itertools.pairwise(blocks)):
+            # not one range of addresses
             return
         base = blocks[0][0] if blocks else 0
         busy = [
@@ -267,39 +269,58 @@ class Guide:
             for a, n, used in blocks
             if used
         ]
+        large = [i for i, nbytes in buffers.items() if nbytes >= least]
+        groups = _groups_of(run, buffers, least)
+        others = [one for one in busy if one.last == run.end]
+
+        def behind_reader(outcome: Outcome) -> int:
+            own = outcome.ranges[len(large) :]
+            saved = [Busy(*own[k], BEFORE, last) for k, last in run.needed.items()]
+            found = make_plan(
+                _groups_of(reader, reader.inputs, least), [*others, *saved], outcome.mapped, step, least
+            )
+            return outcome.mapped if found is None else found.mapped
+
+        reader = run.readers[-1] if run.readers else run
+        judge = behind_reader if run.readers else None
         mapped = sum(n for _, n, _ in blocks)
-        plan = make_plan(groups, busy, mapped, allocations.step, self._least)
-        if plan is None:
+        outcome = make_plan(groups, busy, mapped, step, least, judge)
+        if outcome is None or outcome.plan is None:
             return
         ranges = [
             (start, start + sum(aligned(r.nbytes) for r in group))
-            for start, group in zip(plan.starts, groups, strict=True)
+            for start, group in zip(outcome.plan.starts, groups, strict=True)
         ]
         self._base = base if blocks else None
-        self.limit = plan.limit
+        self.limit = outcome.plan.limit
         self._buffers = dict(zip(large, ranges, strict=False))
+        calls = [k for k, call in enumerate(run.calls) if call.requests]
         self._calls = dict(zip(calls, ranges[len(large) :], strict=True))
 
-    def begin(self) -> None:
+    @contextmanager
+    def holding(self) -> Iterator[None]:
         """Hold all that is free of the pool, and let it grow to what is planned. Nothing of it was used."""
         if not self.limit:
+            yield
             return
         blocks = self._pool.blocks()
-        mapped = sum(n for _, n, _ in blocks)
-        last = blocks[-1] if blocks else (0, 0, True)
-        missing = self.limit - mapped
+        missing = self.limit - sum(n for _, n, _ in blocks)
         if missing > 0:
-            tail = 0 if last[2] else last[1]
+            tail = blocks[-1][1] if blocks and not blocks[-1][2] else 0
             self._hold_free(blocks[:-1] if tail else blocks)
             if missing + tail >= self._least:
                 address = self._take(missing + tail)
                 if self._base is None:
                     self._base = address
-        self._hold_free(self._pool.blocks())
+        try:
+            self._hold_free(self._pool.blocks())
+            yield
+        finally:
+            self._held.clear()
 
     def buffer(self, position: int) -> None:
         """The buffer of an input is about to be allocated."""
-        if position in self._buffers and not self.strayed:
+        if position in self._buffers:
             self._open(*self._buffers[position])
 
     def before(self, op: Any) -> None:
@@ -310,25 +331,19 @@ class Guide:
         if k >= len(self._run.calls) or self._run.calls[k].op != op:
             # this is another program than the one that was watched
             self.strayed = True
-            self.end()
+            self._held.clear()
         elif k in self._calls:
             self._open(*self._calls[k])
-
-    def end(self) -> None:
-        """Let go of all that is held: it is the allocator's."""
-        self._held.clear()
 
     def _take(self, nbytes: int) -> int:
         address, holder = self._pool.take(nbytes)
         self._held[address] = nbytes, holder
         return address
 
-    def _hold_free(self, blocks: Sequence[tuple[int, int, bool]], low: int = 0, high: int = 0) -> None:
-        """Hold what is free and not in a range. Of the largest there is only one that it fits."""
-        free = [(n, a) for a, n, used in blocks if not used and n >= self._least]
-        for nbytes, address in sorted(free, reverse=True):
-            if address >= high or address + nbytes <= low:
-                self._take(nbytes)
+    def _hold_free(self, blocks: Sequence[tuple[int, int, bool]]) -> None:
+        """Hold what is free. The largest of it is the only one that it fits, and then the next one is."""
+        for nbytes in sorted((n for _, n, used in blocks if not used and n >= self._least), reverse=True):
+            self._take(nbytes)
 
     def _open(self, low: int, high: int) -> None:
         """Let a range be free, and nothing else that is as large."""
@@ -344,7 +359,7 @@ class Guide:
                 # the pool grows
                 return
             low, high = found, found + high - low
-        self._hold_free(blocks, low, high)
+        self._hold_free(blocks)
         for address in [a for a, (n, _) in self._held.items() if a < high and low < a + n]:
             del self._held[address]
         around = [(a, n) for a, n, used in self._pool.blocks() if not used and a <= low and high <= a + n]
@@ -376,6 +391,21 @@ class Guide:
                 ranges.append((address, size))
         fitting = [(size, address) for address, size in ranges if size >= nbytes]
         return min(fitting)[1] if fitting else None
+
+
+def _groups_of(run: Run, buffers: Mapping[int, int], least: int) -> list[Group]:
+    """The requests of large buffers of inputs, and those of each call."""
+    groups: list[Group] = [
+        [Request(nbytes, BEFORE, run.released.get(i, run.end))]
+        for i, nbytes in buffers.items()
+        if nbytes >= least
+    ]
+    for call in run.calls:
+        if call.requests:
+            first = run.requests[call.requests[0]].first
+            own = ((run.requests[r], run.needed.get(r, 0)) for r in call.requests)
+            groups.append([Request(r.nbytes, first, r.last, needed) for r, needed in own])
+    return groups
 
 
 def _last_of(address: int, nbytes: int, released: Mapping[tuple[int, int], int], end: int) -> int:

@@ -14,7 +14,6 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.base.log import get_logger
 from polyfuse.runtime.graphs.guided import Guide
 from polyfuse.runtime.graphs.memory import GraphMemory, HeldResults, Recorded, Slot, Window, copies_of
 from polyfuse.torch_compat import bindings
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     from polyfuse.runtime.graphs.copied import CopiedResults
     from polyfuse.runtime.graphs.guided import Text
     from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
-
-
-_log = get_logger("runtime")
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
@@ -221,24 +217,22 @@ def make_recording(
         # now all memory is the pool's, and of that none which holds something that is yet to be read
         guide = None
         if text is not None and run is not None and guided is not None:
-            buffers = {i: storage_size(arguments[i]) for i in pooled}
-            guide = Guide(run, buffers, guided.pool(pool.handle), released, guided)
+            sizes = {i: storage_size(arguments[i]) for i in pooled}
+            guide = Guide(run, sizes, guided.pool(pool.handle), released, guided)
         if text is None or guide is None or not guide.limit:
             for i in pooled:
-                arguments[i] = memory_like(arguments[i])
-                layouts[i] = _layout_of(arguments[i])
+                give(arguments, i)
             return program(arguments)
-        _log.debug("a recording is guided: %d MB of its pool are planned", guide.limit // 10**6)
-        try:
-            guide.begin()
+        with guide.holding():
             for i in pooled:
                 guide.buffer(i)
-                arguments[i] = memory_like(arguments[i])
-                layouts[i] = _layout_of(arguments[i])
+                give(arguments, i)
             with text.calls(guide.before).seen():
                 return program(arguments)
-        finally:
-            guide.end()
+
+    def give(arguments: list[Any], i: int) -> None:
+        arguments[i] = memory_like(arguments[i])
+        layouts[i] = _layout_of(arguments[i])
 
     guided = memory.device.allocations()
     pool, protected = memory.pool_for_recording()
