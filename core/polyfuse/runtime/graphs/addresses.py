@@ -11,6 +11,7 @@ beginning of a pool.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -82,14 +83,14 @@ class Busy:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where groups of requests lie.
+    """Where requests lie.
 
     Attributes:
-        starts: of each group, whose requests lie one behind the other.
+        starts: of the requests of each group.
         limit: bytes of the pool that are needed.
     """
 
-    starts: tuple[int, ...]
+    starts: tuple[tuple[int, ...], ...]
     limit: int
 
 
@@ -139,9 +140,10 @@ def make_plan(
         return None
     outcomes = [_outcome([[r] for g in groups for r in g], None, busy, mapped, step, least)]
     end = max(request.last for group in groups for request in group)
-    for order in _ORDERS:
+    several = any(len(group) > 1 for group in groups)
+    for order, apart in itertools.product(_ORDERS, (True, False) if several else (True,)):
         keys = [order(group, end) for group in groups]
-        plan = _pack(groups, sorted(range(len(groups)), key=keys.__getitem__), busy, mapped)
+        plan = _pack(groups, sorted(range(len(groups)), key=keys.__getitem__), busy, mapped, apart)
         if plan.starts not in [o.plan.starts for o in outcomes if o.plan is not None]:
             grown = mapped + -(-max(0, plan.limit - mapped) // step) * step
             # where it does not come true, it grows still
@@ -204,49 +206,41 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _pack(groups: Sequence[Group], order: Iterable[int], busy: Sequence[Busy], mapped: int) -> Plan:
-    """Give each group, one after the other, the smallest gap that there is for it."""
+def _pack(
+    groups: Sequence[Group], order: Iterable[int], busy: Sequence[Busy], mapped: int, apart: bool
+) -> Plan:
+    """Give each request, one group after the other, the smallest gap that there is for it; or each group, for
+    the time of all its requests, if they are not `apart`.
+    """
     used = list(busy)
     limit = max((one.high for one in busy), default=0)
     limit = max(limit, mapped)
-    starts = [0] * len(groups)
+    starts: list[tuple[int, ...]] = [()] * len(groups)
     for k in order:
-        at = _gap_for(groups[k], used, limit)
-        starts[k] = at
+        at = 0
+        if not apart:
+            last = max(request.last for request in groups[k])
+            size = sum(aligned(request.nbytes) for request in groups[k])
+            at = _gap_for(Request(size, groups[k][0].first, last), used, limit)
         for request in groups[k]:
+            if apart:
+                at = _gap_for(request, used, limit)
+            starts[k] += (at,)
             high = at + aligned(request.nbytes)
             used.append(Busy(at, high, request.first, request.last))
+            limit = max(limit, high)
             at = high
-        limit = max(limit, at)
-    tops = [one.high for one in used]
-    return Plan(tuple(starts), max(tops, default=0))
+    return Plan(tuple(starts), max((one.high for one in used), default=0))
 
 
-def _gap_for(group: Group, used: Sequence[Busy], limit: int) -> int:
-    """The beginning of the smallest gap of those below `limit`, or else of the lowest one."""
-    size = aligned(group[0].nbytes)
-    if len(group) == 1:
-        gaps = list(_gaps(_conflicts(group[0], used), limit))
-        fitting = [(high - low, low) for low, high in gaps if high - low >= size]
-        if fitting:
-            return min(fitting)[1]
-        # the last gap may go on beyond the limit
-        return gaps[-1][0] if gaps and gaps[-1][1] == limit else limit
-    offsets = [0]
-    for request in group:
-        offsets.append(offsets[-1] + aligned(request.nbytes))
-    conflicts = [_conflicts(request, used) for request in group]
-    found = sorted(
-        {0, *(max(0, high - o) for o, rs in zip(offsets, conflicts, strict=False) for _, high in rs)}
-    )
-    for at in found:
-        if not any(
-            at + low < high and other < at + top
-            for low, top, ranges in zip(offsets, offsets[1:], conflicts, strict=False)
-            for other, high in ranges
-        ):
-            return at
-    raise AssertionError("behind all ranges there is always room")
+def _gap_for(request: Request, used: Sequence[Busy], limit: int) -> int:
+    """The beginning of the smallest gap of those below `limit`, or else of the last one, which goes on."""
+    size = aligned(request.nbytes)
+    gaps = list(_gaps(_conflicts(request, used), limit))
+    fitting = [(high - low, low) for low, high in gaps if high - low >= size]
+    if fitting:
+        return min(fitting)[1]
+    return gaps[-1][0] if gaps and gaps[-1][1] == limit else limit
 
 
 def _conflicts(request: Request, used: Sequence[Busy]) -> list[tuple[int, int]]:
@@ -273,8 +267,8 @@ def _outcome(
     step: int,
     least: int,
 ) -> Outcome:
-    """A group is where it was planned if that is free by then. What is free before it and smaller than
-    `least` cannot be held, and so it begins there. Without a plan it is in the smallest gap.
+    """The requests of a group are where they were planned if that is free by then, or else side by side in
+    the smallest gap.
     """
     events: list[tuple[int, int, int, int]] = []
     for k, group in enumerate(groups):
@@ -292,16 +286,55 @@ def _outcome(
         sizes = [aligned(request.nbytes) for request in groups[k]]
         size = sum(sizes)
         gaps = list(_gaps(ranges, mapped))
-        fitting = [(high - low, low) for low, high in gaps if high - low >= size]
-        at = min(fitting)[1] if fitting else max((high for _, high in ranges), default=0)
-        if plan is not None:
-            low = plan.starts[k]
-            around = [g for g in gaps if g[0] <= low and low + size <= g[1]]
-            if around:
-                at = low if low - around[0][0] >= least else around[0][0]
-        mapped += max(0, -(-(at + size - mapped) // step) * step)
-        for number, nbytes in enumerate(sizes):
+        holes = None if plan is None else opened(list(zip(plan.starts[k], sizes, strict=True)), gaps, least)
+        starts = None if holes is None else _landed(sizes, holes)
+        if starts is None:
+            fitting = [(high - low, low) for low, high in gaps if high - low >= size]
+            at = min(fitting)[1] if fitting else max((high for _, high in ranges), default=0)
+            mapped += max(0, -(-(at + size - mapped) // step) * step)
+            starts = [at + sum(sizes[:number]) for number in range(len(sizes))]
+        for number, (at, nbytes) in enumerate(zip(starts, sizes, strict=True)):
             found[k, number] = at, at + nbytes
             bisect.insort(ranges, (at, at + nbytes))
-            at += nbytes
     return Outcome(mapped, tuple(where for _, where in sorted(found.items())), plan)
+
+
+def opened(
+    planned: Sequence[tuple[int, int]], gaps: Sequence[tuple[int, int]], least: int
+) -> list[tuple[int, int]] | None:
+    """Where ranges (address, bytes) are free of all else, if they lie in gaps; None if not.
+
+    What is free before one and smaller than `least` cannot be held, and so it begins there.
+    """
+    holes: list[tuple[int, int]] = []
+    for low, size in sorted(planned):
+        around = [start for start, high in gaps if start <= low and low + size <= high]
+        if not around:
+            return None
+        start = max(around[0], holes[-1][1]) if holes else around[0]
+        if start > low:
+            return None
+        at = low if low - start >= least else start
+        holes.append((at, at + size))
+    return holes
+
+
+def _landed(sizes: Sequence[int], holes: Sequence[tuple[int, int]]) -> list[int] | None:
+    """Where requests are that take, one after the other, the smallest of some holes."""
+    free: list[tuple[int, int]] = []
+    for low, high in holes:
+        if free and free[-1][1] == low:
+            free[-1] = free[-1][0], high
+        else:
+            free.append((low, high))
+    starts = []
+    for size in sizes:
+        fitting = [(high - low, low) for low, high in free if high - low >= size]
+        if not fitting:
+            return None
+        room, at = min(fitting)
+        free.remove((at, at + room))
+        if room > size:
+            free.append((at + size, at + room))
+        starts.append(at)
+    return starts

@@ -30,6 +30,7 @@ from polyfuse.runtime.graphs.addresses import (
     Run,
     aligned,
     make_plan,
+    opened,
 )
 from polyfuse.torch_compat.devices.device_graphs import storage_use
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Allocations, Event, PoolMemory, Program
 
 Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+
+_UNKNOWN = 8
+"""Calls one after the other that a run did not make, behind which it does not say what follows."""
 
 Makers = dict[int, tuple[StorageWeakRef, Run, int]]
 """Storages that runs made, by what they are known by: the run, and which of its requests."""
@@ -49,6 +53,8 @@ class Calls(TorchDispatchMode):
     Args:
         names: of these functions in `namespace`, the globals of the text.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(
         self, namespace: dict[str, Any], names: Sequence[str], before: Callable[[Any], None]
@@ -245,11 +251,12 @@ class Guide:
         self._held: dict[int, tuple[int, Any]] = {}
         self._base: int | None = None
         self._next = 0
+        self._unknown = 0
         self.limit = 0
         self.strayed = False
         self.missed = 0
-        self._buffers: dict[int, tuple[int, int]] = {}
-        self._calls: dict[int, tuple[int, int]] = {}
+        self._buffers: dict[int, list[tuple[int, int]]] = {}
+        self._calls: dict[int, list[tuple[int, int]]] = {}
         self._make_plan(buffers, released, allocations)
 
     def _make_plan(
@@ -288,8 +295,8 @@ class Guide:
         if outcome is None or outcome.plan is None:
             return
         ranges = [
-            (start, start + sum(aligned(r.nbytes) for r in group))
-            for start, group in zip(outcome.plan.starts, groups, strict=True)
+            [(start, aligned(request.nbytes)) for start, request in zip(starts, group, strict=True)]
+            for starts, group in zip(outcome.plan.starts, groups, strict=True)
         ]
         self._base = base if blocks else None
         self.limit = outcome.plan.limit
@@ -321,19 +328,35 @@ class Guide:
     def buffer(self, position: int) -> None:
         """The buffer of an input is about to be allocated."""
         if position in self._buffers:
-            self._open(*self._buffers[position])
+            self._open(self._buffers[position])
 
     def before(self, op: Any) -> None:
         """A call is about to be made."""
         if not self.limit or self.strayed:
             return
-        k, self._next = self._next, self._next + 1
-        if k >= len(self._run.calls) or self._run.calls[k].op != op:
-            # this is another program than the one that was watched
-            self.strayed = True
-            self._held.clear()
-        elif k in self._calls:
-            self._open(*self._calls[k])
+        k = self._number_of(op)
+        if k is None:
+            self._unknown += 1
+            if self._unknown > _UNKNOWN:
+                # this is another program than the one that was watched
+                self.strayed = True
+                self._held.clear()
+        else:
+            self._next, self._unknown = k + 1, 0
+            if k in self._calls:
+                self._open(self._calls[k])
+
+    def _number_of(self, op: Any) -> int | None:
+        """Which call of the run this is. The first run of a program makes some more, without large requests:
+        kernels are loaded, libraries prepare themselves.
+        """
+        calls = self._run.calls
+        for k in range(self._next, len(calls)):
+            if calls[k].op == op:
+                return k
+            if calls[k].requests:
+                break
+        return None
 
     def _take(self, nbytes: int) -> int:
         address, holder = self._pool.take(nbytes)
@@ -345,52 +368,55 @@ class Guide:
         for nbytes in sorted((n for _, n, used in blocks if not used and n >= self._least), reverse=True):
             self._take(nbytes)
 
-    def _open(self, low: int, high: int) -> None:
-        """Let a range be free, and nothing else that is as large."""
+    def _open(self, planned: Sequence[tuple[int, int]]) -> None:
+        """Let ranges be free, and nothing else that is as large."""
         if self._base is None:
             return
-        low, high = self._base + low, self._base + high
+        wanted = [(self._base + start, size) for start, size in planned]
         blocks = self._pool.blocks()
-        mine = {a for a, n, used in blocks if used and a in self._held}
-        if any(used and a not in mine and a < high and low < a + n for a, n, used in blocks):
+        gaps = self._gaps(blocks)
+        holes = opened(wanted, gaps, self._least)
+        if holes is None:
             self.missed += 1
-            found = self._smallest(blocks, mine, high - low)
-            if found is None:
-                # the pool grows
-                return
-            low, high = found, found + high - low
+            size = sum(size for _, size in wanted)
+            fitting = [(high - low, low) for low, high in gaps if high - low >= size]
+            if fitting:
+                holes = [(min(fitting)[1], min(fitting)[1] + size)]
+            else:
+                # the pool grows, from the end of what is in use
+                last = blocks[-1][0] + blocks[-1][1]
+                holes = [gap for gap in gaps if gap[1] == last]
         self._hold_free(blocks)
+        between = [self._between(low, high) for low, high in holes]
+        between.clear()
+
+    def _between(self, low: int, high: int) -> Any:
+        """Hold what is before and behind a range, and the range as long as the result lives."""
         for address in [a for a, (n, _) in self._held.items() if a < high and low < a + n]:
             del self._held[address]
-        around = [(a, n) for a, n, used in self._pool.blocks() if not used and a <= low and high <= a + n]
-        if around:
-            self._narrow(*around[0], low, high)
+        for start, nbytes, used in self._pool.blocks():
+            if not used and start <= low and high <= start + nbytes:
+                # what is taken is the beginning of what is free
+                if low - start >= self._least:
+                    self._take(low - start)
+                _, holder = self._pool.take(high - low)
+                rest = start + nbytes - max(low, start) - (high - low)
+                if rest >= self._least:
+                    self._take(rest)
+                return holder
+        return None
 
-    def _narrow(self, start: int, nbytes: int, low: int, high: int) -> None:
-        """Hold what a free range has before and behind another one."""
-        end, size = start + nbytes, high - low
-        if low - start >= self._least:
-            self._take(low - start)
-        else:
-            low, high = start, start + size
-        if end - high >= self._least:
-            # what is taken is the beginning of what is free
-            between = self._pool.take(size)
-            self._take(end - high)
-            del between
-
-    def _smallest(self, blocks: Sequence[tuple[int, int, bool]], mine: set[int], nbytes: int) -> int | None:
-        """The beginning of the smallest range that is free or held here, and large enough."""
-        ranges: list[tuple[int, int]] = []
+    def _gaps(self, blocks: Sequence[tuple[int, int, bool]]) -> list[tuple[int, int]]:
+        """What is free or held here, as ranges (from, to)."""
+        gaps: list[tuple[int, int]] = []
         for address, size, used in blocks:
-            if used and address not in mine:
+            if used and address not in self._held:
                 continue
-            if ranges and ranges[-1][0] + ranges[-1][1] == address:
-                ranges[-1] = ranges[-1][0], ranges[-1][1] + size
+            if gaps and gaps[-1][1] == address:
+                gaps[-1] = gaps[-1][0], address + size
             else:
-                ranges.append((address, size))
-        fitting = [(size, address) for address, size in ranges if size >= nbytes]
-        return min(fitting)[1] if fitting else None
+                gaps.append((address, address + size))
+        return gaps
 
 
 def _groups_of(run: Run, buffers: Mapping[int, int], least: int) -> list[Group]:
