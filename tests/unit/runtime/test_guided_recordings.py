@@ -113,11 +113,13 @@ def test_forward_and_backward_share_a_pool_with_fewer_gaps(seed: int) -> None:
         )
         pool = FakeAllocator(base=1 << 41)
         saved, guide = recorded(forward, pool, [], first if guided else None, allocations)
-        args = list(saved)
+        middle, args = pool.mapped, list(saved)
         del saved
         results, other = recorded(backward, pool, args, second if guided else None, allocations)
         if guided:
             assert guide is not None and other is not None and not guide.strayed and not other.strayed
+            assert middle == guide.expected or not guide.limit
+            assert pool.mapped == other.expected or not other.limit
         outcome[guided] = pool.mapped
         assert len({r.data_ptr() for r in results}) == len(results)
     assert outcome[True] <= outcome[False]
@@ -187,6 +189,47 @@ def test_what_others_hold_longer_than_planned_is_not_overwritten(seed: int) -> N
     held.clear()
     results.clear()
     assert count > 10
+
+
+def test_calls_that_only_the_first_run_makes_are_passed_over() -> None:
+    program = Program(9, 0, 0.3)
+    ordinary = FakeAllocator()
+    allocations = FakeAllocations(ordinary)
+    MEMORY.append(ordinary)
+    text = Text.of(program.namespace, "cpu")
+    _, usual = watch(program, [], text, (), allocations, {})
+
+    def loading(args: list[Any]) -> Any:
+        torch.empty(3)
+        results = program(args)
+        torch.zeros(2).add_(1)
+        return results
+
+    _, run = watch(loading, [], text, (), allocations, {})
+    MEMORY.pop()
+    assert run is not None and usual is not None and len(run.calls) > len(usual.calls)
+    outcome = []
+    for one in (run, usual):
+        pool = FakeAllocator(base=1 << 41)
+        _, guide = recorded(program, pool, [], one, allocations)
+        assert guide is not None and not guide.strayed
+        outcome.append((pool.mapped, guide.missed, guide.limit))
+    assert outcome[0] == outcome[1] and outcome[0][2]
+
+
+def test_calls_of_higher_order_operators_are_calls() -> None:
+    run_and_save = torch.ops.higher_order.run_and_save_rng_state
+    seen: list[Any] = []
+    with Text({}, ()).calls(seen.append).seen():
+        state, made = run_and_save(torch.ops.aten.rand.default, [3], device="cpu")
+        again = torch.ops.higher_order.run_with_rng_state(
+            state, torch.ops.aten.rand.default, [3], device="cpu"
+        )
+    assert torch.equal(made, again)
+    assert [op for op in seen if "rng" in str(op)] == [
+        run_and_save,
+        torch.ops.higher_order.run_with_rng_state,
+    ]
 
 
 def test_a_busy_allocator_is_not_watched() -> None:

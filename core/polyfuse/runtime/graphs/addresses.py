@@ -287,7 +287,7 @@ def _outcome(
         size = sum(sizes)
         gaps = list(_gaps(ranges, mapped))
         holes = None if plan is None else opened(list(zip(plan.starts[k], sizes, strict=True)), gaps, least)
-        starts = None if holes is None else _landed(sizes, holes)
+        starts = None if holes is None else landed(sizes, holes)
         if starts is None:
             fitting = [(high - low, low) for low, high in gaps if high - low >= size]
             at = min(fitting)[1] if fitting else max((high for _, high in ranges), default=0)
@@ -319,7 +319,7 @@ def opened(
     return holes
 
 
-def _landed(sizes: Sequence[int], holes: Sequence[tuple[int, int]]) -> list[int] | None:
+def landed(sizes: Sequence[int], holes: Sequence[tuple[int, int]]) -> list[int] | None:
     """Where requests are that take, one after the other, the smallest of some holes."""
     free: list[tuple[int, int]] = []
     for low, high in holes:

@@ -29,6 +29,7 @@ from polyfuse.runtime.graphs.addresses import (
     Request,
     Run,
     aligned,
+    landed,
     make_plan,
     opened,
 )
@@ -233,8 +234,9 @@ class Guide:
 
     Attributes:
         limit: bytes that were planned; 0: all is the allocator's.
+        expected: bytes that the pool then has when the recording is made.
         strayed: whether the program did not make the calls that were watched.
-        missed: calls whose range was not free.
+        missed: calls whose ranges were not free, or do not fit one after the other.
     """
 
     def __init__(
@@ -252,7 +254,7 @@ class Guide:
         self._base: int | None = None
         self._next = 0
         self._unknown = 0
-        self.limit = 0
+        self.limit = self.expected = 0
         self.strayed = False
         self.missed = 0
         self._buffers: dict[int, list[tuple[int, int]]] = {}
@@ -299,7 +301,7 @@ class Guide:
             for starts, group in zip(outcome.plan.starts, groups, strict=True)
         ]
         self._base = base if blocks else None
-        self.limit = outcome.plan.limit
+        self.limit, self.expected = outcome.plan.limit, outcome.mapped
         self._buffers = dict(zip(large, ranges, strict=False))
         calls = [k for k, call in enumerate(run.calls) if call.requests]
         self._calls = dict(zip(calls, ranges[len(large) :], strict=True))
@@ -376,7 +378,7 @@ class Guide:
         blocks = self._pool.blocks()
         gaps = self._gaps(blocks)
         holes = opened(wanted, gaps, self._least)
-        if holes is None:
+        if holes is None or landed([size for _, size in planned], holes) is None:
             self.missed += 1
             size = sum(size for _, size in wanted)
             fitting = [(high - low, low) for low, high in gaps if high - low >= size]
