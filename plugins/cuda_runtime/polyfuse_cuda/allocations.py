@@ -63,6 +63,15 @@ class CudaAllocations:
     def __init__(self, index: int) -> None:
         self._index = index
 
+    @staticmethod
+    def are_known(index: int) -> bool:
+        """Whether this torch says what a pool consists of."""
+        try:
+            pool_blocks("cuda", index, (0, 0))
+        except (RuntimeError, TypeError, KeyError, AttributeError):
+            return False
+        return True
+
     @contextmanager
     def watch(self) -> Iterator[_Watched | None]:
         """Watch what the current stream allocates. Libraries ask for their workspaces once more meanwhile, as

@@ -44,6 +44,7 @@ class CudaGraphs:
         self._side: Any = None
         self._last: Any = None
         self._last_raw: int | None = None
+        self._allocations: tuple[CudaAllocations | None] | None = None
         self._failed: list[Any] = []
         """Recordings that did not end: the allocator may ask them still which streams are theirs."""
 
@@ -53,7 +54,10 @@ class CudaGraphs:
 
     def allocations(self) -> CudaAllocations | None:
         """torch's allocator, where large allocations of a pool are in one range."""
-        return CudaAllocations(self.index) if grows_in_ranges("cuda") else None
+        if self._allocations is None:
+            known = grows_in_ranges("cuda") and CudaAllocations.are_known(self.index)
+            self._allocations = (CudaAllocations(self.index) if known else None,)
+        return self._allocations[0]
 
     def is_recording(self) -> bool:
         """Whether somebody is recording what the current stream is given."""

@@ -83,7 +83,7 @@ def recorded(
             for i, t in enumerate(args)
         }
         guide = Guide(run, {}, pool, released, allocations)
-        with guide.holding(), Text.of(program.namespace, "cpu").calls(guide.before).seen():
+        with guide.holding(), Text.of(program.namespace, "cpu").seen(guide.before):
             results = program(args)
         return results, guide
     finally:
@@ -220,16 +220,14 @@ def test_calls_that_only_the_first_run_makes_are_passed_over() -> None:
 def test_calls_of_higher_order_operators_are_calls() -> None:
     run_and_save = torch.ops.higher_order.run_and_save_rng_state
     seen: list[Any] = []
-    with Text({}, ()).calls(seen.append).seen():
+    with Text({}, ()).seen(seen.append):
         state, made = run_and_save(torch.ops.aten.rand.default, [3], device="cpu")
         again = torch.ops.higher_order.run_with_rng_state(
             state, torch.ops.aten.rand.default, [3], device="cpu"
         )
     assert torch.equal(made, again)
-    assert [op for op in seen if "rng" in str(op)] == [
-        run_and_save,
-        torch.ops.higher_order.run_with_rng_state,
-    ]
+    found = [op for op in seen if "rng" in str(op)]
+    assert found == [run_and_save, torch.ops.higher_order.run_with_rng_state]
 
 
 def test_a_busy_allocator_is_not_watched() -> None:

@@ -123,6 +123,7 @@ def make_plan(
     step: int,
     least: int,
     judge: Judge | None = None,
+    bound: int = 0,
 ) -> Outcome | None:
     """Find addresses, so that a pool grows as little as possible.
 
@@ -133,22 +134,45 @@ def make_plan(
         step: bytes by which it grows.
         least: bytes of the smallest range that can be held free of others.
         judge: says which outcome is best; None: that of the smallest pool.
+        bound: what no outcome is judged to be less than.
 
     Returns None if there are none, or too many. An outcome without a plan: none is better than that.
     """
     if not 0 < sum(map(len, groups)) <= MOST:
         return None
-    outcomes = [_outcome([[r] for g in groups for r in g], None, busy, mapped, step, least)]
+    if judge is None:
+        judge, bound = _size, least_mapped(groups, busy, mapped, step)
+    best = _outcome([[r] for g in groups for r in g], None, busy, mapped, step, least)
+    size = judge(best)
     end = max(request.last for group in groups for request in group)
     several = any(len(group) > 1 for group in groups)
+    seen = set()
     for order, apart in itertools.product(_ORDERS, (True, False) if several else (True,)):
+        if size <= bound:
+            break
         keys = [order(group, end) for group in groups]
         plan = _pack(groups, sorted(range(len(groups)), key=keys.__getitem__), busy, mapped, apart)
-        if plan.starts not in [o.plan.starts for o in outcomes if o.plan is not None]:
-            grown = mapped + -(-max(0, plan.limit - mapped) // step) * step
-            # where it does not come true, it grows still
-            outcomes.append(_outcome(groups, plan, busy, grown, step, least))
-    return min(outcomes, key=_size if judge is None else judge)
+        if plan.starts in seen:
+            continue
+        seen.add(plan.starts)
+        grown = mapped + -(-max(0, plan.limit - mapped) // step) * step
+        # where it does not come true, it grows still
+        outcome = _outcome(groups, plan, busy, grown, step, least)
+        judged = judge(outcome)
+        if judged < size:
+            best, size = outcome, judged
+    return best
+
+
+def least_mapped(groups: Sequence[Group], busy: Sequence[Busy], mapped: int, step: int) -> int:
+    """How many bytes a pool has at least, however well all lies in it: what is in use at a time."""
+    changes: list[tuple[int, int]] = []
+    for one in busy:
+        changes += [(one.first, one.high - one.low), (one.last, one.low - one.high)]
+    for request in itertools.chain.from_iterable(groups):
+        changes += [(request.first, aligned(request.nbytes)), (request.last, -aligned(request.nbytes))]
+    most = max(itertools.accumulate(change for _, change in sorted(changes)), default=0)
+    return mapped + -(-max(0, most - mapped) // step) * step
 
 
 def _size(outcome: Outcome) -> int:

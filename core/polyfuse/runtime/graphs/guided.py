@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfuse.runtime.graphs.addresses import (
     BEFORE,
@@ -30,10 +29,11 @@ from polyfuse.runtime.graphs.addresses import (
     Run,
     aligned,
     landed,
+    least_mapped,
     make_plan,
     opened,
 )
-from polyfuse.torch_compat.devices.device_graphs import storage_use
+from polyfuse.torch_compat.devices.device_graphs import SeenCalls, storage_use
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Allocations, Event, PoolMemory, Program
@@ -45,47 +45,6 @@ _UNKNOWN = 8
 
 Makers = dict[int, tuple[StorageWeakRef, Run, int]]
 """Storages that runs made, by what they are known by: the run, and which of its requests."""
-
-
-class Calls(TorchDispatchMode):
-    """Lets `before` see each call of a program that may allocate: torch's operators, and the functions by
-    which its text allocates.
-
-    Args:
-        names: of these functions in `namespace`, the globals of the text.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(
-        self, namespace: dict[str, Any], names: Sequence[str], before: Callable[[Any], None]
-    ) -> None:
-        super().__init__()
-        self._namespace = namespace
-        self._names = names
-        self._before = before
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._before(func)
-        return func(*args, **(kwargs or {}))
-
-    @contextmanager
-    def seen(self) -> Iterator[None]:
-        """For the time of a run."""
-        before = {name: self._namespace[name] for name in self._names}
-        self._namespace.update({name: self._seen(function) for name, function in before.items()})
-        try:
-            with self:
-                yield
-        finally:
-            self._namespace.update(before)
-
-    def _seen(self, allocate: Allocate) -> Allocate:
-        def seen(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-            self._before((tuple(size), tuple(stride), dtype))
-            return allocate(size, stride, dtype)
-
-        return seen
 
 
 @dataclass(frozen=True)
@@ -102,9 +61,26 @@ class Text:
         names = (name for name in namespace if name.startswith("empty_strided_"))
         return cls(namespace, tuple(n for n in names if (n == "empty_strided_cpu") == on_host))
 
-    def calls(self, before: Callable[[Any], None]) -> Calls:
-        """Lets `before` see the program's calls."""
-        return Calls(self.namespace, self.names, before)
+    @contextmanager
+    def seen(self, before: Callable[[Any], None]) -> Iterator[None]:
+        """Let `before` see each call of the program that may allocate, before it is made: torch's operators,
+        and the functions by which the text allocates.
+        """
+
+        def watched(allocate: Allocate) -> Allocate:
+            def seen(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+                before((tuple(size), tuple(stride), dtype))
+                return allocate(size, stride, dtype)
+
+            return seen
+
+        functions = {name: self.namespace[name] for name in self.names}
+        self.namespace.update({name: watched(function) for name, function in functions.items()})
+        try:
+            with SeenCalls(before):
+                yield
+        finally:
+            self.namespace.update(functions)
 
 
 class _Inputs:
@@ -169,7 +145,7 @@ def watch(
             ops.append(op)
             watched.mark()
 
-        with text.calls(before).seen():
+        with text.seen(before):
             results = program(args)
         inputs.look(len(ops))
     run, addresses = _run_of(watched.events, ops, inputs.released, sizes, allocations.least)
@@ -228,7 +204,7 @@ class Guide:
     Args:
         run: what a run of the program allocated.
         buffers: input -> bytes of the buffer that the recording begins with.
-        pool: its memory.
+        pool: where it is recorded, as the device knows it.
         released: (address, bytes) -> when what is there, which is in use now, is free for the program.
         allocations: of the device.
 
@@ -243,12 +219,12 @@ class Guide:
         self,
         run: Run,
         buffers: Mapping[int, int],
-        pool: PoolMemory,
+        pool: Any,
         released: Mapping[tuple[int, int], int],
         allocations: Allocations,
     ) -> None:
         self._run = run
-        self._pool = pool
+        self._pool: PoolMemory = allocations.pool(pool)
         self._least = allocations.least
         self._held: dict[int, tuple[int, Any]] = {}
         self._base: int | None = None
@@ -282,18 +258,23 @@ class Guide:
         groups = _groups_of(run, buffers, least)
         others = [one for one in busy if one.last == run.end]
 
-        def behind_reader(outcome: Outcome) -> int:
-            own = outcome.ranges[len(large) :]
-            saved = [Busy(*own[k], BEFORE, last) for k, last in run.needed.items()]
-            found = make_plan(
-                _groups_of(reader, reader.inputs, least), [*others, *saved], outcome.mapped, step, least
-            )
-            return outcome.mapped if found is None else found.mapped
-
-        reader = run.readers[-1] if run.readers else run
-        judge = behind_reader if run.readers else None
         mapped = sum(n for _, n, _ in blocks)
-        outcome = make_plan(groups, busy, mapped, step, least, judge)
+        judge, bound = None, 0
+        if run.readers:
+            next_groups = _groups_of(run.readers[-1], run.readers[-1].inputs, least)
+
+            def judge(outcome: Outcome) -> int:
+                own = outcome.ranges[len(large) :]
+                saved = [Busy(*own[k], BEFORE, last) for k, last in run.needed.items()]
+                found = make_plan(next_groups, [*others, *saved], outcome.mapped, step, least)
+                return outcome.mapped if found is None else found.mapped
+
+            saved = [Busy(0, aligned(run.requests[k].nbytes), BEFORE, n) for k, n in run.needed.items()]
+            bound = max(
+                least_mapped(groups, busy, mapped, step),
+                least_mapped(next_groups, [*others, *saved], mapped, step),
+            )
+        outcome = make_plan(groups, busy, mapped, step, least, judge, bound)
         if outcome is None or outcome.plan is None:
             return
         ranges = [
@@ -434,6 +415,33 @@ def _groups_of(run: Run, buffers: Mapping[int, int], least: int) -> list[Group]:
             own = ((run.requests[r], run.needed.get(r, 0)) for r in call.requests)
             groups.append([Request(r.nbytes, first, r.last, needed) for r, needed in own])
     return groups
+
+
+def run_guided(
+    program: Program,
+    arguments: list[Any],
+    guide: Guide | None,
+    text: Text | None,
+    buffers: Sequence[int],
+    give: Callable[[int], None],
+) -> Sequence[Any]:
+    """What a program returns, in a recording.
+
+    Args:
+        guide, text: of the program; without either, all is the allocator's.
+        buffers: inputs that get buffers first.
+        give: gives one.
+    """
+    if guide is None or text is None or not guide.limit:
+        for i in buffers:
+            give(i)
+        return program(arguments)
+    with guide.holding():
+        for i in buffers:
+            guide.buffer(i)
+            give(i)
+        with text.seen(guide.before):
+            return program(arguments)
 
 
 def _last_of(address: int, nbytes: int, released: Mapping[tuple[int, int], int], end: int) -> int:

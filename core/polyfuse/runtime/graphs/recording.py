@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.runtime.graphs.guided import Guide
+from polyfuse.runtime.graphs.guided import Guide, run_guided
 from polyfuse.runtime.graphs.memory import GraphMemory, HeldResults, Recorded, Slot, Window, copies_of
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.devices.device_graphs import (
@@ -215,29 +215,19 @@ def make_recording(
 
     def begun(arguments: list[Any]) -> Sequence[Any]:
         # now all memory is the pool's, and of that none which holds something that is yet to be read
+        def give(i: int) -> None:
+            arguments[i] = memory_like(arguments[i])
+            layouts[i] = _layout_of(arguments[i])
+
         guide = None
-        if text is not None and run is not None and guided is not None:
+        if run is not None and allocations is not None:
             sizes = {i: storage_size(arguments[i]) for i in pooled}
-            guide = Guide(run, sizes, guided.pool(pool.handle), released, guided)
-        if text is None or guide is None or not guide.limit:
-            for i in pooled:
-                give(arguments, i)
-            return program(arguments)
-        with guide.holding():
-            for i in pooled:
-                guide.buffer(i)
-                give(arguments, i)
-            with text.calls(guide.before).seen():
-                return program(arguments)
+            guide = Guide(run, sizes, pool.handle, _released(layouts, consumed, run), allocations)
+        return run_guided(program, arguments, guide, text, pooled, give)
 
-    def give(arguments: list[Any], i: int) -> None:
-        arguments[i] = memory_like(arguments[i])
-        layouts[i] = _layout_of(arguments[i])
-
-    guided = memory.device.allocations()
+    allocations = memory.device.allocations()
     pool, protected = memory.pool_for_recording()
     consumed = _consume(facts, args, plan)
-    released = _released(layouts, consumed, run)
     drawn = (*generators, *(generator for _, generator in plan.generators))
     try:
         graph, results = memory.device.record(begun, given, pool.handle, drawn)
@@ -280,12 +270,10 @@ def make_recording(
 
 
 def _released(
-    layouts: Mapping[int, _Layout], consumed: Sequence[int], run: Run | None
+    layouts: Mapping[int, _Layout], consumed: Sequence[int], run: Run
 ) -> dict[tuple[int, int], int]:
     """(address, bytes) of each input that a program consumes -> when it lets go of it."""
     found: dict[tuple[int, int], int] = {}
-    if run is None:
-        return found
     for i in consumed:
         where = layouts[i].address, layouts[i].nbytes
         found[where] = max(found.get(where, 0), run.released.get(i, run.end))

@@ -12,6 +12,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class SeenCalls(TorchDispatchMode):
+    """Lets `before` see each operator that is called, those of higher order as well, before it runs."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, before: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._before = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._before(func)
+        return func(*args, **(kwargs or {}))
 
 
 def unsafe_to_record(op: Any) -> bool:
