@@ -171,9 +171,13 @@ def fusion_rules(selection: Selection) -> Plan:
 
 
 def engines(selection: Selection) -> Plan:
-    from polyfuse_bench.engines import CANDIDATES, NETWORKS
+    from polyfuse_bench.engines import CANDIDATES, NETWORKS, REST_SECONDS
 
-    tasks = _selecting_tasks("engines", _chosen(NETWORKS, selection.only, "network"), CANDIDATES, selection)
+    effort = dataclasses.replace(selection.effort, rest_seconds=REST_SECONDS)
+    selection = dataclasses.replace(selection, effort=effort)
+    names = _chosen(NETWORKS, selection.only, "network")
+    names = [name for name in names if (name, selection.dtype) not in selection.known]
+    tasks = _selecting_tasks("engines", names, CANDIDATES, selection)
     shape = {"size": selection.model_size, "batch": selection.batch, "seq": selection.seq}
     return [functools.partial(_measured_row, {**task, **shape}) for task in tasks]
 

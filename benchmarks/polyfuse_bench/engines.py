@@ -31,6 +31,8 @@ CANDIDATES = (EAGER, INDUCTOR, f"{INDUCTOR}:{FREEZING}", *PEERS, POLYFUSE, f"{PO
 BATCH = 4
 """Images or sequences of a call unless the command line says otherwise."""
 
+REST_SECONDS = 0.04
+"""What passes between the samples of two engines, each of which has a pool of threads of its own."""
 
 NETWORKS: Mapping[str, Family] = {
     **CONVOLUTION_NETWORKS,

@@ -59,7 +59,9 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     """Run one campaign, showing each row as it comes, and write its file."""
     began = time.monotonic()
     effort = dataclasses.replace(QUICK if options.quick else Effort(), patience=options.patience)
-    together = options.together if kind in ("models", "kernels") else 1
+    if options.rounds:
+        effort = dataclasses.replace(effort, rounds=options.rounds)
+    together = options.together if kind in ("models", "kernels", "engines") else 1
     device = () if options.device == CPU else (options.device,)
     facts: dict[str, Any] = {
         "backends": options.backends,
@@ -200,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--patience", type=float, default=0.0, help="seconds that a candidate's first calls may take; 0: any"
     )
+    parser.add_argument("--rounds", type=int, default=0, help="samples of each candidate; 0: fifteen")
     measured = parser.add_argument_group("kernels, models, compile, memory")
     measured.add_argument("--modes", type=_names, default=("forward", "train"))
     measured.add_argument("--sizes", type=_names, default=(), help="small,large on the CPU; huge elsewhere")
@@ -214,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
         "--together",
         type=int,
         default=1,
-        help="models, kernels (compile: processes) that are prepared side by side and then timed one by one",
+        help="rows of models, kernels, engines (compile: processes) prepared together, then timed in turn",
     )
     measured.add_argument("--ahead", type=int, default=0, help="processes that compile matmuls beforehand")
     measured.add_argument(
@@ -222,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="?",
         const=Path(),
-        help="result file of matmuls whose rows stay; architectures: no file is named",
+        help="result file of matmuls or engines whose rows stay; architectures: no file is named",
     )
     measured.add_argument(
         "--cache", default="", help="autotune_backends: keep kernels here; a second run only times them"

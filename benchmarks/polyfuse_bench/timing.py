@@ -13,19 +13,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+_WAKING_CALLS = 2
+"""Calls behind a rest that are not counted: threads wake, and caches fill."""
+
 Call = Callable[[], object]
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure; `patience` is how many seconds a candidate's first calls may take, 0 for any."""
+    """How long to measure; `patience` is how many seconds a candidate's first calls may take, 0 for any.
+
+    `rest_seconds` pass before each sample, and two calls that do not count follow them: candidates with
+    threads of their own let these spin for a while behind a call, on cores that the next one needs.
+    """
 
     rounds: int = 15
     min_sample_seconds: float = 0.02
     warmup_seconds: float = 0.2
     max_seconds: float = 60.0
     patience: float = 0.0
+    rest_seconds: float = 0.0
 
 
 DEFAULT_EFFORT = Effort()
@@ -89,6 +97,9 @@ def compare(
         for round_number in range(effort.rounds):
             turn = round_number % len(names)
             for name in names[turn:] + names[:turn]:
+                if effort.rest_seconds:
+                    time.sleep(effort.rest_seconds)
+                    _sample(calls[name], _WAKING_CALLS, wait)
                 samples[name].append(_sample(calls[name], repeats[name], wait, clock))
             if round_number >= 2 and time.perf_counter() - began > effort.max_seconds:
                 break

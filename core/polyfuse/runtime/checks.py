@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from polyfuse.base.errors import InputLayoutError, PolyfuseError, mark_from_model
+from polyfuse.runtime.devices.addresses import Look, look_at
 from polyfuse.torch_compat.bindings import alike, assert_size_stride
 from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat
 
 Aligned = Sequence[tuple[int, int, bool, bool]]
 """Of inputs that kernels take to be aligned: position, bytes, whether the program writes to them, and whether
-they are at the same address in every call."""
+they are seldom at another address than in the call before."""
 
 Parameters = Sequence[tuple[int, Sequence[int], Sequence[int], bool]]
 """Of inputs that are the same tensor in every call: position, size, stride, and whether the program writes to
@@ -127,9 +128,20 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(tensor.shape, tensor.stride())
 
 
-def misaligned(args: Sequence[Any], aligned: Aligned) -> bool:
-    """Whether an input that stays where it is, such as a parameter, is not at such an address."""
-    return any(static and args[at].data_ptr() % alignment for at, alignment, _, static in aligned)
+def aligning(call: Callable[[list[Any]], Any], aligned: Aligned) -> Callable[[list[Any]], Any]:
+    """A program that copies parameters which are not where its kernels need them; it looks at others itself.
+
+    It looks in every call: `parameter.data = other` moves one, and a graph may serve many modules of a kind.
+    """
+    rows = [(at, alignment) for at, alignment, _, static in aligned if static]
+    if not rows:
+        return call
+    look = look_at([at for at, _ in rows], max(alignment for _, alignment in rows))
+    return partial(_aligned, call, look, aligned)
+
+
+def _aligned(call: Callable[[list[Any]], Any], look: Look, aligned: Aligned, args: list[Any]) -> Any:
+    return call(args) if look(args) else realigned(call, args, aligned)
 
 
 def realigned(call: Callable[[list[Any]], Any], args: list[Any], aligned: Aligned) -> Any:

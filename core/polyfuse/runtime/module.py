@@ -17,9 +17,8 @@ import torch
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import (
     Aligned,
+    aligning,
     has_layout,
-    misaligned,
-    realigned,
     watched,
     with_memory,
     with_views,
@@ -184,8 +183,7 @@ class CompiledModule:
         checking = self.native is not None and any(k.pending for k in self._provisional.values())
         if not checking:
             self._open_native(args)
-        moved = misaligned(args, self.namespace["ALIGNED"])
-        run = self._recorded(partial(self._entry, moved=moved))
+        run = self._recorded(self._entry)
         if may_skip_guards():
             names = [shown_name(self.namespace, row[0]) for row in self.namespace["INPUTS"]]
             run = watched(run, args, self.namespace["CHECKS"], names)
@@ -224,14 +222,10 @@ class CompiledModule:
         if program is not None:
             space["call_python"], space["call"] = space["call"], program
 
-    def _entry(self, name: str, moved: bool) -> Callable[[list[Any]], Any]:
-        """A function of the program that takes all inputs, of which some are not where kernels want them."""
+    def _entry(self, name: str) -> Callable[[list[Any]], Any]:
+        """A function of the program that takes all inputs, wherever its parameters are."""
         call: Callable[[list[Any]], Any] = self.namespace[name]
-        if moved:
-            # the other inputs the program checks by itself, at each call
-            aligned: Aligned = self.namespace["ALIGNED"]
-            call = partial(realigned, call, aligned=aligned)
-        return on_device(call, self.namespace["DEVICE"])
+        return on_device(aligning(call, self.namespace["ALIGNED"]), self.namespace["DEVICE"])
 
     def _recorded(self, entry: Callable[[str], Callable[[list[Any]], Any]]) -> Callable[[list[Any]], Any]:
         """The program, with its work recorded and replayed if that was asked for."""

@@ -68,7 +68,7 @@ def agrees(model: nn.Module, x: torch.Tensor, **options: Any) -> GraphReport:
     return next(report for report in reversed(last_reports()) if report.kind == "backward")
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("channels", "window", "stride", "padding", "dilation"),

@@ -56,7 +56,7 @@ def compiled(model: nn.Module, **options: Any) -> Any:
 
 
 @needs_tiles
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(
     ("channels", "inside", "image", "step"),
@@ -86,6 +86,7 @@ def test_results_are_as_near_as_those_of_eager_mode(
 
 
 @needs_tiles
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_numbers_that_are_none_stay_in_their_pixels(freezing: bool) -> None:
     torch.manual_seed(0)
@@ -170,7 +171,7 @@ WINDOWS: list[tuple[int, int, Any, tuple[int, int, int], bool, dict[str, Any]]] 
 
 
 @needs_tiles
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(("channels", "results", "size", "image", "bordered", "options"), WINDOWS)
 def test_windows_are_as_near_as_those_of_eager_mode(
@@ -194,7 +195,7 @@ def test_windows_are_as_near_as_those_of_eager_mode(
 
 
 @needs_tiles
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("channels", "stride", "dilation"), [(32, 1, 1), (32, 2, 1), (16, 1, 2), (3, 2, 1)])
 @pytest.mark.parametrize("freezing", [False, True])
 def test_what_is_no_number_stays_under_its_windows(
@@ -234,6 +235,7 @@ def test_results_with_pixels_side_by_side_have_a_loop_of_their_own(last: bool) -
 
 
 @needs_tiles
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_changed_weights_of_windows_are_seen(freezing: bool) -> None:
     torch.manual_seed(0)
@@ -272,6 +274,7 @@ def test_windows_of_one_and_three_dimensions(layer: type[nn.Module]) -> None:
 
 
 @needs_tiles
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "layer", [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.Conv2d(64, 64, 1), nn.Conv1d(80, 64, 3, padding=1)]
 )
@@ -302,7 +305,7 @@ class Sound(nn.Module):
 
 
 @needs_tiles
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(("channels", "inside", "length"), [(80, 64, 301), (32, 512, 700), (1, 16, 90)])
 def test_convolutions_along_one_axis(channels: int, inside: int, length: int, freezing: bool) -> None:
@@ -378,7 +381,7 @@ class Gated(nn.Module):
 
 
 @needs_tiles
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("width", "inside", "rows"),
     [(64, 96, (7,)), (64, 160, (2, 19)), (768, 512, (128,)), (1056, 256, (65,)), (96, 4128, (256,))],
@@ -397,7 +400,7 @@ def test_linear_layers_are_rounded_once(width: int, inside: int, rows: tuple[int
 
 
 @needs_tiles
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("width", "inside", "rows"),
@@ -423,6 +426,7 @@ def test_weights_are_read_as_they_are(width: int, inside: int, rows: int, thread
 
 
 @needs_tiles
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [9, 40])
 def test_columns_of_one_register(rows: int) -> None:
     torch.manual_seed(0)
@@ -444,6 +448,7 @@ def test_weights_that_do_not_fill_matrix_registers_are_left_to_the_library(width
 
 
 @needs_tiles
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_linear_layers_of_any_number_of_rows(freezing: bool) -> None:
     torch.manual_seed(0)
@@ -459,6 +464,7 @@ def test_linear_layers_of_any_number_of_rows(freezing: bool) -> None:
 
 
 @needs_tiles
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_numbers_that_are_none_stay_in_their_rows(freezing: bool) -> None:
     torch.manual_seed(0)

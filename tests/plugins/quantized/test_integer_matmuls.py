@@ -94,7 +94,7 @@ def run(model: Layer, x: Tensor, freezing: bool = False, dynamic: bool = False) 
     return last_reports()[-1]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [(5, 24), (3, 7, 24), (1, 24), (0, 24)], ids=str)
 @pytest.mark.parametrize("weights", ["symmetric", "asymmetric", "one scale"])
 @pytest.mark.parametrize("kind", [U8, S8], ids=["u8", "s8"])
@@ -113,6 +113,7 @@ def test_scales_that_are_computed(freezing: bool, weights: str, kind: tuple[int,
     assert run(model, torch.randn(5, 24), freezing).calls.count(MULTIPLIES) == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("zero", [0, 128, 255])
 def test_the_longest_sums_of_the_largest_numbers(zero: int) -> None:
     model = Layer(3, 1 << 15, zero=zero, weights="asymmetric", bias=False)

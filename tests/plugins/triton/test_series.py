@@ -14,6 +14,7 @@ import torch
 
 from fake_gpu import FakeDriver
 from polyfuse.base.errors import KernelLaunchError
+from polyfuse.runtime.checks import aligning
 from polyfuse.runtime.launching import SeriesPlan
 from polyfuse_triton.build.artifact import Artifact, Variant
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
@@ -239,3 +240,25 @@ def test_kernels_of_others_are_not_joined(subject: Subject) -> None:
     assert subject.launcher.join(plan) is None
     strange = replace(plan, kernels=subject.kernels, symbols=("n",), rows=(("memory", 0, "n ** 2"),))
     assert subject.launcher.join(strange) is None
+
+
+def test_addresses_are_looked_at_in_one_call(subject: Subject) -> None:
+    memory = torch.zeros(64)
+    round_, odd, half = memory, memory[1:], memory[2:]
+    look = subject.launcher.look([0, 3], 16)
+    assert look([round_, odd, None, memory[4:]])
+    assert not look([odd, round_, None, round_])
+    assert not look([round_, round_, None, torch.nn.Parameter(half)])
+    assert subject.launcher.look([0], 8)([half]) and subject.launcher.look([], 16)([])
+    # what is known of them is nothing: the program looks itself, and says what is wrong
+    assert not look([round_, odd, None, torch.zeros(4).to_sparse()])
+    with pytest.raises(IndexError):
+        look([round_])
+
+
+def test_programs_take_the_look_that_a_launcher_offers(subject: Subject) -> None:
+    memory, seen = torch.zeros(64), []
+    call = aligning(lambda args: seen.append([a.data_ptr() % 16 for a in args]), ((0, 16, False, True),))
+    for x in (memory, memory[1:], memory[4:]):
+        call([x])
+    assert seen == [[0]] * 3 and "polyfuse look" in str(call.args[1].__self__)  # type: ignore[attr-defined]

@@ -112,6 +112,7 @@ def test_parts_for_a_class_of_sizes(run: Any) -> None:
         torch.testing.assert_close(function(x, w, b), layer(x, w, b))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("depth, columns", [(72, 48), (33, 7), (2100, 40)])
 def test_tiles_of_as_many_rows_as_there_are(depth: int, columns: int) -> None:
     """Rows from 2 to 8 are one program of the C++ backend, which reads the weight once for up to six of them.

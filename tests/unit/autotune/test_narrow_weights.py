@@ -122,7 +122,7 @@ class Stored(torch.nn.Module):
         return found + (x.sin() @ weight.t()) if self.again else found
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("again", [False, True])
@@ -159,6 +159,7 @@ def test_weights_are_frozen_where_the_backend_reads_them_wide() -> None:
 
 
 @pytest.mark.skipif("PF_DOT_BF16" not in dot_instructions(), reason="this CPU multiplies no pairs of bf16")
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tiles", [False, True])
 def test_fewer_rows_where_the_library_has_tiles(
     run: Any, tiles: bool, monkeypatch: pytest.MonkeyPatch
@@ -277,7 +278,7 @@ def test_halves_of_bytes_one_behind_the_other(run: Any, dtype: torch.dtype, rows
     run(halves, torch.randn(rows, 96, dtype=dtype), w, zero, scale)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("function", [converted, shifted, turned])
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"), [(3, 32, 16), (5, 4160, 40), (20, 2080, 33), (32, 64, 200), (2, 96, 48)]
@@ -301,6 +302,7 @@ def test_any_number_of_rows_in_matrix_registers() -> None:
         assert error < 1e-2 * shifted(x.double(), w, scale.double()).norm()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_other_bytes_in_matrix_registers(run: Any, kind: torch.dtype) -> None:
     x, scale = torch.randn(7, 128).bfloat16(), torch.rand(50).bfloat16()

@@ -11,12 +11,14 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from polyfuse_bench import campaigns
 from polyfuse_bench.backends import EAGER, ONNXRUNTIME, OPENVINO
 from polyfuse_bench.engines import NETWORKS, PEERS, Flat, measure, versions
 from polyfuse_bench.machine import machine
 from polyfuse_bench.models import Size, flatten_outputs, prepare
 from polyfuse_bench.models.convolutions import CONVOLUTION_NETWORKS
 from polyfuse_bench.report_engines import engines_chart, engines_readme, engines_section, engines_slower
+from polyfuse_bench.run import main
 from polyfuse_bench.timing import Effort
 
 ONCE = dataclasses.asdict(Effort(rounds=1, min_sample_seconds=0, warmup_seconds=0))
@@ -70,6 +72,26 @@ def test_a_network_by_position_gives_what_it_gives_by_name() -> None:
     flat = Flat(prepared.model, list(prepared.inputs))
     (logits,) = flat(*prepared.inputs.values())
     torch.testing.assert_close(logits, prepared.model(**prepared.inputs).logits)
+
+
+def test_networks_that_were_measured_are_not_planned_again() -> None:
+    every = campaigns.Selection(backends=(EAGER,), only=("yolo", "unet"))
+    assert len(campaigns.engines(every)) == 2
+    known = frozenset([("yolo", "float32")])
+    (left,) = campaigns.engines(dataclasses.replace(every, known=known))
+    (planned,) = left.args
+    assert planned["name"] == "unet" and planned["effort"]["rest_seconds"] > 0
+
+
+def test_rows_of_an_earlier_run_stay_and_each_candidate_has_the_rounds_asked_for(tmp_path: Path) -> None:
+    words = ["engines", "--tiny", "--batch", "1", "--backends", "eager", "--quick", "--rounds", "2"]
+    words += ["--together", "2", "--out", str(tmp_path / "rows.json")]
+    assert main([*words, "--only", "wave_net"]) == 0
+    first = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert main([*words, "--only", "wave_net,espcn", "--resume", str(tmp_path / "rows.json")]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["wave_net", "espcn"] and rows[:1] == first
+    assert all(timing["rounds"] == 2 for row in rows for timing in row["timings"])
 
 
 @pytest.fixture

@@ -37,6 +37,18 @@ def test_compare_tells_slow_from_fast() -> None:
     assert outcome.speedup("fast", over="absent") is None
 
 
+def test_calls_behind_a_rest_are_not_counted() -> None:
+    now, calls = [0.0], []
+
+    def call() -> None:
+        calls.append(now[0])
+        now[0] += 1.0 if len(calls) % 3 else 0.25  # of three calls, two wake its threads
+
+    resting = Effort(rounds=3, min_sample_seconds=0, warmup_seconds=0, rest_seconds=1e-4)
+    (timing,) = compare({"one": call}, resting, clock=lambda: now[0]).timings
+    assert timing.best == timing.high == 0.25
+
+
 def test_geometric_mean() -> None:
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
     assert geometric_mean([]) is None

@@ -71,6 +71,7 @@ def test_a_backward_writes_what_its_forward_wrote() -> None:
         assert counted.tolist() == [n, n]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [Read, Exchanged])
 def test_a_backward_reads_the_old_content_and_writes_the_new(function: Any, dynamic: bool) -> None:

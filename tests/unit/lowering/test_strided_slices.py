@@ -50,7 +50,7 @@ def test_gradients_of_steps(size: int) -> None:
         torch.testing.assert_close(found, true, equal_nan=True, msg=lambda text, b=bounds: f"{b}: {text}")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [1, 8, 21])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_assignments_to_steps(dtype: torch.dtype, size: int) -> None:

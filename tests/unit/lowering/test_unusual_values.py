@@ -184,6 +184,7 @@ def test_ragged_tensors() -> None:
     compare(run(x), function(x))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("loss", [F.mse_loss, F.huber_loss, F.l1_loss, F.binary_cross_entropy_with_logits])
 def test_means_over_jagged_elements_have_gradients(loss: Callable[..., torch.Tensor]) -> None:
     """Their count is no input of the graph of its own."""

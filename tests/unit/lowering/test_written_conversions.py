@@ -56,6 +56,7 @@ def test_eager_rounding_is_exact_between_operators(name: str) -> None:
         check(COMPUTED[name], dtype, "interpreter", "eager")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["linear", "convolution", "depthwise"])
 def test_sums_and_what_follows_them_are_rounded_once(kind: str, dtype: torch.dtype) -> None:

@@ -73,7 +73,7 @@ def test_inputs_at_odd_addresses_are_copied_first() -> None:
         torch.testing.assert_close(module([a, b])[0], x + y)
 
 
-def test_a_parameter_at_an_odd_address_is_found_at_the_first_call() -> None:
+def test_a_parameter_at_an_odd_address_is_copied() -> None:
     b = _two_inputs(static=True)
     text = _module(b).text
     assert "y.data_ptr()" in text and "x.data_ptr()" not in text
@@ -82,6 +82,24 @@ def test_a_parameter_at_an_odd_address_is_found_at_the_first_call() -> None:
     for _ in range(2):
         torch.testing.assert_close(module([x, y])[0], x + y)
         torch.testing.assert_close(module([x, _off(y)])[0], x + y)
+
+
+def test_a_parameter_that_moves_to_an_odd_address_is_followed() -> None:
+    module = _module(_two_inputs(static=True), seen := [])
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    for now in (x, x, _off(x), _off(x, 4), x, _off(x, 2)):
+        torch.testing.assert_close(module([now, y])[0], x + y)
+        assert (seen[-1][1].data_ptr() == now.data_ptr()) == (now.data_ptr() % 16 == 0)
+
+
+def test_what_is_written_to_a_parameter_that_moved_arrives_there() -> None:
+    b = Builder()
+    b.tensor("x", (4, 4), static=True)
+    b.launch(lambda x: x.add_(1), ["x"], [])
+    module = _module(b)
+    for x in (torch.zeros(4, 4), _off(torch.zeros(4, 4)), torch.zeros(4, 4)):
+        module([x])
+        assert bool((x == 1).all())
 
 
 def test_what_is_written_to_an_input_arrives_there() -> None:

@@ -26,6 +26,7 @@ def network() -> nn.Module:
     )
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(("sizes", "dims"), [(BATCHES, [0]), (IMAGES, [2, 3])], ids=["batches", "images"])

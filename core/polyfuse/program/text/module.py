@@ -177,7 +177,7 @@ class _Module:
             self.statements.step(step)
 
     def _alignment_check(self, function: str) -> None:
-        """Turn aside where an input is not where kernels take it to be; parameters are looked at once."""
+        """Turn aside where an input is not where kernels take it to be; parameters are looked at before."""
         writer = self.writer
         varying = [i for i in self.program.inputs if i.alignment and not i.static]
         if varying:

@@ -424,6 +424,7 @@ void hold(const pf_services& s, void (*change)(PyObject*)) {
 }
 
 #include "series.h"
+#include "look.h"
 
 }  // namespace
 
@@ -482,6 +483,9 @@ VISIBLE PyObject* pf_kernel(const pf_spec* spec) {
 
 // A function that carries out a series, or null where a kernel is not of this launcher.
 VISIBLE PyObject* pf_join(const pf_series* given) { return series_function(given); }
+
+// A function of a list that says whether the tensors at some positions begin at multiples of a power of two.
+VISIBLE PyObject* pf_look(const int* at, int count, int alignment) { return look_function(at, count, alignment); }
 
 // Loads a kernel's code into the current context, so that a damaged file shows now. Returns None, or null
 // with an error.

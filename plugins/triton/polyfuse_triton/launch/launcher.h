@@ -15,6 +15,7 @@ PyObject* PyCFunction_NewEx(pf_method*, PyObject*, PyObject*);
 PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
 void* PyCapsule_GetPointer(PyObject*, const char*);
 PyObject* PyLong_FromLong(long);
+PyObject* PyBool_FromLong(long);
 long long PyLong_AsLongLong(PyObject*);
 void* PyLong_AsVoidPtr(PyObject*);
 double PyFloat_AsDouble(PyObject*);

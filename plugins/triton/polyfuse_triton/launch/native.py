@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,7 +15,7 @@ from polyfuse.base.errors import KernelLoadError
 from polyfuse.base.files import built_once
 from polyfuse.base.process import find_command, run_program
 from polyfuse.plugin import Launchable
-from polyfuse.runtime.launching import SeriesPlan, offer_series
+from polyfuse.runtime.launching import SeriesPlan, offer_look, offer_series
 from polyfuse_cuda.driver import has_dependent_launch
 from polyfuse_triton.build.artifact import Artifact
 from polyfuse_triton.build.meta import KernelMeta
@@ -24,7 +24,7 @@ from polyfuse_triton.launch.series import SeriesTable, join_series
 from polyfuse_triton.launch.services import Services
 
 _SOURCE = Path(__file__).with_name("launcher.cpp")
-_PARTS = tuple(map(Path(__file__).with_name, ("launcher.h", "arguments.h", "series.h")))
+_PARTS = tuple(map(Path(__file__).with_name, ("launcher.h", "arguments.h", "series.h", "look.h")))
 _LIBRARY = "launcher.so"
 _FLAGS = ("-std=gnu++17", "-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,--build-id=none")
 _COMPILERS = ("g++", "c++", "clang++")
@@ -149,6 +149,11 @@ class NativeLauncher:
             self._join.restype = ctypes.py_object
             self._join.argtypes = [ctypes.POINTER(SeriesTable)]
             offer_series(self._path, self.join)
+        self._look: Any = getattr(self._library, "pf_look", None)
+        if self._look is not None and services.tensor_data:
+            self._look.restype = ctypes.py_object
+            self._look.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int]
+            offer_look(self.look)
         atexit.register(self._library.pf_end)
 
     def kernel(self, artifact: Artifact, folder: Path) -> Launchable:
@@ -201,6 +206,13 @@ class NativeLauncher:
             return join_series(self._join, plan, {name: codes for name, (_, codes) in made.items()})
         except KernelLoadError:
             return None
+
+    def look(self, positions: Sequence[int], alignment: int) -> Callable[[list[Any]], bool]:
+        """A function of inputs that says whether the tensors at some positions are at multiples of bytes."""
+        made: Callable[[list[Any]], bool] = self._look(
+            (ctypes.c_int * len(positions))(*positions), len(positions), alignment
+        )
+        return made
 
     def prepare(self, kernel: Launchable) -> None:
         """Load the kernel's code into the current device, so that a damaged file shows now."""
