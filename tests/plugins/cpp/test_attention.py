@@ -273,6 +273,23 @@ def test_threads(threads: int, calls: list[str]) -> None:
 
 
 @needs_tiles
+@pytest.mark.parametrize("shared", [1, 3])
+def test_many_heads(shared: int) -> None:
+    """Each of several threads has whole heads."""
+    q, (k, v) = random(5, 4 * shared, 70, 64), (random(5, 4, 90, 64) for _ in range(2))
+    function = compiled(lambda *t: F.scaled_dot_product_attention(*t, enable_gqa=shared > 1))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with torch.no_grad():
+                found = function(q, k, v)
+            assert error(found, exact(q, k, v)) < 4e-3
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_tiles
 def test_what_the_library_computes(calls: list[str]) -> None:
     """Few queries, dropout, other types, and where somebody asked for the library."""
     few, wide, f32 = random(1, 2, 2, 64), random(1, 2, 40, 264), torch.randn(1, 2, 40, 64)

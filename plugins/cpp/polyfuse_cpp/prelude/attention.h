@@ -279,8 +279,17 @@ template <int D, int MODE> static __attribute__((noinline)) void attention(const
   constexpr int WIDE = (D + 31) / 32 * 32;
   const i64 pairs = c.images * c.key_heads, items = c.images * c.heads * c.blocks();
   if (items <= 0) return;
-  const int team = team_for(items, items * c.keys * (32 * 8));
+  const i64 work = items * c.keys * (32 * 8);
+  const int team = team_for(items, work);
   if (team == 1) return attention_run<D, MODE>(c, nullptr, 0, items);
+  if (pairs >= 4 * team) {
+    // whole heads for each: what is laid out stays near, and takes no memory for all of them
+    const i64 shared = items / pairs;
+    const auto alone = [&](i64 at, i64 of) {
+      attention_run<D, MODE>(c, nullptr, pairs * at / of * shared, pairs * (at + 1) / of * shared);
+    };
+    return in_parts(team, parts_for(team, pairs, work), alone);
+  }
   const i64 each = 2 * c.key_rows() * WIDE, groups = c.key_rows() / 32;
   bf16* const packed = (bf16*)scratch_new(pairs * each * 2);
   const auto pack = [&](i64 at, i64 of) {
@@ -292,7 +301,7 @@ template <int D, int MODE> static __attribute__((noinline)) void attention(const
   };
   const auto run = [&](i64 at, i64 of) { attention_run<D, MODE>(c, packed, items * at / of, items * (at + 1) / of); };
   in_team(team, pack);
-  in_parts(team, parts_for(team, items, items * c.keys * (32 * 8)), run);
+  in_parts(team, parts_for(team, items, work), run);
   scratch_free(packed);
 }
 #endif
