@@ -291,6 +291,22 @@ def test_many_heads(shared: int) -> None:
 
 
 @needs_tiles
+def test_no_keys_and_many_keys() -> None:
+    """Rows of no keys are zero; what many keys take is not held."""
+    kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
+    for keys in (0, 5000):
+        q, k, v = random(1, 2, 40, 64), random(1, 2, keys, 64), random(1, 2, keys, 64)
+        result = torch.full((1, 2, 40, 64), float("nan"), dtype=BF16)
+        scale = 1040187392  # the bits of 0.125
+        steps = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], 0, 0, 0, *result.stride()[:3], 0, 0, 0]
+        kernel(q, k, v, q, result, result, 1, 2, 2, 40, keys, *steps, scale, 0, 0)
+        if keys:
+            assert error(result, exact(q, k, v)) < 4e-3
+        else:
+            assert not result.any()
+
+
+@needs_tiles
 def test_what_the_library_computes(calls: list[str]) -> None:
     """Few queries, dropout, other types, and where somebody asked for the library."""
     few, wide, f32 = random(1, 2, 2, 64), random(1, 2, 40, 264), torch.randn(1, 2, 40, 64)
