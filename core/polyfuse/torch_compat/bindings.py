@@ -5,6 +5,7 @@ Each name has a public replacement of the same meaning, so a torch that lacks on
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -138,3 +139,30 @@ def tensor_data_ptr_address() -> int | None:
     """
     address = getattr(_guards, "_torchinductor_pyobject_tensor_data_ptr", None)
     return address if isinstance(address, int) else None
+
+
+def tensor_view_address() -> int | None:
+    """Address of C function `int f(PyObject* tensor, DLTensor* view)`: where a tensor's numbers are, and how
+    they lie; None where torch has none.
+    """
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    table = pointer(capsule, b"dlpack_exchange_api")
+    if table is None or ctypes.c_uint32.from_address(table).value != _DLPACK_MAJOR:
+        return None
+    return ctypes.c_void_p.from_address(table + _VIEW_AT).value
+
+
+_DLPACK_MAJOR = 1
+"""The version of DLPack's table in which the function is where it is looked for."""
+
+_VIEW_AT = 40
+"""Bytes before the function: a version, the table of an older version, and three functions."""
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Where torch notes the memory of a tensor: a hint, for what will be read."""
+    return int(getattr(tensor.untyped_storage(), "_cdata", 0))

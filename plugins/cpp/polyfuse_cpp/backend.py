@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from polyfuse.base.digest import digest
 from polyfuse.ir.types import DType, e4m3_saturates
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, TargetInfo
-from polyfuse.runtime.frozen import offer_checksum
+from polyfuse.runtime.frozen import offer_checksum, offer_look
 from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay, has_matrix_registers
 from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
 from polyfuse_cpp.prelude import headers_digest, prelude_for
-from polyfuse_cpp.threads.source import ChecksumSource, PoolSource
+from polyfuse_cpp.threads.source import ChecksumSource, LookSource, PoolSource
 from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class CppBackend(Backend):
         )
         self._pool = PoolSource(self.toolchain, settings)
         offer_checksum(ChecksumSource(self.toolchain, settings).find)
+        offer_look(LookSource(self.toolchain, settings).find)
 
     def target_info(self, device: str) -> TargetInfo:
         """Tell that oneDNN convolves faster with the channels last than with them second: in f32, and in the

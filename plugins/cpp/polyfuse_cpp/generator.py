@@ -90,8 +90,6 @@ _FEW_TAPS = 9
 """Taps of a window over an image of one channel, whose tiles take longer to pack than to multiply."""
 _MOST_PARTIAL = 5
 """Vectors of channels from which on a library is as fast where they fill no whole ones."""
-_FEW_MULTIPLICATIONS = 3 << 20
-"""Multiplications up to which groups that fill a part of a vector are faster than a call of the library."""
 _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 """Rows, or multiplications, of a linear layer of bf16 up to which a kernel is faster than a library: beyond,
 both take as long."""
@@ -114,8 +112,7 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
         return False
     depth = prod(axis_size(a) for a in matmul.raxes)
     if grouped and is_part(matmul, isa):
-        multiplications = prod(axis_size(a) for a in matmul.axes[1:3]) * depth * pixels
-        return pixels > 1 and isinstance(multiplications, int) and multiplications <= _FEW_MULTIPLICATIONS
+        return pixels > 1  # as fast as the library's, which has passes behind it and threads of its own
     if not grouped and all(axis_size(a) == 1 for a in taps):
         # one number is no matrix
         return pixels > 1 or (pixels == 1 and axis_size(matmul.axes[1]) != 1)

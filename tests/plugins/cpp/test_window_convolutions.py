@@ -55,6 +55,7 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         (nn.Conv2d(15, 15 * LANES, (3, 2), padding=(1, 2), groups=3), (2, 15, 9, 7), True),
         (nn.Conv2d(32, 64, 3, dilation=2, groups=2), (2, 32, 12, 12), True),
         (nn.Conv2d(24, 24, 3, padding=1, groups=3), (2, 24, 9, 7), True),
+        (nn.Conv2d(104, 104, 3, stride=2, padding=1, groups=13), (1, 104, 57, 55), True),
         (nn.Conv2d(28, 24, 3, stride=2, padding=1, groups=2, bias=False), (3, 28, 13, 12), True),
         (nn.Conv2d(9, 72, (3, 2), padding=(1, 2), groups=3), (2, 9, 9, 7), True),
         (nn.Conv2d(40, 80, 3, dilation=2, groups=2), (2, 40, 12, 12), True),
@@ -75,7 +76,7 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
         *("17 channels", "stride", "stem", "dilation", "1x3", "cut depth", "no border"),
         *("lines", "passes of a line", "lines and strides"),
         *("groups", "groups and stride", "groups of five blocks", "groups and no border"),
-        *("groups of 8", "groups of 12", "groups of 24", "groups of 40", "groups of 20"),
+        *("groups of 8", "many groups of 8", "groups of 12", "groups of 24", "groups of 40", "groups of 20"),
         *("groups of a vector", "groups of a vector and stride", "two channels to a vector each"),
         *(
             "part of a vector",

@@ -1,10 +1,10 @@
 """Frozen constants: values that follow from the parameters of a model alone, such as weights laid out for a
 library. They are computed when parameters are met for the first time, and again when these have changed.
 
-`entries` sees whether parameters changed. `values` has programs that take such values as inputs, `calls`
-operators that a program calls once for each parameter, `checksums` what tells whether one that is not frozen
-was written to, `packing` how much memory they may take, and `large_pages` where values lie. What is frozen is
-decided elsewhere, by `frontend.freezing` and by autotuning.
+`entries` sees whether parameters changed, and `looks` says with one call that none did. `values` has programs
+that take such values as inputs, `calls` operators that a program calls once for each parameter, `checksums`
+what tells whether one that is not frozen was written to, `packing` how much memory they may take, and
+`large_pages` where values lie. What is frozen is decided elsewhere, by `frontend.freezing` and by autotuning.
 """
 
 from polyfuse.runtime.frozen.calls import (
@@ -18,6 +18,7 @@ from polyfuse.runtime.frozen.calls import (
     FrozenCalls,
 )
 from polyfuse.runtime.frozen.checksums import Checksum, FindChecksum, Region, has_checksum, offer_checksum
+from polyfuse.runtime.frozen.looks import Look, MakeLook, ParameterState, offer_look
 from polyfuse.runtime.frozen.packing import once, room_of
 from polyfuse.runtime.frozen.values import (
     FrozenOperand,
@@ -43,11 +44,15 @@ __all__ = [
     "FrozenProgram",
     "FrozenStep",
     "FrozenValues",
+    "Look",
+    "MakeLook",
     "PackedInputs",
     "Region",
+    "ParameterState",
     "has_checksum",
     "laid_out",
     "offer_checksum",
+    "offer_look",
     "once",
     "room_of",
 ]

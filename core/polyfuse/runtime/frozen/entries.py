@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from polyfuse.runtime.frozen.looks import Look
 from polyfuse.torch_compat.bindings import alike, may_skip_guards
 
 MOST_MODELS = 64
@@ -41,11 +42,15 @@ class Stamp:
 class Entry:
     """A value, and the state of the parameters that it was computed from. Whoever keeps entries finds them by
     the identity of their parameters, and forgets one when a parameter goes.
+
+    Attributes:
+        look: says with one call that the arguments of a program hold these parameters, unchanged.
     """
 
     parameters: tuple[weakref.ref[torch.Tensor], ...]
     stamp: Stamp
     value: Any
+    look: Look | None = None
 
     def is_of(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether these are the parameters."""

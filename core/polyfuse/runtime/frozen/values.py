@@ -16,6 +16,7 @@ import torch
 from polyfuse.base.errors import InputLayoutError
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.runtime.frozen.large_pages import on_large_pages
+from polyfuse.runtime.frozen.looks import can_look, look_at
 from polyfuse.torch_compat.ops import resolve
 from polyfuse.torch_compat.swaps import ContentsRef
 from polyfuse.torch_compat.tracing.pytree import flatten, unflatten
@@ -191,6 +192,7 @@ class FrozenProgram:
         self._compute = values
         self._sources = tuple(sources)
         self._known: OrderedDict[tuple[int, ...], Entry] = OrderedDict()
+        self._latest: Callable[[], Entry | None] = _none
         self._lock = threading.Lock()
 
     @property
@@ -207,12 +209,26 @@ class FrozenProgram:
         return replace(record, frozen=self._compute)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        entry = self._latest()
+        if entry is None or entry.look is None or not entry.look(args):
+            entry = self._found(args)
+        args.extend(entry.value)
+        return self.program(args)
+
+    def _found(self, args: list[Any]) -> Entry:
+        """The values for these arguments, found by the identity of each parameter, or made."""
         given = [args[i] for i in self._sources]
         entry = self._known.get(tuple(map(id, given)))
         if entry is None or not entry.is_current(given):
-            entry = self._renewed(given)
-        args.extend(entry.value)
-        return self.program(args)
+            return self._renewed(given)
+        if entry.look is None and can_look():
+            with self._lock:  # not while it is renewed
+                now = entry.stamp
+                if entry.is_current(given):
+                    found = self._sources, given, now.addresses, now.versions
+                    entry.look = look_at(*found, with_layouts=bool(now.layouts))
+        self._latest = weakref.ref(entry)
+        return entry
 
     def _renewed(self, given: Sequence[torch.Tensor]) -> Entry:
         key = tuple(map(id, given))
@@ -229,6 +245,7 @@ class FrozenProgram:
                             "parameters have another type or size than the model was compiled with",
                             "call torch._dynamo.reset() behind such changes, which torch did not notice",
                         )
+                entry.look = None
                 # at the same addresses, which recordings of the program may hold
                 entry.value = [
                     old.copy_(new) if old.layout is torch.strided else new
@@ -241,3 +258,7 @@ class FrozenProgram:
             while len(self._known) > MOST_MODELS:
                 self._known.popitem(last=False)
             return entry
+
+
+def _none() -> None:
+    return None

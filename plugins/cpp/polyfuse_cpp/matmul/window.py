@@ -246,10 +246,11 @@ def grouped_tile(matmul: Matmul, lanes: int, registers: int, each: int) -> tuple
     """
     part = lanes_of(matmul, lanes)
     vectors = block_width(matmul) // part
-    if registers == 32 and part == lanes and vectors * each == 1:
-        # where a group is one vector, its weight is what is loaded most
+    if registers == 32 and vectors * each == 1 and part * 2 >= lanes:
+        # where a group is one vector, or a part, its weight is what is loaded most
         rows = matmul.extent(matmul.a.axes)
-        return -(-rows // -(-rows // _ALONE)), 1, 1
+        rows = -(-rows // -(-rows // _ALONE))
+        return -(-rows // (lanes // part)) * (lanes // part), 1, 1
     sums = 24 if registers == 32 else 12
     # each row takes a register for its address, so there are few
     rows = max(1, min(_POINTERS, sums // (vectors * each)))

@@ -1,5 +1,5 @@
-"""Libraries of our own, built once for each compiler and cache: the pool, loaded once in each process, and
-the checksum of memory.
+"""Libraries of our own, built once for each compiler and cache: the pool, loaded once in each process, the
+checksum of memory, and the look at parameters.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ import ctypes
 import platform
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,10 +24,12 @@ from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.process import run_program
 from polyfuse.base.settings import Settings
-from polyfuse.runtime.frozen import Checksum, Region
+from polyfuse.runtime.frozen import Checksum, Look, MakeLook, ParameterState, Region
 from polyfuse_cpp.toolchain import Toolchain
 
-_POOL, _CHECKSUM = (Path(__file__).with_name(name) for name in ("pool.cpp", "checksum.cpp"))
+_POOL, _CHECKSUM, _LOOK = (
+    Path(__file__).with_name(name) for name in ("pool.cpp", "checksum.cpp", "look.cpp")
+)
 _FLAGS = (
     "-std=gnu++17",
     "-O2",
@@ -122,6 +126,73 @@ class ChecksumSource:
             )
             return None
         return self._found
+
+
+class LookSource:
+    """`Look`s at parameters, by a library that is built in the background when it is wanted."""
+
+    def __init__(self, toolchain: Toolchain, settings: Settings) -> None:
+        self._toolchain = toolchain
+        self._settings = settings
+        self._built: Future[Path] | None = None
+        self._lock = threading.Lock()
+
+    def find(self) -> MakeLook | None:
+        """What makes them; None while the library is being built, and where it cannot be."""
+        with self._lock:
+            if self._built is None:
+                self._built = Future()
+                passed = (_LOOK, self._toolchain, self._settings, self._built)
+                threading.Thread(target=_build, args=passed, name="polyfuse-look").start()
+        return self._look if self._built.done() and self._built.exception() is None else None
+
+    def _look(self, seen: ParameterState) -> Look:
+        assert self._built is not None
+        return _look(_loaded(self._built.result()), seen)
+
+
+class _StateStruct(ctypes.Structure):
+    """`State` of look.cpp."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("positions", "objects", "addresses", "versions", "storages")),
+        *((name, ctypes.c_void_p) for name in ("layouts", "version", "address", "view")),
+    )
+
+
+@lru_cache
+def _loaded(path: Path) -> Any:
+    function = ctypes.PyDLL(str(path)).polyfuse_unchanged
+    function.argtypes = (ctypes.py_object, ctypes.c_void_p)
+    return function
+
+
+def _look(function: Any, seen: ParameterState) -> Look:
+    columns = [
+        _numbers(seen.positions),
+        _numbers(map(id, seen.parameters)),
+        _numbers(seen.addresses),
+        _numbers(seen.versions),
+        _numbers(seen.storages),
+        _numbers(seen.layouts) if seen.layouts else None,
+    ]
+    addresses = [None if column is None else ctypes.addressof(column) for column in columns]
+    given = _StateStruct(len(seen.positions), *addresses, id(_VERSION), seen.address, seen.view)
+    at = ctypes.addressof(given)
+
+    def look(args: list[Any], _alive: object = (given, columns)) -> bool:
+        return bool(function(args, at))
+
+    return look
+
+
+_VERSION = "_version"
+
+
+def _numbers(values: Iterable[int]) -> ctypes.Array[ctypes.c_int64]:
+    listed = tuple(values)
+    return (ctypes.c_int64 * len(listed))(*listed)
 
 
 def _share() -> int:
