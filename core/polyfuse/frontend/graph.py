@@ -116,6 +116,8 @@ class AtenGraph:
     given: int | None = None
     """How many inputs calls pass, where the caller computes those behind from parameters, and others that the
     compiled graph asks for (`packed_inputs`)."""
+    packaged: bool = False
+    """Whether the program goes into a package, which holds no objects but tensors."""
 
     def node(self, name: str) -> Node:
         """The node called `name`.

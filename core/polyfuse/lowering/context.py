@@ -63,6 +63,7 @@ class LoweringContext:
         checks: of indices that data give.
         costs: what expressions take, and whether values made of them are better stored.
         eager_rounding: whether half-precision intermediates are rounded as eager mode rounds them.
+        packaged: whether the program goes into a package.
     """
 
     def __init__(self, settings: Settings, shape_env: Any, report: LoweringReport) -> None:
@@ -79,6 +80,7 @@ class LoweringContext:
         self.position = 0
         self.target_info: Callable[[str], TargetInfo] = lambda device: TargetInfo()
         self.eager_rounding = settings.numerics == "eager"
+        self.packaged = False
         self.readers: dict[Any, Readers] = {}
         self.bound_symbols: set[str] = set()
         self.checks = Checks(settings.index_asserts)

@@ -87,6 +87,7 @@ class _Lowerer:
         self.short = short
         self.ctx = OpenContext(settings, aten.shape_env, report)
         self.ctx.inliner = self._inline
+        self.ctx.packaged = aten.packaged
         # what a backward selects by, its forward checked
         self.ctx.checks.enabled &= aten.kind != "backward"
         self.registry = families.registry()

@@ -75,9 +75,15 @@ class TensorValue(Protocol):
 
 class LoweringContext(Protocol):
     """The interface between a lowering and the graph. Expressions are built with `polyfuse.ir.expr`, and are
-    simplified afterwards."""
+    simplified afterwards.
+
+    Attributes:
+        settings: the options.
+        packaged: whether the program goes into a package, which cannot hold what `add_object` adds.
+    """
 
     settings: Settings
+    packaged: bool
 
     def template(self, fake: torch.Tensor) -> TensorValue:
         """A value with the sizes, type and layout of a traced result, and no content yet."""

@@ -12,14 +12,18 @@ from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.devices.series import SeriesPlan, offer_series
 from polyfuse.torch_compat.devices.launching import c_function, profiler_flag
 from polyfuse.torch_compat.devices.pools import (
+    allocation_history,
     clear_workspaces,
     end_allocation_to_pool,
     growing_segments,
+    grows_in_ranges,
+    pool_blocks,
     release_pool,
 )
 
 __all__ = [
     "SeriesPlan",
+    "allocation_history",
     "alone",
     "c_function",
     "clear_workspaces",
@@ -27,9 +31,11 @@ __all__ = [
     "current_stream_address",
     "end_allocation_to_pool",
     "growing_segments",
+    "grows_in_ranges",
     "memory_functions",
     "offer_look",
     "offer_series",
+    "pool_blocks",
     "profiler_flag",
     "release_pool",
 ]

@@ -233,6 +233,7 @@ class CompiledModule:
         facts = self.namespace.get("GRAPH")
         if facts is None or self.graph_status is None:
             return program
+        from polyfuse.runtime.graphs.guided import Text
         from polyfuse.runtime.graphs.replay import GraphFacts, recorded_program
 
         inputs = self.namespace["INPUTS"]
@@ -250,7 +251,10 @@ class CompiledModule:
             self._record_partitions(generators)
         elif "PARTITIONS" in self.namespace:
             fallback = partitioned
-        return recorded_program(program, known, sizes, generators, self.name, self.graph_status, fallback)
+        text = Text.of(self.namespace, known.device)
+        return recorded_program(
+            program, known, sizes, generators, self.name, self.graph_status, fallback, text
+        )
 
     def _record_partitions(self, generators: Sequence[torch.Generator]) -> None:
         from polyfuse.runtime.graphs.replay import GraphFacts
@@ -262,6 +266,7 @@ class CompiledModule:
         self, name: str, facts: GraphFacts, tensors: int, generators: Sequence[torch.Generator]
     ) -> None:
         """Replace a function of the program by what records it. Inputs behind `tensors` are numbers."""
+        from polyfuse.runtime.graphs.guided import Text
         from polyfuse.runtime.graphs.replay import recorded_program
 
         assert self.graph_status is not None
@@ -269,7 +274,13 @@ class CompiledModule:
         self.graph_status.partitions.append(status)
         sizes = range(tensors, len(facts.names))
         self.namespace[name] = recorded_program(
-            self.namespace[name], facts, sizes, generators, f"{name} of {self.name}", status
+            self.namespace[name],
+            facts,
+            sizes,
+            generators,
+            f"{name} of {self.name}",
+            status,
+            text=Text.of(self.namespace, facts.device),
         )
 
     def _check_inputs(self, args: Sequence[Any]) -> None:

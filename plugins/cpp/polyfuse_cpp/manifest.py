@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from polyfuse.plugin.api import API_VERSION
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.choices import Choice
     from polyfuse.plugin.fusion import FusionRule
+    from polyfuse.plugin.rewriting import Rewrite
     from polyfuse.plugin.timing import Timer
 
 
@@ -28,7 +29,10 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_cpp.backend:CppBackend",
         loader="polyfuse_cpp.loading:load_packaged",
         priority={"cpu": 100},
-        offers=(Offer.KERNELS, Offer.CHOICES, Offer.FUSION_RULES, Offer.TIMER, Offer.NATIVE_HOST),
+        offers=(
+            *(Offer.KERNELS, Offer.CHOICES, Offer.LOWERINGS, Offer.REWRITES),
+            *(Offer.FUSION_RULES, Offer.TIMER, Offer.NATIVE_HOST),
+        ),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
         options={
             "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",
@@ -49,6 +53,26 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
     from polyfuse_cpp.onednn.choices import library_choices
 
     return library_choices()
+
+
+@hookimpl
+def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
+    """Bring attention in matrix registers."""
+    if device_type != "cpu":
+        return {}
+    from polyfuse_cpp.attention.lowering import LOWERINGS
+
+    return LOWERINGS
+
+
+@hookimpl
+def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:
+    """Cut images into patches by linear layers."""
+    if device_type != "cpu":
+        return ()
+    from polyfuse_cpp.matmul.patches import REWRITES
+
+    return REWRITES
 
 
 @hookimpl

@@ -44,6 +44,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "online": ("reduce", "math_f32"),
     "matmul": ("tile", "interleave", "kernel", "reduce"),
     "pairs": ("matmul",),
+    "attention": ("pairs", "math_f32"),
     "taps": (),
 }
 """Optional headers in printing order, each with the headers it needs."""

@@ -23,8 +23,10 @@ from polyfuse.runtime.launching import (
     current_stream,
     end_allocation_to_pool,
     growing_segments,
+    grows_in_ranges,
     release_pool,
 )
+from polyfuse_cuda.allocations import CudaAllocations
 
 MODE = "thread_local"
 """What other threads do is no part of a recording and does not harm it."""
@@ -42,12 +44,20 @@ class CudaGraphs:
         self._side: Any = None
         self._last: Any = None
         self._last_raw: int | None = None
+        self._allocations: tuple[CudaAllocations | None] | None = None
         self._failed: list[Any] = []
         """Recordings that did not end: the allocator may ask them still which streams are theirs."""
 
     def new_pool(self) -> Any:
         """A pool of memory that recordings may share."""
         return torch.cuda.graph_pool_handle()
+
+    def allocations(self) -> CudaAllocations | None:
+        """torch's allocator, where large allocations of a pool are in one range."""
+        if self._allocations is None:
+            known = grows_in_ranges("cuda") and CudaAllocations.are_known(self.index)
+            self._allocations = (CudaAllocations(self.index) if known else None,)
+        return self._allocations[0]
 
     def is_recording(self) -> bool:
         """Whether somebody is recording what the current stream is given."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 
-from polyfuse.torch_compat.devices.pools import growing_segments
+from polyfuse.torch_compat.devices.pools import allocation_history, growing_segments, pool_blocks
 
 
 @pytest.fixture
@@ -107,3 +108,52 @@ def test_where_it_cannot_be_changed(said: list[str], monkeypatch: pytest.MonkeyP
     with growing_segments("cuda"):
         pass
     assert said == [""]
+
+
+def test_blocks_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    def segment(kind: str, device: int, *blocks: tuple[int, int, str]) -> dict[str, Any]:
+        rows = [{"address": a, "size": n, "state": state} for a, n, state in blocks]
+        return {"segment_type": kind, "device": device, "blocks": rows}
+
+    def snapshot(where: tuple[int, int, bool]) -> Any:
+        assert where == (0, 7, False)
+        first = segment("large", 0, (5000, 10, "inactive"), (5010, 20, "active_allocated"))
+        second = segment("large", 0, (1000, 30, "active_awaiting_free"))
+        return {"segments": [first, segment("small", 0, (1, 2, "inactive")), segment("large", 1), second]}
+
+    monkeypatch.setattr(torch._C, "_cuda_memorySnapshot", snapshot, raising=False)
+    found = pool_blocks("cuda", 0, (0, 7))
+    assert found == [(1000, 30, True), (5000, 10, False), (5010, 20, True)]
+
+
+def test_history_is_recorded_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    entries = [
+        {"action": "alloc", "addr": 64, "size": 10, "stream": 3},
+        {"action": "segment_map", "addr": 64, "size": 4096, "stream": 3},
+        {"action": "alloc", "addr": 128, "size": 20, "stream": 4},
+        {"action": "free_requested", "addr": 64, "size": 10, "stream": 3},
+        {"action": "free_completed", "addr": 64, "size": 10, "stream": 3},
+    ]
+    enabled = [False]
+    for name, value in {
+        "_cuda_isHistoryEnabled": lambda: enabled[0],
+        "_cuda_memorySnapshot": lambda where: {"device_traces": [[], entries]},
+    }.items():
+        monkeypatch.setattr(torch._C, name, value, raising=False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda how, **others: said.append((how, others))
+    )
+    with allocation_history("cuda", 1, 3) as history:
+        assert history == []
+    assert history == [(True, 64, 10), (False, 64, 10)]
+    assert [how for how, _ in said] == ["all", None] and said[0][1]["context"] is None
+    with pytest.raises(ValueError, match="inside"), allocation_history("cuda", 1, 3):
+        raise ValueError("inside")
+    assert said[-1][0] is None
+    # what somebody has recorded is not disturbed
+    enabled[0] = True
+    with allocation_history("cuda", 1, 3) as history:
+        assert history is None
+    assert len(said) == 4

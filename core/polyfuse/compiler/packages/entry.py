@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def _compile(
         stored = [i for i in stored if tensors[i].data_ptr() not in written]
 
     def inner(graph: AtenGraph) -> BoxedCallable:
-        found.append(compile_whole(graph, session))
+        found.append(compile_whole(replace(graph, packaged=True), session))
         return found[0].module
 
     compile_traced(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -23,11 +25,66 @@ class DeviceGraph(Protocol):
         """Forget it."""
 
 
+@dataclass(frozen=True)
+class Event:
+    """What an allocator did, in its order: it allocated, took memory back, or was called by `Watched.mark`,
+    for which address and bytes are 0.
+    """
+
+    kind: Literal["allocation", "release", "call"]
+    address: int = 0
+    nbytes: int = 0
+
+
+class Watched(Protocol):
+    """An allocator that is watched. `events` are those of the current stream, once it is over."""
+
+    @property
+    def events(self) -> Sequence[Event]: ...
+
+    def mark(self) -> None:
+        """A call of the program begins."""
+
+
+class PoolMemory(Protocol):
+    """The memory of a pool that large allocations come from, while something is recorded in it."""
+
+    def blocks(self) -> list[tuple[int, int, bool]]:
+        """Address and bytes of each block, and whether it is in use; by address."""
+
+    def take(self, nbytes: int) -> tuple[int, Any]:
+        """Allocate: the address, and what holds the memory as long as it lives."""
+
+
+class Allocations(Protocol):
+    """The allocator of a device that takes the smallest block that is large enough, or grows.
+
+    Attributes:
+        least: bytes from which on allocations share what `PoolMemory` is about.
+        step: bytes by which that grows.
+    """
+
+    @property
+    def least(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+    def watch(self) -> AbstractContextManager[Watched | None]:
+        """Watch it for a time; None: somebody else does, or it cannot be watched."""
+
+    def pool(self, handle: Any) -> PoolMemory:
+        """The memory of a pool."""
+
+
 class GraphRecorder(Protocol):
     """Records the work that is given to one device."""
 
     def new_pool(self) -> Any:
         """A pool of memory that recordings may share: what is free when one is made, that one may use."""
+
+    def allocations(self) -> Allocations | None:
+        """The device's allocator, where recordings can be guided to addresses; None: where they cannot."""
 
     def is_recording(self) -> bool:
         """Whether what the current stream is given is being recorded already."""

@@ -26,6 +26,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.runtime.graphs.guided import Makers
 from polyfuse.torch_compat.devices.device_graphs import (
     copy_all,
     forbid_access,
@@ -263,11 +264,16 @@ class Recorded:
 
 
 class GraphMemory:
-    """All recordings of one device."""
+    """All recordings of one device.
+
+    Attributes:
+        makers: of what programs allocated before they were recorded.
+    """
 
     def __init__(self, device: GraphRecorder) -> None:
         self.device = device
         self.lock = threading.RLock()
+        self.makers: Makers = {}
         self._static: dict[int, StorageWeakRef] = {}
         self._many_static = _MANY_STATIC
         self._pools: list[Pool] = []

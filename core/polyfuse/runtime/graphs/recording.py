@@ -6,7 +6,7 @@ memory, or as copies.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.runtime.graphs.guided import Guide, run_guided
 from polyfuse.runtime.graphs.memory import GraphMemory, HeldResults, Recorded, Slot, Window, copies_of
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.devices.device_graphs import (
@@ -23,11 +24,14 @@ from polyfuse.torch_compat.devices.device_graphs import (
     outside_inference,
     same_addresses,
     storage_at,
+    storage_size,
 )
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
+    from polyfuse.runtime.graphs.addresses import Run
     from polyfuse.runtime.graphs.copied import CopiedResults
+    from polyfuse.runtime.graphs.guided import Text
     from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
 
 
@@ -191,8 +195,14 @@ def make_recording(
     plan: InputPlan,
     generators: Sequence[torch.Generator],
     owner: CopiedResults,
+    text: Text | None = None,
+    run: Run | None = None,
 ) -> Recording:
     """Record `program` for `args`, which stay as they are. Nothing is computed: replay it.
+
+    Args:
+        text: of the program.
+        run: what a run of it allocated; None: nothing is known of that.
 
     Raises whatever the program or the device raises; `args` can be used all the same.
     """
@@ -205,11 +215,17 @@ def make_recording(
 
     def begun(arguments: list[Any]) -> Sequence[Any]:
         # now all memory is the pool's, and of that none which holds something that is yet to be read
-        for i in pooled:
+        def give(i: int) -> None:
             arguments[i] = memory_like(arguments[i])
             layouts[i] = _layout_of(arguments[i])
-        return program(arguments)
 
+        guide = None
+        if run is not None and allocations is not None:
+            sizes = {i: storage_size(arguments[i]) for i in pooled}
+            guide = Guide(run, sizes, pool.handle, _released(layouts, consumed, run), allocations)
+        return run_guided(program, arguments, guide, text, pooled, give)
+
+    allocations = memory.device.allocations()
     pool, protected = memory.pool_for_recording()
     consumed = _consume(facts, args, plan)
     drawn = (*generators, *(generator for _, generator in plan.generators))
@@ -251,6 +267,17 @@ def make_recording(
     )
     memory.add(recording)
     return recording
+
+
+def _released(
+    layouts: Mapping[int, _Layout], consumed: Sequence[int], run: Run
+) -> dict[tuple[int, int], int]:
+    """(address, bytes) of each input that a program consumes -> when it lets go of it."""
+    found: dict[tuple[int, int], int] = {}
+    for i in consumed:
+        where = layouts[i].address, layouts[i].nbytes
+        found[where] = max(found.get(where, 0), run.released.get(i, run.end))
+    return found
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch
 
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.runtime.graphs.copied import CopiedResults
+from polyfuse.runtime.graphs.guided import Text, watch
 from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory, Recorded, Slot, graph_memory
 from polyfuse.runtime.graphs.recording import Recording, make_recording
@@ -30,6 +31,7 @@ from polyfuse.runtime.provisional import is_out_of_memory
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
+    from polyfuse.runtime.graphs.addresses import Run
 
 __all__ = ["GraphFacts", "recorded_program"]
 
@@ -59,6 +61,7 @@ def recorded_program(
     name: str,
     status: GraphStatus,
     fallback: Callable[[], Program] | None = None,
+    text: Text | None = None,
 ) -> Program:
     """`program`, recorded and replayed where that is possible.
 
@@ -68,6 +71,7 @@ def recorded_program(
         name: of the program, for messages.
         status: records what happens.
         fallback: makes what is called once recording the program has failed: the same, in partitions.
+        text: of the program; None: nobody knows how it allocates.
     """
     memory = None
     if not facts.refused:
@@ -76,7 +80,7 @@ def recorded_program(
         status.refused = facts.refused or f"the work of {facts.device} cannot be recorded"
         _log.info("%s is %s", name, status.text())
         return program
-    return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory, fallback)
+    return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory, fallback, text)
 
 
 @dataclass(eq=False)
@@ -91,6 +95,8 @@ class _Runner:
     status: GraphStatus
     memory: GraphMemory
     fallback: Callable[[], Program] | None
+    text: Text | None = None
+    runs: dict[tuple[int, ...], Run] = field(default_factory=dict)
     variants: dict[tuple[int, ...], list[Recording]] = field(default_factory=dict)
     copied: CopiedResults = field(init=False)
     patience: int = PATIENCE
@@ -123,7 +129,7 @@ class _Runner:
             if blocking and self._wait_for(blocking):
                 reason = "a caller held results that it would overwrite, and gets copies"
                 return self._plain(args, reason)
-            return self._record(recordings, args)
+            return self._record(key, args)
 
     def _choose(
         self, recordings: Sequence[Recording], args: list[Any]
@@ -158,7 +164,7 @@ class _Runner:
             self.status.refused = self.facts.unrecordable(args)
         if len(self.variants) < self.facts.limit:
             self.variants[key] = []
-            return self._plain(args, "")
+            return self._plain(args, "") if self.status.refused else self._watch(key, args)
         warn_once(
             "runtime",
             f"{self.name} was called with more than {self.facts.limit} different sizes; further ones are not"
@@ -166,6 +172,19 @@ class _Runner:
             key=f"sizes of {self.name}",
         )
         return self._plain(args, "its sizes are beyond the limit on recordings")
+
+    def _watch(self, key: tuple[int, ...], args: list[Any]) -> Sequence[Any]:
+        """Run the program as it is, and see what it allocates."""
+        allocations = self.memory.device.allocations()
+        if allocations is None or self.text is None:
+            return self._plain(args, "")
+        self.status.plain += 1
+        # what a recording may use once the program has let go of it
+        positions = [i for i in self.facts.varying if i not in self.facts.mutated]
+        results, run = watch(self.program, args, self.text, positions, allocations, self.memory.makers)
+        if run is not None:
+            self.runs[key] = run
+        return results
 
     def _plain(self, args: list[Any], reason: str) -> Sequence[Any]:
         """Run the program as it is."""
@@ -185,7 +204,8 @@ class _Runner:
             self.memory.handed_out(recording)
         return results
 
-    def _record(self, recordings: list[Recording], args: list[Any]) -> Sequence[Any]:
+    def _record(self, key: tuple[int, ...], args: list[Any]) -> Sequence[Any]:
+        recordings = self.variants[key]
         again = self._misfit(recordings, args)
         if len(recordings) >= INSTANCES:
             self._drop_one(recordings, args)
@@ -202,7 +222,15 @@ class _Runner:
             return self._plain(args, plan.refused)
         try:
             recording = make_recording(
-                self.program, self.facts, memory, args, plan, self.generators, self.copied
+                self.program,
+                self.facts,
+                memory,
+                args,
+                plan,
+                self.generators,
+                self.copied,
+                self.text,
+                self.runs.get(key),
             )
         except Exception as error:
             self.tries -= is_out_of_memory(error)

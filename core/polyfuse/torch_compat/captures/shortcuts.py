@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from polyfuse.base.lazy import rare_collections
+from polyfuse.torch_compat.captures.guard_repeats import added_once
+from polyfuse.torch_compat.captures.vmap_calls import recorded
 from polyfuse.torch_compat.tracing.shapes import hint, is_symbolic
 
 _FUNC_MAP = "torch.distributed.tensor.experimental._func_map"
@@ -33,11 +35,12 @@ def shortcuts() -> Iterator[None]:
     a line, for which Dynamo splits whole files into tokens, is looked for only where calls are logged. A
     function is compared with one of `torch.distributed` only where its module is imported already: else it
     cannot be that one. How long guards take, which goes into Dynamo's metrics, is measured without emptying
-    the caches of the CPU before. Convolutions make no guards on sizes. Whatever of it a version of torch does
-    not have is left as it is.
+    the caches of the CPU before. Convolutions make no guards on sizes. No guard repeats another, and plain
+    calls of `vmap` are not inlined. Whatever of it a version of torch does not have is left as it is.
     """
     from torch._dynamo import guards, symbolic_convert
     from torch._dynamo.variables import higher_order_ops
+    from torch._guards import GuardsSet
 
     with ExitStack() as stack:
         stack.enter_context(rare_collections())
@@ -47,6 +50,10 @@ def shortcuts() -> Iterator[None]:
         stack.enter_context(_replaced(guards, "profile_guard_manager", _microseconds_of_guards))
         if choose := getattr(torch._C, "_select_conv_backend", None):
             stack.enter_context(_replaced(torch._C, "_select_conv_backend", chosen_by_hints(choose)))
+        stack.enter_context(_replaced(GuardsSet, "add", added_once(GuardsSet.add)))
+        if functorch := getattr(higher_order_ops, "FunctorchHigherOrderVariable", None):
+            inline = functorch.call_function
+            stack.enter_context(_replaced(functorch, "call_function", recorded(inline)))
         mapped = getattr(higher_order_ops, "LocalMapWrappedHigherOrderVariable", None)
         if _FUNC_MAP not in sys.modules:
             stack.enter_context(_replaced(mapped, "should_wrap_in_hop", staticmethod(_compared(mapped))))

@@ -12,6 +12,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class SeenCalls(TorchDispatchMode):
+    """Lets `before` see each operator that is called, those of higher order as well, before it runs."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, before: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._before = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._before(func)
+        return func(*args, **(kwargs or {}))
 
 
 def unsafe_to_record(op: Any) -> bool:
@@ -47,12 +62,17 @@ def storage_at(address: int, nbytes: int, device: torch.device) -> torch.Untyped
     return storage
 
 
+def storage_size(tensor: torch.Tensor) -> int:
+    """Bytes of a storage that begins where a tensor does, and ends where it ends."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (1 + last) * tensor.element_size() if tensor.numel() else 0
+
+
 def memory_like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor laid out like another one, in new memory. Nothing is written there, neither now nor, if this
     is recorded, by a replay, as deterministic algorithms would have it of `torch.empty`.
     """
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    nbytes = (1 + last) * tensor.element_size() if tensor.numel() else 0
+    nbytes = storage_size(tensor)
     with outside_inference():
         made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         storage = torch.UntypedStorage(nbytes, device=tensor.device)

@@ -12,6 +12,11 @@ from typing import Any
 
 import torch
 
+_ENTRIES = 200_000
+"""Allocations that are recorded at most; of more, the last ones are."""
+
+_ACTIONS = {"alloc": True, "free_completed": False}
+
 _GROWS = re.compile(r"(?:^|,)\s*expandable_segments\s*:\s*(\w+)")
 
 
@@ -30,6 +35,48 @@ def clear_workspaces(device_type: str) -> None:
     clear = getattr(torch._C, f"_{device_type}_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
+
+
+def grows_in_ranges(device_type: str) -> bool:
+    """Whether `growing_segments` has an effect, or the process's settings already have it."""
+    return _allocator_settings(device_type) is not None
+
+
+def pool_blocks(device_type: str, index: int, pool: Any) -> list[tuple[int, int, bool]]:
+    """Address and bytes of the blocks that large allocations in a pool come from, and whether each is in use;
+    by address. Raises RuntimeError or TypeError where this torch does not say.
+    """
+    snapshot: Any = getattr(torch._C, f"_{device_type}_memorySnapshot")
+    found = []
+    for segment in snapshot((pool[0], pool[1], False))["segments"]:
+        if segment["device"] == index and segment["segment_type"] == "large":
+            for block in segment["blocks"]:
+                found.append((block["address"], block["size"], block["state"] != "inactive"))
+    return sorted(found)
+
+
+@contextmanager
+def allocation_history(
+    device_type: str, index: int, stream: int
+) -> Iterator[list[tuple[bool, int, int]] | None]:
+    """A list that, once this is over, has (whether allocated or taken back, address, bytes) for each of a
+    stream's allocations meanwhile. None where this torch records none, or somebody has it record already.
+    """
+    is_on: Any = getattr(torch._C, f"_{device_type}_isHistoryEnabled", None)
+    module: Any = getattr(torch, device_type).memory
+    if is_on is None or is_on() or torch.version.hip or not hasattr(module, "_record_memory_history"):
+        yield None
+        return
+    found: list[tuple[bool, int, int]] = []
+    module._record_memory_history("all", context=None, stacks="python", max_entries=_ENTRIES)
+    try:
+        yield found
+        snapshot: Any = getattr(torch._C, f"_{device_type}_memorySnapshot")
+        for entry in snapshot(None)["device_traces"][index]:
+            if entry["stream"] == stream and entry["action"] in _ACTIONS:
+                found.append((_ACTIONS[entry["action"]], entry["addr"], entry["size"]))
+    finally:
+        module._record_memory_history(None)
 
 
 @contextmanager

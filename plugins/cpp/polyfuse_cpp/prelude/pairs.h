@@ -217,15 +217,15 @@ template <int N> PF_INLINE void matrix_fetch(const bf16* p) {
 // loads of whole tiles are not seen coming.
 template <int R, int C, int STEPS>
 static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 ahead, i64 depth,
-                                                  f32* c, bool first, matrix_ahead later = {nullptr, 0}) {
-  const i64 row = apart * 2, pair = C * 64, out = C * 64;
+                                                  f32* c, bool first, matrix_ahead later = {nullptr, 0}, i64 out = C * 64) {
+  const i64 row = apart * 2, pair = C * 64, down = out * 4;
   if (first) {
     PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
   } else {
     PF_TILE_LOAD(0, c, out);
     if constexpr (C > 1) PF_TILE_LOAD(1, c + 16, out);
-    if constexpr (R > 1) PF_TILE_LOAD(2, c + 256 * C, out);
-    if constexpr (R > 1 && C > 1) PF_TILE_LOAD(3, c + 256 * C + 16, out);
+    if constexpr (R > 1) PF_TILE_LOAD(2, c + down, out);
+    if constexpr (R > 1 && C > 1) PF_TILE_LOAD(3, c + down + 16, out);
   }
   for (i64 k = 0; k < depth; k += STEPS) {
     if (fetch)
@@ -248,8 +248,8 @@ static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 
   }
   PF_TILE_STORE(0, c, out);
   if constexpr (C > 1) PF_TILE_STORE(1, c + 16, out);
-  if constexpr (R > 1) PF_TILE_STORE(2, c + 256 * C, out);
-  if constexpr (R > 1 && C > 1) PF_TILE_STORE(3, c + 256 * C + 16, out);
+  if constexpr (R > 1) PF_TILE_STORE(2, c + down, out);
+  if constexpr (R > 1 && C > 1) PF_TILE_STORE(3, c + down + 16, out);
 }
 
 // Windows: rows of a tile are `apart` elements from each other in a copy of the image, in which the depth lies in N chunks of

@@ -1,0 +1,63 @@
+"""Guards that say what an earlier one says, which Dynamo adds again wherever it meets the same value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+_COMPARED = (str, int, bool, bytes, type(None))
+"""Types of arguments that mean the same when they are equal; others must be one object."""
+
+_INDEX = "_polyfuse_meanings"
+
+
+class _Meanings:
+    """What the guards of a set say, as long as nobody else has changed the set."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.count = len(inner)
+        self.said = {_meaning(guard) for guard in inner}
+
+
+def added_once(add: Callable[..., None]) -> Callable[..., None]:
+    """`GuardsSet.add`, leaving out what a guard of the set says already.
+
+    torch means to leave these out too. But it compares guards with the line of the program they came from,
+    which a guard that is about to be added does not have yet, and by identity functions with arguments, which
+    are made anew for each guard. So scans in Mamba leave 4340 guards that say 530 things.
+
+    Args:
+        add: torch's own method of a set and a guard.
+    """
+
+    def added(self: Any, guard: Any, **named: Any) -> None:
+        known = vars(self).get(_INDEX)
+        if known is None or known.inner is not self.inner or known.count != len(self.inner):
+            known = _Meanings(self.inner)
+            setattr(self, _INDEX, known)
+        said = _meaning(guard)
+        if said in known.said:
+            return
+        add(self, guard, **named)
+        known.said.add(said)
+        known.count = len(self.inner)
+
+    return added
+
+
+def _meaning(guard: Any) -> Hashable:
+    """What a guard compares with what: its source, and what makes the check, with its arguments."""
+    makes = guard.create_fn
+    if type(makes) is not partial:
+        return guard.originating_source, makes
+    named = tuple((name, _argument(value)) for name, value in sorted(makes.keywords.items()))
+    return guard.originating_source, makes.func, tuple(map(_argument, makes.args)), named
+
+
+def _argument(value: Any) -> Hashable:
+    from torch._guards import Source
+
+    # 1 and True are equal and are not the same argument
+    return (type(value), value) if type(value) in _COMPARED or isinstance(value, Source) else id(value)

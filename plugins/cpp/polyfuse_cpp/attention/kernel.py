@@ -1,0 +1,163 @@
+"""The kernel of attention: its text, its build, and how a program calls it.
+
+Its frame is written by hand (``prelude/attention.h``). Sizes and strides are its arguments, so that a process
+builds one for each width of a head and each way in which scores become weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from enum import IntEnum
+from typing import Any, Final
+
+import torch
+
+from polyfuse.base.digest import digest
+from polyfuse.base.errors import PolyfuseError
+from polyfuse.base.files import publish_folder, scratch_folder
+from polyfuse.base.folders import process_folder, writable_root
+from polyfuse.base.log import warn_once
+from polyfuse.base.settings import Settings
+from polyfuse.plugin import Launchable, Source
+from polyfuse_cpp.backend import KERNEL_LANGUAGE, CppBackend
+
+SIZES: Final = ("images", "heads", "key_heads", "queries", "keys")
+STRIDED: Final = ("query", "key", "value", "mask", "result", "logs")
+"""Tensors of a call, of each of which the kernel takes the strides of images, heads and rows."""
+FEWEST_QUERIES: Final = 8
+"""Queries from which laying out keys and values for matrix registers pays."""
+_QUERIES: Final = len(STRIDED) + SIZES.index("queries")
+_MORE: Final = ("scale_bits", "is_causal", "has_logs")
+
+_LOCK = threading.Lock()
+_KERNELS: dict[tuple[object, ...], AttentionKernel] = {}
+
+
+class Form(IntEnum):
+    """How scores become logarithms of weights; numbers as in ``prelude/attention.h``."""
+
+    PLAIN = 0
+    """Times a positive factor."""
+    SCALED = 1
+    """Times any factor."""
+    ADDED = 2
+    """With an f32 mask added."""
+    ADDED_BF16 = 3
+    """With a bf16 mask added."""
+
+
+def attention_source(width: int, form: Form, isa: str) -> Source:
+    """The kernel for heads of `width` numbers."""
+    pointers = ", ".join(f"{'f32*' if name == 'logs' else 'bf16*'} {name}" for name in STRIDED)
+    sizes = [*SIZES, *(f"{name}_{k}" for name in STRIDED for k in range(3)), *_MORE]
+    lines = [
+        "namespace pf {",
+        f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({pointers}, '
+        + ", ".join(f"i64 {name}" for name in sizes)
+        + ") {",
+        "  attention_call c;",
+        *(f"  c.{name} = {name};" for name in ("query", "key", "value", "mask", "result")),
+        "  c.logs = has_logs ? logs : nullptr;",
+        *(f"  c.{name} = {name};" for name in SIZES),
+        *(f"  c.{name}_step[{k}] = {name}_{k};" for name in STRIDED for k in range(3)),
+        "  c.scale = bits_as<f32>(i32(scale_bits));",
+        "  c.causal = is_causal != 0;",
+        f"  attention<{width}, {int(form)}>(c);",
+        "}",
+        "}  // namespace pf",
+        f"using pf::{Source.SYMBOL};",
+        "",
+    ]
+    signature = "p" * len(STRIDED) + "i" * len(sizes)
+    return Source("attention", "\n".join(lines), KERNEL_LANGUAGE, meta=f"{signature};attention;{isa}")
+
+
+class AttentionKernel:
+    """A call of the kernel, whose build begins when this is made and is waited for by the first call.
+
+    Called with the tensors of `STRIDED` in their order, then sizes. A mask that there is not, and logarithms
+    that nobody reads, are other tensors, of which nothing is touched. Calls are the library's where the
+    kernel cannot be built, and for fewer than `FEWEST_QUERIES`.
+    """
+
+    storable = True
+    """What it is made of says all that it is."""
+
+    def __init__(self, width: int, form: Form, settings: Settings) -> None:
+        self.__name__ = f"attention_{width}_{form.name.lower()}"
+        self._parts = width, form, settings
+        self._built: Future[Launchable] = Future()
+        self._launch: Launchable | None = None
+        threading.Thread(target=self._build, name="polyfuse-attention").start()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return attention_kernel, self._parts
+
+    def __call__(self, *operands: Any) -> None:
+        """Compute `result`, and `logs` where they are read."""
+        if operands[_QUERIES] < FEWEST_QUERIES:
+            return self._by_library(*operands)
+        if self._launch is None:
+            self._launch = self._found()
+        return self._launch(*operands)
+
+    def _found(self) -> Launchable:
+        try:
+            return self._built.result()
+        except (OSError, PolyfuseError) as error:
+            cause = error.cause if isinstance(error, PolyfuseError) else str(error)
+            warn_once(
+                "cpp",
+                f"attention is the library's, for its kernel cannot be had ({cause}); install a compiler that"
+                " knows AMX, such as g++ 12 or later, or name it in CXX",
+            )
+            return self._by_library
+
+    def _by_library(self, *operands: Any) -> None:
+        _, form, _ = self._parts
+        query, key, value, mask, result, logs = operands[: len(STRIDED)]
+        scale_bits, is_causal, has_logs = operands[-len(_MORE) :]
+        scale = torch.tensor(scale_bits, dtype=torch.int32).view(torch.float32).item()
+        found, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *(query, key, value, 0.0, bool(is_causal)),
+            attn_mask=mask if form >= Form.ADDED else None,
+            scale=scale,
+        )
+        result.copy_(found)
+        if has_logs:
+            logs.copy_(sums)
+
+    def _build(self) -> None:
+        width, form, settings = self._parts
+        try:
+            backend = CppBackend(settings)
+            source = attention_source(width, form, backend.isa.name)
+            try:
+                launch = _load(backend, source, writable_root(settings))
+            except OSError:
+                launch = _load(backend, source, process_folder())
+            self._built.set_result(launch)
+        except BaseException as error:
+            self._built.set_exception(error)
+
+
+def attention_kernel(width: int, form: Form, settings: Settings) -> AttentionKernel:
+    """The kernel for heads of `width` numbers, one for all programs that were made with the same compiler."""
+    options = (settings.plugin_option("cpp", name, "") for name in ("isa", "compiler", "flags"))
+    key = width, form, writable_root(settings), *map(str, options)
+    with _LOCK:
+        if key not in _KERNELS:
+            _KERNELS[key] = AttentionKernel(width, form, settings)
+        return _KERNELS[key]
+
+
+def _load(backend: CppBackend, source: Source, root: Any) -> Launchable:
+    """The kernel from the cache, built if it is not there."""
+    facts = (f"{name} {value}" for name, value in sorted(backend.describe().items()))
+    folder = root / "templates" / digest(source.key, *facts)
+    if not folder.exists():
+        with scratch_folder(folder) as made:
+            backend.build([source], made)
+            publish_folder(made, folder)
+    return backend.load(folder)[source.key]

@@ -1,0 +1,125 @@
+"""Which calls of attention are computed in matrix registers: those for which that takes less time than the
+library's kernel.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.nodes import ExternCall, View
+from polyfuse.ir.types import DType
+from polyfuse.plugin import Lowering, LoweringContext, TensorValue
+from polyfuse.symbolic import IndexLike, is_equal
+from polyfuse_cpp.attention.kernel import FEWEST_QUERIES, Form, attention_kernel
+from polyfuse_cpp.isa import choose_isa, has_matrix_registers
+
+WIDTHS: Final = range(16, 257)
+"""Numbers of a head. Those beyond a multiple of 32 are multiplied as zeros."""
+_RANK: Final = 4
+_FORMS: Final = {DType.f32: Form.ADDED, DType.bf16: Form.ADDED_BF16}
+
+
+def attention(
+    ctx: LoweringContext,
+    node: Any,
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    dropout_p: Any = 0.0,
+    is_causal: Any = False,
+    *,
+    attn_mask: TensorValue | None = None,
+    scale: Any = None,
+) -> tuple[TensorValue | None, ...]:
+    """Attention, and the logarithms of sums of weights where somebody reads them.
+
+    Args:
+        query: (images, heads, queries, width)
+        key, value: (images, heads of keys, keys, width)
+        attn_mask: (queries, keys), or with four dimensions; those of size one repeat.
+
+    Raises:
+        UnsupportedError: the library's kernel is faster, or nobody has asked for another one.
+    """
+    width = _width(ctx, query, key, value)
+    if dropout_p != 0.0:
+        raise UnsupportedError("attention with dropout is the library's")
+    factor = float(width**-0.5 if scale is None else scale)
+    form = Form.PLAIN if factor > 0 else Form.SCALED
+    if attn_mask is not None:
+        form = _form(attn_mask)
+    views = [ctx.realize(operand) for operand in (query, key, value)]
+    if any(view.stride[-1] != 1 for view in views):
+        raise UnsupportedError("numbers of a head that do not lie side by side are the library's")
+    mask = None if attn_mask is None else ctx.realize(attn_mask)
+    if mask is not None and mask.stride[-1] != 1:
+        raise UnsupportedError("a mask whose rows are no lines in memory is the library's")
+    fakes = node.meta["val"]
+    result = ctx.stored(fakes[0])
+    is_read = any(reader.args[1:] == (1,) for reader in node.users)
+    logs = ctx.stored(fakes[1]) if is_read else None
+    made = [ctx.realize(result), *(() if logs is None else (ctx.realize(logs),))]
+    given = [*views, views[0] if mask is None else mask, made[0], made[-1]]
+    steps = [v.stride[:3] for v in (*views, made[0])]
+    steps.insert(3, (0, 0, 0) if mask is None else _mask_steps(mask))
+    steps.append((0, 0, 0) if logs is None else made[1].stride)
+    sizes = (*query.size[:2], key.size[1], query.size[2], key.size[2])
+    more = (struct.unpack("<i", struct.pack("<f", factor))[0], int(bool(is_causal)), int(is_read))
+    args = (*given, *sizes, *(step for of in steps for step in of), *more)
+    name = ctx.add_object("attention_", attention_kernel(width, form, ctx.settings))
+    written = tuple(view.buffer for view in made)
+    ctx.emit(ExternCall(ctx.fresh("call"), name, args, (), written, "into"))
+    return result, logs
+
+
+LOWERINGS: Final = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": Lowering(attention, library=True)
+}
+
+
+def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
+    """Numbers of a head."""
+    settings = ctx.settings
+    if settings.gemm == "library" or settings.numerics == "eager":
+        raise UnsupportedError("attention is the library's where matmuls are")
+    if ctx.packaged:
+        raise UnsupportedError("packages hold calls of the library alone")
+    if not has_matrix_registers(choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))):
+        raise UnsupportedError("attention is the library's on CPUs without matrix registers")
+    query = operands[0]
+    if any(operand.dtype is not DType.bf16 or operand.rank != _RANK for operand in operands):
+        raise UnsupportedError("attention of other types than bf16 is the library's")
+    width, queries = query.size[-1], query.size[2]
+    if not isinstance(width, int) or width not in WIDTHS:
+        raise UnsupportedError(f"attention of heads of {width} is the library's")
+    if isinstance(queries, int) and queries < FEWEST_QUERIES:
+        raise UnsupportedError(f"attention of {queries} queries is the library's")
+    if not _shares_heads(*operands):
+        raise UnsupportedError(
+            "attention whose heads of keys do not divide those of queries is the library's"
+        )
+    return width
+
+
+def _shares_heads(query: TensorValue, key: TensorValue, value: TensorValue) -> bool:
+    """Whether as many heads of queries have each head of keys and values."""
+    heads, shared = query.size[1], key.size[1]
+    if not is_equal(shared, value.size[1]):
+        return False
+    known = isinstance(heads, int) and isinstance(shared, int) and shared > 0 and heads % shared == 0
+    return known or is_equal(heads, shared)
+
+
+def _form(mask: TensorValue) -> Form:
+    if mask.dtype not in _FORMS:
+        raise UnsupportedError(f"attention with a mask of {mask.torch_dtype} is the library's")
+    return _FORMS[mask.dtype]
+
+
+def _mask_steps(mask: View) -> Sequence[IndexLike]:
+    """Strides of images, heads and rows, 0 along which a mask repeats."""
+    steps = [0 if is_equal(n, 1) else step for n, step in zip(mask.size, mask.stride, strict=True)][:-1]
+    return [0] * (3 - len(steps)) + steps

@@ -1,0 +1,314 @@
+// Attention in matrix registers. Scores and weights are there for a block of queries and keys at a time.
+namespace pf {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16 && PF_DOT_BF16 && PF_AMX
+enum { attention_rows = 32, attention_keys = 256, attention_pitch = attention_keys + 16 };
+// How scores become logarithms of weights: as they are, times a positive factor; times any factor; with a mask.
+enum { attention_plain, attention_scaled, attention_added, attention_added_bf16 };
+
+// One call. Strides are those of images, heads and rows, in elements; numbers of a head lie side by side.
+struct attention_call {
+  const bf16 *query, *key, *value;
+  const void* mask;
+  bf16* result;
+  f32* logs;  // of sums of weights, or null
+  i64 images, heads, key_heads, queries, keys;
+  i64 query_step[3], key_step[3], value_step[3], mask_step[3], result_step[3], logs_step[3];
+  f32 scale;
+  bool causal;
+  i64 key_rows() const { return (keys + 31) / 32 * 32; }
+  i64 blocks() const { return (queries + attention_rows - 1) / attention_rows; }
+};
+
+// Logarithms of weights beyond which the product of a score and the factor is rounded too much.
+static const f32 attention_large = 1048576.0f;
+PF_INLINE vf32 attention_greater(vf32 a, vf32 b) {
+  return (vf32)__builtin_ia32_maxps512_mask(a, b, a, (unsigned short)-1, 4);
+}
+// 2^x, with an error of 2^-13 of it, for x up to 127: weights are rounded to bf16.
+PF_INLINE vf32 attention_power(vf32 x) {
+  const vf32 r = (vf32)__builtin_ia32_reduceps512_mask(x, 9, x, (unsigned short)-1);
+  const vf32 p = horner(r, 0.999925196, 0.695833504, 0.226067171, 0.0780245215);
+  return (vf32)__builtin_ia32_scalefps512_mask(p, x, p, (unsigned short)-1, 4);
+}
+// Denormal numbers are zero meanwhile: weights that underflow would take longer than all others.
+struct attention_mode {
+  u32 before;
+  attention_mode() {
+    __asm__ volatile("stmxcsr %0" : "=m"(before));
+    const u32 now = before | 0x8040;
+    __asm__ volatile("ldmxcsr %0" : : "m"(now) : "memory");
+    matrix_begin<32>();
+  }
+  ~attention_mode() {
+    matrix_end();
+    __asm__ volatile("ldmxcsr %0" : : "m"(before) : "memory");
+  }
+};
+
+// Keys and values of a head, from a key on and up to another (multiples of 32), as right operands.
+template <int D, int WIDE>
+static __attribute__((noinline)) void attention_pack(const attention_call& c, i64 image, i64 head, i64 from, i64 end, bf16* keys,
+                                                     bf16* values) {
+  const bf16* const key = c.key + image * c.key_step[0] + head * c.key_step[1];
+  const bf16* const value = c.value + image * c.value_step[0] + head * c.value_step[1];
+  const i64 rows = c.key_rows();
+  for (i64 k = from; k < end; k += 32) {
+    const i64 here = index_min(32, c.keys - k), next = c.value_step[2];
+    pair_across<2>(keys + k * WIDE, key + k * c.key_step[2], c.key_step[2], D, here);
+    for (int d = 0; d < WIDE; d += 32)
+      pair_along<2>(values + d * rows + k * 32, value + k * next + d, next, here, index_min(32, D - d));
+  }
+}
+
+// Scores of R times 16 queries with `count` keys (a multiple of 32). While 16 keys are multiplied, scores of those before are
+// stored.
+template <int R, int WIDE>
+static __attribute__((noinline)) void attention_scores(const bf16* query, const bf16* keys, i64 count, f32* scores) {
+  const i64 row = WIDE * 2, out = attention_pitch * 4, down = attention_pitch * 16;
+  for (i64 k = 0; k < count; k += 32, keys += 32 * WIDE) {
+    f32* const c = scores + k;
+    PF_TILE_ZERO(0);
+    if constexpr (R > 1) PF_TILE_ZERO(1);
+#pragma GCC unroll 8
+    for (int d = 0; d < WIDE; d += 32) {
+      PF_TILE_LOAD(6, keys + d * 32, 128);
+      PF_TILE_LOAD(4, query + d, row);
+      PF_TILE_DOT(0, 4, 6);
+      if constexpr (R > 1) {
+        PF_TILE_LOAD(5, query + 16 * WIDE + d, row);
+        PF_TILE_DOT(1, 5, 6);
+      }
+      if (d == 0 && k) {
+        PF_TILE_STORE(2, c - 16, out);
+        if constexpr (R > 1) PF_TILE_STORE(3, c - 16 + down, out);
+      }
+    }
+    PF_TILE_ZERO(2);
+    if constexpr (R > 1) PF_TILE_ZERO(3);
+#pragma GCC unroll 8
+    for (int d = 0; d < WIDE; d += 32) {
+      PF_TILE_LOAD(7, keys + d * 32 + 32, 128);
+      PF_TILE_LOAD(4, query + d, row);
+      PF_TILE_DOT(2, 4, 7);
+      if constexpr (R > 1) {
+        PF_TILE_LOAD(5, query + 16 * WIDE + d, row);
+        PF_TILE_DOT(3, 5, 7);
+      }
+      if (d == 0) {
+        PF_TILE_STORE(0, c, out);
+        if constexpr (R > 1) PF_TILE_STORE(1, c + down, out);
+      }
+    }
+  }
+  PF_TILE_STORE(2, scores + count - 16, out);
+  if constexpr (R > 1) PF_TILE_STORE(3, scores + count - 16 + down, out);
+}
+
+// What a thread needs for a block of queries.
+template <int WIDE> struct attention_memory {
+  alignas(64) f32 scores[attention_rows * attention_pitch];
+  bf16 query[attention_rows * WIDE];
+  f32 sums[WIDE / 32][attention_rows * 32];
+  // sums of weights by lanes; greatest scores, the same or 0, what sums so far are multiplied with
+  f32 weights[attention_rows * 16];
+  f32 most[attention_rows], finite[attention_rows], factor[attention_rows];
+};
+
+// Scores of one row, of which `there` are seen and all others become minus infinity, with their factor and mask.
+template <int MODE>
+static __attribute__((noinline)) void attention_row(f32* s, i64 there, i64 width, f32 scale, const void* mask) {
+  for (i64 j = MODE == attention_plain ? there / 16 * 16 : 0; j < width; j += 16) {
+    const int n = int(index_max(0, index_min(16, there - j)));
+    vf32 x = load<Vec>(s + j);
+    if constexpr (MODE != attention_plain) x *= fill<vf32>(scale);
+    if constexpr (MODE == attention_added) x += load_n<Vec>((const f32*)mask + j, n);
+    if constexpr (MODE == attention_added_bf16) x += load_n<Vec>((const bf16*)mask + j, n);
+    store(s + j, n == 16 ? x : where(first_n<Vec>(n), x, fill<vf32>(-__builtin_inff())));
+  }
+}
+// The greatest scores in each lane.
+PF_INLINE vf32 attention_most(const f32* s, i64 width) {
+  vf32 a = load<Vec>(s), b = load<Vec>(s + 16);
+  for (i64 j = 32; j < width; j += 32) {
+    a = attention_greater(a, load<Vec>(s + j));
+    b = attention_greater(b, load<Vec>(s + j + 16));
+  }
+  return attention_greater(a, b);
+}
+// Scores become weights in bf16, side by side from the beginning of the row; returns their sums.
+PF_INLINE vf32 attention_weights(f32* s, i64 width, vf32 factor, vf32 least, vf32 sum) {
+  vf32 other = {};
+#pragma GCC unroll 2
+  for (i64 j = 0; j < width; j += 32) {
+    const vf32 a = attention_power(madd(load<Vec>(s + j), factor, least));
+    const vf32 b = attention_power(madd(load<Vec>(s + j + 16), factor, least));
+    sum += a;
+    other += b;
+    matmul_store_pair((bf16*)s + j, a, b);
+  }
+  return sum + other;
+}
+
+template <int R, int D, int WIDE, int MODE>
+static __attribute__((noinline)) void attention_block(const attention_call& c, i64 image, i64 head, i64 first, const bf16* keys,
+                                                      const bf16* values, attention_memory<WIDE>& m) {
+  const i64 rows = index_min(R * 16, c.queries - first), padded = c.key_rows();
+  const bf16* const query = c.query + image * c.query_step[0] + head * c.query_step[1] + first * c.query_step[2];
+  for (i64 i = 0; i < R * 16; ++i)
+    for (int d = 0; d < WIDE; d += 32) {
+      const bf16* const at = query + i * c.query_step[2] + d;
+      const i64 there = i < rows ? D - d : 0;
+      raw_store(m.query + i * WIDE + d, there >= 32 ? raw_load<vi32>(at) : matmul_halves_at(at, there));
+    }
+  for (i64 i = 0; i < R * 16; ++i) store(m.weights + i * 16, vf32{});
+  const f32 to_two = MODE == attention_plain ? c.scale * 1.44269504f : 1.44269504f;
+  const i64 seen = c.causal ? index_min(c.keys, first + R * 16) : c.keys;
+  if (seen <= 0)
+    for (int d = 0; d < WIDE / 32; ++d)
+      for (i64 i = 0; i < R * 32; ++i) store(m.sums[d] + i * 16, vf32{});
+  bool large = false;
+  for (i64 from = 0; from < seen; from += attention_keys) {
+    const i64 here = index_min(attention_keys, seen - from), width = (here + 31) / 32 * 32;
+    attention_scores<R, WIDE>(m.query, keys + from * WIDE, width, m.scores);
+    const bool masked = MODE != attention_plain || here < width || (c.causal && from + width > first);
+    if (masked)
+      for (i64 i = 0; i < R * 16; ++i) {
+        const i64 there = c.causal ? index_max(0, index_min(here, first + i + 1 - from)) : here;
+        const void* mask = nullptr;
+        if (MODE >= attention_added) {
+          const i64 row = index_min(first + i, c.queries - 1);
+          const i64 at = image * c.mask_step[0] + head * c.mask_step[1] + row * c.mask_step[2] + from;
+          mask = (const char*)c.mask + at * (MODE == attention_added ? 4 : 2);
+        }
+        attention_row<MODE>(m.scores + i * attention_pitch, there, width, c.scale, mask);
+      }
+    for (int t = 0; t < R; ++t) {
+      vi32 tile[16];
+#pragma GCC unroll 1
+      for (int i = 0; i < 16; ++i) tile[i] = (vi32)attention_most(m.scores + (t * 16 + i) * attention_pitch, width);
+      transpose_rows(tile);
+      const vf32 none = fill<vf32>(-__builtin_inff()), before = from ? load<Vec>(m.most + t * 16) : none;
+      vf32 most = before;
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) most = attention_greater(most, (vf32)tile[i]);
+      store(m.most + t * 16, most);
+      // a row that has seen nothing as yet has no greatest score
+      const vf32 finite = where(eq(most, none), vf32{}, most);
+      store(m.finite + t * 16, finite);
+      store(m.factor + t * 16, exp2(vf32((before - finite) * fill<vf32>(to_two))));
+      large |= any(gt(abs(finite), fill<vf32>(attention_large / to_two)));
+    }
+    for (i64 i = 0; i < R * 16; ++i) {
+      f32* const s = m.scores + i * attention_pitch;
+      vf32 sum = load<Vec>(m.weights + i * 16);
+      if (from && m.factor[i] != 1.0f) {
+        const vf32 factor = fill<vf32>(m.factor[i]);
+        sum *= factor;
+        for (int d = 0; d < WIDE / 32; ++d) {
+          f32* const sums = m.sums[d] + i * 32;
+          store(sums, load<Vec>(sums) * factor);
+          store(sums + 16, load<Vec>(sums + 16) * factor);
+        }
+      }
+      const f32 most = m.finite[i];
+      const vf32 factor = fill<vf32>(to_two);
+      if (__builtin_expect(large, 0)) {
+        // a rounded product would be further from the greatest score than others are
+        for (i64 j = 0; j < width; j += 16) store(s + j, (load<Vec>(s + j) - fill<vf32>(most)) * factor);
+        sum = attention_weights(s, width, fill<vf32>(1.0f), vf32{}, sum);
+      } else {
+        sum = attention_weights(s, width, factor, fill<vf32>(-most * to_two), sum);
+      }
+      store(m.weights + i * 16, sum);
+    }
+    for (int d = 0; d < WIDE / 32; ++d)
+      matrix_tile<R, 2, 32>((const bf16*)m.scores, attention_pitch * 2, 0, values + d * 32 * padded + from * 32, 0, width,
+                            m.sums[d], from == 0);
+  }
+  for (i64 t = 0; t < R; ++t) {
+    vi32 tile[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) tile[i] = raw_load<vi32>(m.weights + (t * 16 + i) * 16);
+    transpose_rows(tile);
+    vf32 sum = {};
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) sum += (vf32)tile[i];
+    // a row without keys is zero, as in eager mode
+    store(m.factor + t * 16, where(eq(sum, vf32{}), vf32{}, fill<vf32>(1.0f) / sum));
+    if (c.logs) {
+      const i64 n = index_min(16, rows - t * 16);
+      f32 found[16];
+      const vf32 logs = load<Vec>(m.most + t * 16) * fill<vf32>(MODE == attention_plain ? c.scale : 1.0f) + log(sum);
+      store(found, where(eq(sum, vf32{}), vf32{}, logs));
+      f32* const to = c.logs + image * c.logs_step[0] + head * c.logs_step[1] + (first + t * 16) * c.logs_step[2];
+      for (i64 i = 0; i < n; ++i) to[i * c.logs_step[2]] = found[i];
+    }
+  }
+  bf16* const to = c.result + image * c.result_step[0] + head * c.result_step[1] + first * c.result_step[2];
+  for (i64 i = 0; i < rows; ++i) {
+    const vf32 factor = fill<vf32>(m.factor[i]);
+#pragma GCC unroll 8
+    for (int d = 0; d < D; d += 16) {
+      const vf32 x = load<Vec>(m.sums[d / 32] + i * 32 + d % 32) * factor;
+      if (d + 16 <= D) store(to + i * c.result_step[2] + d, x);
+      else store_n(to + i * c.result_step[2] + d, x, D - d);
+    }
+  }
+}
+
+// Blocks of queries, number `first` up to `end` over all heads. With `packed`, keys and values of all heads are there.
+template <int D, int MODE>
+static __attribute__((noinline)) void attention_run(const attention_call& c, const bf16* packed, i64 first, i64 end) {
+  constexpr int WIDE = (D + 31) / 32 * 32;
+  typedef attention_memory<WIDE> memory;
+  const i64 each = 2 * c.key_rows() * WIDE, blocks = c.blocks(), shared = c.heads / c.key_heads;
+  // what many keys take is given back
+  const i64 bytes = packed ? 0 : each * 2, stays = bytes > (1 << 20) ? 0 : bytes;
+  char* const scratch = (char*)matmul_scratch(sizeof(memory) + stays);
+  memory& m = *(memory*)scratch;
+  bf16* const own = (bf16*)(bytes > stays ? (char*)scratch_new(bytes) : scratch + sizeof(memory));
+  const attention_mode mode;
+  i64 ready = -1;
+  for (i64 item = first; item < end; ++item) {
+    const i64 image = item / blocks / c.heads, head = item / blocks % c.heads, from = item % blocks * attention_rows;
+    const i64 pair = image * c.key_heads + head / shared;
+    if (!packed && pair != ready) attention_pack<D, WIDE>(c, image, head / shared, 0, c.key_rows(), own, own + each / 2);
+    ready = pair;
+    const bf16* const keys = packed ? packed + pair * each : own;
+    if (c.queries - from > 16) attention_block<2, D, WIDE, MODE>(c, image, head, from, keys, keys + each / 2, m);
+    else attention_block<1, D, WIDE, MODE>(c, image, head, from, keys, keys + each / 2, m);
+  }
+  if (bytes > stays) scratch_free(own);
+}
+
+template <int D, int MODE> static __attribute__((noinline)) void attention(const attention_call& c) {
+  constexpr int WIDE = (D + 31) / 32 * 32;
+  const i64 pairs = c.images * c.key_heads, items = c.images * c.heads * c.blocks();
+  if (items <= 0) return;
+  const i64 work = items * c.keys * (32 * 8);
+  const int team = team_for(items, work);
+  if (team == 1) return attention_run<D, MODE>(c, nullptr, 0, items);
+  if (pairs >= 4 * team) {
+    // whole heads for each: what is laid out stays near, and takes no memory for all of them
+    const i64 shared = items / pairs;
+    const auto alone = [&](i64 at, i64 of) {
+      attention_run<D, MODE>(c, nullptr, pairs * at / of * shared, pairs * (at + 1) / of * shared);
+    };
+    return in_parts(team, parts_for(team, pairs, work), alone);
+  }
+  const i64 each = 2 * c.key_rows() * WIDE, groups = c.key_rows() / 32;
+  bf16* const packed = (bf16*)scratch_new(pairs * each * 2);
+  const auto pack = [&](i64 at, i64 of) {
+    for (i64 k = pairs * groups * at / of; k < pairs * groups * (at + 1) / of; ++k) {
+      const i64 pair = k / groups, from = k % groups * 32;
+      bf16* const to = packed + pair * each;
+      attention_pack<D, WIDE>(c, pair / c.key_heads, pair % c.key_heads, from, from + 32, to, to + each / 2);
+    }
+  };
+  const auto run = [&](i64 at, i64 of) { attention_run<D, MODE>(c, packed, items * at / of, items * (at + 1) / of); };
+  in_team(team, pack);
+  in_parts(team, parts_for(team, items, work), run);
+  scratch_free(packed);
+}
+#endif
+}  // namespace pf

@@ -1,0 +1,409 @@
+"""Attention of bf16 in matrix registers: which calls become it, and what it computes."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyfuse.aot import load, package
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.session import forget_sessions
+from polyfuse.runtime import profile
+from polyfuse_cpp.attention import kernel as kernels
+from polyfuse_cpp.attention import lowering
+from polyfuse_cpp.attention.kernel import AttentionKernel, Form, attention_kernel, attention_source
+from polyfuse_cpp.isa import dot_instructions
+
+needs_tiles = pytest.mark.skipif(
+    "PF_AMX" not in dot_instructions(), reason="this CPU has no matrix registers"
+)
+BF16 = torch.bfloat16
+INF = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def anew(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
+    forget_sessions()
+    torch.compiler.reset()
+    yield
+    forget_sessions()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that are called."""
+    found: list[str] = []
+    call = AttentionKernel.__call__
+
+    def noted(self: AttentionKernel, *operands: Any) -> None:
+        found.append(self.__name__)
+        call(self, *operands)
+
+    monkeypatch.setattr(AttentionKernel, "__call__", noted)
+    return found
+
+
+def random(*size: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*size) * scale).to(BF16)
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
+    dynamic = options.pop("dynamic", False)
+    return torch.compile(function, backend="polyfuse", dynamic=dynamic, options={"strict": True, **options})
+
+
+def exact(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: Any = None,
+) -> Tensor:
+    """In f64; a row of which all is hidden is zero."""
+    q, k, v = (t.double() for t in (query, key, value))
+    times = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:]).bool().tril(), -INF)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -INF) if mask.dtype == torch.bool else scores + mask.double()
+    weights = torch.softmax(scores, -1)
+    hidden = (scores == -INF).all(-1, keepdim=True)
+    return torch.where(hidden, 0.0, weights) @ v
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+def check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    dynamic: bool = False,
+) -> None:
+    """As exact as eager mode, and laid out as its result."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, m: Tensor | None) -> Tensor:
+        grouped = k.shape[1] != q.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, m, is_causal=causal, scale=scale, enable_gqa=grouped)
+
+    with torch.no_grad():
+        found = compiled(function, dynamic=dynamic)(query, key, value, mask)
+        eager = function(query, key, value, mask)
+        expected = exact(query, key, value, mask, causal, scale)
+    assert found.shape == eager.shape and found.stride() == eager.stride() and found.dtype == BF16
+    found_error, eager_error = error(found, expected), error(eager, expected)
+    assert found_error < 1e-2
+    if scale is None or scale > 0:  # else eager mode sees what is behind a query instead of what is before it
+        assert found_error <= 1.05 * eager_error + 1e-5
+
+
+@needs_tiles
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("width", [32, 64, 128, 40, 72, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_widths(width: int, causal: bool, calls: list[str]) -> None:
+    q, k, v = (random(2, 3, 77, width) for _ in range(3))
+    check(q, k, v, causal=causal)
+    assert calls == [f"attention_{width}_plain"]
+
+
+@needs_tiles
+@pytest.mark.parametrize(
+    "queries, keys", [(8, 1), (16, 16), (17, 31), (32, 32), (33, 257), (50, 700), (197, 197), (600, 33)]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths(queries: int, keys: int, causal: bool, calls: list[str]) -> None:
+    check(random(1, 2, queries, 64), random(1, 2, keys, 64), random(1, 2, keys, 64), causal=causal)
+    assert len(calls) == 1
+
+
+@needs_tiles
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [0.3, -0.2, 0.0, 2.0])
+def test_scales(scale: float, causal: bool, calls: list[str]) -> None:
+    check(*(random(1, 2, 48, 64) for _ in range(3)), causal=causal, scale=scale)
+    assert calls == ["attention_64_plain" if scale > 0 else "attention_64_scaled"]
+
+
+@needs_tiles
+@pytest.mark.parametrize("size", [(50, 300), (2, 1, 50, 300), (1, 4, 1, 300), (2, 4, 50, 300)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, BF16])
+def test_masks(size: tuple[int, ...], dtype: torch.dtype, calls: list[str]) -> None:
+    mask = torch.rand(size) > 0.3 if dtype == torch.bool else torch.randn(size).to(dtype)
+    check(random(2, 4, 50, 64), random(2, 4, 300, 64), random(2, 4, 300, 64), mask)
+    assert len(calls) == 1
+
+
+@needs_tiles
+def test_rows_that_see_nothing_are_zero(calls: list[str]) -> None:
+    mask = torch.rand(1, 1, 40, 600) > 0.5
+    mask[0, 0, 3] = False
+    mask[0, 0, 7, :500] = False
+    q, k, v = random(1, 2, 40, 64), random(1, 2, 600, 64), random(1, 2, 600, 64)
+    check(q, k, v, mask)
+    with torch.no_grad():
+        found = compiled(lambda *t: F.scaled_dot_product_attention(*t))(q, k, v, mask)
+    assert not found[:, :, 3].any() and found[:, :, 7].any() and len(calls) == 2
+
+
+@needs_tiles
+@pytest.mark.parametrize("layout", ["heads second", "heads third", "one tensor", "expanded"])
+def test_layouts(layout: str, calls: list[str]) -> None:
+    if layout == "heads third":
+        q, k, v = (random(2, 70, 4, 64).transpose(1, 2) for _ in range(3))
+    elif layout == "one tensor":
+        q, k, v = random(2, 70, 3, 4, 64).permute(2, 0, 3, 1, 4).unbind(0)
+    elif layout == "expanded":
+        q, k, v = (random(1, 4, 70, 64).expand(2, 4, 70, 64) for _ in range(3))
+    else:
+        q, k, v = (random(2, 4, 70, 64) for _ in range(3))
+    check(q, k, v)
+    assert len(calls) == 1
+
+
+@needs_tiles
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_that_share_keys_are_not_copied(causal: bool, calls: list[str]) -> None:
+    check(random(2, 6, 65, 64), random(2, 2, 65, 64), random(2, 2, 65, 64), causal=causal)
+    assert len(calls) == 1
+
+
+@needs_tiles
+def test_sizes_that_vary(calls: list[str]) -> None:
+    """One kernel serves all."""
+    attention = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    function = compiled(attention, dynamic=None)
+    for batch, rows in ((2, 40), (3, 41), (2, 530), (4, 9)):
+        operands = [random(batch, 2, rows, 64) for _ in range(3)]
+        for operand in operands:
+            torch._dynamo.mark_dynamic(operand, 0)
+            torch._dynamo.mark_dynamic(operand, 2)
+        with torch.no_grad():
+            found = function(*operands)
+        eager = F.scaled_dot_product_attention(*operands, is_causal=True)
+        expected = exact(*operands, causal=True)
+        assert error(found, expected) <= 1.05 * error(eager, expected) + 1e-5
+    assert len(calls) == 4
+
+
+@needs_tiles
+def test_few_queries_of_a_size_that_varies_are_the_library_call() -> None:
+    kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
+    q, k = random(1, 2, 3, 64), random(1, 2, 50, 64)
+    result = torch.empty(1, 3, 2, 64, dtype=BF16).transpose(1, 2)
+    scale = 1040187392  # the bits of 0.125
+    kernel(q, k, k, q, result, result, 1, 2, 2, 3, 50, *(0,) * 18, scale, 0, 0)
+    assert torch.equal(result, F.scaled_dot_product_attention(q, k, k))
+
+
+@needs_tiles
+@pytest.mark.parametrize("special", [float("nan"), INF, -INF, 3e38])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_what_is_no_number(special: float, where: int, calls: list[str]) -> None:
+    """It reaches the rows that it reaches in eager mode, and no others."""
+    operands = [random(1, 2, 45, 64) for _ in range(3)]
+    operands[where][0, 1, 44, 5] = special
+    with torch.no_grad():
+        found = compiled(lambda *t: F.scaled_dot_product_attention(*t))(*operands)
+    eager = F.scaled_dot_product_attention(*operands)
+    assert torch.equal(found.isnan(), eager.isnan()) and len(calls) == 1
+    torch.testing.assert_close(found, eager, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+@needs_tiles
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 1e18])
+def test_large_and_small_scores(scale: float, calls: list[str]) -> None:
+    operands = [random(1, 2, 64, 64, scale=scale), random(1, 2, 300, 64, scale=scale), random(1, 2, 300, 64)]
+    check(*operands)
+    assert len(calls) == 1
+
+
+@needs_tiles
+@pytest.mark.parametrize("causal", [False, True])
+def test_training(causal: bool, calls: list[str]) -> None:
+    """The library's backward takes what the kernel says of its weights."""
+    q, k, v = ((random(2, 3, 50, 64)).requires_grad_() for _ in range(3))
+    weight = random(2, 3, 50, 64)
+
+    def step(function: Callable[..., Tensor]) -> list[Tensor]:
+        for t in (q, k, v):
+            t.grad = None
+        (function(q, k, v) * weight).sum().backward()
+        return [t.grad for t in (q, k, v)]  # type: ignore[misc]
+
+    def function(*t: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*t, is_causal=causal)
+
+    found, eager = step(compiled(function)), step(function)
+    assert len(calls) == 1
+    for a, b in zip(found, eager, strict=True):
+        torch.testing.assert_close(a, b, rtol=3e-2, atol=3e-2)
+
+
+@needs_tiles
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads(threads: int, calls: list[str]) -> None:
+    """Results have the same bits."""
+    operands = [random(1, 3, 300, 64), random(1, 3, 400, 64), random(1, 3, 400, 64)]
+    function, before = compiled(lambda *t: F.scaled_dot_product_attention(*t)), torch.get_num_threads()
+    with torch.no_grad():
+        torch.set_num_threads(1)
+        alone = function(*operands)
+        try:
+            torch.set_num_threads(threads)
+            assert torch.equal(function(*operands), alone)
+        finally:
+            torch.set_num_threads(before)
+
+
+@needs_tiles
+@pytest.mark.parametrize("shared", [1, 3])
+def test_many_heads(shared: int) -> None:
+    """Each of several threads has whole heads."""
+    q, (k, v) = random(5, 4 * shared, 70, 64), (random(5, 4, 90, 64) for _ in range(2))
+    function = compiled(lambda *t: F.scaled_dot_product_attention(*t, enable_gqa=shared > 1))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with torch.no_grad():
+                found = function(q, k, v)
+            assert error(found, exact(q, k, v)) < 4e-3
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_tiles
+def test_no_keys_and_many_keys() -> None:
+    """Rows of no keys are zero; what many keys take is not held."""
+    kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
+    for keys in (0, 5000):
+        q, k, v = random(1, 2, 40, 64), random(1, 2, keys, 64), random(1, 2, keys, 64)
+        result = torch.full((1, 2, 40, 64), float("nan"), dtype=BF16)
+        scale = 1040187392  # the bits of 0.125
+        steps = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], 0, 0, 0, *result.stride()[:3], 0, 0, 0]
+        kernel(q, k, v, q, result, result, 1, 2, 2, 40, keys, *steps, scale, 0, 0)
+        if keys:
+            assert error(result, exact(q, k, v)) < 4e-3
+        else:
+            assert not result.any()
+
+
+@needs_tiles
+def test_what_the_library_computes(calls: list[str]) -> None:
+    """Few queries, dropout, other types, and where somebody asked for the library."""
+    few, wide, f32 = random(1, 2, 2, 64), random(1, 2, 40, 264), torch.randn(1, 2, 40, 64)
+    attention = lambda *t: F.scaled_dot_product_attention(*t)  # noqa: E731
+    with torch.no_grad():
+        for operand in (few, wide, f32):
+            torch.compiler.reset()
+            found = compiled(attention)(operand, operand, operand)
+            torch.testing.assert_close(found, attention(operand, operand, operand), rtol=2e-2, atol=2e-2)
+        q = random(1, 2, 40, 64)
+        for options in ({"gemm": "library"}, {"numerics": "eager"}, {"cpp.isa": "avx2"}):
+            torch.compiler.reset()
+            forget_sessions()
+            compiled(attention, **options)(q, q, q)
+    assert not calls
+
+
+@needs_tiles
+def test_packages_hold_the_library_call(tmp_path: Path, calls: list[str]) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, q, q) * 2
+
+    q = random(1, 2, 40, 64)
+    path = package(Model(), (q,), path=tmp_path / "model.zip")
+    torch.testing.assert_close(load(path)(q), Model()(q), rtol=2e-2, atol=2e-2)
+    assert not calls
+
+
+@needs_tiles
+def test_it_is_in_the_profile() -> None:
+    profile.forget()
+    q = random(1, 2, 40, 64)
+    function = compiled(lambda q: F.scaled_dot_product_attention(q, q, q) * 2, profile=True)
+    with torch.no_grad():
+        for _ in range(3):
+            function(q)
+    rows = [line.split() for line in profile.report().splitlines()]
+    profile.forget()
+    assert [row[2] for row in rows if row[-1] == "attention_64_plain"] == ["2"]
+
+
+@needs_tiles
+def test_programs_with_it_are_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, calls: list[str]
+) -> None:
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "1")
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+    q = random(1, 2, 40, 64)
+    function = lambda q: F.scaled_dot_product_attention(q, q, q) * 2  # noqa: E731
+    found = []
+    for _ in range(2):
+        forget_sessions()
+        torch.compiler.reset()
+        with torch.no_grad():
+            found.append(compiled(function)(q))
+    assert torch.equal(*found) and len(calls) == 2
+
+
+def test_one_kernel_for_equal_options() -> None:
+    settings = Settings.resolve(None, {})
+    kernel = attention_kernel(64, Form.PLAIN, settings)
+    assert kernel is attention_kernel(64, Form.PLAIN, settings)
+    assert pickle.loads(pickle.dumps(kernel)) is kernel
+    assert kernel is not attention_kernel(64, Form.ADDED, settings)
+
+
+def test_a_kernel_that_cannot_be_built_is_the_library_call(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise OSError("no assembler")
+
+    monkeypatch.setattr(kernels, "_load", broken)
+    kernel = AttentionKernel(64, Form.ADDED, Settings.resolve(None, {}))
+    q, mask = random(2, 2, 20, 64), torch.randn(20, 20)
+    result, logs = torch.empty(2, 20, 2, 64, dtype=BF16).transpose(1, 2), torch.empty(2, 2, 20)
+    scale = 1052770304  # the bits of 0.375
+    kernel(q, q, q, mask, result, logs, 2, 2, 2, 20, 20, *(0,) * 18, scale, 0, 1)
+    assert "no assembler" in caplog.text
+    expected = F.scaled_dot_product_attention(q, q, q, mask.to(BF16), scale=0.375)
+    torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+    sums = (q.float() @ q.float().mT * 0.375 + mask).logsumexp(-1)
+    torch.testing.assert_close(logs, sums, rtol=1e-2, atol=1e-2)
+
+
+def test_text() -> None:
+    source = attention_source(80, Form.ADDED_BF16, "avx512")
+    assert "attention<80, 3>(c);" in source.text
+    signature, features, isa = source.meta.split(";")
+    assert (signature, features, isa) == ("p" * 6 + "i" * 26, "attention", "avx512")
+    assert math.prod(source.text.count(f"i64 {name}_{k}") for name in kernels.STRIDED for k in range(3)) == 1
+
+
+def test_nothing_changes_without_matrix_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "has_matrix_registers", lambda isa: False)
+    q = random(1, 2, 40, 64)
+    with torch.no_grad():
+        found = compiled(lambda q: F.scaled_dot_product_attention(q, q, q))(q)
+    assert torch.equal(found, F.scaled_dot_product_attention(q, q, q))
