@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
+from polyfuse.ir.expr import walk
 from polyfuse.ir.nodes import Pointwise, Reduction
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.types import DType
 from polyfuse.kit.streams import too_many_streams
 from polyfuse.plugin import Claim, FusionPair, FusionRule, No, Yes
-from polyfuse.symbolic import axis_name, axis_size, coefficient
+from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient
 
 
 def few_streams(pair: FusionPair) -> Claim:
@@ -47,7 +49,60 @@ def _scatters(node: object, channel: int, count: object) -> bool:
     return axis_size(node.axes[channel]) == count != 1 and node.axes[channel] not in beside != []
 
 
+def whole_blocks(pair: FusionPair) -> Claim:
+    """Whether what follows a convolution leaves its channels together, or divides them in blocks that fill
+    vectors. Of fewer channels each block is a vector that is mostly empty (32 to 27 channels and a shuffle of
+    3x3 pixels: 9.3 ms, 1.5 with a loop behind it).
+    """
+    for node in pair.first:
+        channel = _channel_axis(node)
+        if channel is None or not isinstance(node, Reduction):
+            continue
+        for earlier in pair.first:
+            step = coefficient(getattr(earlier, "index", 0), channel)
+            if (
+                isinstance(step, int)
+                and step
+                and any(
+                    _divides(later, earlier.writes(), step, axis_size(node.axes[1])) for later in pair.second
+                )
+            ):
+                return No("it divides channels in blocks that fill no vector")
+    return Yes()
+
+
+def _channel_axis(node: object) -> str | None:
+    """The name of the axis of a convolution's channels."""
+    if not isinstance(node, Reduction) or node.kind not in CONTRACTIONS:
+        return None
+    return axis_name(node.axes[1]) if len(node.axes) == len(node.raxes) + 1 > _MATRIX else None
+
+
+def _divides(node: object, buffers: Collection[str], step: int, count: IndexLike) -> bool:
+    """Whether a loop reads channels, `step` numbers apart, along several axes, the innermost one short."""
+    if not isinstance(node, Pointwise) or not isinstance(count, int):
+        return False
+    for read in walk(node.value):
+        if read.op != "load" or read.buffer not in buffers:
+            continue
+        found = (
+            (coefficient(read.index, axis_name(a)), axis_size(a)) for a in node.axes if axis_size(a) != 1
+        )
+        steps = {k: n for k, n in found if isinstance(k, int) and k % step == 0 and step <= k < step * count}
+        inner = steps.get(step)
+        if len(steps) > 1 and isinstance(inner, int) and inner < _FEWEST_TOGETHER:
+            return True
+    return False
+
+
+_MATRIX: Final = 2
+"""Axes of a product of matrices."""
+
+_FEWEST_TOGETHER: Final = 8
+"""Channels that fill a vector, or half of one."""
+
 RULES: Final = (
     FusionRule("few-streams", allows=few_streams),
     FusionRule("beside-channels", allows=beside_channels),
+    FusionRule("whole-blocks", allows=whole_blocks),
 )

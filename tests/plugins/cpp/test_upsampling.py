@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.frontend.decompositions import without_libraries
 from polyfuse.frontend.freezing import freeze
 from polyfuse.frontend.freezing.upsampling import spread_blocks
@@ -87,6 +88,20 @@ def test_sizes_that_vary_and_other_types_stay(rewritten: list[int]) -> None:
     model.double()
     agree(model, torch.compile(model, backend="polyfuse", options=options), torch.randn(1, 3, 8, 8).double())
     assert set(rewritten) == {0}
+
+
+def launches(layer: nn.Module) -> int:
+    """Kernels of a frozen network that ends with a layer."""
+    model, x = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), layer).eval(), torch.randn(1, 3, 7, 9)
+    torch._dynamo.reset()
+    reset_reports()
+    agree(model, torch.compile(model, backend="polyfuse", options={"freezing": True}), x)
+    return last_reports()[-1].kernels
+
+
+def test_shuffled_pixels_of_few_channels_are_a_loop_behind_the_convolution() -> None:
+    plain = launches(nn.Conv2d(16, 18, 3, padding=1))
+    assert launches(nn.Sequential(nn.Conv2d(16, 18, 3, padding=1), nn.PixelShuffle(3))) == plain + 1
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
