@@ -96,7 +96,7 @@ def _divides(node: object, buffers: Collection[str], step: int, count: IndexLike
 
 
 _MATRIX: Final = 2
-"""Axes of a product of matrices."""
+"""Axes of the result of a matmul."""
 
 _FEWEST_TOGETHER: Final = 8
 """Channels that fill a vector, or half of one."""
