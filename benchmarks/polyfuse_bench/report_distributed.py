@@ -20,27 +20,30 @@ def two_devices_section(content: dict[str, Any]) -> list[str]:
         ours = rows.get(POLYFUSE)
         if ours is None or INDUCTOR not in rows:
             continue
-        whole = times.get(f"{POLYFUSE} whole")
+        whole, mapped = (times.get(f"{POLYFUSE} {how}") for how in ("whole", "symmetric"))
         shown = [f"{times[side]:.3g} ms" if side in times else "" for side in (EAGER, INDUCTOR, POLYFUSE)]
-        shown.append("" if whole is None else f"{whole:.3g} ms")
+        shown += ["" if time is None else f"{time:.3g} ms" for time in (whole, mapped)]
         open_ = " / ".join(f"{rows[side]['exposed_ms']:.3g} ms" for side in (INDUCTOR, POLYFUSE))
         peak = ours["peak_bytes"] / rows[EAGER]["peak_bytes"] if EAGER in rows else 1.0
         day = ours.get("taken", content["taken"])
         name = case if day == content["taken"] else f"{case} ({day})"
         table.append([name, *shown, f"{times[INDUCTOR] / times[POLYFUSE]:.2f}×", open_, f"{peak:.2f}"])
-    head = ["case", "eager", "Inductor", "Polyfuse", "whole", "over Inductor"]
+    head = ["case", "eager", "Inductor", "Polyfuse", "whole", "symmetric", "over Inductor"]
     head += ["exposed communication", "peak memory"]
-    if not any(row[4] for row in table):
-        head.remove("whole")
-        table = [[*row[:4], *row[5:]] for row in table]
+    for name in ("whole", "symmetric"):
+        column = head.index(name)
+        if not any(row[column] for row in table):
+            head.remove(name)
+            table = [[*row[:column], *row[column + 1 :]] for row in table]
     return [
         f"## {content['ranks']} processes on {content['ranks']} devices, {content['device']}",
         "",
         "Tensor-parallel Llama blocks of the 8B shape, decoding with them (with device graphs), and FSDP2",
         "training of a 1B shape, in bf16. *exposed communication*: of a call by Inductor and by Polyfuse,",
         "where no other kernel runs; *peak memory*: as a share of eager mode's; *whole*: by Polyfuse,",
-        "without matmuls in chunks beside collectives (`chunk_collectives`). A day behind a case is another",
-        "than that of the others.",
+        "without matmuls in chunks beside collectives (`chunk_collectives`); *symmetric*: by Polyfuse,",
+        "through torch's symmetric memory, where no collective is left between two ranks. A day behind a",
+        "case is another than that of the others.",
         "",
         f"Measured {content['taken']}, torch {content['torch']}. To repeat it: `PYTHONPATH=benchmarks",
         f"torchrun --standalone --nproc-per-node {content['ranks']} -m polyfuse_bench.two_devices`.",

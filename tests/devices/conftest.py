@@ -14,6 +14,7 @@ CASES = [
     ["number_of_the_processor", "cuda:0"],
     ["copies"],
     ["two_devices_training"],
+    ["exchanges", "cuda:0"],
     ["odd_addresses", "cuda:0"],
     ["memory", "cuda:1"],
     ["sizes_known_when_called", "cuda:0"],

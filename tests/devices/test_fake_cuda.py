@@ -47,6 +47,14 @@ def test_a_model_on_two_devices_trains(answer: dict[str, Any]) -> None:
     assert not answer["eager"]
 
 
+@case("exchanges cuda:0")
+def test_two_processes_exchange_what_they_add_up(answer: dict[str, Any]) -> None:
+    assert answer["rewrites"]["symmetric-sums"] == 2
+    # of each call, one for each sum, and one before the first
+    assert answer["barriers"] == 3 * 3
+    assert answer["kernels"] == 2, "each sum is added up in the kernel that reads it"
+
+
 @case("odd_addresses cuda:0")
 def test_tensors_at_odd_addresses(answer: dict[str, Any]) -> None:
     assert answer == {"graphs": 1, "eager": []}

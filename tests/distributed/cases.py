@@ -165,6 +165,36 @@ def results_that_run(rank: int, compile: Callable[..., Any]) -> Answer:
         return [compile(second)(compile(first)(own_data(rank)))]
 
 
+def exchanged(rank: int, compile: Callable[..., Any]) -> Answer:
+    """Sums that each process makes of what the other one has, as on GPUs that map each other's memory."""
+    from unittest.mock import patch
+
+    from polyfuse.frontend.rewrites import symmetric as rewrites
+    from polyfuse.torch_compat import symmetric
+
+    name = dist.group.WORLD.group_name
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        y = summed(x @ w)
+        return summed((y.relu() @ w.t()).sin()) + summed(y.cos()).sum(0)[:6]
+
+    def summed(x: Tensor) -> Tensor:
+        found: Tensor = torch.ops._c10d_functional.all_reduce(x, "sum", name)
+        return torch.ops._c10d_functional.wait_tensor(found) / RANKS
+
+    x = own_data(rank, 6)
+    w = torch.randn(6, 8, generator=torch.Generator().manual_seed(11 + rank))
+    with (
+        patch.object(rewrites, "symmetric_groups", lambda: (name,)),
+        patch.object(symmetric, "is_supported", lambda value, group: group == name),
+    ):
+        found = compile(run)(x, w)
+    everywhere = [torch.empty_like(found) for _ in range(RANKS)]
+    dist.all_gather(everywhere, found)
+    assert all(torch.equal(other, found) for other in everywhere), "ranks have different sums"
+    return [found]
+
+
 CASES = {
     f.__name__: f
     for f in (
@@ -177,11 +207,12 @@ CASES = {
         functional,
         in_place,
         results_that_run,
+        exchanged,
     )
 }
 
 
-IN_GRAPHS = (sequence_parallel, tensor_parallel, functional, in_place, results_that_run)
+IN_GRAPHS = (sequence_parallel, tensor_parallel, functional, in_place, results_that_run, exchanged)
 """Those whose collectives the compiler sees."""
 
 

@@ -138,6 +138,65 @@ def two_devices_training() -> dict[str, Any]:
     return {"eager": [r.eager for r in last_reports() if r.eager]}
 
 
+class _Mapped:
+    """Symmetric memory of two processes that hold the same."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.barriers = 0
+        self.own = torch.empty(0)
+
+    def empty(self, *size: int, **options: Any) -> torch.Tensor:
+        self.own = torch.empty(*size, **options)
+        return self.own
+
+    def rendezvous(self, own: torch.Tensor, group: str) -> _Mapped:
+        return self
+
+    def get_buffer(self, rank: int, size: Any, dtype: torch.dtype) -> torch.Tensor:
+        return self.own
+
+    def barrier(self, channel: int) -> None:
+        self.barriers += 1
+
+
+def exchanges(device: str) -> dict[str, Any]:
+    """Sums of two processes, of which each reads what the other one has."""
+    from torch.distributed import _symmetric_memory as memory
+
+    import delayed_group
+    from polyfuse.torch_compat import symmetric
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        found = torch.ops._c10d_functional.all_reduce(x, "sum", "0")
+        return torch.ops._c10d_functional.wait_tensor(found)
+
+    def block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        x = x + total(x @ w)
+        return x + total(F.rms_norm(x, (16,)).relu() @ v)
+
+    mapped, results = _Mapped(), list[Any]()
+    delayed_group.start()
+    try:
+        generator = torch.Generator().manual_seed(3)
+        x, w, v = (torch.randn(16, 16, generator=generator).bfloat16().to(device) / 4 for _ in range(3))
+        with (
+            memory._test_mode(),
+            patch.object(memory, "empty", mapped.empty),
+            patch.object(memory, "rendezvous", mapped.rendezvous),
+            patch.object(symmetric, "_slots", {}),
+        ):
+            run = _compile(block, strict=True)
+            results = [run(x + k, w, v) for k in range(3)]
+        for k, result in enumerate(results):
+            torch.testing.assert_close(result, block(x + k, w, v), rtol=2e-2, atol=2e-2)
+    finally:
+        delayed_group.stop()
+    report = last_reports()[-1]
+    return {"barriers": mapped.barriers, "kernels": report.kernels, "rewrites": dict(report.rewrites)}
+
+
 def odd_addresses(device: str) -> dict[str, Any]:
     """Inputs that begin in the middle of others, on a device that loads several elements at once."""
     from wide_device import WIDE

@@ -243,7 +243,8 @@ class Settings:
     symmetric_memory: str = option(
         "sums",
         "What goes through memory that the GPUs of a host map of each other, in groups for which the program "
-        "enabled that: all-reduces of up to 512 KiB of 16-bit numbers (`sums`), or nothing.",
+        "enabled that: all-reduces of 16-bit numbers, of up to 64 MiB between two ranks and of up to 512 KiB "
+        "between more (`sums`), or nothing.",
         choices=("off", "sums"),
     )
     network_bandwidth: int = option(

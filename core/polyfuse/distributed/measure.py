@@ -90,7 +90,7 @@ def _measured(kind: str, group: Group, device_type: str, largest: int) -> Iterat
     nbytes = SMALLEST
     while nbytes <= largest:
         call, exact = _collective(kind, group, device_type, nbytes)
-        seconds, cpu = _seconds(call, group, device_type)
+        seconds, cpu = _seconds_behind(call, group, device_type)
         yield exact, seconds, cpu
         if seconds > _TOO_LONG:
             return
@@ -110,8 +110,24 @@ def _further(group: Group, device_type: str) -> float:
     return max(0.0, many - one) / _FURTHER
 
 
+def _seconds_behind(call: Callable[[], object], group: Group, device_type: str) -> tuple[float, float]:
+    """Of one collective, as `_seconds`. A device is given several, of which the first one shows how long it
+    takes to come to them, and to say that they are done: programs do not wait for that.
+    """
+    one = _seconds(call, group, device_type)
+    if device_of(device_type).is_host or one[0] > _LONG:
+        return one
+
+    def several() -> None:
+        for _ in range(1 + _FURTHER):
+            call()
+
+    many = _seconds(several, group, device_type)
+    return max(0.0, many[0] - one[0]) / _FURTHER, max(0.0, many[1] - one[1]) / _FURTHER
+
+
 def _seconds(call: Callable[[], object], group: Group, device_type: str) -> tuple[float, float]:
-    """Of one collective on the slowest rank: the least of several, as many on each, since what else the
+    """Of one call on the slowest rank: the least of several, as many on each, since what else the
     machines do can only add to a time. And the CPU seconds of a rank, by the mean of all.
     """
     wait = device_of(device_type).synchronize

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from polyfuse.base.settings import changed_environment, environment
 from polyfuse.distributed.costs import all_costs
+from polyfuse.distributed.device_timeline import DeviceTimeline
 from polyfuse.distributed.timeline import StepTimes, Timeline
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.costs import CollectiveCosts, nearest, restored_costs, use_costs
@@ -81,7 +83,7 @@ class SimulatedRank:
     """
 
     world: World
-    timeline: Timeline
+    timeline: Timeline | DeviceTimeline
     memory: PeakMemory
 
     def result(self) -> dict[str, object]:
@@ -112,10 +114,15 @@ def simulated_rank(world: World, rank: int = 0) -> Iterator[SimulatedRank]:
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator is not None else "cpu"
-    wait = device_of(kind).synchronize if accelerator is not None else None
     local = min(world.per_host, world.ranks)
     share = local / world.cores if world.cores else 0.0
-    timeline = Timeline(world.costs, world.per_host, synchronize=wait, share=share)
+    timeline: Timeline | DeviceTimeline
+    if accelerator is None:
+        timeline = Timeline(world.costs, world.per_host, share=share)
+    else:
+        device = device_of(kind)
+        on_device = partial(Timeline, world.costs, world.per_host, cpu=lambda: 0.0)
+        timeline = DeviceTimeline(lambda clock: on_device(clock=clock), device.event, device.synchronize)
     names = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % local),

@@ -75,7 +75,6 @@ class Timeline:
         costs: the table of a group: from its number of ranks, and whether they share a host.
         per_host: ranks on each host; 0: all on one.
         clock: seconds of what is computed here.
-        synchronize: waits for what a device computes, so that the clock has seen it.
         share: ranks of a host for each of its cores; 0: it has as many cores as they need.
         cpu: CPU seconds of what is computed here.
     """
@@ -85,14 +84,13 @@ class Timeline:
         costs: Callable[[int, bool], CollectiveCosts],
         per_host: int = 0,
         clock: Callable[[], float] = time.perf_counter,
-        synchronize: Callable[[], object] | None = None,
         share: float = 0.0,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
         self.flights: list[TimedCollective] = []
         self._marks: list[tuple[float, int]] = []
         self._costs, self._per_host = costs, per_host
-        self._clock, self._synchronize = clock, synchronize
+        self._clock = clock
         self._network_free = 0.0
         self._share, self._cpu = share, cpu
         self._now = 0.0
@@ -150,20 +148,14 @@ class Timeline:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """What happens inside takes no time on the timeline."""
-        if self._synchronize is not None:
-            self._synchronize()
         self.now()
         try:
             yield
         finally:
-            if self._synchronize is not None:
-                self._synchronize()
             self._seen, self._used = self._clock(), self._cpu()
 
     def start(self, op: str, nbytes: int, ranks: Sequence[int], on_host: bool) -> TimedCollective:
         """A collective begins when the network has done those before it."""
-        if not on_host and self._synchronize is not None:
-            self._synchronize()
         kind, now = kind_of(op), self.now()
         together = not self._per_host or len({rank // self._per_host for rank in ranks}) == 1
         costs = self._costs(len(ranks), together)
@@ -178,8 +170,6 @@ class Timeline:
 
     def wait(self, started: Any) -> None:
         """The rank waits for a collective."""
-        if self._synchronize is not None:
-            self._synchronize()
         left = max(0.0, started.done - self.now())
         started.exposed += left
         self._now += left

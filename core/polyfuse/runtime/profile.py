@@ -116,7 +116,7 @@ def metered(
 
 
 def meter_calls(module: CompiledModule, device: str) -> None:
-    """Measure the operators that a loaded program calls.
+    """Measure the operators that a loaded program calls, and kernels of plugins that are objects of it.
 
     Args:
         device: of the program, as its type; empty: the CPU.
@@ -127,6 +127,13 @@ def meter_calls(module: CompiledModule, device: str) -> None:
         if callable(function):
             with _LOCK:
                 meter = _METERS.setdefault((op, "operator"), Meter(op, device or "cpu"))
+            module.namespace[variable] = _called(meter, function)
+    for variable in module.namespace["OBJECTS"]:
+        function = module.namespace[variable]
+        if callable(function) and getattr(function, "storable", False):
+            name = str(getattr(function, "__name__", variable))
+            with _LOCK:
+                meter = _METERS.setdefault((name, "object"), Meter(name, device or "cpu"))
             module.namespace[variable] = _called(meter, function)
 
 

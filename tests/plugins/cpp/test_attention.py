@@ -16,6 +16,7 @@ from torch import Tensor
 from polyfuse.aot import load, package
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import forget_sessions
+from polyfuse.runtime import profile
 from polyfuse_cpp.attention import kernel as kernels
 from polyfuse_cpp.attention import lowering
 from polyfuse_cpp.attention.kernel import AttentionKernel, Form, attention_kernel, attention_source
@@ -290,6 +291,22 @@ def test_many_heads(shared: int) -> None:
 
 
 @needs_tiles
+def test_no_keys_and_many_keys() -> None:
+    """Rows of no keys are zero; what many keys take is not held."""
+    kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
+    for keys in (0, 5000):
+        q, k, v = random(1, 2, 40, 64), random(1, 2, keys, 64), random(1, 2, keys, 64)
+        result = torch.full((1, 2, 40, 64), float("nan"), dtype=BF16)
+        scale = 1040187392  # the bits of 0.125
+        steps = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], 0, 0, 0, *result.stride()[:3], 0, 0, 0]
+        kernel(q, k, v, q, result, result, 1, 2, 2, 40, keys, *steps, scale, 0, 0)
+        if keys:
+            assert error(result, exact(q, k, v)) < 4e-3
+        else:
+            assert not result.any()
+
+
+@needs_tiles
 def test_what_the_library_computes(calls: list[str]) -> None:
     """Few queries, dropout, other types, and where somebody asked for the library."""
     few, wide, f32 = random(1, 2, 2, 64), random(1, 2, 40, 264), torch.randn(1, 2, 40, 64)
@@ -317,6 +334,19 @@ def test_packages_hold_the_library_call(tmp_path: Path, calls: list[str]) -> Non
     path = package(Model(), (q,), path=tmp_path / "model.zip")
     torch.testing.assert_close(load(path)(q), Model()(q), rtol=2e-2, atol=2e-2)
     assert not calls
+
+
+@needs_tiles
+def test_it_is_in_the_profile() -> None:
+    profile.forget()
+    q = random(1, 2, 40, 64)
+    function = compiled(lambda q: F.scaled_dot_product_attention(q, q, q) * 2, profile=True)
+    with torch.no_grad():
+        for _ in range(3):
+            function(q)
+    rows = [line.split() for line in profile.report().splitlines()]
+    profile.forget()
+    assert [row[2] for row in rows if row[-1] == "attention_64_plain"] == ["2"]
 
 
 @needs_tiles

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from polyfuse.distributed.device_timeline import DeviceTimeline
 from polyfuse.distributed.simulated import World
 from polyfuse.distributed.timeline import Timeline
 from polyfuse.runtime.ranks.costs import KINDS, CollectiveCosts
@@ -122,15 +123,83 @@ def test_a_group_of_one_costs_nothing_and_hosts_cost_more() -> None:
     assert line.start("all_reduce", 10, (1, 2), True).done == 110.0
 
 
-def test_what_is_paused_takes_no_time_and_devices_are_waited_for() -> None:
-    clock, waits = Clock(), list[int]()
-    line = Timeline(costs, clock=clock, synchronize=lambda: waits.append(1))
+def test_what_is_paused_takes_no_time() -> None:
+    clock, line = begun()
     with line.paused():
         clock.now += 7
-    assert line.now() == 0.0 and len(waits) == 2
-    line.wait(line.start("send", 3, RANKS, False))
-    line.start("send", 3, RANKS, True)
-    assert len(waits) == 4, "what is on the host needs none to start"
+    assert line.now() == 0.0
+
+
+class Device:
+    """A device that works behind its host: `now` is when it comes to the next event, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.now, self.waits = 0.0, 0
+
+    def event(self) -> Any:
+        return DeviceEvent(self)
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    def timeline(self) -> DeviceTimeline:
+        return DeviceTimeline(
+            lambda clock: Timeline(costs, clock=clock, cpu=lambda: 0.0), self.event, self.synchronize
+        )
+
+
+class DeviceEvent:
+    def __init__(self, device: Device) -> None:
+        self.device, self.at = device, 0.0
+
+    def record(self, *_: Any) -> None:
+        self.at = self.device.now
+
+    def elapsed_time(self, end: Any) -> float:
+        return float(end.at - self.at)
+
+
+def test_devices_are_seen_by_their_events() -> None:
+    device = Device()
+    line = device.timeline()
+    line.start("all_reduce", 9, RANKS, False)
+    line.begin()  # forgets it
+    for _ in range(3):
+        line.mark()
+        device.now += 1000
+        flight = line.start("all_reduce", 3, RANKS, False)
+        device.now += 1000
+        with line.paused():
+            device.now += 5000
+        line.wait(flight)
+        device.now += 2000
+    line.mark()
+    assert device.waits == 0, "nobody waits for the device meanwhile"
+    found = line.step()
+    assert (found.steps, found.seconds, found.exposed, found.computing) == (3, 6.0, 2.0, 4.0)
+    assert found.collectives == {"all_reduce": (1, 3)} and device.waits == 1
+
+
+def test_streams_come_to_events_in_an_order_of_their_own() -> None:
+    device = Device()
+    line = device.timeline()
+    line.mark()
+    device.now = 4000
+    flight = line.start("all_reduce", 3, RANKS, False)
+    device.now = 1000  # of another stream
+    line.wait(flight)
+    device.now = 5000
+    line.mark()
+    assert line.step().seconds == 8.0
+
+
+def test_what_was_started_before_is_not_waited_for() -> None:
+    device = Device()
+    line = device.timeline()
+    flight = line.start("all_reduce", 3, RANKS, False)
+    line.begin()
+    line.wait(flight)
+    assert line.step().exposed == 0.0 and Device().timeline().step().steps == 0
 
 
 def test_steps_are_those_between_marks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,7 @@ from polyfuse.schedule.fusion.units import Unit, UnitSpaces, call_unit, loop_uni
 from polyfuse.schedule.overlap.communication import communication_seconds, computing_seconds
 from polyfuse.symbolic import IndexLike
 from polyfuse.torch_compat.groups import Group
-from schedule_builder import Maker, axes
+from schedule_builder import Maker, axes, gathered
 
 MEGABYTE = 1 << 20
 
@@ -125,3 +126,11 @@ def test_what_was_measured_comes_before_what_is_guessed(monkeypatch: pytest.Monk
     use_costs([CollectiveCosts("gloo", device_of("cpu").facts(), 2, True, rows)])
     assert communication_seconds(node, m.graph(), "cpu", 0.0, number) == 7.0
     assert communication_seconds(node, m.graph(), "cpu", 1e6, number) < 7.0, "the user's word counts"
+
+
+@pytest.mark.parametrize(("op", "free"), [("exchange", True), ("operand", True), ("all_reduce", False)])
+def test_what_is_read_where_it_lies_is_no_message(op: str, free: bool) -> None:
+    m = gathered()
+    start = next(n for n in m.nodes if isinstance(n, Collective))
+    node = replace(start, op=f"polyfuse_symmetric.{op}.default")
+    assert (communication_seconds(node, m.graph(), "cpu", 1e6, number) == 0.0) is free

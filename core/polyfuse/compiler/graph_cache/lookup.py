@@ -29,7 +29,7 @@ from polyfuse.frontend.captured import CacheBypass, captured_text
 from polyfuse.plugin.session.inventory import inventory
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.devices.present import is_present
-from polyfuse.torch_compat.groups import symmetric_groups
+from polyfuse.torch_compat.groups import group_of, symmetric_groups
 from polyfuse.torch_compat.tracing import global_state
 from polyfuse.torch_compat.tracing.aot import cache_record, stored_by_torch
 from polyfuse.torch_compat.tracing.dynamo import is_bucket
@@ -272,7 +272,8 @@ def environment_of(session: CompileSession) -> Mapping[str, Sequence[str]]:
     if session.settings.autotunes:  # what is fastest depends on the machine
         devices.append(device_of("cpu").facts())
     devices += costs_facts(session.device_types())
-    devices += [f"symmetric memory in group {name}" for name in symmetric_groups()]
+    for group in filter(None, map(group_of, symmetric_groups())):
+        devices.append(f"symmetric memory of {len(group.ranks)} in group {group.name}")
     return {
         "switch": global_state.switches(),
         "device": devices,

@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from polyfuse.ir.communication import Running
 from polyfuse.ir.expr import loads
 from polyfuse.ir.graph import reads
-from polyfuse.ir.nodes import Collective, Opaque, View, Wait
+from polyfuse.ir.nodes import Collective, ExternCall, Opaque, View, Wait
 from polyfuse.lowering.calls.extern import argument, call
-from polyfuse.lowering.calls.overwriting import free_storage
+from polyfuse.lowering.calls.overwriting import free_storage, is_dying
 from polyfuse.lowering.context import LoweringContext, tensors_in
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue
-from polyfuse.symbolic import contiguous_strides
+from polyfuse.symbolic import contiguous_strides, product
 from polyfuse.torch_compat import ops
 
 IN_PLACE = ("all_reduce", "broadcast", "all_reduce_coalesced")
@@ -41,6 +42,9 @@ groups written in Python do without them.
 
 PAIRWISE = ("isend", "irecv", "batch_p2p_ops")
 """Their results are their operands."""
+
+_EXCHANGE = "polyfuse_symmetric.exchange.default"
+_OPERAND = "polyfuse_symmetric.operand.default"
 
 
 def _names(short: Sequence[str]) -> tuple[str, ...]:
@@ -109,6 +113,82 @@ def summed(ctx: LoweringContext, node: Node, x: Any, kind: str, group: str) -> A
     made = call(ctx, node.meta["val"], ops.op_name(node.target), given, group=_group(ctx, group))
     wait_for(ctx, made.view)
     return made
+
+
+@lowers(_EXCHANGE, library=True)
+def exchanged(ctx: LoweringContext, node: Node, x: TensorValue, slot: int, first: bool, group: str) -> Any:
+    """What the other process has, in memory that it knows; complete when it returns. The result of the last
+    exchange of the group holds nothing any more, nor does its operand if that was made in memory of the
+    exchange.
+    """
+    name = _group(ctx, group)
+    ours = [n for n in ctx.nodes if isinstance(n, Collective) and n.group == name]
+    before = [n for n in ours if n.op == _EXCHANGE][-1:]
+    ended = [buffer for n in before for buffer in n.outputs]
+    ended += [b for n in ours if n.op == _OPERAND for b in n.outputs if before and b in reads(before[0])]
+    for buffer in ended:
+        ctx.before_write(buffer)
+    ctx.realize(x, "is sent")
+    operand = _laid_out(ctx, x)
+    if _made_there(ctx, node, operand, (slot, first, group), before):
+        first = False
+    given = (operand, slot, first, group)
+    made = call(ctx, node.meta["val"], _EXCHANGE, given, group=name, ends=ended)
+    wait_for(ctx, made.view)
+    return made
+
+
+def _made_there(
+    ctx: LoweringContext,
+    node: Node,
+    operand: TensorValue,
+    how: tuple[Any, ...],
+    before: Sequence[Collective],
+) -> bool:
+    """Have a library call that makes an operand write it to memory of the exchange. That belongs to nobody:
+    the exchange before this one is over, and with it what was read of the one before that.
+
+    Args:
+        how: slot, whether it is the first one, and group.
+        before: the last exchange of the group.
+    """
+    view, source = operand.view, node.args[0]
+    assert view is not None and isinstance(source, Node)
+    buffer = ctx.buffers[view.buffer]
+    whole = view.offset == 0 and view.dtype is None and product(view.size) == buffer.numel
+    whole = whole and _has_strides(buffer.view(), contiguous_strides(buffer.size))
+    # what adds up reads it, and nobody after that
+    later = any(user is not node and user not in node.users for user in source.users)
+    if later or not whole or not is_dying(ctx, buffer.name, (source,)):
+        return False
+    writers = [at for at, made in enumerate(ctx.nodes) if buffer.name in made.writes()]
+    if len(writers) != 1:
+        return False
+    maker, since = ctx.nodes[writers[0]], ctx.nodes[writers[0] :]
+    if not isinstance(maker, ExternCall) or maker.out != "out" or maker.kwargs:
+        return False
+    if any(made in before or buffer.name in reads(made) for made in since):
+        return False
+    first = len(ctx.nodes)
+    given = (buffer.size, operand.torch_dtype, torch.device(buffer.device), *how)
+    args = tuple(argument(ctx, value) for value in given)
+    ctx.emit(
+        Collective(
+            ctx.fresh("call"),
+            _OPERAND,
+            args,
+            (),
+            (buffer.name,),
+            aliases=(buffer.name,),
+            origins=ctx.origins,
+            group=_group(ctx, how[-1]),
+        )
+    )
+    wait_for(ctx, view)
+    made = ctx.nodes[first:]
+    del ctx.nodes[first:]
+    ctx.nodes[writers[0] : writers[0]] = made
+    return True
 
 
 @lowers(ops.WAIT_TENSOR, view=True)

@@ -72,10 +72,13 @@ def call(
     aliases: bool = False,
     group: str = "",
     fresh: Sequence[str] = (),
+    ends: Sequence[str] | None = None,
 ) -> Any:
     """Call operator `op`, whose results have the traced values `fake`; returns values of the same nesting.
     With a `group` of processes, the call starts communication in it. `fresh` are buffers among the arguments
-    that hold nothing yet and that a call without results fills."""
+    that hold nothing yet and that a call without results fills. With `ends`, results lie in memory
+    that somebody else knows, and those buffers hold nothing any more, where earlier results lay.
+    """
     lowered = tuple(argument(ctx, a) for a in args)
     named = tuple((k, argument(ctx, v)) for k, v in (kwargs or {}).items())
     written = tuple(dict.fromkeys(ctx.realize(v).buffer for v in mutates))
@@ -98,8 +101,8 @@ def call(
         named,
         tuple(fresh) or made,
         out="into" if fresh else "tuple" if many else "none" if fake is None else "single",
-        mutates=written,
-        aliases=seen if aliases else (),
+        mutates=(*written, *(ends or ())),
+        aliases=seen if aliases else made if ends is not None else (),
         ordered=ordered,
         symbols=symbols + replaced,
         fallback=fallback,

@@ -53,7 +53,7 @@ def free_storage(
     if (whole and not _same_layout(view, result)) or not _is_dense(ctx, buffer.view()):
         return None
     if buffer.kind == "temp":
-        if not whole or not _is_dying(ctx, buffer.name):
+        if not whole or not is_dying(ctx, buffer.name):
             return None
     else:
         calls = until_whole(ctx, node, view)
@@ -90,14 +90,14 @@ def _behind(ctx: LoweringContext, base: TensorValue) -> View | None:
     return view if is_equal(base.body.index, index) else None
 
 
-def _is_dying(ctx: LoweringContext, buffer: str) -> bool:
+def is_dying(ctx: LoweringContext, buffer: str, but: Sequence[Node] = ()) -> bool:
     """Whether a buffer is memory that the program allocates, that no operator knows, and that is read now for
-    the last time."""
+    the last time, but for readers of some traced nodes."""
     for made in ctx.nodes:
         if isinstance(made, ExternCall):
             if buffer in made.aliases or (buffer in made.outputs and made.out != "out"):
                 return False
-    return not _readers(ctx, buffer)
+    return _readers(ctx, buffer) <= set(but)
 
 
 def is_replaced(

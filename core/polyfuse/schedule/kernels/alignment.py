@@ -10,6 +10,9 @@ from polyfuse.ir.nodes import Buffer, Collective, ExternCall
 _ROUND = 64
 """What torch's allocators align to, at least."""
 
+_ALLOCATING = ("_c10d_functional.", "polyfuse_symmetric.")
+"""Collectives whose results are allocated by torch, whatever their group does."""
+
 
 def aligned_buffers(graph: Graph, checked: bool) -> frozenset[str]:
     """Buffers that start where an allocation does.
@@ -20,10 +23,7 @@ def aligned_buffers(graph: Graph, checked: bool) -> frozenset[str]:
     inputs = {item.name for item in graph.inputs if item.kind == "tensor" and item.address != "any"}
     elsewhere: set[str] = set()
     for node in graph.nodes:
-        if isinstance(node, ExternCall) and (
-            node.aliases
-            or (node.out in ("single", "tuple") and (not checked or isinstance(node, Collective)))
-        ):
+        if isinstance(node, ExternCall) and not _allocates(node, checked):
             elsewhere.update(node.outputs)
 
     def is_aligned(buffer: Buffer) -> bool:
@@ -34,6 +34,14 @@ def aligned_buffers(graph: Graph, checked: bool) -> frozenset[str]:
         return buffer.name in inputs
 
     return frozenset(buffer.name for buffer in graph.buffers.values() if is_aligned(buffer))
+
+
+def _allocates(node: ExternCall, checked: bool) -> bool:
+    """Whether the results of a call start where an allocation does, or are looked at."""
+    if isinstance(node, Collective):
+        # nobody looks at them before they are complete; these are allocated, or parts of a whole that is
+        return node.op.startswith(_ALLOCATING) and set(node.aliases) <= set(node.outputs)
+    return not node.aliases and (checked or node.out not in ("single", "tuple"))
 
 
 def _starts_round(tensor: Any) -> bool:

@@ -26,6 +26,8 @@ _GEMMS: Final = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation
 of a filter.
 """
 
+_READ_IN_PLACE: Final = ("polyfuse_symmetric.exchange.", "polyfuse_symmetric.operand.")
+
 
 @dataclass(frozen=True)
 class Overlap:
@@ -198,7 +200,10 @@ def communication_seconds(
 ) -> float:
     """Seconds of a collective on a device, over a network that moves so many bytes in a second; 0: as was
     measured in a world like this one (`CollectiveCosts`), else over the network that the device knows of,
-    within a host where all processes of the group are on one.
+    within a host where all processes of the group are on one. Where a rank reads what another one has,
+    whoever reads it takes that time.
     """
+    if node.op.startswith(_READ_IN_PLACE):
+        return 0.0
     largest = max(nbytes(graph, names, hint) for names in (reads(node), node.writes()))
     return collective_seconds(node.op, largest, node.group, device, bandwidth)

@@ -97,7 +97,20 @@ def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
         raise UnsupportedError(f"attention of heads of {width} is the library's")
     if isinstance(queries, int) and queries < FEWEST_QUERIES:
         raise UnsupportedError(f"attention of {queries} queries is the library's")
+    if not _shares_heads(*operands):
+        raise UnsupportedError(
+            "attention whose heads of keys do not divide those of queries is the library's"
+        )
     return width
+
+
+def _shares_heads(query: TensorValue, key: TensorValue, value: TensorValue) -> bool:
+    """Whether as many heads of queries have each head of keys and values."""
+    heads, shared = query.size[1], key.size[1]
+    if not is_equal(shared, value.size[1]):
+        return False
+    known = isinstance(heads, int) and isinstance(shared, int) and shared > 0 and heads % shared == 0
+    return known or is_equal(heads, shared)
 
 
 def _form(mask: TensorValue) -> Form:

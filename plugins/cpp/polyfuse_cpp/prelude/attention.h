@@ -163,6 +163,9 @@ static __attribute__((noinline)) void attention_block(const attention_call& c, i
   for (i64 i = 0; i < R * 16; ++i) store(m.weights + i * 16, vf32{});
   const f32 to_two = MODE == attention_plain ? c.scale * 1.44269504f : 1.44269504f;
   const i64 seen = c.causal ? index_min(c.keys, first + R * 16) : c.keys;
+  if (seen <= 0)
+    for (int d = 0; d < WIDE / 32; ++d)
+      for (i64 i = 0; i < R * 32; ++i) store(m.sums[d] + i * 16, vf32{});
   bool large = false;
   for (i64 from = 0; from < seen; from += attention_keys) {
     const i64 here = index_min(attention_keys, seen - from), width = (here + 31) / 32 * 32;
@@ -259,9 +262,11 @@ static __attribute__((noinline)) void attention_run(const attention_call& c, con
   constexpr int WIDE = (D + 31) / 32 * 32;
   typedef attention_memory<WIDE> memory;
   const i64 each = 2 * c.key_rows() * WIDE, blocks = c.blocks(), shared = c.heads / c.key_heads;
-  char* const scratch = (char*)matmul_scratch(sizeof(memory) + (packed ? 0 : each * 2));
+  // what many keys take is given back
+  const i64 bytes = packed ? 0 : each * 2, stays = bytes > (1 << 20) ? 0 : bytes;
+  char* const scratch = (char*)matmul_scratch(sizeof(memory) + stays);
   memory& m = *(memory*)scratch;
-  bf16* const own = (bf16*)(scratch + sizeof(memory));
+  bf16* const own = (bf16*)(bytes > stays ? (char*)scratch_new(bytes) : scratch + sizeof(memory));
   const attention_mode mode;
   i64 ready = -1;
   for (i64 item = first; item < end; ++item) {
@@ -273,6 +278,7 @@ static __attribute__((noinline)) void attention_run(const attention_call& c, con
     if (c.queries - from > 16) attention_block<2, D, WIDE, MODE>(c, image, head, from, keys, keys + each / 2, m);
     else attention_block<1, D, WIDE, MODE>(c, image, head, from, keys, keys + each / 2, m);
   }
+  if (bytes > stays) scratch_free(own);
 }
 
 template <int D, int MODE> static __attribute__((noinline)) void attention(const attention_call& c) {
