@@ -300,6 +300,8 @@ def test_compiled_models_are_watched_and_guided(
     seen: list[Guide] = []
 
     class Seen(Guide):
+        """Is looked at when all is over."""
+
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             seen.append(self)
