@@ -299,14 +299,14 @@ def test_compiled_models_are_watched_and_guided(
 ) -> None:
     seen: list[Guide] = []
 
-    class Seen(Guide):
+    class CollectedGuide(Guide):
         """Is looked at when all is over."""
 
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             seen.append(self)
 
-    monkeypatch.setattr(recording, "Guide", Seen)
+    monkeypatch.setattr(recording, "Guide", CollectedGuide)
     # whatever the allocator would do
     monkeypatch.setattr(guided, "make_plan", lambda *what: make_plan(*what[:5], lambda o: o.plan is None))
     known = Pretending(FakeAllocator())
