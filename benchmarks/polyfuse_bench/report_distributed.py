@@ -78,6 +78,7 @@ def parallel_training_section(content: dict[str, Any]) -> list[str]:
         f"the same processes. Other programs ran on the machine (loads {loads}), so that *duration over",
         "Inductor*, of the slowest process, says little. Losses of three steps are equal to eager mode's",
         "within 1e-5 of their norm (bfloat16: 2e-2).",
+        *filter(None, (content.get("note"),)),
         *errors,
         "",
         *facts(content),

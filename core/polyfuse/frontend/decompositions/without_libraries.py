@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -120,6 +121,9 @@ def _convolution(
     if not transposed:
         return NotImplemented
     dims = len(stride)
+    side_by_side = list(stride) == list(weight.shape[2:]) and all(n == 1 for n in dilation)
+    if side_by_side and groups == 1 and not any((*padding, *output_padding)):
+        return _blocks(x, weight, bias)
     for d in range(dims):
         x = _spread(x, x.dim() - dims + d, stride[d])
     margins: list[int] = []
@@ -132,6 +136,24 @@ def _convolution(
     flipped = flipped.reshape(groups * outputs, inputs // groups, *window).flip([2 + d for d in range(dims)])
     ones, none = [1] * dims, [0] * dims
     return _aten.convolution(x, flipped, bias, ones, none, dilation, False, none, groups)
+
+
+def _blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A transposed convolution whose windows lie side by side: each pixel gives a block, as a convolution of
+    windows of one pixel does that has a channel for each number of a block.
+    """
+    inputs, outputs, *window = weight.shape
+    dims, count = len(window), prod(window)
+    last = [*range(2, 2 + dims), 1, 0]
+    flat = weight.permute(last).reshape(count * outputs, inputs, *[1] * dims)
+    repeated = None if bias is None else bias.repeat(count)
+    ones, none = [1] * dims, [0] * dims
+    y = _aten.convolution(x, flat, repeated, ones, none, ones, False, none, 1)
+    batch, _, *extents = y.shape
+    pairs = zip(range(2 + dims, 2 + 2 * dims), range(1, 1 + dims), strict=True)  # extents, windows
+    order = [0, 1 + dims, *(d for pair in pairs for d in pair)]
+    blocks = y.view(batch, *window, outputs, *extents).permute(order)
+    return blocks.reshape(batch, outputs, *(n * k for n, k in zip(extents, window, strict=True)))
 
 
 def _spread(x: Tensor, dim: int, step: int) -> Tensor:

@@ -1,0 +1,100 @@
+"""Transposed convolutions whose windows lie side by side, as convolutions of windows of one pixel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from polyfuse.frontend.decompositions import without_libraries
+from polyfuse.frontend.freezing import freeze
+from polyfuse.frontend.freezing.upsampling import spread_blocks
+
+
+@pytest.fixture
+def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many of each graph were rewritten."""
+    counts: list[int] = []
+
+    def counted(state: Any, fixed: Any) -> int:
+        counts.append(spread_blocks(state, fixed))
+        return counts[-1]
+
+    monkeypatch.setattr(freeze, "spread_blocks", counted)
+    return counts
+
+
+def agree(model: nn.Module, compiled: Any, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_frozen_ones_are_convolutions_of_one_pixel(batch: int, rewritten: list[int]) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ConvTranspose2d(16, 8, 2, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8, 16, (3, 1), stride=(3, 1), bias=False),
+        nn.Tanh(),
+        nn.ConvTranspose2d(16, 20, (1, 2), stride=(1, 2)),
+        nn.Conv2d(20, 6, 3, stride=2),
+        nn.ConvTranspose2d(6, 3, 3, stride=3),
+    ).eval()
+    nn.init.normal_(model[2].running_mean, std=0.1)
+    options = {"freezing": True, "strict": True}
+    compiled = torch.compile(model, backend="polyfuse", options=options, dynamic=False)
+    x = torch.randn(batch, 3, 5, 7)
+    agree(model, compiled, x)
+    assert rewritten == [4]
+    with torch.no_grad():
+        model[1].weight.mul_(1.5)
+        model[6].bias.add_(1)
+    agree(model, compiled, x)
+
+
+def test_others_stay(rewritten: list[int]) -> None:
+    model = nn.Sequential(
+        nn.ConvTranspose2d(16, 16, 3, stride=2),
+        nn.ConvTranspose2d(16, 16, 2, stride=2, padding=1),
+        nn.ConvTranspose2d(16, 16, 2, stride=2, output_padding=1),
+        nn.ConvTranspose2d(16, 16, 2, stride=2, groups=2),
+        nn.ConvTranspose2d(16, 16, 2, stride=2, dilation=2),
+        nn.ConvTranspose2d(16, 3, 2, stride=2),
+    ).eval()
+    compiled = torch.compile(model, backend="polyfuse", options={"freezing": True})
+    agree(model, compiled, torch.randn(1, 16, 3, 2))
+    assert rewritten == [0]
+
+
+def test_sizes_that_vary_and_other_types_stay(rewritten: list[int]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ConvTranspose2d(16, 8, 2, stride=2)).eval()
+    options = {"freezing": True}
+    compiled = torch.compile(model, backend="polyfuse", options=options, dynamic=True)
+    agree(model, compiled, torch.randn(1, 3, 8, 8))
+    agree(model, compiled, torch.randn(2, 3, 9, 6))
+    assert set(rewritten) == {0}
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="polyfuse", options=options)
+    x = torch.randn(6, 3, 8, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    agree(model, compiled, x)
+    agree(model, compiled, torch.randn(3, 3, 8, 8))
+    assert rewritten.pop() == 1  # a batch may vary
+    model.double()
+    agree(model, torch.compile(model, backend="polyfuse", options=options), torch.randn(1, 3, 8, 8).double())
+    assert set(rewritten) == {0}
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_stands_for_one_where_there_is_no_library(dims: int, bias: bool) -> None:
+    decomposed = without_libraries.without_libraries()[torch.ops.aten.convolution.default]
+    x, weight = torch.randn(2, 4, *[5, 3, 2][:dims]), torch.randn(4, 6, *[2, 3, 1][:dims])
+    added = torch.randn(6) if bias else None
+    ones, none = [1] * dims, [0] * dims
+    args = x, weight, added, [2, 3, 1][:dims], none, ones, True, none, 1
+    torch.testing.assert_close(decomposed(*args), torch.ops.aten.convolution(*args), rtol=1e-4, atol=1e-5)
