@@ -125,9 +125,6 @@ class FakeDevice:
         self.pools.append(FakePool())
         return self.pools[-1]
 
-    def allocations(self) -> None:
-        return None
-
     def is_recording(self) -> bool:
         return self.recording
 

@@ -28,7 +28,8 @@ LARGEST_SUM: Final = 512 << 10
 itself."""
 
 LARGEST_EXCHANGE: Final = 64 << 20
-"""Bytes up to which two processes exchange. Twice as many as the longest message has stay in use."""
+"""Bytes up to which two processes exchange. Memory of two messages of each size stays in use, rounded up to a
+power of two."""
 
 EXCHANGING: Final = 2
 """Processes of a group that exchanges: each byte passes a link as often as in a sum by messages. More would

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from polyfuse.base.digest import digest
 from polyfuse.ir.types import DType, e4m3_saturates
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, TargetInfo
@@ -120,7 +122,8 @@ class CppBackend(Backend):
         """Whether oneDNN's is called through torch otherwise, and the sums are many."""
         from polyfuse_cpp import generator
 
-        return generator.prefers(matmul, hints, self.isa)
+        rows = generator.most_rows(torch.get_num_threads(), bool(self.settings.freezing))
+        return generator.prefers(matmul, hints, self.isa, rows)
 
     def prepacks_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:
         """Whether there are many pixels, or groups of channels; of windows of 1x1, some and not too many."""

@@ -93,18 +93,26 @@ _MOST_PARTIAL = 5
 _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 """Rows, or multiplications, of a linear layer of bf16 up to which a kernel is faster than a library: beyond,
 both take as long."""
+_ROWS_OF_THREADS = ((16, 1536), (8, 512))
+"""From so many threads on, a kernel whose weight is packed once is faster up to so many rows."""
 _PLANE, _SPACE_AND_TIME = 2, 3
 """Axes of a window over an image, and over space and time."""
 
 
-def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
+def most_rows(threads: int, packed: bool) -> int:
+    """Rows of a linear layer of bf16 up to which its kernel is faster than the library, whatever its size."""
+    found = (rows for least, rows in _ROWS_OF_THREADS if packed and threads >= least)
+    return next(found, _MOST_ROWS)
+
+
+def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _MOST_ROWS) -> bool:
     """Whether a kernel for a convolution, or for a linear layer whose weight is packed once, is faster than a
-    call of the library with what follows it.
+    call of the library with what follows it; `rows`: as of `most_rows`.
     """
     pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
     if len(matmul.axes) == 2 and len(matmul.raxes) == 1:
-        return fills_matrix_registers(matmul, isa) and _has_few_rows(matmul, hints)
+        return fills_matrix_registers(matmul, isa) and _has_few_rows(matmul, hints, rows)
     if fills_matrix_registers(matmul, isa):
         flat = all(axis_size(a) == 1 for a in taps)
         return not grouped and pixels > 1 and (flat or _tiles_windows(matmul, isa))
@@ -129,7 +137,7 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     return not few_taps and pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
 
 
-def _has_few_rows(matmul: Reduction, hints: Mapping[str, int]) -> bool:
+def _has_few_rows(matmul: Reduction, hints: Mapping[str, int], most: int) -> bool:
     """Whether matrix registers take less time for a linear layer than a call of the library and the passes of
     what follows it.
     """
@@ -137,7 +145,7 @@ def _has_few_rows(matmul: Reduction, hints: Mapping[str, int]) -> bool:
         rows, columns, depth = (evaluate(axis_size(a), hints) for a in (*matmul.axes, *matmul.raxes))
     except KeyError:
         return False
-    return 1 < rows <= _MOST_ROWS or 1 < rows * columns * depth <= _FEW_PRODUCTS
+    return 1 < rows <= most or 1 < rows * columns * depth <= _FEW_PRODUCTS
 
 
 def _tiles_windows(matmul: Reduction, isa: Isa) -> bool:

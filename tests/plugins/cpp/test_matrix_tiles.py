@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.expr import load
@@ -505,3 +506,25 @@ def test_which_linear_layers_matrix_registers_compute(monkeypatch: pytest.Monkey
         assert generator.prepacks(node, {}, isa)
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16",))
     assert not generator.prefers(layer(64, 64, 64), {}, isa)
+
+
+@pytest.mark.parametrize(
+    ("threads", "packed", "rows"),
+    [(1, True, 256), (7, True, 256), (8, True, 512), (15, True, 512), (16, True, 1536), (16, False, 256)],
+)
+def test_more_rows_are_generated_with_many_threads(
+    threads: int, packed: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    backend = CppBackend(Settings.resolve(None, {"freezing": packed, "cpp.isa": "avx512"}))
+
+    def prefers(count: int) -> bool:
+        row, column, inside = axis("i0", count), axis("i1", 2816), axis("k0", 1024)
+        x, w = load("x", row * 1024 + inside, DType.bf16), load("w", column * 1024 + inside, DType.bf16)
+        at = row * 2816 + column
+        return backend.preferred_gemm(
+            Reduction("mm", (row, column), (inside,), ("sums",), at, "dot", (x, w)), {}
+        )
+
+    assert prefers(rows) and not prefers(rows + 1)

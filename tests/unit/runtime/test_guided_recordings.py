@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from recorded import compiled, status
+from torch import nn
 
 from fake_allocator import FakeAllocations, FakeAllocator
-from polyfuse.runtime.graphs import addresses
+from fake_graphs import FakeDevice
+from polyfuse.runtime.devices.graphs import Event
+from polyfuse.runtime.graphs import addresses, guided, recording
 from polyfuse.runtime.graphs.addresses import Busy, Request, aligned, make_plan
 from polyfuse.runtime.graphs.guided import Guide, Text, watch
 
@@ -94,7 +101,7 @@ def recorded(
 def test_forward_and_backward_share_a_pool_with_fewer_gaps(seed: int) -> None:
     forward = Program(seed, 0, 0.3)
     outcome = {}
-    for guided in (False, True):
+    for by_plan in (False, True):
         ordinary = FakeAllocator()
         allocations, makers = FakeAllocations(ordinary), {}  # type: ignore[var-annotated]
         MEMORY.append(ordinary)
@@ -112,15 +119,15 @@ def test_forward_and_backward_share_a_pool_with_fewer_gaps(seed: int) -> None:
             "some saved value is unknown"
         )
         pool = FakeAllocator(base=1 << 41)
-        saved, guide = recorded(forward, pool, [], first if guided else None, allocations)
+        saved, guide = recorded(forward, pool, [], first if by_plan else None, allocations)
         middle, args = pool.mapped, list(saved)
         del saved
-        results, other = recorded(backward, pool, args, second if guided else None, allocations)
-        if guided:
+        results, other = recorded(backward, pool, args, second if by_plan else None, allocations)
+        if by_plan:
             assert guide is not None and other is not None and not guide.strayed and not other.strayed
             assert middle == guide.expected or not guide.limit
             assert pool.mapped == other.expected or not other.limit
-        outcome[guided] = pool.mapped
+        outcome[by_plan] = pool.mapped
         assert len({r.data_ptr() for r in results}) == len(results)
     assert outcome[True] <= outcome[False]
 
@@ -266,6 +273,62 @@ def test_a_view_of_an_input_counts_as_the_input() -> None:
         first, second = (run.requests[k].first for k in (-2, -1))
         assert run.released[1] < first < run.released[0] < second and 2 not in run.released
     MEMORY.pop()
+
+
+class Pretending(FakeAllocations):
+    """As if each call had allocated something that the second call after it no longer holds."""
+
+    @contextmanager
+    def watch(self) -> Iterator[Any]:
+        with super().watch() as watched:
+            yield watched
+        events: list[Event] = []
+        for k, event in enumerate(watched.events):
+            events += [event, Event("allocation", k + 1, (k % 5 + 1) * 8 * KB)]
+            if k > 1 and k % 7:
+                events.append(Event("release", k - 1))
+        watched.events[:] = events
+
+    def pool(self, handle: Any) -> FakeAllocator:
+        return FakeAllocator()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_compiled_models_are_watched_and_guided(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    seen: list[Guide] = []
+
+    class CollectedGuide(Guide):
+        """Is looked at when all is over."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            seen.append(self)
+
+    monkeypatch.setattr(recording, "Guide", CollectedGuide)
+    # whatever the allocator would do
+    monkeypatch.setattr(guided, "make_plan", lambda *what: make_plan(*what[:5], lambda o: o.plan is None))
+    known = Pretending(FakeAllocator())
+    monkeypatch.setattr(device, "allocations", lambda: known, raising=False)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16))
+    run, reference = compiled(model), copy.deepcopy(model)
+    results: list[tuple[Any, Any]] = []
+    for _ in range(8):
+        x = torch.randn(5, 16)
+        model.zero_grad()
+        reference.zero_grad()
+        actual, expected = run(x), reference(x)
+        actual.square().mean().backward()
+        expected.square().mean().backward()
+        weights = zip(model.parameters(), reference.parameters(), strict=True)
+        pairs = [(p.grad, q.grad) for p, q in weights]
+        results += [(actual.detach(), expected.detach()), *(pairs if held else ())]
+        for mine, theirs in (*pairs, *results):
+            torch.testing.assert_close(mine, theirs)
+    assert status("backward").replays >= 2
+    assert len(seen) >= 2 and any(guide.limit for guide in seen)
+    assert not any(guide.strayed for guide in seen)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -52,6 +52,15 @@ def test_what_differs_is_left_in() -> None:
     assert all(any(each is guard for each in _added(*guards)) for guard in different)
 
 
+def test_guards_on_what_cannot_be_hashed_stay() -> None:
+    class Unhashable(LocalSource):
+        __hash__ = None  # type: ignore[assignment]
+
+    said = partial(_check, Unhashable("x"))
+    guards = [Guard(LocalSource("x"), _check), Guard(LocalSource("y"), said), Guard(LocalSource("z"), said)]
+    assert _added(*guards) == guards
+
+
 def test_a_set_that_others_changed_is_looked_at_again() -> None:
     held = GuardsSet()
     with shortcuts():

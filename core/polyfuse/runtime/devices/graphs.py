@@ -83,9 +83,6 @@ class GraphRecorder(Protocol):
     def new_pool(self) -> Any:
         """A pool of memory that recordings may share: what is free when one is made, that one may use."""
 
-    def allocations(self) -> Allocations | None:
-        """The device's allocator, where recordings can be guided to addresses; None: where they cannot."""
-
     def is_recording(self) -> bool:
         """Whether what the current stream is given is being recorded already."""
 
@@ -100,3 +97,11 @@ class GraphRecorder(Protocol):
         Nothing is computed yet. `generators` are those that the program draws from, besides the device's own.
         If it raises, all is as it was before, but for the pool, which is not recorded in again.
         """
+
+
+def allocations_of(recorder: GraphRecorder) -> Allocations | None:
+    """The device's allocator, where recordings can be guided to addresses: what the method `allocations` of a
+    recorder returns, if it has one.
+    """
+    found: Callable[[], Allocations | None] | None = getattr(recorder, "allocations", None)
+    return None if found is None else found()

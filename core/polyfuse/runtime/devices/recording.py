@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from polyfuse.runtime.devices.device import Device
-from polyfuse.runtime.devices.graphs import Allocations, DeviceGraph, Program
+from polyfuse.runtime.devices.graphs import DeviceGraph, Program
 
 
 class StreamRecorder(ABC):
@@ -43,10 +43,6 @@ class StreamRecorder(ABC):
     def new_pool(self) -> int:
         """A pool of memory that recordings may share."""
         return next(self._pools)
-
-    def allocations(self) -> Allocations | None:
-        """None: nothing is known of the device's allocator."""
-        return None
 
     def is_recording(self) -> bool:
         """Whether what the current stream is given is being recorded already."""

@@ -14,6 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.runtime.devices.graphs import allocations_of
 from polyfuse.runtime.graphs.guided import Guide, run_guided
 from polyfuse.runtime.graphs.memory import GraphMemory, HeldResults, Recorded, Slot, Window, copies_of
 from polyfuse.torch_compat import bindings
@@ -225,7 +226,7 @@ def make_recording(
             guide = Guide(run, sizes, pool.handle, _released(layouts, consumed, run), allocations)
         return run_guided(program, arguments, guide, text, pooled, give)
 
-    allocations = memory.device.allocations()
+    allocations = allocations_of(memory.device)
     pool, protected = memory.pool_for_recording()
     consumed = _consume(facts, args, plan)
     drawn = (*generators, *(generator for _, generator in plan.generators))

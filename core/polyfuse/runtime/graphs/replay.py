@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyfuse.base.log import get_logger, warn_once
+from polyfuse.runtime.devices.graphs import allocations_of
 from polyfuse.runtime.graphs.copied import CopiedResults
 from polyfuse.runtime.graphs.guided import Text, watch
 from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
@@ -175,7 +176,7 @@ class _Runner:
 
     def _watch(self, key: tuple[int, ...], args: list[Any]) -> Sequence[Any]:
         """Run the program as it is, and see what it allocates."""
-        allocations = self.memory.device.allocations()
+        allocations = allocations_of(self.memory.device)
         if allocations is None or self.text is None:
             return self._plain(args, "")
         self.status.plain += 1

@@ -50,10 +50,15 @@ def added_once(add: Callable[..., None]) -> Callable[..., None]:
 def _meaning(guard: Any) -> Hashable:
     """What a guard compares with what: its source, and what makes the check, with its arguments."""
     makes = guard.create_fn
-    if type(makes) is not partial:
-        return guard.originating_source, makes
-    named = tuple((name, _argument(value)) for name, value in sorted(makes.keywords.items()))
-    return guard.originating_source, makes.func, tuple(map(_argument, makes.args)), named
+    said = guard.originating_source, makes
+    if type(makes) is partial:
+        named = tuple((name, _argument(value)) for name, value in sorted(makes.keywords.items()))
+        said = guard.originating_source, (makes.func, tuple(map(_argument, makes.args)), named)
+    try:
+        hash(said)
+    except TypeError:  # a source holds the key of a container, which may be anything
+        return id(guard)
+    return said
 
 
 def _argument(value: Any) -> Hashable:
