@@ -281,7 +281,8 @@ def test_what_is_promised_is_there_with_the_same_parameters(promised, given):
             wanted = [(p.name, p.kind) for p in inspect.signature(function).parameters.values()]
             found = [(p.name, p.kind) for p in inspect.signature(getattr(given, name)).parameters.values()]
             assert found == wanted, name
-    instance = Value(DType.f32, torch.float32, "cpu", (2,), (1,)) if given is Value else None
+    context = OpenContext(Settings(), None, None)  # type: ignore[arg-type]
+    instance = Value(DType.f32, torch.float32, "cpu", (2,), (1,)) if given is Value else context
     for name in promised.__annotations__:
-        assert hasattr(instance, name) if instance is not None else name == "settings"
-    assert isinstance(OpenContext(Settings(), None, None).settings, Settings)  # type: ignore[arg-type]
+        assert hasattr(instance, name), name
+    assert isinstance(context.settings, Settings) and context.packaged is False
