@@ -51,17 +51,21 @@ def engines_section(content: dict[str, Any]) -> list[str]:
     rows = content["rows"]
     names = by_backend(timing["name"] for row in rows for timing in row["timings"])
     table = []
-    ratios: dict[str, list[float]] = {"default": [], "frozen": [], "best": []}
+    compared = ["over Inductor"] if INDUCTOR in names else []
+    compared += ["frozen over OpenVINO", "best over the best peer"]
+    ratios: dict[str, list[float]] = {name: [] for name in compared}
     for row in rows:
         medians = _medians(row)
         cells = [time_text(medians[name]) if name in medians else _untimed(row, name) for name in names]
-        cells += [_ratio(ratios["default"], medians.get(INDUCTOR), medians.get(POLYFUSE))]
-        cells += [_ratio(ratios["frozen"], medians.get(OPENVINO), medians.get(FROZEN))]
-        cells += [_ratio(ratios["best"], best_peer(medians), best_own(medians))]
+        pairs = {
+            "over Inductor": (medians.get(INDUCTOR), medians.get(POLYFUSE)),
+            "frozen over OpenVINO": (medians.get(OPENVINO), medians.get(FROZEN)),
+            "best over the best peer": (best_peer(medians), best_own(medians)),
+        }
+        cells += [_ratio(ratios[name], *pairs[name]) for name in compared]
         table.append([row["name"], *cells, error_text(row["errors"].get(POLYFUSE))])
     means = [f"**{mean:.2f}×**" if (mean := geometric_mean(column)) else "" for column in ratios.values()]
     table.append(["**geometric mean**", *([""] * len(names)), *means, ""])
-    compared = ["over Inductor", "frozen over OpenVINO", "best over the best peer", "error"]
     versions = ", ".join(f"{title(name)} {version}" for name, version in content.get("engines", {}).items())
     return [
         f"## Engines{_threads(content)}{sizes(content)}",
@@ -72,7 +76,7 @@ def engines_section(content: dict[str, Any]) -> list[str]:
         "",
         *facts(content),
         *([f"Peers: {versions}.", ""] if versions else []),
-        *markdown(["network", *map(title, names), *compared], table),
+        *markdown(["network", *map(title, names), *compared, "error"], table),
         "",
         *_failures(rows),
     ]
