@@ -8,6 +8,8 @@ import pytest
 import torch
 from packaging.version import Version
 
+from polyfuse_cpp.isa import dot_instructions
+
 GPU = "no GPU that torch can use is in this machine, and the test runs kernels on one"
 TWO_GPUS = "this machine has fewer than two GPUs, and the test computes on two of them"
 HOPPER = "this machine has no Hopper GPU (compute capability 9.0), for which the test's kernels are compiled"
@@ -21,8 +23,12 @@ GXX = "the C++ compiler g++ is not installed, and the test compiles with it"
 NVCC = "the CUDA compiler nvcc is not installed, and the test compiles kernels with it"
 REDIS = "the program redis-server is not installed, and the test starts one"
 DISTRIBUTED = "this torch is built without torch.distributed, and the test talks to other processes with it"
+AMX = "this CPU has no matrix registers (AMX), and the test runs kernels that multiply in them"
 GLOO = "this torch is built without Gloo, and the test starts processes that talk over it"
 
+HAS_AMX = "PF_AMX" in dot_instructions()
+
+needs_amx = pytest.mark.skipif(not HAS_AMX, reason=AMX)
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason=GCC)
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason=GXX)
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason=NVCC)

@@ -20,11 +20,8 @@ from polyfuse.runtime import profile
 from polyfuse_cpp.attention import kernel as kernels
 from polyfuse_cpp.attention import lowering
 from polyfuse_cpp.attention.kernel import AttentionKernel, Form, attention_kernel, attention_source
-from polyfuse_cpp.isa import dot_instructions
+from requirements import needs_amx
 
-needs_tiles = pytest.mark.skipif(
-    "PF_AMX" not in dot_instructions(), reason="this CPU has no matrix registers"
-)
 BF16 = torch.bfloat16
 INF = float("inf")
 
@@ -114,7 +111,7 @@ def check(
         assert found_error <= 1.05 * eager_error + 1e-5
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("width", [32, 64, 128, 40, 72, 256])
 @pytest.mark.parametrize("causal", [False, True])
@@ -124,7 +121,7 @@ def test_widths(width: int, causal: bool, calls: list[str]) -> None:
     assert calls == [f"attention_{width}_plain"]
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize(
     "queries, keys", [(8, 1), (16, 16), (17, 31), (32, 32), (33, 257), (50, 700), (197, 197), (600, 33)]
 )
@@ -134,7 +131,7 @@ def test_lengths(queries: int, keys: int, causal: bool, calls: list[str]) -> Non
     assert len(calls) == 1
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.3, -0.2, 0.0, 2.0])
 def test_scales(scale: float, causal: bool, calls: list[str]) -> None:
@@ -142,7 +139,7 @@ def test_scales(scale: float, causal: bool, calls: list[str]) -> None:
     assert calls == ["attention_64_plain" if scale > 0 else "attention_64_scaled"]
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("size", [(50, 300), (2, 1, 50, 300), (1, 4, 1, 300), (2, 4, 50, 300)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, BF16])
 def test_masks(size: tuple[int, ...], dtype: torch.dtype, calls: list[str]) -> None:
@@ -151,7 +148,7 @@ def test_masks(size: tuple[int, ...], dtype: torch.dtype, calls: list[str]) -> N
     assert len(calls) == 1
 
 
-@needs_tiles
+@needs_amx
 def test_rows_that_see_nothing_are_zero(calls: list[str]) -> None:
     mask = torch.rand(1, 1, 40, 600) > 0.5
     mask[0, 0, 3] = False
@@ -163,7 +160,7 @@ def test_rows_that_see_nothing_are_zero(calls: list[str]) -> None:
     assert not found[:, :, 3].any() and found[:, :, 7].any() and len(calls) == 2
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("layout", ["heads second", "heads third", "one tensor", "expanded"])
 def test_layouts(layout: str, calls: list[str]) -> None:
     if layout == "heads third":
@@ -178,14 +175,14 @@ def test_layouts(layout: str, calls: list[str]) -> None:
     assert len(calls) == 1
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("causal", [False, True])
 def test_heads_that_share_keys_are_not_copied(causal: bool, calls: list[str]) -> None:
     check(random(2, 6, 65, 64), random(2, 2, 65, 64), random(2, 2, 65, 64), causal=causal)
     assert len(calls) == 1
 
 
-@needs_tiles
+@needs_amx
 def test_sizes_that_vary(calls: list[str]) -> None:
     """One kernel serves all."""
     attention = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
@@ -203,7 +200,7 @@ def test_sizes_that_vary(calls: list[str]) -> None:
     assert len(calls) == 4
 
 
-@needs_tiles
+@needs_amx
 def test_few_queries_of_a_size_that_varies_are_the_library_call() -> None:
     kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
     q, k = random(1, 2, 3, 64), random(1, 2, 50, 64)
@@ -213,7 +210,7 @@ def test_few_queries_of_a_size_that_varies_are_the_library_call() -> None:
     assert torch.equal(result, F.scaled_dot_product_attention(q, k, k))
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("special", [float("nan"), INF, -INF, 3e38])
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_what_is_no_number(special: float, where: int, calls: list[str]) -> None:
@@ -227,7 +224,7 @@ def test_what_is_no_number(special: float, where: int, calls: list[str]) -> None
     torch.testing.assert_close(found, eager, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1e18])
 def test_large_and_small_scores(scale: float, calls: list[str]) -> None:
     operands = [random(1, 2, 64, 64, scale=scale), random(1, 2, 300, 64, scale=scale), random(1, 2, 300, 64)]
@@ -235,7 +232,7 @@ def test_large_and_small_scores(scale: float, calls: list[str]) -> None:
     assert len(calls) == 1
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("causal", [False, True])
 def test_training(causal: bool, calls: list[str]) -> None:
     """The library's backward takes what the kernel says of its weights."""
@@ -257,7 +254,7 @@ def test_training(causal: bool, calls: list[str]) -> None:
         torch.testing.assert_close(a, b, rtol=3e-2, atol=3e-2)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads(threads: int, calls: list[str]) -> None:
     """Results have the same bits."""
@@ -273,7 +270,7 @@ def test_threads(threads: int, calls: list[str]) -> None:
             torch.set_num_threads(before)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("shared", [1, 3])
 def test_many_heads(shared: int) -> None:
     """Each of several threads has whole heads."""
@@ -290,7 +287,7 @@ def test_many_heads(shared: int) -> None:
         torch.set_num_threads(before)
 
 
-@needs_tiles
+@needs_amx
 def test_no_keys_and_many_keys() -> None:
     """Rows of no keys are zero; what many keys take is not held."""
     kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
@@ -306,7 +303,7 @@ def test_no_keys_and_many_keys() -> None:
             assert not result.any()
 
 
-@needs_tiles
+@needs_amx
 def test_what_the_library_computes(calls: list[str]) -> None:
     """Few queries, dropout, other types, and where somebody asked for the library."""
     few, wide, f32 = random(1, 2, 2, 64), random(1, 2, 40, 264), torch.randn(1, 2, 40, 64)
@@ -324,7 +321,7 @@ def test_what_the_library_computes(calls: list[str]) -> None:
     assert not calls
 
 
-@needs_tiles
+@needs_amx
 def test_packages_hold_the_library_call(tmp_path: Path, calls: list[str]) -> None:
     class Model(torch.nn.Module):
         def forward(self, q: Tensor) -> Tensor:
@@ -336,7 +333,7 @@ def test_packages_hold_the_library_call(tmp_path: Path, calls: list[str]) -> Non
     assert not calls
 
 
-@needs_tiles
+@needs_amx
 def test_it_is_in_the_profile() -> None:
     profile.forget()
     q = random(1, 2, 40, 64)
@@ -349,7 +346,7 @@ def test_it_is_in_the_profile() -> None:
     assert [row[2] for row in rows if row[-1] == "attention_64_plain"] == ["2"]
 
 
-@needs_tiles
+@needs_amx
 def test_programs_with_it_are_stored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, calls: list[str]
 ) -> None:

@@ -12,9 +12,10 @@ from polyfuse.ir.expr import load
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, symbol
-from polyfuse_cpp.isa import choose_isa, dot_instructions
+from polyfuse_cpp.isa import choose_isa
 from polyfuse_cpp.matmul import few_rows
 from polyfuse_cpp.matmul.few_rows import streaming_parts
+from requirements import needs_amx
 
 
 def linear(rows: IndexLike, columns: int, depth: int, dtype: DType = DType.f32, step: int = 1) -> Reduction:
@@ -81,7 +82,7 @@ def test_results(rows: int, columns: int, depth: int) -> None:
 
 
 @pytest.mark.quick(2)
-@pytest.mark.skipif("PF_AMX" not in dot_instructions(), reason="this CPU has no matrix registers")
+@needs_amx
 @pytest.mark.parametrize("rows, columns, depth", [(1, 1000, 640), (1, 10, 33), (3, 77, 129), (4, 64, 2048)])
 def test_results_in_bf16(rows: int, columns: int, depth: int) -> None:
     reset_reports()

@@ -20,10 +20,9 @@ from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse_cpp import generator, packed_blocks
 from polyfuse_cpp import isa as isa_of
 from polyfuse_cpp.backend import CppBackend
-from polyfuse_cpp.isa import choose_isa, dot_instructions
+from polyfuse_cpp.isa import choose_isa
+from requirements import needs_amx
 
-HAS_TILES = "PF_AMX" in dot_instructions()
-needs_tiles = pytest.mark.skipif(not HAS_TILES, reason="this CPU has no matrix registers")
 PACK = "frozen.aten.as_strided_copy.default"
 
 
@@ -56,7 +55,7 @@ def compiled(model: nn.Module, **options: Any) -> Any:
     return torch.compile(model, backend="polyfuse", dynamic=False, options={"strict": True, **options})
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_results_are_as_near_as_those_of_eager_mode(
     assert not any("convolution" in name for name in last_reports()[-1].calls)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_numbers_that_are_none_stay_in_their_pixels(freezing: bool) -> None:
@@ -99,7 +98,7 @@ def test_numbers_that_are_none_stay_in_their_pixels(freezing: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("freezing", [False, True])
 def test_changed_weights_are_seen(freezing: bool) -> None:
     model, x = Block(32, 64).eval().bfloat16(), torch.randn(1, 32, 8, 8).bfloat16()
@@ -171,7 +170,7 @@ WINDOWS: list[tuple[int, int, Any, tuple[int, int, int], bool, dict[str, Any]]] 
 ]
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(("channels", "results", "size", "image", "bordered", "options"), WINDOWS)
@@ -195,7 +194,7 @@ def test_windows_are_as_near_as_those_of_eager_mode(
     assert not any("convolution" in name for name in last_reports()[-1].calls)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(("channels", "stride", "dilation"), [(32, 1, 1), (32, 2, 1), (16, 1, 2), (3, 2, 1)])
 @pytest.mark.parametrize("freezing", [False, True])
@@ -220,7 +219,7 @@ def test_what_is_no_number_stays_under_its_windows(
         torch.testing.assert_close(ours.float(), wanted, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("last", [False, True])
 def test_results_with_pixels_side_by_side_have_a_loop_of_their_own(last: bool) -> None:
     torch.manual_seed(0)
@@ -235,7 +234,7 @@ def test_results_with_pixels_side_by_side_have_a_loop_of_their_own(last: bool) -
     assert bool(refused) != last
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_changed_weights_of_windows_are_seen(freezing: bool) -> None:
@@ -252,7 +251,7 @@ def test_changed_weights_of_windows_are_seen(freezing: bool) -> None:
                 model.window.weight.data[3] = 0.5
 
 
-@needs_tiles
+@needs_amx
 def test_sizes_of_images_may_vary() -> None:
     torch.manual_seed(0)
     model = Windows(32, 64, 3, False, padding=1, stride=2).eval().bfloat16()
@@ -263,7 +262,7 @@ def test_sizes_of_images_may_vary() -> None:
             torch.testing.assert_close(call(x), model(x), rtol=4e-2, atol=4e-2)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv3d])
 def test_windows_of_one_and_three_dimensions(layer: type[nn.Module]) -> None:
     torch.manual_seed(0)
@@ -274,7 +273,7 @@ def test_windows_of_one_and_three_dimensions(layer: type[nn.Module]) -> None:
         torch.testing.assert_close(found, model(x).relu(), rtol=4e-2, atol=4e-2)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "layer", [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.Conv2d(64, 64, 1), nn.Conv1d(80, 64, 3, padding=1)]
@@ -305,7 +304,7 @@ class Sound(nn.Module):
         return gelu(self.second(gelu(self.first(x)))).permute(0, 2, 1) + 1
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(("channels", "inside", "length"), [(80, 64, 301), (32, 512, 700), (1, 16, 90)])
@@ -322,7 +321,7 @@ def test_convolutions_along_one_axis(channels: int, inside: int, length: int, fr
         assert not any("convolution" in name for name in last_reports()[-1].calls)
 
 
-@needs_tiles
+@needs_amx
 def test_lengths_of_lines_may_vary_and_gradients_are_as_before() -> None:
     torch.manual_seed(0)
     model = Sound(32, 64).eval().bfloat16()
@@ -381,7 +380,7 @@ class Gated(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)) * nn.functional.silu(self.gate(x)))
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("width", "inside", "rows"),
@@ -400,7 +399,7 @@ def test_linear_layers_are_rounded_once(width: int, inside: int, rows: tuple[int
     assert not any(name.startswith(("aten.mm", "aten.addmm", "mkldnn")) for name in last_reports()[-1].calls)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
@@ -426,7 +425,7 @@ def test_weights_are_read_as_they_are(width: int, inside: int, rows: int, thread
     assert last_reports()[-1].calls == ()
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [9, 40])
 def test_columns_of_one_register(rows: int) -> None:
@@ -438,7 +437,7 @@ def test_columns_of_one_register(rows: int) -> None:
     assert last_reports()[-1].calls == ()
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize(("width", "inside"), [(264, 256), (256, 250), (128, 256)])
 def test_weights_that_do_not_fill_matrix_registers_are_left_to_the_library(width: int, inside: int) -> None:
     model = nn.Linear(width, inside).eval().bfloat16()
@@ -448,7 +447,7 @@ def test_weights_that_do_not_fill_matrix_registers_are_left_to_the_library(width
     assert last_reports()[-1].calls != ()
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_linear_layers_of_any_number_of_rows(freezing: bool) -> None:
@@ -464,7 +463,7 @@ def test_linear_layers_of_any_number_of_rows(freezing: bool) -> None:
             model.down.weight.mul_(-1)  # is seen
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_numbers_that_are_none_stay_in_their_rows(freezing: bool) -> None:

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from polyfuse.compiler.reports.report import last_reports, reset_reports
-from polyfuse_cpp.isa import dot_instructions
 from polyfuse_cpp.matmul import patches
-
-needs_tiles = pytest.mark.skipif(
-    "PF_AMX" not in dot_instructions(), reason="this CPU has no matrix registers"
-)
+from requirements import needs_amx
 
 
 class Patches(nn.Module):
@@ -49,7 +45,7 @@ def image(*size: int) -> Tensor:
     return torch.randn(*size).bfloat16()
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("rows", [False, True])
@@ -62,13 +58,13 @@ def test_patches_become_rows(window: Any, outputs: int, bias: bool, rows: bool, 
     assert rewritten(model, image(2, 3, 5 * down, 4 * along), freezing=freezing) == 1
 
 
-@needs_tiles
+@needs_amx
 def test_images_with_channels_last() -> None:
     x = image(2, 3, 64, 48).contiguous(memory_format=torch.channels_last)
     assert rewritten(Patches(16, 64).bfloat16().eval(), x) == 1
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize(
     "window, options",
     [
@@ -86,12 +82,12 @@ def test_other_windows_stay(window: int, options: dict[str, Any]) -> None:
     assert rewritten(model, image(1, options.get("channels", 3), 64, 64)) == 0
 
 
-@needs_tiles
+@needs_amx
 def test_a_border_that_is_cut_off_stays() -> None:
     assert rewritten(Patches(16, 64).bfloat16().eval(), image(1, 3, 70, 64)) == 0
 
 
-@needs_tiles
+@needs_amx
 def test_who_asks_for_the_library_gets_it() -> None:
     for options in ({"gemm": "library"}, {"numerics": "eager"}, {"cpp.isa": "avx2"}):
         assert rewritten(Patches(16, 64).bfloat16().eval(), image(1, 3, 64, 64), **options) == 0
@@ -103,7 +99,7 @@ def test_nothing_changes_without_matrix_registers_or_in_f32(monkeypatch: pytest.
     assert rewritten(Patches(16, 64).bfloat16().eval(), image(1, 3, 64, 64)) == 0
 
 
-@needs_tiles
+@needs_amx
 def test_gradients_are_as_before() -> None:
     model, x = Patches(16, 64).bfloat16(), image(2, 3, 64, 64)
     reset_reports()
