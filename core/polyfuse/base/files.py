@@ -98,6 +98,17 @@ def publish_folder(made: Path, final: Path) -> bool:
     return True
 
 
+def built_folder(final: Path, build: Callable[[Path], None]) -> Path:
+    """Return `final`. Unless it is there, `build` fills a folder that is given its name; other processes may
+    do the same.
+    """
+    if not final.exists():
+        with scratch_folder(final) as made:
+            build(made)
+            publish_folder(made, final)
+    return final
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder so that nobody sees half of it under its name. One that is missing is left at that."""
     aside = _temporary_name(folder)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyfuse.base.digest import digest
-from polyfuse.base.files import publish_folder, scratch_folder
+from polyfuse.base.files import built_folder
 from polyfuse.base.folders import writable_root
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Launchable, Source
@@ -31,13 +31,13 @@ def load_source(source: Source, settings: Settings) -> Launchable:
     folder = root / "templates" / digest(source.key, names, str(driver), _triton_version())
     if folder in _LOADED:
         return _LOADED[folder]
-    if not folder.exists():
+
+    def fill(made: Path) -> None:
         from polyfuse_triton.build.toolchain import build
 
-        with scratch_folder(folder) as made:
-            options = {"archs": [t.arch for t in targets], "driver": driver, "debug": False}
-            build([source], made, options)
-            publish_folder(made, folder)
+        build([source], made, {"archs": [t.arch for t in targets], "driver": driver, "debug": False})
+
+    built_folder(folder, fill)
     if root not in _LAUNCHERS:
         _LAUNCHERS[root] = LauncherSource(settings)
     _LOADED[folder] = _LAUNCHERS[root].load(folder)[source.key]

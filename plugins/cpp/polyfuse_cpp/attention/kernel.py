@@ -15,7 +15,7 @@ import torch
 
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.base.files import publish_folder, scratch_folder
+from polyfuse.base.files import built_folder
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
@@ -156,8 +156,5 @@ def _load(backend: CppBackend, source: Source, root: Any) -> Launchable:
     """The kernel from the cache, built if it is not there."""
     facts = (f"{name} {value}" for name, value in sorted(backend.describe().items()))
     folder = root / "templates" / digest(source.key, *facts)
-    if not folder.exists():
-        with scratch_folder(folder) as made:
-            backend.build([source], made)
-            publish_folder(made, folder)
+    built_folder(folder, lambda made: backend.build([source], made))
     return backend.load(folder)[source.key]

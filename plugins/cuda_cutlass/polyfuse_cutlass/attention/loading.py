@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from polyfuse.base.digest import digest
-from polyfuse.base.files import publish_folder, scratch_folder
+from polyfuse.base.files import built_folder
 from polyfuse.base.folders import writable_root
 from polyfuse.plugin import Launchable, Source
 from polyfuse_cuda.template import ALIGNMENT
@@ -44,10 +44,7 @@ class Loader:
         facts = " ".join(f"{name}={value}" for name, value in sorted(self._options.items()))
         folder = self._root / "templates" / digest(self._source.key, facts)
         if folder not in _LOADED:
-            if not folder.exists():
-                with scratch_folder(folder) as made:
-                    build_in_worker([self._source], made, self._options)
-                    publish_folder(made, folder)
+            built_folder(folder, lambda made: build_in_worker([self._source], made, self._options))
             _LOADED[folder] = load_unit(folder)[self._source.key]
         return _LOADED[folder]
 
