@@ -63,8 +63,7 @@ class PoolSource:
         with _LOCK:
             if self._built is not None or _LOADED:
                 return
-            self._built = Future()
-        threading.Thread(target=self._build, args=(self._built,), name="polyfuse-pool").start()
+            self._built = _begun(_POOL, self._toolchain, self._settings)
 
     def share(self) -> int:
         """Address of `polyfuse_share`; 0 with other numbers of threads, and without the library."""
@@ -85,9 +84,6 @@ class PoolSource:
                     )
                     return 0
             return _share()
-
-    def _build(self, result: Future[Path]) -> None:
-        _build(_POOL, self._toolchain, self._settings, result)
 
 
 class ChecksumSource:
@@ -110,9 +106,7 @@ class ChecksumSource:
             return self._found
         with self._lock:
             if self._built is None:
-                self._built = Future()
-                passed = (_CHECKSUM, self._toolchain, self._settings, self._built)
-                threading.Thread(target=_build, args=passed, name="polyfuse-checksum").start()
+                self._built = _begun(_CHECKSUM, self._toolchain, self._settings)
         if not wait and not self._built.done():
             return None
         try:
@@ -141,9 +135,7 @@ class LookSource:
         """What makes them; None while the library is being built, and where it cannot be."""
         with self._lock:
             if self._built is None:
-                self._built = Future()
-                passed = (_LOOK, self._toolchain, self._settings, self._built)
-                threading.Thread(target=_build, args=passed, name="polyfuse-look").start()
+                self._built = _begun(_LOOK, self._toolchain, self._settings)
         return self._look if self._built.done() and self._built.exception() is None else None
 
     def _look(self, seen: ParameterState) -> Look:
@@ -215,6 +207,14 @@ def _checksum(library: ctypes.CDLL) -> Checksum:
         return found
 
     return checksum
+
+
+def _begun(source: Path, toolchain: Toolchain, settings: Settings) -> Future[Path]:
+    """A library that is being built in a thread of its own."""
+    built: Future[Path] = Future()
+    passed = (source, toolchain, settings, built)
+    threading.Thread(target=_build, args=passed, name=f"polyfuse-{source.stem}").start()
+    return built
 
 
 def _build(source: Path, toolchain: Toolchain, settings: Settings, result: Future[Path]) -> None:
