@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from polyfuse.base.errors import InputLayoutError, PolyfuseError, mark_from_model
-from polyfuse.runtime.devices.addresses import Look, look_at
+from polyfuse.runtime.devices.addresses import AlignmentCheck, alignment_check
 from polyfuse.torch_compat.bindings import alike, assert_size_stride
 from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat
 
@@ -136,12 +136,14 @@ def aligning(call: Callable[[list[Any]], Any], aligned: Aligned) -> Callable[[li
     rows = [(at, alignment) for at, alignment, _, static in aligned if static]
     if not rows:
         return call
-    look = look_at([at for at, _ in rows], max(alignment for _, alignment in rows))
-    return partial(_aligned, call, look, aligned)
+    check = alignment_check([at for at, _ in rows], max(alignment for _, alignment in rows))
+    return partial(_aligned, call, check, aligned)
 
 
-def _aligned(call: Callable[[list[Any]], Any], look: Look, aligned: Aligned, args: list[Any]) -> Any:
-    return call(args) if look(args) else realigned(call, args, aligned)
+def _aligned(
+    call: Callable[[list[Any]], Any], check: AlignmentCheck, aligned: Aligned, args: list[Any]
+) -> Any:
+    return call(args) if check(args) else realigned(call, args, aligned)
 
 
 def realigned(call: Callable[[list[Any]], Any], args: list[Any], aligned: Aligned) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from polyfuse.runtime.devices.addresses import offer_look
+from polyfuse.runtime.devices.addresses import offer_alignment_check
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.devices.series import SeriesPlan, offer_series
 from polyfuse.torch_compat.devices.launching import c_function, profiler_flag
@@ -33,7 +33,7 @@ __all__ = [
     "growing_segments",
     "grows_in_ranges",
     "memory_functions",
-    "offer_look",
+    "offer_alignment_check",
     "offer_series",
     "pool_blocks",
     "profiler_flag",

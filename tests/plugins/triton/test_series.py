@@ -245,11 +245,11 @@ def test_kernels_of_others_are_not_joined(subject: Subject) -> None:
 def test_addresses_are_looked_at_in_one_call(subject: Subject) -> None:
     memory = torch.zeros(64)
     round_, odd, half = memory, memory[1:], memory[2:]
-    look = subject.launcher.look([0, 3], 16)
+    look = subject.launcher.alignment_check([0, 3], 16)
     assert look([round_, odd, None, memory[4:]])
     assert not look([odd, round_, None, round_])
     assert not look([round_, round_, None, torch.nn.Parameter(half)])
-    assert subject.launcher.look([0], 8)([half]) and subject.launcher.look([], 16)([])
+    assert subject.launcher.alignment_check([0], 8)([half]) and subject.launcher.alignment_check([], 16)([])
     # what is known of them is nothing: the program looks itself, and says what is wrong
     assert not look([round_, odd, None, torch.zeros(4).to_sparse()])
     with pytest.raises(IndexError):

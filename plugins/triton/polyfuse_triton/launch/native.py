@@ -15,7 +15,7 @@ from polyfuse.base.errors import KernelLoadError
 from polyfuse.base.files import built_once
 from polyfuse.base.process import find_command, run_program
 from polyfuse.plugin import Launchable
-from polyfuse.runtime.launching import SeriesPlan, offer_look, offer_series
+from polyfuse.runtime.launching import SeriesPlan, offer_alignment_check, offer_series
 from polyfuse_cuda.driver import has_dependent_launch
 from polyfuse_triton.build.artifact import Artifact
 from polyfuse_triton.build.meta import KernelMeta
@@ -153,7 +153,7 @@ class NativeLauncher:
         if self._look is not None and services.tensor_data:
             self._look.restype = ctypes.py_object
             self._look.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int]
-            offer_look(self.look)
+            offer_alignment_check(self.alignment_check)
         atexit.register(self._library.pf_end)
 
     def kernel(self, artifact: Artifact, folder: Path) -> Launchable:
@@ -207,7 +207,7 @@ class NativeLauncher:
         except KernelLoadError:
             return None
 
-    def look(self, positions: Sequence[int], alignment: int) -> Callable[[list[Any]], bool]:
+    def alignment_check(self, positions: Sequence[int], alignment: int) -> Callable[[list[Any]], bool]:
         """A function of inputs that says whether the tensors at some positions are at multiples of bytes."""
         made: Callable[[list[Any]], bool] = self._look(
             (ctypes.c_int * len(positions))(*positions), len(positions), alignment
