@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # tests need is built once; it is not the user's.
 _caches = tempfile.TemporaryDirectory(prefix="polyfuse-tests-", ignore_cleanup_errors=True)
 os.environ.setdefault("POLYFUSE_VERIFY", "1")
+# an error under CI alone otherwise
+os.environ.setdefault("TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING", "1")
 os.environ.setdefault("POLYFUSE_CACHE_DIR", _caches.name)
 
 
