@@ -152,6 +152,16 @@ def test_masks(size: tuple[int, ...], dtype: torch.dtype, calls: list[str]) -> N
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("size", [(50, 1), (1, 1), (2, 1, 50, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, BF16])
+def test_masks_that_repeat_along_keys_are_the_library_call(
+    size: tuple[int, ...], dtype: torch.dtype, calls: list[str]
+) -> None:
+    mask = torch.rand(size) > 0.3 if dtype == torch.bool else random(*size)
+    check(random(2, 4, 50, 32), random(2, 4, 300, 32), random(2, 4, 300, 32), mask)
+    assert not calls
+
+
 @needs_amx
 def test_rows_that_see_nothing_are_zero(calls: list[str]) -> None:
     mask = torch.rand(1, 1, 40, 600) > 0.5
