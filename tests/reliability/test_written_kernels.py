@@ -22,9 +22,9 @@ from polyfuse.reference.backend import InterpreterBackend
 Sort = Callable[..., None]
 
 
-def right(x: Tensor, values: Tensor, places: Tensor, count: int) -> None:
+def right(x: Tensor, values: Tensor, positions: Tensor, count: int) -> None:
     """What the kernel should do: rows in order, and where their numbers were."""
-    torch.sort(x, stable=True, out=(values, places))
+    torch.sort(x, stable=True, out=(values, positions))
 
 
 class Sorting:
@@ -52,9 +52,9 @@ class Sorting:
         x, _, _, count = operands
         if count < 4:
             return None
-        values, places = torch.sort(x.double(), stable=True)
+        values, positions = torch.sort(x.double(), stable=True)
         zero = torch.zeros(x.shape, dtype=torch.float64)
-        return Expected("aten.sort.default", (x,), {}, {1: (values, zero), 2: (places.double(), zero)})
+        return Expected("aten.sort.default", (x,), {}, {1: (values, zero), 2: (positions.double(), zero)})
 
 
 def _lowered(
@@ -97,37 +97,37 @@ def planted(monkeypatch: pytest.MonkeyPatch, defect: Sort) -> None:
     monkeypatch.setattr(Sorting, "defect", staticmethod(defect))
 
 
-def swapped(x: Tensor, values: Tensor, places: Tensor, count: int) -> None:
+def swapped(x: Tensor, values: Tensor, positions: Tensor, count: int) -> None:
     """Of one row, two numbers are exchanged."""
-    right(x, values, places, count)
+    right(x, values, positions, count)
     values[3, :2] = values[3, :2].flip(0)
 
 
-def coarse(x: Tensor, values: Tensor, places: Tensor, count: int) -> None:
-    right(x, values, places, count)
+def coarse(x: Tensor, values: Tensor, positions: Tensor, count: int) -> None:
+    right(x, values, positions, count)
     values.copy_(values.bfloat16().float())
 
 
-def elsewhere(x: Tensor, values: Tensor, places: Tensor, count: int) -> None:
+def elsewhere(x: Tensor, values: Tensor, positions: Tensor, count: int) -> None:
     """An index is off by one."""
-    right(x, values, places, count)
-    places[-1, -1] += 1
+    right(x, values, positions, count)
+    positions[-1, -1] += 1
 
 
-def row_left_out(x: Tensor, values: Tensor, places: Tensor, count: int) -> None:
+def row_left_out(x: Tensor, values: Tensor, positions: Tensor, count: int) -> None:
     """The last row is as it was, which is right where memory is used again."""
     before = values[-1].clone()
-    right(x, values, places, count)
+    right(x, values, positions, count)
     values[-1] = before
 
 
-def input_changed(x: Tensor, values: Tensor, places: Tensor, count: int) -> None:
-    right(x, values, places, count)
+def input_changed(x: Tensor, values: Tensor, positions: Tensor, count: int) -> None:
+    right(x, values, positions, count)
     x[0, 0] += 1
 
 
-def beside(x: Tensor, values: Tensor, places: Tensor, count: int) -> None:
-    right(x, values, places, count)
+def beside(x: Tensor, values: Tensor, positions: Tensor, count: int) -> None:
+    right(x, values, positions, count)
     end = values.storage_offset() + values.numel()
     if values.untyped_storage().nbytes() // 4 > end:
         values.as_strided((1,), (1,), end).zero_()
@@ -138,8 +138,8 @@ X = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
 
 
 def ordered(x: Tensor) -> tuple[Tensor, Tensor]:
-    values, places = torch.sort(x)
-    return values * 2, places
+    values, positions = torch.sort(x)
+    return values * 2, positions
 
 
 def agrees(x: Tensor = X, **options: Any) -> None:

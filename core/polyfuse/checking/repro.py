@@ -130,7 +130,11 @@ def _alone(value: Any, device: str) -> Any:
 
 
 def read_call(path: Path, device: str = "cpu") -> CallRepro | None:
-    """Read a call; None where the file holds another kind of launch, or none."""
+    """Read a call; None where the file holds another kind of launch.
+
+    Raises:
+        PolyfuseError: the file holds none.
+    """
     try:
         content = torch.load(path, weights_only=True)
         if content.get("kind") != _CALL:
