@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from polyfuse.torch_compat.training_calls import direct
+
 _FOUND: ContextVar[list[Any] | None] = ContextVar("polyfuse_autograd_functions", default=None)
 
 
 @contextmanager
 def found_functions() -> Iterator[list[Any]]:
     """The `autograd.Function`s that AOTAutograd makes, or finds in its cache, meanwhile."""
-    _watch()
+    watch()
     found: list[Any] = []
     token = _FOUND.set(found)
     try:
@@ -26,7 +28,8 @@ def found_functions() -> Iterator[list[Any]]:
 
 
 @cache
-def _watch() -> None:
+def watch() -> None:
+    """Have functions of AOTAutograd be found, and graphs called directly, where somebody asks for that."""
     from torch._functorch._aot_autograd import runtime_wrappers
 
     wrap = runtime_wrappers.RuntimeWrapper.post_compile
@@ -35,7 +38,8 @@ def _watch() -> None:
         found, owner = _FOUND.get(), getattr(compiled_fn, "__self__", None)
         if found is not None and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             found.append(owner)
-        return wrap(self, compiled_fn, *args, **kwargs)
+        around = wrap(self, compiled_fn, *args, **kwargs)
+        return direct(self, compiled_fn, kwargs["runtime_metadata"], around)
 
     runtime_wrappers.RuntimeWrapper.post_compile = post_compile
 
