@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache
 from typing import Any
 
 import torch
 
-from polyfuse.torch_compat.training_calls import direct
-
-_FOUND: ContextVar[list[Any] | None] = ContextVar("polyfuse_autograd_functions", default=None)
+from polyfuse.torch_compat.training_calls import FOUND, watch
 
 
 @contextmanager
@@ -20,28 +16,11 @@ def found_functions() -> Iterator[list[Any]]:
     """The `autograd.Function`s that AOTAutograd makes, or finds in its cache, meanwhile."""
     watch()
     found: list[Any] = []
-    token = _FOUND.set(found)
+    token = FOUND.set(found)
     try:
         yield found
     finally:
-        _FOUND.reset(token)
-
-
-@cache
-def watch() -> None:
-    """Have functions of AOTAutograd be found, and graphs called directly, where somebody asks for that."""
-    from torch._functorch._aot_autograd import runtime_wrappers
-
-    wrap = runtime_wrappers.RuntimeWrapper.post_compile
-
-    def post_compile(self: Any, compiled_fn: Any, *args: Any, **kwargs: Any) -> Any:
-        found, owner = _FOUND.get(), getattr(compiled_fn, "__self__", None)
-        if found is not None and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-            found.append(owner)
-        around = wrap(self, compiled_fn, *args, **kwargs)
-        return direct(self, compiled_fn, kwargs["runtime_metadata"], around)
-
-    runtime_wrappers.RuntimeWrapper.post_compile = post_compile
+        FOUND.reset(token)
 
 
 class PlainFunction:

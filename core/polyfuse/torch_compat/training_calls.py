@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ Boxed = Callable[[list[Any]], Any]
 _Marks = Sequence[tuple[int, set[int]]]
 """Positions of tensors, each with its dimensions that vary."""
 
+FOUND: ContextVar[list[Any] | None] = ContextVar("polyfuse_autograd_functions", default=None)
+"""Where `autograd.Function`s that AOTAutograd makes are noted."""
 _WANTED: ContextVar[bool] = ContextVar("polyfuse_direct_calls", default=False)
 
 
@@ -27,14 +29,29 @@ def direct_calls() -> Iterator[None]:
     """Have AOTAutograd call directly what is compiled, or found in its cache, meanwhile, where nothing else
     is to be done. The first call of each graph is torch's, which looks at custom operators then.
     """
-    from polyfuse.torch_compat.autograd_functions import watch
-
     watch()
     token = _WANTED.set(True)
     try:
         yield
     finally:
         _WANTED.reset(token)
+
+
+@cache
+def watch() -> None:
+    """Have functions of AOTAutograd be found, and graphs called directly, where somebody asks for that."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    wrap = runtime_wrappers.RuntimeWrapper.post_compile
+
+    def post_compile(self: Any, compiled_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        found, owner = FOUND.get(), getattr(compiled_fn, "__self__", None)
+        if found is not None and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+            found.append(owner)
+        around = wrap(self, compiled_fn, *args, **kwargs)
+        return direct(self, compiled_fn, kwargs["runtime_metadata"], around)
+
+    runtime_wrappers.RuntimeWrapper.post_compile = post_compile
 
 
 def direct(wrapper: Any, compiled: Callable[..., Any], meta: Any, around: Boxed) -> Boxed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
+import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from polyfuse.runtime import profile
 from polyfuse_cpp.attention import kernel as kernels
 from polyfuse_cpp.attention import lowering
 from polyfuse_cpp.attention.kernel import AttentionKernel, Form, attention_kernel, attention_source
+from polyfuse_cpp.backend import CppBackend
+from polyfuse_cpp.loading import LIBRARY
 from requirements import needs_amx
 
 BF16 = torch.bfloat16
@@ -146,6 +150,16 @@ def test_masks(size: tuple[int, ...], dtype: torch.dtype, calls: list[str]) -> N
     mask = torch.rand(size) > 0.3 if dtype == torch.bool else torch.randn(size).to(dtype)
     check(random(2, 4, 50, 64), random(2, 4, 300, 64), random(2, 4, 300, 64), mask)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("size", [(50, 1), (1, 1), (2, 1, 50, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, BF16])
+def test_masks_that_repeat_along_keys_are_the_library_call(
+    size: tuple[int, ...], dtype: torch.dtype, calls: list[str]
+) -> None:
+    mask = torch.rand(size) > 0.3 if dtype == torch.bool else random(*size)
+    check(random(2, 4, 50, 32), random(2, 4, 300, 32), random(2, 4, 300, 32), mask)
+    assert not calls
 
 
 @needs_amx
@@ -396,6 +410,22 @@ def test_text() -> None:
     signature, features, isa = source.meta.split(";")
     assert (signature, features, isa) == ("p" * 6 + "i" * 26, "attention", "avx512")
     assert math.prod(source.text.count(f"i64 {name}_{k}") for name in kernels.STRIDED for k in range(3)) == 1
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="this CPU is no x86-64, for which the test compiles"
+)
+def test_kernels_compile_on_any_x86(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    every = ("PF_DOT_BF16", "PF_AMX")
+    monkeypatch.setattr("polyfuse_cpp.backend.dot_instructions", lambda: every)
+    backend = CppBackend(Settings.resolve(None, {"cpp.isa": "avx512"}))
+    sources = [
+        attention_source(width, form, "avx512") for width, form in ((16, Form.PLAIN), (32, Form.ADDED_BF16))
+    ]
+    backend.build(sources, tmp_path)
+    assert set(backend.load(tmp_path)) == {source.key for source in sources}
+    products = re.findall(rb"\xc4\xe2[\x42-\x7a]\x5c", (tmp_path / LIBRARY).read_bytes())  # tdpbf16ps
+    assert len(products) >= 4
 
 
 def test_nothing_changes_without_matrix_registers(monkeypatch: pytest.MonkeyPatch) -> None:
