@@ -120,7 +120,7 @@ def _is_simple(function: Any, meta: Any) -> bool:
 
     looks = meta.subclass_tangent_meta
     return (
-        isinstance(function, type)
+        function is not None
         and function.maybe_subclass_metadata is None
         and getattr(function.compiled_fw, "_boxed_call", False)
         and not meta.num_backward_tokens
@@ -149,7 +149,7 @@ def _marking(marks: _Marks) -> Callable[[Sequence[torch.Tensor]], None] | None:
     if not marks:
         return None
     before = getattr(runtime_wrappers, "maybe_mark_dynamic_helper", None)
-    mark = getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", before)
+    mark: Any = getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", before)
 
     def marked(tensors: Sequence[torch.Tensor]) -> None:
         for position, dims in marks:
@@ -234,7 +234,8 @@ def _steps(function: Any) -> Any:
 
     def backward(ctx: Any, *given: Any) -> Any:
         nonlocal known
-        compiled, gradients = function.compiled_bw, given[0] if boxed else given
+        compiled = function.compiled_bw
+        gradients: Any = given[0] if boxed else given
         if (
             compiled is None
             or enabled()

@@ -42,12 +42,15 @@ def inputs(rows: int = 4) -> list[torch.Tensor]:
 
 def gradients(results: Results, args: Sequence[torch.Tensor], **named: Any) -> Results:
     total = results[0].square().sum() + results[1]
-    return torch.autograd.grad(total, args, **named)
+    found: Results = torch.autograd.grad(total, args, **named)
+    return found
 
 
 def ready(called: Callable[..., Any] = function, **named: Any) -> Callable[..., Any]:
     """A compiled function that was called twice, also backwards."""
-    compiled = torch.compile(called, backend="polyfuse", options={"strict": True}, **named)
+    compiled: Callable[..., Any] = torch.compile(
+        called, backend="polyfuse", options={"strict": True}, **named
+    )
     for _ in range(2):
         args = inputs()
         gradients(compiled(*args), args)
@@ -187,7 +190,8 @@ def test_hooks_on_saved_values_see_them() -> None:
         return value
 
     for _ in range(3):
-        packed.clear(), unpacked.clear()
+        packed.clear()
+        unpacked.clear()
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             results = compiled(*args)
         torch.testing.assert_close(gradients(results, args), gradients(function(*args), args))
@@ -198,7 +202,8 @@ def test_what_was_saved_is_given_back() -> None:
     compiled, args = ready(), inputs()
     results = compiled(*args)
     total = results[0].sum()
-    seen = [weakref.ref(saved) for saved in total.grad_fn.next_functions[0][0].saved_tensors]  # type: ignore[union-attr]
+    node: Any = total.grad_fn
+    seen = [weakref.ref(saved) for saved in node.next_functions[0][0].saved_tensors]
     mine = {id(value) for value in args}
     seen = [found for found in seen if id(found()) not in mine]
     total.backward()
@@ -232,10 +237,10 @@ def test_writes_to_inputs_and_results_that_are_inputs_or_views() -> None:
         hidden = torch.tanh(x @ weight)
         return hidden * 2, hidden.sum(), hidden.t(), x.view(-1), weight
 
-    compiled = torch.compile(called, backend="polyfuse", options={"strict": True})
+    compiled: Any = torch.compile(called, backend="polyfuse", options={"strict": True})
     args, count, other = inputs(), torch.zeros(3), torch.zeros(3)
     for _ in range(4):
-        got, expected = compiled(*args, count), called(*args, other)
+        got, expected = compiled(*args, count), called(args[0], args[1], other)
         torch.testing.assert_close(got, expected)
         assert got[4] is args[1] and got[3]._base is args[0]
         torch.testing.assert_close(gradients(got, args), gradients(expected, args))

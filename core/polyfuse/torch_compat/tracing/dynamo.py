@@ -31,8 +31,8 @@ def disable(fn: Callable[..., Any], reason: str) -> Callable[..., Any]:
         finally:
             set_eval_frame(before)
 
-    skip_code(untraced.__code__)  # the frame around it is not looked at either
     marks: Any = untraced
+    skip_code(marks.__code__)  # the frame around it is not looked at either
     marks._torchdynamo_disable = marks._torchdynamo_disable_recursive = True
     marks._torchdynamo_disable_msg = reason
     marks._torchdynamo_orig_callable = run
