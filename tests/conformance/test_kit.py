@@ -325,6 +325,20 @@ def test_markdown_and_table_show_every_status(capsys):
     assert "no sine here" in capsys.readouterr().out
 
 
+def test_a_reason_is_printed_once_and_failures_come_last(capsys):
+    from rich.console import Console
+
+    cells = [Cell("scalars", f"op{n}", "f32", Status.REFUSED, "no [float]") for n in range(3)]
+    cells.insert(1, Cell("scalars", "sin", "f32", Status.FAIL, "1 is not 2"))
+    Matrix("some", tuple(cells)).print(Console(width=120))
+    said = capsys.readouterr().out.splitlines()[-3:]
+    assert said == [
+        "refused scalars: op0 [f32] and 2 more: no [float]",
+        "fail scalars: sin [f32]: 1 is not 2",
+        "some: 0 passed, 3 refused, 1 failed, in 0 s",
+    ]
+
+
 class Picky(InterpreterBackend):
     """Refuses copies only when it emits them."""
 

@@ -107,7 +107,7 @@ class Matrix:
         return found
 
     def print(self, console: Console) -> None:
-        """Show the matrix, then the reasons."""
+        """Show the matrix, then each reason of refusals once, and all failures."""
         for group, rows in self.groups().items():
             columns = _columns(rows)
             table = Table(title=group, title_justify="left", box=None, pad_edge=False)
@@ -118,11 +118,21 @@ class Matrix:
                 table.add_row(row, *(_coloured(cells.get(c)) for c in columns))
             console.print(table)
             console.print()
+        reasons: dict[str, list[Cell]] = {}
         for cell in self.cells:
-            if cell.status is not Status.PASS:
-                console.print(f"[{_COLOUR[cell.status]}]{cell.status}[/] ", end="")
-                console.print(f"{cell.label}: {cell.reason}", markup=False, highlight=False)
+            if cell.status is Status.REFUSED:
+                reasons.setdefault(cell.reason, []).append(cell)
+        for reason, (first, *more) in reasons.items():
+            others = f" and {len(more)} more" if more else ""
+            self._print_reason(console, first, f"{first.label}{others}: {reason}")
+        for cell in self.failures():
+            self._print_reason(console, cell, f"{cell.label}: {cell.reason}")
         console.print(self.summary())
+
+    @staticmethod
+    def _print_reason(console: Console, cell: Cell, text: str) -> None:
+        console.print(f"[{_COLOUR[cell.status]}]{cell.status}[/] ", end="")
+        console.print(text, markup=False, highlight=False)
 
     def markdown(self) -> str:
         """The matrix as a section of a Markdown page; the same for the same outcomes. A group of which all is

@@ -29,6 +29,7 @@ from polyfuse.runtime.subgraphs import Layout, Subgraph
 
 if TYPE_CHECKING:
     from polyfuse.cache import KernelStore, Located
+    from polyfuse.checking.calls import Origins
     from polyfuse.compiler.guarding import Guard
     from polyfuse.compiler.native_host import NativeHost
     from polyfuse.compiler.reports.report import GraphReport
@@ -99,6 +100,7 @@ class GraphRecord:
         frozen: computes its last inputs from parameters, once for each set of them; None: it has no such.
         packed: inputs that it takes behind those of its graph; None: there are none.
         code: the byte code of the host program.
+        written: what calls of kernels that plugins wrote by hand come from.
     """
 
     text: str
@@ -115,6 +117,7 @@ class GraphRecord:
     frozen: FrozenValues | None = None
     packed: PackedInputs | None = None
     code: bytes = b""
+    written: Origins = ()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -217,7 +220,8 @@ def revived(
         for key, called in stored.called.items():
             run, _ = revived(called.graph, session, build=build)
             objects[key] = Subgraph(run, called.layouts, called.single, called.name)
-        module = load(stored.text, kernels, objects, code=stored.code)
+        callable_objects = session.checked_calls(objects, stored.written) if stored.written else objects
+        module = load(stored.text, kernels, callable_objects, code=stored.code)
         module.collectives, module.agreement = stored.collectives, agreement
         module.packed_inputs = stored.packed
         if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:

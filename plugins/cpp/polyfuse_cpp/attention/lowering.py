@@ -13,7 +13,8 @@ from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Lowering, LoweringContext, TensorValue
 from polyfuse.symbolic import IndexLike, is_equal
-from polyfuse_cpp.attention.kernel import FEWEST_QUERIES, Form, attention_kernel
+from polyfuse_cpp.attention.expected import Form
+from polyfuse_cpp.attention.kernel import FEWEST_QUERIES, attention_kernel
 from polyfuse_cpp.isa import choose_isa, has_matrix_registers
 
 WIDTHS: Final = range(16, 257)
@@ -39,7 +40,8 @@ def attention(
     Args:
         query: (images, heads, queries, width)
         key, value: (images, heads of keys, keys, width)
-        attn_mask: (queries, keys), or with four dimensions; those of size one repeat.
+        attn_mask: (queries, keys), or with four dimensions; those of size one repeat, but for the last one,
+            for which the call is the library's.
 
     Raises:
         UnsupportedError: the library's kernel is faster, or nobody has asked for another one.
@@ -50,7 +52,7 @@ def attention(
     factor = float(width**-0.5 if scale is None else scale)
     form = Form.PLAIN if factor > 0 else Form.SCALED
     if attn_mask is not None:
-        form = _form(attn_mask)
+        form = _form(attn_mask, key.size[2])
     views = [ctx.realize(operand) for operand in (query, key, value)]
     if any(view.stride[-1] != 1 for view in views):
         raise UnsupportedError("numbers of a head that do not lie side by side are the library's")
@@ -113,7 +115,9 @@ def _shares_heads(query: TensorValue, key: TensorValue, value: TensorValue) -> b
     return known or is_equal(heads, shared)
 
 
-def _form(mask: TensorValue) -> Form:
+def _form(mask: TensorValue, keys: IndexLike) -> Form:
+    if not is_equal(mask.size[-1], keys):
+        raise UnsupportedError("attention with a mask of one number for all keys is the library's")
     if mask.dtype not in _FORMS:
         raise UnsupportedError(f"attention with a mask of {mask.torch_dtype} is the library's")
     return _FORMS[mask.dtype]
