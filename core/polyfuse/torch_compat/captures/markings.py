@@ -1,4 +1,4 @@
-"""Guards whether a dimension of a parameter was marked as dynamic or static, which is without effect there."""
+"""Guards on marks of a parameter's dimensions as dynamic or static, which are without effect there."""
 
 from __future__ import annotations
 
