@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from polyfuse.symbolic import evaluate
 
 if TYPE_CHECKING:
-    from polyfuse.ir.kernel import Kernel
+    from polyfuse.ir.kernel import Kernel, KernelArg
 
 _ALIGNMENT = 256
 _GUARD = 1024
@@ -90,7 +90,15 @@ class Copied:
     blocks: tuple[Block, ...]
 
 
-def layout_of(kernel: Kernel, operands: Sequence[object]) -> Layout | None:
+class HasArguments(Protocol):
+    """A kernel, or what stands for one."""
+
+    @property
+    def args(self) -> tuple[KernelArg, ...]:
+        """What it is called with."""
+
+
+def layout_of(kernel: HasArguments, operands: Sequence[object]) -> Layout | None:
     """How the operands of a launch lie; None where they are not tensors with memory."""
     sizes = {
         arg.name: int(value)  # type: ignore[call-overload]

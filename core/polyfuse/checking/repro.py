@@ -1,14 +1,15 @@
-"""A launch in a file: the kernel's text, who generated it and how, and its operands.
+"""A launch in a file: the kernel's text, who generated it and how, and its operands; or a call of a kernel
+that is written by hand, as the operator of torch that computes the same.
 
 The file holds tensors, texts and numbers alone, and is read as such: nothing in it is run but the kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,10 @@ from polyfuse.checking.operands import Layout, copied, guarded_block
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.print import text
 
-_KIND = "polyfuse launch"
+if TYPE_CHECKING:
+    from polyfuse.plugin.source import Expected
+
+_KIND, _CALL = "polyfuse launch", "polyfuse call"
 _MOST_BYTES = 1 << 30
 """Larger operands are left out, and made up when the file is run."""
 
@@ -73,14 +77,80 @@ def write_repro(
         "about": about,
         **held,
     }
+    return _saved(content, path)
+
+
+def _saved(content: dict[str, Any], path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         torch.save(content, temporary)
     return path
 
 
+@dataclass(frozen=True)
+class CallRepro:
+    """A call of a kernel that is written by hand.
+
+    Attributes:
+        operator, args, kwargs: of torch, which computes the same.
+        plugin: whose kernel it was.
+        options: by which such calls become kernels.
+        about: what was found, for people.
+    """
+
+    operator: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    plugin: str
+    options: dict[str, Any]
+    about: str
+
+
+def write_call(path: Path, plugin: str, expected: Expected, about: str, options: dict[str, Any]) -> Path:
+    """Write a call to a file."""
+    content = {
+        "kind": _CALL,
+        "operator": expected.operator,
+        "args": [_alone(value, "cpu") for value in expected.args],
+        "kwargs": {name: _alone(value, "cpu") for name, value in expected.kwargs.items()},
+        "plugin": plugin,
+        "options": options,
+        "about": about,
+    }
+    return _saved(content, path)
+
+
+def _alone(value: Any, device: str) -> Any:
+    """A tensor with its strides, in memory of its own that holds nothing else."""
+    if not isinstance(value, Tensor):
+        return value
+    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    flat = value.detach().as_strided((extent if value.numel() else 0,), (1,)).clone().to(device)
+    return flat.as_strided(value.shape, value.stride())
+
+
+def read_call(path: Path, device: str = "cpu") -> CallRepro | None:
+    """Read a call; None where the file holds another kind of launch.
+
+    Raises:
+        PolyfuseError: the file holds none.
+    """
+    try:
+        content = torch.load(path, weights_only=True)
+        if content.get("kind") != _CALL:
+            return None
+        return CallRepro(
+            str(content["operator"]),
+            tuple(_alone(value, device) for value in content["args"]),
+            {name: _alone(value, device) for name, value in content["kwargs"].items()},
+            *(content[name] for name in ("plugin", "options", "about")),
+        )
+    except (OSError, KeyError, AttributeError, ValueError, RuntimeError) as error:
+        raise PolyfuseError(f"{path} holds no launch ({error})", "name a file that a check wrote") from error
+
+
 def is_repro(path: Path) -> bool:
-    """Whether a file was written by `write_repro`, by its first bytes."""
+    """Whether a file was written by `write_repro` or `write_call`, by its first bytes."""
     try:
         with path.open("rb") as file:
             return file.read(2) == b"PK"

@@ -40,7 +40,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """A kernel that differs from the interpreter.
+    """A kernel that is wrong.
 
     Attributes:
         kernel, backend, config: what it is.
@@ -48,6 +48,7 @@ class Finding:
         source: the first line of the model that it computes.
         problem: how it differs: the element that is farthest off.
         repro: file that `polyfuse replay` runs; empty if it could not be written.
+        truth: what it differs from.
     """
 
     kernel: str
@@ -57,6 +58,7 @@ class Finding:
     source: str
     problem: str
     repro: str
+    truth: str = "the interpreter"
 
     def __str__(self) -> str:
         config = f" ({self.config})" if self.config else ""
@@ -64,7 +66,7 @@ class Finding:
         repro = f"; run `polyfuse replay {self.repro}` to see it" if self.repro else ""
         return (
             f"kernel {self.kernel} of backend {self.backend!r}{config}, made of"
-            f" {', '.join(self.operators) or 'no operator'}{where}, differs from the interpreter:"
+            f" {', '.join(self.operators) or 'no operator'}{where}, differs from {self.truth}:"
             f" {self.problem}{repro}"
         )
 
@@ -156,9 +158,14 @@ def report_difference(
         result.problem,
         repro,
     )
+    add(finding)
+    return finding
+
+
+def add(finding: Finding) -> None:
+    """Note a kernel that is wrong."""
     with _LOCK:
         _TALLY.findings.append(finding)
-    return finding
 
 
 def result() -> Tally:

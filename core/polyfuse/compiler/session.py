@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,7 @@ from polyfuse.workers import BuildPool
 if TYPE_CHECKING:
     from polyfuse.autotune.tuner import Tuner
     from polyfuse.base.settings import Settings
+    from polyfuse.checking.calls import Origins
     from polyfuse.checking.records import Records
     from polyfuse.distributed.exchange import RankExchange
     from polyfuse.ir.kernel import Kernel
@@ -107,6 +109,13 @@ class CompileSession:
 
                 self._records = records_in(self.store.root)
             return self._records
+
+    def checked_calls(self, objects: Mapping[str, object], origins: Origins) -> Mapping[str, object]:
+        """Objects of a program, with kernels that plugins wrote by hand as the option `check` says."""
+        from polyfuse.checking.calls import checked_calls
+
+        folder = Path(self.settings.dump_folder() or self.store.root / "repros")
+        return checked_calls(objects, origins, self.settings, self.records, folder) if origins else objects
 
     def is_barred(self, backend: Backend, address: str) -> bool:
         """Whether what was built under an address must not be used on this machine."""

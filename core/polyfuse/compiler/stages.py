@@ -30,6 +30,7 @@ from polyfuse.autotune.kernels import time_fusions
 from polyfuse.base.errors import WrongCandidateError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.text import PassTexts
+from polyfuse.checking.calls import called_from
 from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import Lowered, lower_and_claim
 from polyfuse.compiler.kernels import (
@@ -328,7 +329,9 @@ def _loaded(
         dump.write(TABLE, lambda: table_text(program, code.emitted, settings))
     kernels = pending_kernels(program, code.planned, code.emitted, code.futures, session)
     with clock.stage("load"):
-        module = load(host, entries_for(kernels), layers.few.graph.objects, filename=dump.path("program.py"))
+        graph = layers.few.graph
+        objects = session.checked_calls(graph.objects, called_from(graph.nodes, graph.objects))
+        module = load(host, entries_for(kernels), objects, filename=dump.path("program.py"))
         module.packed_inputs = code.packed
         if seen:
             module.namespace["SEEN"] = seen

@@ -42,6 +42,10 @@ class OpenContext(LoweringContext):
 
     inliner: Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 
+    def emit(self, node: Node) -> None:
+        """Append a node, which comes from the operator that is lowered."""
+        super().emit(node if node.origins else replace(node, origins=self.origins))
+
     def inline(self, module: Any, arguments: Sequence[Any]) -> Any:
         """What a traced function of numbers gives for some arguments."""
         if not isinstance(module, torch.fx.GraphModule):

@@ -32,7 +32,7 @@ from polyfuse.plugin.session.extensions import Extensions, Offered
 from polyfuse.plugin.session.fusion_rules import FusionRules
 from polyfuse.plugin.session.manager import PluginManager
 from polyfuse.plugin.session.states import PluginState, State
-from polyfuse.plugin.source import HostCall, Launchable, Source
+from polyfuse.plugin.source import Expected, HostCall, Launchable, Source, WrittenKernel
 from polyfuse.plugin.target_info import TargetInfo
 from polyfuse.plugin.timing import DeviceTimer, HostTimer, Timer
 
@@ -130,6 +130,7 @@ __all__ = [
     "DeviceTimer",
     "ENTRY_POINT_GROUP",
     "Event",
+    "Expected",
     "Expr",
     "Extensions",
     "ExternCall",
@@ -197,6 +198,7 @@ __all__ = [
     "Timer",
     "UnsupportedError",
     "View",
+    "WrittenKernel",
     "Yes",
     "all_of",
     "apply",

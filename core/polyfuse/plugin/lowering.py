@@ -181,5 +181,6 @@ class LoweringContext(Protocol):
         """Put an object into the graph's table. If it can be called, the name that this returns is an
         operator that a call given to `emit` may have; an attribute `records` says whether all that it does
         is to launch work on the current stream, so that a program with it can be recorded, and `storable`
-        whether pickling it keeps all that it is, so that a program with it can be stored.
+        whether pickling it keeps all that it is, so that a program with it can be stored. One that is a
+        `polyfuse.plugin.WrittenKernel` is compared where the option `check` asks for it.
         """

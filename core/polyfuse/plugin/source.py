@@ -3,12 +3,15 @@ host program calls it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from polyfuse.base.digest import digest
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from polyfuse.ir.kernel import Alias
 
 
@@ -62,6 +65,48 @@ class Launchable(Protocol):
     """A loaded kernel: called with the kernel's arguments, buffers first, in its order. Returns nothing."""
 
     def __call__(self, *args: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a call of a kernel that is written by hand has to give.
+
+    Attributes:
+        operator: of torch, which computes the same: ``"aten.sort.default"``.
+        args, kwargs: with which it is called for that.
+        results: of the kernel, by their positions among its operands: the right values in f64, and how far
+            each element of a right kernel may be off, in f64 too; infinity allows anything.
+    """
+
+    operator: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class WrittenKernel(Protocol):
+    """A kernel whose frame no generator made, so that no representation says what it computes: an object for
+    `LoweringContext.add_object` that can be compared (option `check`), and barred where it is wrong.
+
+    Attributes:
+        plugin: whose it is.
+    """
+
+    __name__: str
+    plugin: str
+
+    @property
+    def key(self) -> str:
+        """A digest of its text, and of the compiler and machine that it is built with and for."""
+
+    def __call__(self, *operands: Any) -> None:
+        """Launch it: tensors first, then sizes. What it writes held nothing before."""
+
+    def expected(self, *operands: Any) -> Expected | None:
+        """What a call with these operands has to give; None where the library computes it anyway."""
+
+    def by_library(self, *operands: Any) -> None:
+        """Let the library compute the same, into the same operands."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.matmul.tiled.padded import SMALL_WEIGHT, pixels_of
 from polyfuse_cpp.matmul.tiled.turned import may_turn
+from polyfuse_cpp.onednn.preferences import vendor
 from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part, packed_width
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
@@ -95,6 +96,8 @@ _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 both take as long."""
 _ROWS_OF_THREADS = ((16, 1536), (8, 512))
 """From so many threads on, a kernel whose weight is packed once is faster up to so many rows."""
+_WIDE = 64
+"""Bytes of the registers of AVX-512."""
 _PLANE, _SPACE_AND_TIME = 2, 3
 """Axes of a window over an image, and over space and time."""
 
@@ -112,6 +115,8 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
     pixels, grouped = _pixels(matmul, hints)
     taps = matmul.raxes[1:]
     if len(matmul.axes) == 2 and len(matmul.raxes) == 1:
+        if _beats_packing_again(matmul, isa):
+            return _rows(matmul, hints) > 1
         return fills_matrix_registers(matmul, isa) and _has_few_rows(matmul, hints, rows)
     if fills_matrix_registers(matmul, isa):
         flat = all(axis_size(a) == 1 for a in taps)
@@ -135,6 +140,25 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
     few_taps = one_channel and isinstance(depth, int) and depth <= _FEW_TAPS
     alone = grouped or len(taps) == _SPACE_AND_TIME
     return not few_taps and pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
+
+
+def _beats_packing_again(matmul: Reduction, isa: Isa) -> bool:
+    """Whether a linear layer of f32 is faster with its weight packed once than by MKL, which packs it at each
+    call and leaves what follows to further passes: where MKL fills the registers itself, as on CPUs of its
+    maker (elsewhere `beats_mkl` decides), and columns are whole blocks.
+    """
+    columns = axis_size(matmul.axes[1])
+    if any(value.dtype is not DType.f32 for value in matmul.values) or isa.register_bytes < _WIDE:
+        return False
+    return isinstance(columns, int) and columns % (2 * isa.lanes) == 0 and vendor() == "GenuineIntel"
+
+
+def _rows(matmul: Reduction, hints: Mapping[str, int]) -> int:
+    """Rows of a linear layer; 0: nobody can guess."""
+    try:
+        return evaluate(axis_size(matmul.axes[0]), hints)
+    except KeyError:
+        return 0
 
 
 def _has_few_rows(matmul: Reduction, hints: Mapping[str, int], most: int) -> bool:

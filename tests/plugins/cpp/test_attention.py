@@ -15,13 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyfuse import cli
 from polyfuse.aot import load, package
 from polyfuse.base.settings import Settings
+from polyfuse.checking import tally
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.runtime import profile
 from polyfuse_cpp.attention import kernel as kernels
 from polyfuse_cpp.attention import lowering
-from polyfuse_cpp.attention.kernel import AttentionKernel, Form, attention_kernel, attention_source
+from polyfuse_cpp.attention.expected import Form
+from polyfuse_cpp.attention.kernel import AttentionKernel, attention_kernel, attention_source
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.loading import LIBRARY
 from requirements import needs_amx
@@ -434,3 +437,102 @@ def test_nothing_changes_without_matrix_registers(monkeypatch: pytest.MonkeyPatc
     with torch.no_grad():
         found = compiled(lambda q: F.scaled_dot_product_attention(q, q, q))(q)
     assert torch.equal(found, F.scaled_dot_product_attention(q, q, q))
+
+
+def twice_one(launch: Any, *operands: Any) -> None:
+    launch(*operands)
+    operands[4][0, 1, 3, 5] *= 1.5
+
+
+def last_row_left_out(launch: Any, *operands: Any) -> None:
+    before = operands[4][:, :, -1].clone()
+    launch(*operands)
+    operands[4][:, :, -1] = before
+
+
+def last_key_left_out(launch: Any, *operands: Any) -> None:
+    launch(*operands[:10], operands[10] - 1, *operands[11:])
+
+
+def first_head_for_all(launch: Any, *operands: Any) -> None:
+    launch(*operands[:12], 0, *operands[13:])
+
+
+def causal(launch: Any, *operands: Any) -> None:
+    launch(*operands[:-2], 1, operands[-1])
+
+
+def other_scale(launch: Any, *operands: Any) -> None:
+    launch(*operands[:-3], operands[-3] + (1 << 18), *operands[-2:])
+
+
+def swapped(launch: Any, *operands: Any) -> None:
+    launch(operands[0], operands[2], operands[1], *operands[3:])
+
+
+def wrong_logs(launch: Any, *operands: Any) -> None:
+    launch(*operands)
+    operands[5][0, 0, 7] += 0.1
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Let the built kernel be called by a function."""
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "_KERNELS", {})
+    built = AttentionKernel._found
+
+    def plant(defect: Callable[..., None]) -> None:
+        def found(self: AttentionKernel) -> Any:
+            launch = built(self)
+            return lambda *operands: defect(launch, *operands)
+
+        monkeypatch.setattr(AttentionKernel, "_found", found)
+
+    tally.begin(forget=True)
+    yield plant
+    tally.begin(forget=False)
+
+
+DEFECTS = (twice_one, last_row_left_out, last_key_left_out, first_head_for_all, other_scale, causal, swapped)
+
+
+@needs_amx
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("defect", [*DEFECTS, wrong_logs])
+def test_a_wrong_kernel_is_named_and_replaced(defect: Any, planted: Any, capsys: Any) -> None:
+    planted(defect)
+    training = defect is wrong_logs
+    operands = [random(1, 2, 45, 64).requires_grad_(training) for _ in range(3)]
+    found = compiled(lambda *t: F.scaled_dot_product_attention(*t), check="first", strict=False)(*operands)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(*operands), rtol=2e-2, atol=2e-2)
+    (finding,) = tally.result().findings
+    assert finding.backend == "cpp" and "flash_attention" in finding.operators[0]
+    assert finding.problem.startswith("result1[0, 0, 7] is " if training else "result0[0, ")
+    if not training:
+        torch.compiler.reset()
+        assert cli.main(["replay", finding.repro]) == 1
+        assert "now: result0[0, " in capsys.readouterr().out
+
+
+@needs_amx
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e18])
+@pytest.mark.parametrize("kind", ["plain", "causal", "masked", "shared", "scaled", "training"])
+def test_a_right_kernel_is_not_reported(scale: float, kind: str, planted: Any) -> None:
+    q = random(2, 4, 70, 40, scale=scale)
+    k, v = (random(2, 2 if kind == "shared" else 4, 300, 40, scale=scale) for _ in range(2))
+    mask = torch.rand(2, 1, 70, 300) > 0.4 if kind == "masked" else None
+    if mask is not None:
+        mask[0, 0, 5] = False
+    if kind == "training":
+        q.requires_grad_()
+    q.data[0, 1, 3, 2] = float("nan")
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        more = {"is_causal": kind == "causal", "enable_gqa": kind == "shared"}
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=-0.3 if kind == "scaled" else None, **more)
+
+    compiled(function, check="first")(q, k, v)
+    found = tally.result()
+    assert not found.findings and not found.skipped and found.kernels

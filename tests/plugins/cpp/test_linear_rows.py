@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.ir.expr import load
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, symbol
+from polyfuse_cpp import generator
 from polyfuse_cpp.isa import choose_isa
 from polyfuse_cpp.matmul import few_rows
 from polyfuse_cpp.matmul.few_rows import streaming_parts
@@ -59,6 +60,54 @@ def test_bf16_is_generated_where_the_library_lays_weights_out(
         matmul = linear(rows, 100, 64, DType.bf16)
         assert streaming_parts(matmul, choose_isa("avx512")) == (rows <= most)
         assert streaming_parts(matmul, choose_isa("avx2")) == 0
+
+
+def test_which_layers_of_f32_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa, some = choose_isa("avx512"), symbol("s0", 2)
+    monkeypatch.setattr(generator, "vendor", lambda: "GenuineIntel")
+    for rows in (9, 128, 20000, some):
+        assert generator.prefers(linear(rows, 96, 70), {"s0": 40}, isa)
+        assert generator.prepacks(linear(rows, 96, 70), {"s0": 40}, isa)
+    assert not generator.prefers(linear(some, 96, 70), {}, isa)
+    assert not generator.prefers(linear(128, 100, 70), {}, isa)  # no whole blocks of columns
+    assert not generator.prefers(linear(128, 96, 70, DType.f64), {}, isa)
+    assert not generator.prefers(linear(128, 96, 70), {}, choose_isa("avx2"))
+    monkeypatch.setattr(generator, "vendor", lambda: "AuthenticAMD")
+    assert not generator.prefers(linear(128, 96, 70), {}, isa)
+
+
+class Gated(nn.Module):
+    """A gated block with a residual; a depth that fills no whole vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(70, 96), nn.Linear(70, 96, bias=False), nn.Linear(96, 64)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return y + self.down(F.gelu(self.gate(x)) * self.up(x))
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_layers_of_f32_whose_weight_is_packed_once(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "vendor", lambda: "GenuineIntel")
+    reset_reports()
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Gated().eval()
+    options = {"strict": True, "freezing": True}
+    compiled = torch.compile(model, backend="polyfuse", dynamic=dynamic, options=options)
+    with torch.no_grad():
+        for rows in (128, 9, 33, 200) if dynamic else (37,):
+            x, y = torch.randn(rows, 70), torch.randn(rows, 64)
+            x[0, 69], x[1, 0] = float("nan"), float("inf")
+            expected = model.double()(x.double(), y.double()).float()
+            model.float()
+            torch.testing.assert_close(compiled(x, y), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+        model.down.weight.mul_(-1)  # is seen
+        torch.testing.assert_close(compiled(x, y), model(x, y), rtol=1e-5, atol=1e-5, equal_nan=True)
+    if choose_isa("").name == "avx512":
+        assert not any("mm" in call for report in last_reports() for call in report.calls)
 
 
 def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

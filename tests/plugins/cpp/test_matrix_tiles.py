@@ -486,6 +486,7 @@ def layer(rows: int | IndexLike, columns: int, depth: int, dtype: DType = DType.
 
 def test_which_linear_layers_matrix_registers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     isa, some = choose_isa("avx512"), symbol("s0")
+    monkeypatch.setattr(generator, "vendor", lambda: "")
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
     assert generator.prefers(layer(256, 3072, 768), {}, isa)
     assert generator.prefers(layer(some, 3072, 768), {"s0": 100}, isa)

@@ -28,6 +28,7 @@ from polyfuse.runtime.subgraphs import Layout, Subgraph
 
 if TYPE_CHECKING:
     from polyfuse.cache import KernelStore, Located
+    from polyfuse.checking.calls import Origins
     from polyfuse.compiler.guarding import Guard
     from polyfuse.compiler.reports.report import GraphReport
     from polyfuse.compiler.sizes.stored import SizedRecord
@@ -88,6 +89,7 @@ class GraphRecord:
         frozen: computes its last inputs from parameters, once for each set of them; None: it has no such.
         packed: inputs that it takes behind those of its graph; None: there are none.
         code: the byte code of the host program.
+        written: what calls of kernels that plugins wrote by hand come from.
     """
 
     text: str
@@ -103,6 +105,7 @@ class GraphRecord:
     frozen: FrozenValues | None = None
     packed: PackedInputs | None = None
     code: bytes = b""
+    written: Origins = ()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -199,7 +202,8 @@ def revived(
         for key, called in stored.called.items():
             run, _ = revived(called.graph, session, build=build)
             objects[key] = Subgraph(run, called.layouts, called.single, called.name)
-        module = load(stored.text, kernels, objects, code=stored.code)
+        callable_objects = session.checked_calls(objects, stored.written) if stored.written else objects
+        module = load(stored.text, kernels, callable_objects, code=stored.code)
         module.collectives, module.agreement = stored.collectives, agreement
         module.packed_inputs = stored.packed
         if stored.sized is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from polyfuse.checking.calls import called_from
 from polyfuse.compiler.graph_cache.record import CalledRecord, GraphRecord, KernelRecord, facts_of
 from polyfuse.compiler.packages.kernels import packed
 from polyfuse.compiler.reports.report import GraphReport
@@ -89,4 +90,5 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
         called=called,
         packed=module.packed_inputs,
         code=b"" if module.code is None else stored_code(module.code),
+        written=called_from(built.layers.few.graph.nodes, objects),
     )

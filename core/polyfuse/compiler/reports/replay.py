@@ -14,10 +14,11 @@ from polyfuse.base.config import Config
 from polyfuse.base.errors import IRError, PolyfuseError, UnsupportedError
 from polyfuse.base.names import plain_word
 from polyfuse.base.settings import Settings
+from polyfuse.checking import tally
 from polyfuse.checking.compare import agree, mismatch
 from polyfuse.checking.launch import CheckResult, check_launch
 from polyfuse.checking.operands import layout_of
-from polyfuse.checking.repro import read_repro
+from polyfuse.checking.repro import CallRepro, read_call, read_repro
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.session import CompileSession, session_for
@@ -30,6 +31,7 @@ from polyfuse.ir.text.parse import parse, parse_kernel
 from polyfuse.plugin import Backend
 from polyfuse.schedule import UnclaimedError, claim_nodes
 from polyfuse.symbolic import IndexLike, evaluate
+from polyfuse.torch_compat import ops
 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 _UNKNOWN_SIZE = 16
@@ -66,6 +68,9 @@ def replay_launch(path: Path) -> tuple[str, str]:
     Returns:
         What was found when the file was written, and how the kernel differs now; empty where it agrees.
     """
+    call = read_call(path)
+    if call is not None:
+        return call.about, _called_again(call)
     device = parse_kernel(read_repro(path).kernel).device
     held = read_repro(path, device)
     kernel = parse_kernel(held.kernel)
@@ -79,6 +84,29 @@ def replay_launch(path: Path) -> tuple[str, str]:
     ]
     found = _launched(kernel, backend, config, session, operands)
     return held.about, found.problem or (f"it could not be checked: {found.unknown}" if found.unknown else "")
+
+
+def _called_again(call: CallRepro) -> str:
+    """How a call of a kernel that is written by hand differs now; empty where it agrees."""
+    function = ops.resolve(call.operator)
+    options = {**call.options, "check": "first", "graph_cache": False}
+    tensors = [value for value in call.args if isinstance(value, Tensor)]
+
+    def compute(*given: Tensor) -> Any:
+        rest = iter(given)
+        args = [next(rest) if isinstance(value, Tensor) else value for value in call.args]
+        return function(*args, **call.kwargs)
+
+    tally.begin(forget=True)
+    try:
+        with torch.no_grad():
+            torch.compile(compute, backend="polyfuse", options=options)(*tensors)
+        found = tally.result()
+    finally:
+        tally.begin(forget=False)
+    if found.findings:
+        return found.findings[0].problem
+    return "" if found.kernels else f"it could not be checked: {call.plugin} has no kernel for it here"
 
 
 def _launched(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from enum import IntEnum
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -19,38 +19,23 @@ from polyfuse.base.files import built_folder
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
-from polyfuse.plugin import Launchable, Source
+from polyfuse.plugin import Expected, Launchable, Source
+from polyfuse_cpp.attention.expected import MORE, STRIDED, Form, expected_attention
 from polyfuse_cpp.backend import KERNEL_LANGUAGE, CppBackend
 
 SIZES: Final = ("images", "heads", "key_heads", "queries", "keys")
-STRIDED: Final = ("query", "key", "value", "mask", "result", "logs")
-"""Tensors of a call, of each of which the kernel takes the strides of images, heads and rows."""
 FEWEST_QUERIES: Final = 8
 """Queries from which laying out keys and values for matrix registers pays."""
 _QUERIES: Final = len(STRIDED) + SIZES.index("queries")
-_MORE: Final = ("scale_bits", "is_causal", "has_logs")
 
 _LOCK = threading.Lock()
 _KERNELS: dict[tuple[object, ...], AttentionKernel] = {}
 
 
-class Form(IntEnum):
-    """How scores become logarithms of weights; numbers as in ``prelude/attention.h``."""
-
-    PLAIN = 0
-    """Times a positive factor."""
-    SCALED = 1
-    """Times any factor."""
-    ADDED = 2
-    """With an f32 mask added."""
-    ADDED_BF16 = 3
-    """With a bf16 mask added."""
-
-
 def attention_source(width: int, form: Form, isa: str) -> Source:
     """The kernel for heads of `width` numbers."""
     pointers = ", ".join(f"{'f32*' if name == 'logs' else 'bf16*'} {name}" for name in STRIDED)
-    sizes = [*SIZES, *(f"{name}_{k}" for name in STRIDED for k in range(3)), *_MORE]
+    sizes = [*SIZES, *(f"{name}_{k}" for name in STRIDED for k in range(3)), *MORE]
     lines = [
         "namespace pf {",
         f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({pointers}, '
@@ -83,6 +68,7 @@ class AttentionKernel:
 
     storable = True
     """What it is made of says all that it is."""
+    plugin = "cpp"
 
     def __init__(self, width: int, form: Form, settings: Settings) -> None:
         self.__name__ = f"attention_{width}_{form.name.lower()}"
@@ -97,7 +83,7 @@ class AttentionKernel:
     def __call__(self, *operands: Any) -> None:
         """Compute `result`, and `logs` where they are read."""
         if operands[_QUERIES] < FEWEST_QUERIES:
-            return self._by_library(*operands)
+            return self.by_library(*operands)
         if self._launch is None:
             self._launch = self._found()
         return self._launch(*operands)
@@ -112,12 +98,27 @@ class AttentionKernel:
                 f"attention is the library's, for its kernel cannot be had ({cause}); install a compiler that"
                 " knows AMX, such as g++ 12 or later, or name it in CXX",
             )
-            return self._by_library
+            return self.by_library
 
-    def _by_library(self, *operands: Any) -> None:
+    @cached_property
+    def key(self) -> str:
+        """A digest of its text, its compiler, and the CPU that it is for."""
+        width, form, settings = self._parts
+        backend = CppBackend(settings)
+        return _address(backend, attention_source(width, form, backend.isa.name))
+
+    def expected(self, *operands: Any) -> Expected | None:
+        """What a call has to give; None where it is the library's."""
+        if operands[_QUERIES] < FEWEST_QUERIES:
+            return None
+        self._launch = self._launch or self._found()
+        return None if self._launch == self.by_library else expected_attention(self._parts[1], operands)
+
+    def by_library(self, *operands: Any) -> None:
+        """Let the library compute `result`, and `logs` where they are read."""
         _, form, _ = self._parts
         query, key, value, mask, result, logs = operands[: len(STRIDED)]
-        scale_bits, is_causal, has_logs = operands[-len(_MORE) :]
+        scale_bits, is_causal, has_logs = operands[-len(MORE) :]
         scale = torch.tensor(scale_bits, dtype=torch.int32).view(torch.float32).item()
         found, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *(query, key, value, 0.0, bool(is_causal)),
@@ -152,9 +153,13 @@ def attention_kernel(width: int, form: Form, settings: Settings) -> AttentionKer
         return _KERNELS[key]
 
 
+def _address(backend: CppBackend, source: Source) -> str:
+    facts = (f"{name} {value}" for name, value in sorted(backend.describe().items()))
+    return digest(source.key, *facts)
+
+
 def _load(backend: CppBackend, source: Source, root: Any) -> Launchable:
     """The kernel from the cache, built if it is not there."""
-    facts = (f"{name} {value}" for name, value in sorted(backend.describe().items()))
-    folder = root / "templates" / digest(source.key, *facts)
+    folder = root / "templates" / _address(backend, source)
     built_folder(folder, lambda made: backend.build([source], made))
     return backend.load(folder)[source.key]

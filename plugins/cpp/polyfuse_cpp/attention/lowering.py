@@ -13,7 +13,8 @@ from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Lowering, LoweringContext, TensorValue
 from polyfuse.symbolic import IndexLike, is_equal
-from polyfuse_cpp.attention.kernel import FEWEST_QUERIES, Form, attention_kernel
+from polyfuse_cpp.attention.expected import Form
+from polyfuse_cpp.attention.kernel import FEWEST_QUERIES, attention_kernel
 from polyfuse_cpp.isa import choose_isa, has_matrix_registers
 
 WIDTHS: Final = range(16, 257)

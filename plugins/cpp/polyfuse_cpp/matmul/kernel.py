@@ -45,7 +45,8 @@ _FETCHING = (
 
 _AHEAD = {OperandPath.DIRECT: 8, OperandPath.PREPACKED: 64}
 """Steps ahead for which a tile asks operand B. What was packed once comes from memory, from where 64 steps
-arrive in time. Rows of a matrix that is read where it is lie far apart."""
+arrive in time, unless tiles before have asked (`later_block`). Rows of a matrix that is read where it is lie
+far apart."""
 
 TILES_AHEAD = 8 << 10
 """The same for matrix registers, in elements: they are quick to multiply."""
@@ -303,9 +304,10 @@ class MatmulText:
         plan, out = self.plan, self.out
         columns, following = self.b.columns_at()
         row, step = self.a.layout_steps()
-        ahead = _ahead(plan, self.matmul)
+        later = "" if self.is_one_tile() else later_block(self.b, columns)
+        ahead = 0 if later else _ahead(plan, self.matmul)
         begin = f"matmul_tile<{plan.rows}, {vectors}, {plan.vectors}, {self.matmul.dtype}"
-        end = f"{columns}, {following}, depth_here, sum, pass == pass_from);"
+        end = f"{columns}, {following}, depth_here, sum, pass == pass_from{later});"
         fixed = following if following.isdigit() else "0"
         name = f"{begin}, {step}, {ahead}, {fixed}>"
         packed = f"{name}({self.a.rows_at()}, {row}, 0, {end}"

@@ -17,7 +17,7 @@ from polyfuse_cpp.matmul.narrow.converted import axis_of_bytes, multiplies_pairs
 from polyfuse_cpp.matmul.narrow.nibbles import nibbles_of
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.paths import OperandPath
-from polyfuse_cpp.matmul.problem import MatrixOperand, tile_steps
+from polyfuse_cpp.matmul.problem import MatrixOperand, is_far_layer, tile_steps
 from polyfuse_cpp.matmul.tiled.turned import STEPS
 from polyfuse_cpp.memory.address import index_text
 
@@ -25,8 +25,8 @@ _PAD = 32
 """Elements behind a converted column: columns do not compete for sets of the L1 cache, and a vector may be
 written past the end."""
 
-_FAR = 256 << 10
-"""Bytes of a packed operand from which a tile asks for it, and not for rows."""
+_STEPS_AT_ONCE = 4
+"""Steps of the depth after which a tile that vectors add up asks for something."""
 
 _LAYOUT_ALONG, _LAYOUT_ACROSS, _LAYOUT_ANY = 3, 12, 48
 """What laying out a block costs, in sixteenths of a tile: copied, transposed, computed."""
@@ -390,20 +390,22 @@ class OperandBText(OperandText):
 
 
 def later_block(text: OperandBText, columns: str) -> str:
-    """What a tile asks for of a linear layer's large packed weight, as an argument: its part of the block
-    that is read where the one at `columns` is now in the next pass, or by the next group of blocks; else "".
+    """What a tile asks for, as an argument: its part of the block that is read where the one at `columns` is
+    now in the next pass, or by the next group of blocks; else "".
     """
-    matmul, out, wide = text.matmul, text.out, text.wide
-    size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
-    if text.plan.path is not OperandPath.PREPACKED_TILES or not matmul.is_layer or size < _FAR:
+    matmul, out, wide, plan = text.matmul, text.out, text.wide, text.plan
+    alone = plan.path is OperandPath.PREPACKED and wide == matmul.b.packed_width
+    if not is_far_layer(matmul) or not (alone or plan.path is OperandPath.PREPACKED_TILES):
         return ""
+    size, steps = matmul.b.memory.itemsize, tile_steps(matmul) if plan.path.tiles else _STEPS_AT_ONCE
     out.line("const bool more = pass + 1 < pass_to;")
     out.line("const bool later = more || block + (block_e - block_a) < block_to;")
     following = f"((block_e - block_a) * depth_count - depth_from) * {wide}"
-    out.line(f"const bf16* const later_at = {columns} + (more ? depth_here * {wide} : {following});")
+    behind = f"(more ? depth_here * {wide} : {following})"
+    out.line(f"const {text.element}* const later_at = {columns} + {behind};")
     out.line(
-        f"const matrix_ahead ahead = matrix_share(later_at, later ? depth_here * {2 * wide} : 0, "
-        f"depth_here / {tile_steps(matmul)}, tile - tile_a, tile_e - tile_a);"
+        f"const matmul_later ahead = matmul_later_part(later_at, later ? depth_here * {size * wide} : 0, "
+        f"depth_here / {steps}, tile - tile_a, tile_e - tile_a);"
     )
     return ", ahead"
 
@@ -421,7 +423,7 @@ def turned_later(text: OperandBText, columns: str, one_tile: bool) -> str:
     out.line("const i64 beside = block_e - block_a;")
     size = f"block + beside < block_to ? {wide * depth * 2} : 0"
     steps = f"{depth // STEPS}, tile - tile_a, tile_e - tile_a"
-    return f"matrix_share({columns} + beside * {wide * depth}, {size}, {steps})"
+    return f"matmul_later_part({columns} + beside * {wide * depth}, {size}, {steps})"
 
 
 def layout_cost(text: OperandBText, rows_at_once: bool) -> int:

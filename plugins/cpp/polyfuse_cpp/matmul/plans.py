@@ -12,7 +12,7 @@ from polyfuse.symbolic import bounds, product
 from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
 from polyfuse_cpp.matmul.narrow.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
-from polyfuse_cpp.matmul.problem import Matmul, as_stored, whole_tiles
+from polyfuse_cpp.matmul.problem import Matmul, as_stored, is_far_layer, whole_tiles
 from polyfuse_cpp.matmul.tiled.padded import padded_of
 from polyfuse_cpp.matmul.tiled.turned import AT_ONCE_ROWS, TURNED_ROWS, turns
 from polyfuse_cpp.matmul.window import (
@@ -29,7 +29,7 @@ _PACKED_BYTES = 384 << 10
 """What is packed of operand B at once: it stays in the L2 cache."""
 
 _PACKED_BEFORE = 192 << 10
-"""The same of what was packed before for matrix registers: the next group arrives meanwhile."""
+"""The same of what was packed before for a layer: the next group arrives meanwhile."""
 
 _WINDOW = 640
 """Steps of a pass over the depth of a convolution: the 576 of 64 channels under a window of 3x3 are one."""
@@ -346,7 +346,9 @@ class _Machine:
         depth, turned = depth or self._depth(path, rows), path is OperandPath.TURNED
         size = depth * vectors * self.isa.lanes * (2 if path.paired or turned else self.size)
         several = self.matmul.is_layer and self.matmul.extent(self.matmul.a.axes) > rows
+        spanned = vectors * self.isa.lanes == self.matmul.b.packed_width and is_far_layer(self.matmul)
         before = path is OperandPath.PREPACKED_TILES or turned
+        before = before or (path is OperandPath.PREPACKED and spanned)
         most = _PACKED_BEFORE if before and several else _PACKED_BYTES
         blocks = min(max(1, most // size), 64) if path.blocked else 1
         sizes = [self.matmul.facts.sizes[name] for name in self.matmul.b.axes]

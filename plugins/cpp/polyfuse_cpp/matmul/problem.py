@@ -29,6 +29,9 @@ from polyfuse_cpp.isa import steps_of
 _NARROWEST = 4
 """Columns of the narrowest block."""
 
+_FAR = 256 << 10
+"""Bytes of a packed operand from which a tile asks for what is read later, since it comes from far."""
+
 
 @dataclass(frozen=True)
 class MatrixOperand:
@@ -305,6 +308,13 @@ def _in_pairs(side: MatrixOperand, depth: Sequence[str], facts: Facts) -> Matrix
         if all(coefficient(where, name) == apart for name, apart in wanted.items()):
             return replace(side, apart=2, packed_width=width, paired=True)
     return side
+
+
+def is_far_layer(matmul: Matmul) -> bool:
+    """Whether a matmul is a linear layer whose weight stays in no near cache."""
+    right = matmul.b
+    size = matmul.extent(matmul.depth) * matmul.extent(right.axes) * right.memory.itemsize
+    return matmul.is_layer and size >= _FAR
 
 
 def tile_steps(matmul: Matmul) -> int:

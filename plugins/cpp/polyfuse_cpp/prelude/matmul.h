@@ -180,6 +180,18 @@ template <int R, class T, bool BESIDE> struct tile_rows {
   }
 };
 
+// What comes to the second cache while a tile is added up: `lines` of 64 bytes for each register of the depth, or each four
+// steps. A block of the right operand that is read later is divided among the tiles of rows before.
+struct matmul_later {
+  const char* from;
+  i64 lines;
+};
+[[maybe_unused]] PF_INLINE matmul_later matmul_later_part(const void* block, i64 bytes, i64 steps, i64 tile, i64 tiles) {
+  if (tiles < 2) return {nullptr, 0};
+  const i64 lines = (bytes / 64 + steps * tiles - 1) / (steps * tiles);
+  return {(const char*)block + tile * steps * lines * 64, lines};
+}
+
 // One step of a tile: R numbers, `at` behind where its rows are, times C vectors at b, added to the sums. Where AHEAD is not 0,
 // asks for what operand B has so many steps later; beyond 8, where its steps lie side by side, for each line once.
 template <int R, int C, class T, bool BESIDE, int AHEAD, class V>
@@ -204,7 +216,8 @@ PF_INLINE void tile_step(const tile_rows<R, T, BESIDE>& a, i64 at, const T* b, i
 // asks for what is `fetch` elements behind the left operand: a little with each step, for what waits for memory is
 // limited, and operand B must not wait behind it.
 template <int R, int C, class T, int STEP, int AHEAD, class V>
-PF_INLINE void tile_steps(const T* p, i64 row, i64 fetch, const T*& b, i64 next, i64 count, V (&sum)[R * C]) {
+PF_INLINE void tile_steps(const T* p, i64 row, i64 fetch, const T*& b, i64 next, i64 count, V (&sum)[R * C],
+                          matmul_later later = {nullptr, 0}) {
   constexpr bool beside = STEP != 1;
   tile_rows<R, T, beside> a(p, row);
   for (; count >= 4; count -= 4) {
@@ -215,6 +228,7 @@ PF_INLINE void tile_steps(const T* p, i64 row, i64 fetch, const T*& b, i64 next,
 #pragma GCC unroll 32
       for (int i = 0; i < R; ++i) __builtin_prefetch(behind.of(i));
     }
+    for (i64 i = 0; i < later.lines; ++i, later.from += 64) __builtin_prefetch(later.from, 0, 2);
     tile_step<R, C, T, beside, AHEAD>(a, 0, b, next, sum);
     tile_step<R, C, T, beside, AHEAD>(a, STEP, b + next, next, sum);
     tile_step<R, C, T, beside, AHEAD>(a, 2 * STEP, b + 2 * next, next, sum);
@@ -237,7 +251,7 @@ PF_INLINE void tile_steps(const T* p, i64 row, i64 fetch, const T*& b, i64 next,
 // before. `fetch` is as above.
 template <int R, int C, int WIDE, class T, int STEP, int AHEAD, int NEXT>
 static __attribute__((noinline)) void matmul_tile(const T* a, i64 row, i64 fetch, const T* b, i64 apart, i64 depth, T* c,
-                                                  bool first) {
+                                                  bool first, matmul_later later = {nullptr, 0}) {
   typedef typename shape<T>::vec V;
   V sum[R * C];
   if (first) {
@@ -247,7 +261,7 @@ static __attribute__((noinline)) void matmul_tile(const T* a, i64 row, i64 fetch
 #pragma GCC unroll 32
     for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + (i / C * WIDE + i % C) * int(Vec::lanes));
   }
-  tile_steps<R, C, T, STEP, AHEAD>(a, row, fetch, b, NEXT > 0 ? NEXT : apart, depth, sum);
+  tile_steps<R, C, T, STEP, AHEAD>(a, row, fetch, b, NEXT > 0 ? NEXT : apart, depth, sum, later);
 #pragma GCC unroll 32
   for (int i = 0; i < R * C; ++i) store(c + (i / C * WIDE + i % C) * int(Vec::lanes), sum[i]);
 }

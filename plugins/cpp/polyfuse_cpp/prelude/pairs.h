@@ -117,18 +117,6 @@ static __attribute__((unused)) void matrix_end() { __asm__ volatile("tilerelease
   __asm__ volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(P), "r"(i64(STEP)) : "memory")
 #define PF_TILE_DOT(SUM, A, B) __asm__ volatile("tdpbf16ps %%tmm" #B ", %%tmm" #A ", %%tmm" #SUM : :)
 
-// What comes to the second cache while a tile is added up: `lines` of 64 bytes for each register of the depth. A block of the
-// right operand that is read later is divided among the tiles of rows before.
-struct matrix_ahead {
-  const char* from;
-  i64 lines;
-};
-[[maybe_unused]] PF_INLINE matrix_ahead matrix_share(const bf16* block, i64 bytes, i64 steps, i64 tile, i64 tiles) {
-  if (tiles < 2) return {nullptr, 0};
-  const i64 lines = (bytes / 64 + steps * tiles - 1) / (steps * tiles);
-  return {(const char*)block + tile * steps * lines * 64, lines};
-}
-
 // Up to 16 rows, in pairs as columns of a right operand (`pair_across<1>`), and 16 columns that each lie along the depth (a
 // multiple of 32), `apart` elements from each other, as rows of a left one. Sums go to c, whose rows are 16 elements long.
 static __attribute__((noinline, unused)) void matrix_columns(const bf16* columns, i64 apart, const bf16* rows, i64 depth,
@@ -164,7 +152,7 @@ static __attribute__((noinline, unused)) void matrix_columns(const bf16* columns
 // in c as registers have them; `last`, they become rows of 16 C elements.
 template <int R, int C>
 static __attribute__((noinline)) void matrix_turned(const bf16* columns, i64 apart, const bf16* rows, i64 depth, f32* c,
-                                                    bool first, bool last, matrix_ahead later) {
+                                                    bool first, bool last, matmul_later later) {
   alignas(64) f32 sums[R * C * 256];
   const i64 step = apart * 2, pair = R * 64;
   if (first) {
@@ -217,7 +205,7 @@ template <int N> PF_INLINE void matrix_fetch(const bf16* p) {
 // loads of whole tiles are not seen coming.
 template <int R, int C, int STEPS>
 static __attribute__((noinline)) void matrix_tile(const bf16* a, i64 apart, i64 fetch, const bf16* b, i64 ahead, i64 depth,
-                                                  f32* c, bool first, matrix_ahead later = {nullptr, 0}, i64 out = C * 64) {
+                                                  f32* c, bool first, matmul_later later = {nullptr, 0}, i64 out = C * 64) {
   const i64 row = apart * 2, pair = C * 64, down = out * 4;
   if (first) {
     PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
