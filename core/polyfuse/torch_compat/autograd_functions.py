@@ -4,40 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache
 from typing import Any
 
 import torch
 
-_FOUND: ContextVar[list[Any] | None] = ContextVar("polyfuse_autograd_functions", default=None)
+from polyfuse.torch_compat.training_calls import FOUND, watch
 
 
 @contextmanager
 def found_functions() -> Iterator[list[Any]]:
     """The `autograd.Function`s that AOTAutograd makes, or finds in its cache, meanwhile."""
-    _watch()
+    watch()
     found: list[Any] = []
-    token = _FOUND.set(found)
+    token = FOUND.set(found)
     try:
         yield found
     finally:
-        _FOUND.reset(token)
-
-
-@cache
-def _watch() -> None:
-    from torch._functorch._aot_autograd import runtime_wrappers
-
-    wrap = runtime_wrappers.RuntimeWrapper.post_compile
-
-    def post_compile(self: Any, compiled_fn: Any, *args: Any, **kwargs: Any) -> Any:
-        found, owner = _FOUND.get(), getattr(compiled_fn, "__self__", None)
-        if found is not None and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-            found.append(owner)
-        return wrap(self, compiled_fn, *args, **kwargs)
-
-    runtime_wrappers.RuntimeWrapper.post_compile = post_compile
+        FOUND.reset(token)
 
 
 class PlainFunction:

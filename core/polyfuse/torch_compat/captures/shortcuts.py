@@ -18,6 +18,7 @@ import torch
 from polyfuse.base.lazy import rare_collections
 from polyfuse.torch_compat.captures.guard_repeats import added_once
 from polyfuse.torch_compat.captures.vmap_calls import recorded
+from polyfuse.torch_compat.tracing.dynamo import disable_again
 from polyfuse.torch_compat.tracing.shapes import hint, is_symbolic
 
 _FUNC_MAP = "torch.distributed.tensor.experimental._func_map"
@@ -36,9 +37,11 @@ def shortcuts() -> Iterator[None]:
     function is compared with one of `torch.distributed` only where its module is imported already: else it
     cannot be that one. How long guards take, which goes into Dynamo's metrics, is measured without emptying
     the caches of the CPU before. Convolutions make no guards on sizes. No guard repeats another, and plain
-    calls of `vmap` are not inlined. Whatever of it a version of torch does not have is left as it is.
+    calls of `vmap` are not inlined. Calls of the frame do not look whether a profiler wants to know how long
+    their inputs took to be found, and keep Dynamo away from what is compiled once. Whatever of it a version
+    of torch does not have is left as it is.
     """
-    from torch._dynamo import guards, symbolic_convert
+    from torch._dynamo import config, guards, output_graph, symbolic_convert
     from torch._dynamo.variables import higher_order_ops
     from torch._guards import GuardsSet
 
@@ -47,6 +50,10 @@ def shortcuts() -> Iterator[None]:
         logs = [getattr(symbolic_convert, name, None) for name in ("trace_call_log", "trace_source_log")]
         if all(isinstance(log, logging.Logger) and not log.isEnabledFor(logging.DEBUG) for log in logs):
             stack.enter_context(_replaced(symbolic_convert, "get_funcname", _unnamed))
+        if hasattr(config, "record_runtime_overhead"):
+            stack.enter_context(config.patch(record_runtime_overhead=False))
+        if disable := getattr(output_graph, "disable", None):
+            stack.enter_context(_replaced(output_graph, "disable", disable_again(disable)))
         stack.enter_context(_replaced(guards, "profile_guard_manager", _microseconds_of_guards))
         if choose := getattr(torch._C, "_select_conv_backend", None):
             stack.enter_context(_replaced(torch._C, "_select_conv_backend", chosen_by_hints(choose)))

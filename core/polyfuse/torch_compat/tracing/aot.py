@@ -23,6 +23,7 @@ from polyfuse.torch_compat.captures.shared_inputs import SharedInputs
 from polyfuse.torch_compat.captures.written_inputs import input_memory, with_written_apart
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
 from polyfuse.torch_compat.tracing.written_strides import preserved_strides
+from polyfuse.torch_compat.training_calls import direct_calls
 
 if TYPE_CHECKING:
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
@@ -73,7 +74,14 @@ def compile_module(
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
         scope = caching(replace(entry, views=views, memory=memory))
     tracing = nullcontext() if shared is None else shared.traced()
-    with scope, preserved_strides(gm), _remainders_of_numbers(gm), _sizes_of_numbers(), tracing:
+    with (
+        scope,
+        direct_calls(),
+        preserved_strides(gm),
+        _remainders_of_numbers(gm),
+        _sizes_of_numbers(),
+        tracing,
+    ):
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
             list(example_inputs),

@@ -39,6 +39,7 @@ from polyfuse.torch_compat.captures.written_inputs import (
 )
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.tracing.output_views import OutputView, with_views
+from polyfuse.torch_compat.training_calls import direct_calls
 
 
 class CacheEntryGone(Exception):
@@ -264,7 +265,7 @@ def reopened(content: bytes, current: GraphCacheEntry) -> Callable[..., Any]:
     try:
         entry = pickle.loads(content)
         entry.guards_expr = None  # they are among Dynamo's
-        with torch_tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        with torch_tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))), direct_calls():
             run = entry.wrap_post_compile([], entry.sanitized_aot_config, {})
     finally:
         _CURRENT.reset(token)
