@@ -16,7 +16,7 @@ class Offer(StrEnum):
     TIMER = "timer"
     LOWERINGS = "lowerings"
     REWRITES = "rewrites"
-    NATIVE_HOST = "native host"
+    NATIVE_MODELS = "models without Python"
 
 
 @dataclass(frozen=True)

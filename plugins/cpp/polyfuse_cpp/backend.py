@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.ir.kernel import Kernel
     from polyfuse.ir.nodes import Node, Reduction
-    from polyfuse.plugin.host import HostProgram
     from polyfuse.plugin.host_library import HostLibrary
 
 _VERSION = "1"
@@ -161,17 +160,15 @@ class CppBackend(Backend):
         )
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
-        """One unit of all kernels, one library; or host programs, or models, each a library of its own."""
+        """One unit of all kernels, one library; or models, each a library of its own."""
         if sources[0].language != KERNEL_LANGUAGE:
-            from polyfuse_cpp.native_host.model_text import LIBRARY_LANGUAGE, public_headers
-            from polyfuse_cpp.native_host.program import host_unit
+            from polyfuse_cpp.native_host.model_text import public_headers
 
             for source in sources:
-                is_model = source.language == LIBRARY_LANGUAGE
                 path = folder / f"{source.key}.cpp"
-                path.write_text(source.text if is_model else host_unit(source), encoding="utf-8")
+                path.write_text(source.text, encoding="utf-8")
                 self._build_library(path, path.with_suffix(".so"), source.name)
-                for name, text in public_headers().items() if is_model else ():
+                for name, text in public_headers().items():
                     (folder / name).write_text(text, encoding="utf-8")
             return
         signatures = {source.symbol: source.meta.split(";")[0] for source in sources}
@@ -200,23 +197,13 @@ class CppBackend(Backend):
         )
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
-        """The kernels of a built folder by key, or its host programs."""
-        if (folder / KEYS).exists():
-            return load_folder(folder, self._pool.share)
-        from polyfuse_cpp.native_host.program import load_hosts
-
-        return load_hosts(folder)
+        """The kernels of a built folder by key."""
+        return load_folder(folder, self._pool.share)
 
     def host(self, source: Source) -> HostCall | None:
         """Kernels are C functions: pointers and sizes in the order of the kernel's arguments."""
         signature, _, _ = source.meta.split(";")
         return HostCall(LIBRARY, source.symbol, tuple(CALL_KINDS[letter] for letter in signature))
-
-    def host_program(self, program: HostProgram) -> Source | No:
-        """A function over the plain C interface of `host/host.h`."""
-        from polyfuse_cpp.native_host.program import host_source
-
-        return host_source(program)
 
     def host_library(self, library: HostLibrary) -> Source | No:
         """A shared library over ``model/polyfuse_model.h``, which needs the C library and OpenMP alone; on a
