@@ -107,7 +107,7 @@ def test_each_kernel_is_checked(name: str, freezing: bool, defect: Any, planted:
     planted(defect)
     make, size, dtype = CASES[name]
     model, x = make().eval().to(dtype), torch.randn(size).to(dtype)
-    options = {"check": "first", "freezing": freezing, "native_host": False}
+    options = {"check": "first", "freezing": freezing}
     with torch.no_grad():
         found = torch.compile(model, backend="polyfuse", dynamic=False, options=options)(x)
         torch.testing.assert_close(found, model(x), rtol=3e-2, atol=3e-2)
