@@ -28,7 +28,7 @@ from polyfuse_cpp.matmul.plans import matmul_plans, nearby_plans, plan_seconds
 from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.matmul.tiled.padded import SMALL_WEIGHT, pixels_of
-from polyfuse_cpp.matmul.tiled.turned import may_turn
+from polyfuse_cpp.matmul.tiled.turned import lies_along_depth, may_turn
 from polyfuse_cpp.onednn.preferences import vendor
 from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part, packed_width
 from polyfuse_cpp.prelude import store_modes
@@ -96,6 +96,10 @@ _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 both take as long."""
 _ROWS_OF_THREADS = ((16, 1536), (8, 512))
 """From so many threads on, a kernel whose weight is packed once is faster up to so many rows."""
+_MOST_STORED, _DEEP_ENOUGH = 96, 256
+"""Rows of a linear layer of f32 up to which reading the weight along its depth takes less time than packing
+it, and the depth from which adding up lanes does not matter.
+"""
 _WIDE = 64
 """Bytes of the registers of AVX-512."""
 _PLANE, _SPACE_AND_TIME = 2, 3
@@ -143,14 +147,23 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
 
 
 def _beats_packing_again(matmul: Reduction, isa: Isa) -> bool:
-    """Whether a linear layer of f32 is faster with its weight packed once than by MKL, which packs it at each
-    call and leaves what follows to further passes: where MKL fills the registers itself, as on CPUs of its
-    maker (elsewhere `beats_mkl` decides), and columns are whole blocks.
+    """Whether a linear layer of f32 is faster with its weight packed once, or of few rows read as it is, than
+    by MKL, which packs it at each call and leaves what follows to further passes: where MKL fills the
+    registers itself, as on CPUs of its maker (elsewhere `beats_mkl` decides), and columns are whole blocks.
     """
     columns = axis_size(matmul.axes[1])
     if any(value.dtype is not DType.f32 for value in matmul.values) or isa.register_bytes < _WIDE:
         return False
     return isinstance(columns, int) and columns % (2 * isa.lanes) == 0 and vendor() == "GenuineIntel"
+
+
+def _reads_as_stored(matmul: Reduction, hints: Mapping[str, int]) -> bool:
+    """Whether a linear layer of f32 has so few rows that reading its weight along the depth is faster than
+    packing it.
+    """
+    steps = axis_size(matmul.raxes[0])
+    deep = isinstance(steps, int) and steps >= _DEEP_ENOUGH
+    return deep and lies_along_depth(matmul) and 1 < _rows(matmul, hints) <= _MOST_STORED
 
 
 def _rows(matmul: Reduction, hints: Mapping[str, int]) -> int:
@@ -210,6 +223,8 @@ def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     1x1, longer than reading it packed. Of a linear layer, whether it has to be packed.
     """
     if len(matmul.axes) == 2 and len(matmul.raxes) == 1:
+        if _beats_packing_again(matmul, isa):
+            return not _reads_as_stored(matmul, hints)
         return not (fills_matrix_registers(matmul, isa) and may_turn(matmul))
     pixels, grouped = _pixels(matmul, hints)
     if fills_matrix_registers(matmul, isa):

@@ -68,6 +68,9 @@ def test_which_layers_of_f32_are_packed_once(monkeypatch: pytest.MonkeyPatch) ->
     for rows in (9, 128, 20000, some):
         assert generator.prefers(linear(rows, 96, 70), {"s0": 40}, isa)
         assert generator.prepacks(linear(rows, 96, 70), {"s0": 40}, isa)
+    # few rows of a deep one are as fast from the weight as it is
+    assert [generator.prepacks(linear(n, 96, 256), {}, isa) for n in (9, 96, 97)] == [False, False, True]
+    assert generator.prepacks(linear(9, 96, 256, step=2), {}, isa)
     assert not generator.prefers(linear(some, 96, 70), {}, isa)
     assert not generator.prefers(linear(128, 100, 70), {}, isa)  # no whole blocks of columns
     assert not generator.prefers(linear(128, 96, 70, DType.f64), {}, isa)
@@ -77,37 +80,42 @@ def test_which_layers_of_f32_are_packed_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Gated(nn.Module):
-    """A gated block with a residual; a depth that fills no whole vectors."""
+    """A gated block with a residual."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int, inner: int) -> None:
         super().__init__()
-        self.up, self.gate, self.down = nn.Linear(70, 96), nn.Linear(70, 96, bias=False), nn.Linear(96, 64)
+        self.up, self.gate = nn.Linear(depth, inner), nn.Linear(depth, inner, bias=False)
+        self.down = nn.Linear(inner, 64)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return y + self.down(F.gelu(self.gate(x)) * self.up(x))
 
 
-@pytest.mark.quick(4)
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_layers_of_f32_whose_weight_is_packed_once(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.quick(5)
+@pytest.mark.parametrize("freezing, dynamic", [(False, True), (True, False), (True, True)])
+def test_layers_of_f32_that_are_generated(
+    freezing: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(generator, "vendor", lambda: "GenuineIntel")
     reset_reports()
     torch.compiler.reset()
     torch.manual_seed(0)
-    model = Gated().eval()
-    options = {"strict": True, "freezing": True}
+    # depths that fill no whole vectors
+    depth = 70 if freezing else 263
+    model = Gated(depth, 96 if freezing else 288).eval()
+    options = {"strict": True, "freezing": freezing}
     compiled = torch.compile(model, backend="polyfuse", dynamic=dynamic, options=options)
     with torch.no_grad():
-        for rows in (128, 9, 33, 200) if dynamic else (37,):
-            x, y = torch.randn(rows, 70), torch.randn(rows, 64)
-            x[0, 69], x[1, 0] = float("nan"), float("inf")
+        for rows in (33, 9, 128, 96, 200) if dynamic else (37,):
+            x, y = torch.randn(rows, depth), torch.randn(rows, 64)
+            x[0, -1], x[1, 0] = float("nan"), float("inf")
             expected = model.double()(x.double(), y.double()).float()
             model.float()
             torch.testing.assert_close(compiled(x, y), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
         model.down.weight.mul_(-1)  # is seen
         torch.testing.assert_close(compiled(x, y), model(x, y), rtol=1e-5, atol=1e-5, equal_nan=True)
     if choose_isa("").name == "avx512":
-        assert not any("mm" in call for report in last_reports() for call in report.calls)
+        assert not any("mm" in call for call in last_reports()[0].calls)
 
 
 def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

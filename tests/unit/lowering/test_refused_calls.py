@@ -154,6 +154,24 @@ def test_memory_that_is_behind_a_slice_is_read() -> None:
     check(lambda x: (x * 2)[:5].as_strided((10,), (2,)) + 1, rows)
 
 
+@pytest.mark.parametrize("begin", [1, 4])
+def test_memory_that_is_before_a_slice_is_read(begin: int) -> None:
+    run, _ = compiled(lambda x: (x.as_strided((3, 4), (2, 1), begin) * 2, x + 1))
+    rows = torch.rand(20)
+    assert torch.equal(run(rows[4:])[0], rows.as_strided((3, 4), (2, 1), begin) * 2)
+
+
+def test_what_is_written_before_a_slice_does_not_change_its_other_elements() -> None:
+    def write(x: Tensor) -> Tensor:
+        x.as_strided((4,), (3,), 1).add_(1)
+        return x * 2
+
+    rows, expected = torch.arange(20.0), torch.arange(20.0)
+    write(expected[3:])
+    torch.compile(write, backend="polyfuse")(rows[3:])
+    assert torch.equal(rows[3:], expected[3:])
+
+
 def test_mixed_types_that_eager_mode_takes() -> None:
     x, weight = torch.randn(3, 4).bfloat16(), torch.rand(4)
     for fn in (

@@ -368,9 +368,9 @@ def as_strided(
     assert result.view is not None
     buffer = ctx.buffers[result.view.buffer]
     end = result.view.offset + storage_size(result.size, result.stride)
-    if is_nonnegative(buffer.storage - end):
+    if is_nonnegative(result.view.offset) and is_nonnegative(buffer.storage - end):
         return result
-    # eager mode's operator knows how much memory there is, and refuses what is beyond
+    # eager mode's operator knows how much memory there is before and behind, and refuses what is beyond
     seen: TensorValue = call_operator(
         ctx, node.target, node.meta["val"], (value, size, stride, storage_offset), {}, fallback=False
     )

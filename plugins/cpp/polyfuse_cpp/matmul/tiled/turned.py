@@ -37,13 +37,18 @@ def turns(matmul: Matmul) -> bool:
     return whole and deep and apart and pitch > 0 and is_multiple(last, TILE)
 
 
+def lies_along_depth(matmul: Reduction) -> bool:
+    """Whether steps of both operands of a linear layer that is no kernel yet lie side by side."""
+    plain = all(value.op == "load" and not value.args for value in matmul.values)
+    inside = axis_name(matmul.raxes[0])
+    return plain and all(coefficient(value.index, inside) == 1 for value in matmul.values)
+
+
 def may_turn(matmul: Reduction) -> bool:
-    """The same of a linear layer that is no kernel yet: whether steps of both operands lie side by side, and
-    how many of them and columns there are.
+    """The same as `turns` of a linear layer that is no kernel yet: whether steps of both operands lie side by
+    side, and how many of them and columns there are.
     """
     columns, steps = axis_size(matmul.axes[1]), axis_size(matmul.raxes[0])
-    plain = all(value.op == "load" and not value.args for value in matmul.values)
-    if not plain or not isinstance(columns, int) or not isinstance(steps, int):
+    if not lies_along_depth(matmul) or not isinstance(columns, int) or not isinstance(steps, int):
         return False
-    beside = all(coefficient(value.index, axis_name(matmul.raxes[0])) == 1 for value in matmul.values)
-    return beside and columns % TILE == 0 and steps >= _DEEP and steps % STEPS == 0
+    return columns % TILE == 0 and steps >= _DEEP and steps % STEPS == 0
