@@ -17,6 +17,7 @@ import torch
 
 from polyfuse.base.lazy import rare_collections
 from polyfuse.torch_compat.captures.guard_repeats import added_once
+from polyfuse.torch_compat.captures.markings import Markings
 from polyfuse.torch_compat.captures.vmap_calls import recorded
 from polyfuse.torch_compat.tracing.dynamo import disable_again
 from polyfuse.torch_compat.tracing.shapes import hint, is_symbolic
@@ -27,6 +28,9 @@ _MOST_DIMS = 4
 """Of one and two dimensions the candidates give the same memory format; of three they do not."""
 _OPERANDS = ("input", "weight")
 
+_MARKS = "add_dimension_marking_guard"
+"""Since torch 2.13, the method of a guard's node that looks for marks."""
+
 
 @contextmanager
 def shortcuts() -> Iterator[None]:
@@ -36,10 +40,10 @@ def shortcuts() -> Iterator[None]:
     a line, for which Dynamo splits whole files into tokens, is looked for only where calls are logged. A
     function is compared with one of `torch.distributed` only where its module is imported already: else it
     cannot be that one. How long guards take, which goes into Dynamo's metrics, is measured without emptying
-    the caches of the CPU before. Convolutions make no guards on sizes. No guard repeats another, and plain
-    calls of `vmap` are not inlined. Calls of the frame do not look whether a profiler wants to know how long
-    their inputs took to be found, and keep Dynamo away from what is compiled once. Whatever of it a version
-    of torch does not have is left as it is.
+    the caches of the CPU before. Convolutions make no guards on sizes. No guard repeats another, none looks
+    for marks on the dimensions of a parameter, and plain calls of `vmap` are not inlined. Calls of the frame
+    do not look whether a profiler wants to know how long their inputs took to be found, and keep Dynamo away
+    from what is compiled once. Whatever of it a version of torch does not have is left as it is.
     """
     from torch._dynamo import config, guards, output_graph, symbolic_convert
     from torch._dynamo.variables import higher_order_ops
@@ -58,6 +62,11 @@ def shortcuts() -> Iterator[None]:
         if choose := getattr(torch._C, "_select_conv_backend", None):
             stack.enter_context(_replaced(torch._C, "_select_conv_backend", chosen_by_hints(choose)))
         stack.enter_context(_replaced(GuardsSet, "add", added_once(GuardsSet.add)))
+        node = getattr(guards, "GuardManager", None)
+        if mark := getattr(node, _MARKS, None):
+            markings, match = Markings(), guards.GuardBuilder.TENSOR_MATCH
+            stack.enter_context(_replaced(node, _MARKS, markings.marked(mark)))
+            stack.enter_context(_replaced(guards.GuardBuilder, "TENSOR_MATCH", markings.matched(match)))
         if functorch := getattr(higher_order_ops, "FunctorchHigherOrderVariable", None):
             inline = functorch.call_function
             stack.enter_context(_replaced(functorch, "call_function", recorded(inline)))
