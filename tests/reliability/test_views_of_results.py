@@ -25,13 +25,15 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return torch.compile(function, backend="polyfuse", options=options)
 
 
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_views_are_views(dynamic: bool) -> None:
+def test_views_are_views(dynamic: bool, native: bool) -> None:
     def f(given: list[torch.Tensor]) -> Any:
         results = [x.sin() + 1 for x in given]
         return [(y, view(y), y.sum(0)) for view, y in zip(VIEWS.values(), results, strict=True)]
 
-    run = torch.compile(f, backend="polyfuse", dynamic=dynamic)
+    run = torch.compile(f, backend="polyfuse", dynamic=dynamic, options={"native_host": native})
     given = [torch.randn(4, 6) for _ in VIEWS]
     for name, (y, found, total), (_, wanted, _) in zip(VIEWS, run(given), f(given), strict=True):
         for a, b in zip(*((v if isinstance(v, tuple) else (v,)) for v in (found, wanted)), strict=True):
@@ -88,3 +90,28 @@ def test_windows_of_pooled_memory() -> None:
     x = torch.randn(4, 6)
     for found, wanted in zip(compiled(f, memory_pools=True)(x), f(x), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "view",
+    [lambda y: y.unfold(1, 3, 1), lambda y: y.as_strided((3, 4), (2, 1)), lambda y: y[:1].expand(5, 6)],
+)
+def test_gradients_of_results_whose_elements_share_memory(
+    view: Callable[[torch.Tensor], torch.Tensor], dynamic: bool | None
+) -> None:
+    """Each element has a number of its own, though elements of the result share one."""
+
+    def gradient(function: Callable[..., Any]) -> torch.Tensor:
+        x = torch.arange(24.0).view(4, 6).requires_grad_()
+        y = function(x)
+        y.backward(torch.arange(1.0, y.numel() + 1).view(y.shape))
+        assert x.grad is not None
+        return x.grad
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return view(x * 2)
+
+    torch._dynamo.reset()
+    run = torch.compile(f, backend="polyfuse", dynamic=dynamic)
+    torch.testing.assert_close(gradient(run), gradient(f))

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polyfuse.torch_compat.tracing.shapes import has_overlaps
+
 if TYPE_CHECKING:
     from polyfuse.runtime.graphs.memory import GraphMemory, Slot
 
@@ -190,19 +192,8 @@ def _uncopyable(facts: GraphFacts, tensor: torch.Tensor) -> str:
     """Why an input cannot be copied into a buffer of a recording; empty if it can."""
     if tensor.device != torch.device(facts.device):
         return f"is on {tensor.device}"
-    if _overlaps(tensor):
+    if has_overlaps(tensor):
         return "has elements that share memory"
     if tensor.is_conj() or tensor.is_neg():
         return "is a lazily conjugated or negated tensor"
     return ""
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements may share memory other than by repetition (a stride of zero)."""
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride:
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
-    return False

@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat.captures.shared_inputs import SharedInputs
 from polyfuse.torch_compat.captures.written_inputs import input_memory, with_written_apart
+from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
 from polyfuse.torch_compat.tracing.written_strides import preserved_strides
 from polyfuse.torch_compat.training_calls import direct_calls
@@ -80,6 +81,7 @@ def compile_module(
         preserved_strides(gm),
         _remainders_of_numbers(gm),
         _sizes_of_numbers(),
+        _gradients_apart(),
         tracing,
     ):
         compiled: Callable[..., Any] = aot_module_simplified(
@@ -193,6 +195,32 @@ def _sizes_of_numbers() -> Iterator[None]:
         yield
     finally:
         graph_compile.tensorify_python_scalars = before
+
+
+@contextmanager
+def _gradients_apart() -> Iterator[None]:
+    """Inside, gradients of results whose elements share memory are expected in memory of their own.
+
+    AOTAutograd has a gradient laid out as the result is, copied if it is not. Where windows of a result
+    overlap, as behind `unfold`, numbers of such a copy overwrite others, and no error says so. Dynamo holds a
+    lock while it compiles a frame, so that no other compile sees the change.
+    """
+    from torch._functorch._aot_autograd import schemas
+
+    kind: Any = schemas.MemoryFormatMeta
+    before = kind.__dict__["from_tensor"]
+
+    def expected(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
+        plain = tensor.layout is torch.strided and not shapes.free_symbols(tensor)
+        if plain and shapes.has_overlaps(tensor):
+            return kind(memory_format=torch.contiguous_format)
+        return before.__func__(tensor, *args, **named)
+
+    kind.from_tensor = staticmethod(expected)
+    try:
+        yield
+    finally:
+        kind.from_tensor = before
 
 
 def _read_sizes(gm: GraphModule) -> None:
