@@ -43,6 +43,8 @@ _SIZE_CLASSES = (9, 16, 128, 1024)
 """Below the first, layers have few rows (`streaming_parts`); below the second, a row fills few vectors; from
 the last on, it is longer than what a thread is given.
 """
+_TUNED_CLASSES = (3, 5, *_SIZE_CLASSES)
+"""Where GEMMs are measured: a tile of eight rows may be the fastest for eight, and computes eight for two."""
 
 
 class CppBackend(Backend):
@@ -58,6 +60,7 @@ class CppBackend(Backend):
             str(settings.plugin_option("cpp", "compiler", "") or ""),
             str(settings.plugin_option("cpp", "flags", "") or ""),
         )
+        self._size_classes = _TUNED_CLASSES if settings.gemm == "fastest" else _SIZE_CLASSES
         self._pool = PoolSource(self.toolchain, settings)
         offer_checksum(ChecksumSource(self.toolchain, settings).find)
         offer_look(LookSource(self.toolchain, settings).find)
@@ -80,7 +83,7 @@ class CppBackend(Backend):
             column_bytes=_COLUMN_BYTES,
             column_reductions=True,
             two_pass_row=_TWO_PASS_ROW,
-            size_classes=_SIZE_CLASSES,
+            size_classes=self._size_classes,
         )
 
     def claims(self, node: Node) -> Claim:
