@@ -31,7 +31,7 @@ def polyfuse_manifest() -> Manifest:
         priority={"cpu": 100},
         offers=(
             *(Offer.KERNELS, Offer.CHOICES, Offer.LOWERINGS, Offer.REWRITES),
-            *(Offer.FUSION_RULES, Offer.TIMER, Offer.NATIVE_MODELS),
+            *(Offer.FUSION_RULES, Offer.TIMER, Offer.NATIVE_HOST),
         ),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
         options={
