@@ -54,6 +54,7 @@ def check(layer: nn.Module, x: torch.Tensor, count: int, training: bool, **optio
         (lambda: nn.Conv2d(3, 8, 3, stride=3, dilation=2), (40, 7)),
         (lambda: nn.Conv2d(3, 8, 5, stride=(2, 6), padding=(1, 3), dilation=(1, 2)), (40, 7)),
         (lambda: nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=2), (30, 2)),
+        (lambda: nn.Conv2d(8, 8, (1, 8)), (12, 8)),
         (lambda: nn.Conv3d(16, 8, (2, 8, 8), stride=8), (9, 56, 8)),
     ],
 )
@@ -73,7 +74,7 @@ def test_results_one_number_wide(layer: Any, size: tuple[int, ...], last: bool, 
     [
         (nn.Conv2d(3, 8, 3, stride=2), (31, 5)),
         (nn.Conv2d(3, 8, (3, 1), stride=2), (31, 1)),
-        (nn.Conv2d(3, 8, 3, stride=(2, 1)), (31, 3)),
+        (nn.Conv2d(3, 8, 8, stride=8), (8, 8)),
         (nn.Conv2d(3, 8, 1, stride=2, padding=(0, 1)), (31, 1)),
     ],
 )
