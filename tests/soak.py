@@ -60,7 +60,7 @@ class Soak:
         def f(x: torch.Tensor) -> torch.Tensor:
             return kind(x, number)
 
-        options = self.rng.choice(({}, {"memory_pools": True}, {"graph_cache": False}))
+        options = self.rng.choice(({}, {"native_host": True}, {"graph_cache": False}))
         dynamic = self.rng.choice((None, True, False))
         run = torch.compile(f, backend="polyfuse", dynamic=dynamic, options={"strict": True, **options})
         self.check(f, run)

@@ -25,6 +25,8 @@ SDPA = "sdpa"
 DYNAMO = "dynamo"
 # In place of a mode: parameters are constants, in inference.
 FREEZING = "freezing"
+# In place of a mode: the host program is native.
+NATIVE = "native"
 # In place of a mode: what Dynamo traced is stored too.
 CAPTURES = "captures"
 # After a mode of Inductor's and a plus sign: its CUTLASS choices take part.
@@ -39,9 +41,9 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
     """`function` compiled by `backend`; eager is the function itself.
 
     `"inductor:reduce-overhead"` names a mode too, `"inductor:freezing"` (or
-    `"inductor:freezing+max-autotune"`) what treats parameters as constants,
-    `"inductor:max-autotune+cutlass"` what chooses among CUTLASS's kernels too, and `"polyfuse@halide"` the
-    one plugin that generates code.
+    `"inductor:freezing+max-autotune"`) what treats parameters as constants, `"polyfuse:native"` what runs
+    between kernels as compiled code, `"inductor:max-autotune+cutlass"` what chooses among CUTLASS's kernels
+    too, and `"polyfuse@halide"` the one plugin that generates code.
     """
     if backend == EAGER:
         return function
@@ -64,6 +66,8 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
         options["options"] = {**_options_of(backend, base), **inductor_cutlass.OPTIONS}
     elif mode == CAPTURES:
         options["options"] = {**options.get("options", {}), "capture_cache": True}
+    elif mode == NATIVE:
+        options["options"] = {**options.get("options", {}), "native_host": True}
     elif mode:
         options["mode"] = mode
     return torch.compile(function, backend=resolved(backend), dynamic=dynamic, **options)

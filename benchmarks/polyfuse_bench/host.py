@@ -1,4 +1,4 @@
-"""What a call costs besides computing: graphs of small kernels.
+"""What a call costs besides computing: graphs of small kernels, by host programs in Python and native ones.
 
 Times the cases of one row in this process.
 """
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE, compiled
+from polyfuse_bench.backends import EAGER, INDUCTOR, NATIVE, POLYFUSE, compiled
 from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
-CANDIDATES = (EAGER, INDUCTOR, POLYFUSE)
+CANDIDATES = (EAGER, INDUCTOR, POLYFUSE, f"{POLYFUSE}:{NATIVE}")
 """Who is compared unless the command line says otherwise."""
 
 SIDE = 16

@@ -302,7 +302,7 @@ def _decode_section(content: dict[str, Any]) -> list[str]:
 def _host_section(content: dict[str, Any]) -> list[str]:
     words = (
         "Kernels of 256 numbers, each of which needs all of the one before: what a call costs besides",
-        "computing. *native*: with the host program as compiled code, an option that is gone.",
+        "computing. *native*: with the option `native_host`.",
     )
     return _one_table(content, "Calls of graphs of small kernels", words, "graph")
 

@@ -114,6 +114,21 @@ def test_sizes_that_data_decide_choose_the_program_of_the_next_call(tmp_path, mo
     assert polyfuse.metrics().cache_hits == 1
 
 
+@pytest.mark.slow
+def test_few_rows_have_programs_of_their_own_where_kernels_are_measured() -> None:
+    """What is fastest for eight rows computes eight for two."""
+    polyfuse.reset()
+    layer = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24))
+    options = {"gemm": "fastest", "graph_cache": False}
+    compiled = torch.compile(layer, backend="polyfuse", options=options)
+    with torch.no_grad():
+        for rows in (8, 2, 3, 4, 5, 7, 8, 9):
+            x = torch.randn(rows, 24)
+            torch._dynamo.mark_dynamic(x, 0)
+            torch.testing.assert_close(compiled(x), layer(x), atol=1e-5, rtol=1e-5)
+    assert polyfuse.metrics().programs == 4  # of 2, 3 to 4, 5 to 8 and 9 to 15 rows
+
+
 def test_without_classes_there_is_one_program():
     polyfuse.reset()
     options = {"graph_cache": False, "size_classes": False}

@@ -69,11 +69,13 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
     return partial(torch.compiler.set_stance, skip_guard_eval_unsafe=True)
 
 
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("mode", ["inference", "frozen", "training"])
-def test_results_and_gradients_are_as_in_eager_mode(unguarded, mode):
+def test_results_and_gradients_are_as_in_eager_mode(unguarded, native, mode):
     net = Net()
     other = copy.deepcopy(net)
-    net.compile(backend="polyfuse", options={"freezing": mode == "frozen"})
+    options = {"freezing": mode == "frozen", "native_host": native}
+    net.compile(backend="polyfuse", options=options)
     with torch.set_grad_enabled(mode == "training"):
         step(net, x := torch.randn(8, 8)), step(other, x)
         with unguarded():
@@ -132,7 +134,7 @@ class Scaled(torch.nn.Module):
 def test_one_call_sees_that_all_are_laid_out_as_before(unguarded, monkeypatch, frozen, parameters):
     """One by one, 100 parameters take as long as many a kernel."""
     net = torch.nn.Sequential(*[Scaled() for _ in range(parameters)])
-    net.compile(backend="polyfuse", options={"freezing": frozen})
+    net.compile(backend="polyfuse", options={"freezing": frozen, "native_host": False})
     x = torch.randn(2, 8)
     wanted = net(x)
     looks = []

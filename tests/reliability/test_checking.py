@@ -266,13 +266,16 @@ def test_the_winner_of_tuning_is_checked_in_any_mode(install, warned):
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_the_winner_of_tuning_is_checked(warned, monkeypatch, right):
+def test_the_winner_of_tuning_is_checked_before_a_native_program_calls_it(warned, monkeypatch, right):
     if not right:
         monkeypatch.setattr(launch, "agree", lambda found, *_: torch.zeros_like(found, dtype=torch.bool))
-    run = compiled(model, check="off", tune_kernels=True, tune_in_process=True)
+    options = {"tune_kernels": True, "tune_in_process": True, "native_host": True}
+    run = compiled(model, check="off", **options)
     for _ in range(3):
         torch.testing.assert_close(run(X), model(X))
     assert tally.result().launches == 1 and bool(warned) is not right
+    host = last_reports()[-1].host
+    assert host is not None and bool(host.refused) is not right
 
 
 def test_a_rounding_left_out_is_found(install, warned):

@@ -552,7 +552,7 @@ def test_another_process_compiles_nothing_and_loads_no_part_that_compiles():
     own |= {"polyfuse.frontend.traced", "polyfuse.frontend.rewrites.passes"}
     own |= {"polyfuse.compiler.offered_rewrites", "polyfuse.compiler.guarding", "polyfuse.ir.kernel"}
     own |= {"polyfuse.schedule.claims", "polyfuse.frontend.python_code", "polyfuse.compiler.ranks"}
-    own |= {"polyfuse_cpp.generator", "polyfuse_cpp.loops.kernel"}
+    own |= {"polyfuse_cpp.generator", "polyfuse_cpp.loops.kernel", "polyfuse_cpp.native_host.program"}
     assert not own & set(modules)
 
 
@@ -607,6 +607,23 @@ def test_machines_that_give_to_a_remote_store_at_once(monkeypatch, tmp_path, sec
         assert hits + misses == 2 and not bypasses and not errors
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "three"))
     assert outcome(start())[:4] == [2, 0, {}, 0]
+
+
+@pytest.mark.usefixtures("built_kernels")
+def test_native_host_programs_are_cached(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((x @ x).sum(0) + x, -1)
+
+    x = torch.randn(4, 4)
+    check(function, x, native_host=True)
+    (report,) = last_reports()
+    assert report.cached and report.host is not None and report.host.text() == "native, by cpp"
+    assert again(function, x).misses == 1, "without the option it is another graph"
+    kernels = tmp_path / "cache" / "kernels"
+    (host,) = (path for path in kernels.glob("*/*/*.cpp") if "pf_runtime" in path.read_text())
+    shutil.rmtree(host.parent)
+    assert again(function, x, native_host=True).misses == 1
+    assert again(function, x, native_host=True).hits == 1
 
 
 def stepped(name: str) -> tuple[list[torch.Tensor], GraphCounts]:

@@ -38,15 +38,17 @@ def compile_again(number: int, **options: object) -> None:
     torch.testing.assert_close(compiled(x), f(x))
 
 
+@pytest.mark.quick(1)
 @LINUX
-def test_libraries_are_unloaded(monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"native_host": True}], ids=["", "native host"])
+def test_libraries_are_unloaded(monkeypatch, options):
     monkeypatch.setattr(pool, "_REMEMBERED", 2)
     for number in range(2):
-        compile_again(number)
+        compile_again(number, **options)
     gc.collect()
     before = len(libraries())
     for number in range(2, 6):
-        compile_again(number)
+        compile_again(number, **options)
         gc.collect()  # what is collected is unloaded when another library is opened
     assert len(libraries()) <= before + 3, libraries()
 

@@ -51,12 +51,15 @@ torch.set_num_threads(1)
 def f(x, w):
     y = torch.softmax(x @ w, -1)
     return (y.cumsum(0) * x.sum(1, keepdim=True)).tanh()
-x, w = torch.randn(7, 13, requires_grad=True), torch.randn(13, 13)
-run = torch.compile(f, backend="polyfuse", options={"strict": True, "graph_cache": False})
-found, wanted = run(x, w), f(x, w)
-torch.testing.assert_close(found, wanted)
-for a, b in zip(torch.autograd.grad(found.sum(), x), torch.autograd.grad(wanted.sum(), x)):
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+for host in (False, True):
+    torch.compiler.reset()
+    x, w = torch.randn(7, 13, requires_grad=True), torch.randn(13, 13)
+    options = {"strict": True, "native_host": host, "graph_cache": False}
+    run = torch.compile(f, backend="polyfuse", options=options)
+    found, wanted = run(x, w), f(x, w)
+    torch.testing.assert_close(found, wanted)
+    for a, b in zip(torch.autograd.grad(found.sum(), x), torch.autograd.grad(wanted.sum(), x)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 print("clean")
 """
 

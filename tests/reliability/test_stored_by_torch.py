@@ -62,7 +62,7 @@ def loaded(path: Path) -> Callable[..., Any]:
 
 
 CASES: dict[str, tuple[Callable[..., Any], bool, dict[str, Any]]] = {
-    "inference": (soft, False, {}),
+    "inference": (soft, False, {"native_host": True}),
     "training": (soft, True, {}),
     "without a cache": (soft, False, {"cache": False}),
     "without the graph cache": (soft, True, {"graph_cache": False}),

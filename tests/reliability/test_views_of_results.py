@@ -25,13 +25,15 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return torch.compile(function, backend="polyfuse", options=options)
 
 
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_views_are_views(dynamic: bool) -> None:
+def test_views_are_views(dynamic: bool, native: bool) -> None:
     def f(given: list[torch.Tensor]) -> Any:
         results = [x.sin() + 1 for x in given]
         return [(y, view(y), y.sum(0)) for view, y in zip(VIEWS.values(), results, strict=True)]
 
-    run = torch.compile(f, backend="polyfuse", dynamic=dynamic)
+    run = torch.compile(f, backend="polyfuse", dynamic=dynamic, options={"native_host": native})
     given = [torch.randn(4, 6) for _ in VIEWS]
     for name, (y, found, total), (_, wanted, _) in zip(VIEWS, run(given), f(given), strict=True):
         for a, b in zip(*((v if isinstance(v, tuple) else (v,)) for v in (found, wanted)), strict=True):

@@ -196,6 +196,10 @@ class Settings:
     inplace: bool = option(True, "Let a kernel write its result over an input that nothing needs afterwards.")
 
     # Launching.
+    native_host: bool = option(
+        False,
+        "Run the host program as compiled code, where all is on the CPU: less time for many small kernels.",
+    )
     launch_series: bool = option(True, "Launch eight and more consecutive kernels in one call (Triton's).")
     device_graphs: bool = option(
         False,

@@ -64,6 +64,7 @@ class CheckedKernel(Provisional):
         self._replace = replace
         self._lock = threading.Lock()
         self._sizes = any(arg.kind == "size" for arg in subject.kernel.args)
+        self._seen = False
         # kernels of sizes that vary stay behind this one, and to look at operands takes longer than small
         # kernels do: launches like those that agreed are known by numbers alone
         self._bytes: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -74,6 +75,11 @@ class CheckedKernel(Provisional):
         self._is_size = [kind == "size" for kind in kinds]
         self._size_at = [at for at, kind in enumerate(kinds) if kind == "size"]
         self._tensor_at = [at for at, kind in enumerate(kinds) if kind != "size"]
+
+    @property
+    def pending(self) -> bool:
+        """Whether no launch was seen yet."""
+        return not self._seen and self.current is None
 
     def __call__(self, *operands: Any) -> None:
         """Launch."""
@@ -91,10 +97,12 @@ class CheckedKernel(Provisional):
         layout = layout_of(self.subject.kernel, operands)
         if layout is None:
             tally.skip(self.subject.name, "its operands have no memory")
+            self._seen = True
             self.launch(*operands)
             return
         variant = _variant(layout)
         if not self._every and self._agreed(variant):
+            self._seen = True
             if not self._sizes:
                 self.use(self.launch)
             else:
@@ -181,6 +189,7 @@ class CheckedKernel(Provisional):
             if not is_out_of_memory(error):
                 raise
             found = CheckResult(unknown="its operands do not fit into memory twice")
+        self._seen = True
         if found.unknown:
             tally.skip(self.subject.name, found.unknown)
             _log.info("kernel %s is not checked: %s", self.subject.name, found.unknown)

@@ -13,6 +13,7 @@ from polyfuse.compiler.sizes.graphs import SizedGraph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.program import Program
 from polyfuse.runtime.module import CompiledModule
+from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import Schedule
 
 
@@ -31,6 +32,7 @@ class Built:
     whole: Callable[[], Program]
     notes: Mapping[tuple[str, Kernel], str]
     kernels: Mapping[str, PendingKernel]
+    host: HostStatus | None
     providers: Mapping[tuple[str, Kernel], Provider]
 
     @property

@@ -8,7 +8,7 @@
     fuse           nodes become ordered launches and calls: a `Schedule`
     autotune       fused kernels against their halves, and configurations of kernels
     generate       backends write the source of each kernel, and builds start in the background
-    plan memory    a `Program`: buffers, launches and calls, printed as Python
+    plan memory    a `Program`: buffers, launches and calls, printed as Python (and as a native host program)
     build          compilers run in the background; the first call of a kernel waits for its own
     load           the text of the program becomes the callable
 
@@ -41,6 +41,7 @@ from polyfuse.compiler.kernels import (
     tune_kernels,
 )
 from polyfuse.compiler.layers import Expansion, Layers, program_in_loop, shortened, with_periods
+from polyfuse.compiler.native import native_host
 from polyfuse.compiler.ranks import agreed, scheduled_rows
 from polyfuse.compiler.reports import progress
 from polyfuse.compiler.reports.clock import Clock
@@ -66,6 +67,7 @@ from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
 from polyfuse.program import Program, make_program, python_text
 from polyfuse.runtime.frozen import FROZEN, ONCE, PackedInputs
 from polyfuse.runtime.module import CompiledModule, load
+from polyfuse.runtime.native_program import HostStatus
 from polyfuse.runtime.profile import meter_calls
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others, tell_failure
 from polyfuse.schedule import Claims, Decision, Launch, Schedule
@@ -322,24 +324,28 @@ def _loaded(
     clock: Clock,
     seen: dict[str, int] | None,
 ) -> Built:
-    """The program's text as a module."""
+    """The program's text as a module; its native form, if wanted, is built beside the kernels."""
     settings = session.settings
     dump.write("program.py", lambda: host)
     if settings.benchmark_harness:
         dump.write(TABLE, lambda: table_text(program, code.emitted, settings))
     kernels = pending_kernels(program, code.planned, code.emitted, code.futures, session)
+    status = HostStatus() if settings.native_host else None
+    native = native_host(program, kernels, session, status) if status is not None else None
+    if native is not None and native.source is not None:
+        dump.write(f"host.{native.source.language.split()[0]}", native.source.rendered)
     with clock.stage("load"):
         graph = layers.few.graph
         objects = session.checked_calls(graph.objects, called_from(graph.nodes, graph.objects))
         module = load(host, entries_for(kernels), objects, filename=dump.path("program.py"))
-        module.packed_inputs = code.packed
+        module.native, module.packed_inputs = native, code.packed
         if seen:
             module.namespace["SEEN"] = seen
         if settings.profile:
             meter_calls(module, (program.device or "").partition(":")[0])
     notes = {key: item.source.note for key, item in code.emitted.items()}
     providers = {key: item.provider for key, item in code.emitted.items()}
-    return Built(module, layers, whole, notes, kernels, providers)
+    return Built(module, layers, whole, notes, kernels, status, providers)
 
 
 def _dump_schedule(dump: Dump, layers: Layers, texts: PassTexts) -> None:

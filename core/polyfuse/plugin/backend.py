@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.ir.kernel import Kernel
     from polyfuse.ir.nodes import Node, Reduction
+    from polyfuse.plugin.host import HostProgram
     from polyfuse.plugin.host_library import HostLibrary
     from polyfuse.plugin.source import HostCall, Launchable, Source
 
@@ -188,10 +189,18 @@ class Backend(ABC):
         return Yes()
 
     def host(self, source: Source) -> HostCall | None:
-        """Say how a model that runs without Python calls a kernel, by the source that `emit` gave; None: it
-        cannot.
+        """Say how a native host program calls a kernel, by the source that `emit` gave, or None: it is called
+        through the launchable.
         """
         return None
+
+    def host_program(self, program: HostProgram) -> Source | No:
+        """Return a host program in this backend's language, as something that `build` builds, or why not.
+
+        What `load` returns for it is called once, with the tables that `polyfuse.runtime.native_program`
+        describes, and returns what is called with a list of inputs.
+        """
+        return No("it generates no host programs")
 
     def host_library(self, library: HostLibrary) -> Source | No:
         """Return a model that runs without Python (`polyfuse.plugin.host_library`), as something that `build`

@@ -1,9 +1,10 @@
-"""Host programs of models that run without Python, as data: what a backend prints in its own language.
+"""Native host programs, as data: what a backend prints in its own language instead of the Python program.
 
 The core has decided everything here: which tensors are plain memory, which exist as values of the
 environment, and in which order things happen. What only the environment can do (allocate a tensor that
 outlives the program, call an operator, look at a layout) is a `Request`: the program names it by its number
-and passes operands.
+and passes operands. So one program runs inside Python, where requests are calls of Python functions, and
+without Python, where somebody else answers them.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ class Constant:
 
 @dataclass(frozen=True)
 class Request:
-    """Something that the environment, the runtime of a library, does for the program.
+    """Something that the environment (Python, or the runtime of a library) does for the program.
 
     Attributes:
         kind: `"operator"` (one of torch's, called for its results), `"out"` (one that writes to its argument
-            `out`), `"object"` (an entry of the object table is called) or `"runtime"` (a function of that
-            name).
+            `out`), `"object"` (an entry of the object table is called), `"kernel"` (one that has no C symbol
+            is launched) or `"runtime"` (a function that Polyfuse's runtime has under that name).
         name: of what is called.
         args, kwargs: nested tuples of plain values, `Operand`, `Constant` and what an operator takes else.
         operands: a letter for each operand: `r` reference to a value, `i` integer.
         results: a letter for each result: `r`, `i`, or `-` for one that nobody wants.
+        several: whether what is called returns a tuple of its results.
         origin: the operators and lines of the model that this comes from, for messages.
         subject: for messages: the input that is looked at, if it is one.
     """
@@ -52,6 +54,7 @@ class Request:
     kwargs: tuple[tuple[str, Any], ...] = ()
     operands: str = ""
     results: str = ""
+    several: bool = False
     origin: str = field(default="", compare=False)
     subject: str = field(default="", compare=False)
 
@@ -138,7 +141,14 @@ class Drop:
     names: tuple[str, ...]
 
 
-HostStep = MakeRequest | Raise | Run | Reserve | Discard | OffsetAddress | Address | BindSize | Drop
+@dataclass(frozen=True)
+class Quiet:
+    """Steps that need nothing of the environment and take a while: others may go on meanwhile."""
+
+    steps: tuple[HostStep, ...]
+
+
+HostStep = MakeRequest | Raise | Run | Reserve | Discard | OffsetAddress | Address | BindSize | Drop | Quiet
 
 
 @dataclass(frozen=True)
@@ -147,12 +157,13 @@ class HostInput:
     program owns the references that it is given.
 
     `alignment` is what its address has to be a multiple of in each call, or 0. Where one is not, the program
-    does nothing and says so.
+    does nothing and says so. `label` is what messages call it, where that is not its name.
     """
 
     name: str
     kind: str
     alignment: int = 0
+    label: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

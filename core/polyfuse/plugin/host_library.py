@@ -1,4 +1,4 @@
-"""Models that run without Python, as data: a host program with all that a library needs to offer it as
+"""Models that run without Python, as data: a native host program with all that a library needs to offer it as
 a function of plain tensors.
 
 Sizes that vary are texts over symbols, as packages have them: integers, names, `+ - * // % **`,

@@ -16,7 +16,7 @@ class Offer(StrEnum):
     TIMER = "timer"
     LOWERINGS = "lowerings"
     REWRITES = "rewrites"
-    NATIVE_MODELS = "models without Python"
+    NATIVE_HOST = "native host"
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class WrittenKernel(Protocol):
 
 @dataclass(frozen=True)
 class HostCall:
-    """How a model that runs without Python calls a kernel: a C symbol in a library of the built folder.
+    """How a native host program calls a kernel directly: a C symbol in a library of the built folder.
 
     `arguments` are kinds in the order of the kernel's arguments: `ptr`, `i64`, `f64` or `f32`.
     """

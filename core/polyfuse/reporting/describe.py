@@ -169,6 +169,7 @@ def _graph(
         "stages": [list(pair) for pair in report.stage_seconds],
         "rewrites": [list(pair) for pair in report.rewrites if pair[1]],
         "recording": "" if report.recording is None else report.recording.text(),
+        "host": "" if report.host is None else report.host.text(),
         "device": "",
         "steps": [],
         "refused": [],

@@ -173,8 +173,8 @@ def _hints(collector: Collector, data: Mapping[str, Any]) -> Iterator[str]:
     moved = sum(launch.nbytes for item in collector.graphs for launch in item.report.launches)
     if launches > _MANY_LAUNCHES and moved < _SMALL * launches:
         device = next((item.built.program.device for item in collector.graphs if item.built), "cpu")
-        tried = "" if device in ("", "cpu") else ': try mode="reduce-overhead"'
-        yield f"{launches} launches move little memory each, so that launching dominates{tried}"
+        option = 'options={"native_host": True}' if device in ("", "cpu") else 'mode="reduce-overhead"'
+        yield f"{launches} launches move little memory each, so that launching dominates: try {option}"
 
 
 def _at(row: Mapping[str, Any]) -> str:

@@ -8,17 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.compiler.built import Built
+from polyfuse.compiler.native_host import NativeHost
 from polyfuse.ir.nodes import OBJECT_CALL, RAISE, Collective, Wait
 from polyfuse.program.steps import ExternStep, LaunchKernel
 from polyfuse.runtime.devices.device import Device
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.module import KernelEntry
+from polyfuse.runtime.native_program import Opener
 from polyfuse.schedule import Call, Launch
 
 _MEASURED = 24
@@ -91,6 +94,9 @@ class ProgramTimer:
         for name in called_names(built):
             if callable(space.get(name)):
                 space[name] = self.wrap(name, space[name])
+        native = built.module.native
+        if isinstance(native, NativeHost):
+            built.module.native = replace(native, opener=_as_python)
         calls = [s.node for s in built.schedule.steps if isinstance(s, Call) and s.node.op != RAISE]
         # what has an effect besides its results happens as often as the user's program says
         repeatable = not any(
@@ -243,6 +249,10 @@ def _copy(value: Any) -> Any:
         return value
     copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return copy.copy_(value.detach())
+
+
+def _as_python() -> Opener:
+    raise UnsupportedError("a report measures launches one by one, which only the Python program lets it")
 
 
 def called_names(built: Built) -> tuple[str, ...]:

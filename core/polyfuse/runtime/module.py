@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
@@ -16,6 +16,7 @@ import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import (
+    Aligned,
     aligning,
     has_layout,
     watched,
@@ -36,6 +37,7 @@ from polyfuse.torch_compat.bindings import has_no_memory, is_fake, may_skip_guar
 
 if TYPE_CHECKING:
     from polyfuse.runtime.graphs.replay import GraphFacts
+    from polyfuse.runtime.native_program import HostStatus, NativeCall
     from polyfuse.runtime.ranks.collectives import CollectiveRow
     from polyfuse.runtime.sized import SizedPrograms
 
@@ -45,6 +47,25 @@ class Pending(Protocol):
 
     def result(self) -> Callable[..., Any]:
         """Wait for it; raises what its build raised."""
+
+
+class Native(Protocol):
+    """A native host program on its way.
+
+    Attributes:
+        status: what became of it.
+    """
+
+    status: HostStatus
+
+    def open(
+        self,
+        launchables: Mapping[str, Callable[..., Any]],
+        objects: Mapping[str, Any],
+        aligned: Aligned,
+        replaced: Collection[str],
+    ) -> NativeCall | None:
+        """Wait for it; None where it cannot be had."""
 
 
 KernelEntry = Callable[..., Any] | Pending
@@ -65,6 +86,7 @@ class CompiledModule:
         output_strides: strides that the compiler chose for results, where it may; None if it changed none.
         graph_status: what becomes of recording its work; None where that was not asked for.
         cache_record: what the graph cache stores of it, or why it stores nothing.
+        native: the same program in its native form, if that was asked for.
         collectives: that it starts, in their order.
         agreement: the check with other processes before it runs for the first time; None: nothing.
         sized: the programs of its graph for other sizes; None: this one serves all.
@@ -90,6 +112,7 @@ class CompiledModule:
         self.code: CodeType | None = None
         self.graph_status = GraphStatus() if namespace.get("GRAPH") is not None else None
         self.cache_record: object = "it was not compiled for the graph cache"
+        self.native: Native | None = None
         self.collectives: tuple[CollectiveRow, ...] = ()
         self.agreement: Agreement | None = None
         self.sized: SizedPrograms[Callable[[list[Any]], Any]] | None = None
@@ -156,6 +179,10 @@ class CompiledModule:
         with self._reporting_failure():
             self.wait()
         self._marking.follow()
+        # a native program calls kernels by their addresses, past what checks their first launch
+        checking = self.native is not None and any(k.pending for k in self._provisional.values())
+        if not checking:
+            self._open_native(args)
         run = self._recorded(self._entry)
         if may_skip_guards():
             names = [shown_name(self.namespace, row[0]) for row in self.namespace["INPUTS"]]
@@ -165,7 +192,8 @@ class CompiledModule:
         run = partial(with_memory, run, positions=bare) if bare else run
         views = self.namespace.get("VIEWS")
         run = partial(with_views, run, views=views) if views else run
-        self._run = run
+        if not checking:
+            self._run = run
         if self.agreement is None or not self.collectives:
             return run(args)
         agreement, self.agreement = self.agreement, None
@@ -175,6 +203,24 @@ class CompiledModule:
     def _reporting_failure(self) -> AbstractContextManager[None]:
         """Report to other processes of a program with collectives that kernels cannot be had."""
         return compiling_for_others() if self.agreement and self.collectives else nullcontext()
+
+    def _open_native(self, args: Sequence[Any]) -> None:
+        """Run the native program instead of the Python program, if there is one."""
+        if self.native is None:
+            return
+        space = self.namespace
+        for value, (name, kind, *_) in zip(args, space["INPUTS"], strict=True):
+            if kind == "symint" and not isinstance(value, int):
+                # which inputs are such is guarded, as what has no memory is
+                self.native.status.refused = (
+                    f"{shown_name(space, name)} is the length of ragged tensors, which is no number"
+                )
+                return
+        objects = {key: space[variable] for variable, key in space["OBJECTS"].items()}
+        replaced = [name for name, kernel in self._provisional.items() if kernel.replaced]
+        program = self.native.open(self.kernels, objects, space["ALIGNED"], replaced)
+        if program is not None:
+            space["call_python"], space["call"] = space["call"], program
 
     def _entry(self, name: str) -> Callable[[list[Any]], Any]:
         """A function of the program that takes all inputs, wherever its parameters are."""

@@ -36,11 +36,21 @@ class Provisional:
             self._put(function)
 
     @property
+    def pending(self) -> bool:
+        """Whether a launch has to be seen before anything may call the kernel by its address."""
+        return False
+
+    @property
     def works(self) -> Launch | None:
         """What may be launched from now on past this one, with sizes that it was compiled for; None as long
         as that is not known.
         """
         return self.current
+
+    @property
+    def replaced(self) -> bool:
+        """Whether something other than the kernel is called."""
+        return self.current is not None and self.current is not self.launch
 
 
 def is_recoverable(error: Exception) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.ir.kernel import Kernel
     from polyfuse.ir.nodes import Node, Reduction
+    from polyfuse.plugin.host import HostProgram
     from polyfuse.plugin.host_library import HostLibrary
 
 _VERSION = "1"
@@ -42,6 +43,8 @@ _SIZE_CLASSES = (9, 16, 128, 1024)
 """Below the first, layers have few rows (`streaming_parts`); below the second, a row fills few vectors; from
 the last on, it is longer than what a thread is given.
 """
+_TUNED_CLASSES = (3, 5, *_SIZE_CLASSES)
+"""Where GEMMs are measured: a tile of eight rows may be the fastest for eight, and computes eight for two."""
 
 
 class CppBackend(Backend):
@@ -57,6 +60,7 @@ class CppBackend(Backend):
             str(settings.plugin_option("cpp", "compiler", "") or ""),
             str(settings.plugin_option("cpp", "flags", "") or ""),
         )
+        self._size_classes = _TUNED_CLASSES if settings.gemm == "fastest" else _SIZE_CLASSES
         self._pool = PoolSource(self.toolchain, settings)
         offer_checksum(ChecksumSource(self.toolchain, settings).find)
         offer_look(LookSource(self.toolchain, settings).find)
@@ -79,7 +83,7 @@ class CppBackend(Backend):
             column_bytes=_COLUMN_BYTES,
             column_reductions=True,
             two_pass_row=_TWO_PASS_ROW,
-            size_classes=_SIZE_CLASSES,
+            size_classes=self._size_classes,
         )
 
     def claims(self, node: Node) -> Claim:
@@ -160,15 +164,17 @@ class CppBackend(Backend):
         )
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
-        """One unit of all kernels, one library; or models, each a library of its own."""
+        """One unit of all kernels, one library; or host programs, or models, each a library of its own."""
         if sources[0].language != KERNEL_LANGUAGE:
-            from polyfuse_cpp.native_host.model_text import public_headers
+            from polyfuse_cpp.native_host.model_text import LIBRARY_LANGUAGE, public_headers
+            from polyfuse_cpp.native_host.program import host_unit
 
             for source in sources:
+                is_model = source.language == LIBRARY_LANGUAGE
                 path = folder / f"{source.key}.cpp"
-                path.write_text(source.text, encoding="utf-8")
+                path.write_text(source.text if is_model else host_unit(source), encoding="utf-8")
                 self._build_library(path, path.with_suffix(".so"), source.name)
-                for name, text in public_headers().items():
+                for name, text in public_headers().items() if is_model else ():
                     (folder / name).write_text(text, encoding="utf-8")
             return
         signatures = {source.symbol: source.meta.split(";")[0] for source in sources}
@@ -197,13 +203,23 @@ class CppBackend(Backend):
         )
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
-        """The kernels of a built folder by key."""
-        return load_folder(folder, self._pool.share)
+        """The kernels of a built folder by key, or its host programs."""
+        if (folder / KEYS).exists():
+            return load_folder(folder, self._pool.share)
+        from polyfuse_cpp.native_host.program import load_hosts
+
+        return load_hosts(folder)
 
     def host(self, source: Source) -> HostCall | None:
         """Kernels are C functions: pointers and sizes in the order of the kernel's arguments."""
         signature, _, _ = source.meta.split(";")
         return HostCall(LIBRARY, source.symbol, tuple(CALL_KINDS[letter] for letter in signature))
+
+    def host_program(self, program: HostProgram) -> Source | No:
+        """A function over the plain C interface of `host/host.h`."""
+        from polyfuse_cpp.native_host.program import host_source
+
+        return host_source(program)
 
     def host_library(self, library: HostLibrary) -> Source | No:
         """A shared library over ``model/polyfuse_model.h``, which needs the C library and OpenMP alone; on a

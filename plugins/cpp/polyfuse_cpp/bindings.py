@@ -26,7 +26,7 @@ from polyfuse_cpp.prelude import header_text
 KernelCall = Callable[..., None]
 
 CALL_KINDS = {"p": "ptr", "i": "i64", "d": "f64"}
-"""What `HostCall` calls the letters of a signature."""
+"""What native host programs call the letters of a signature."""
 
 _CALLS = {"p": "pf::any_pointer{{a[{0}].p}}", "i": "(pf::i64)a[{0}].i", "d": "a[{0}].d"}
 

@@ -198,7 +198,7 @@ def test_a_linear_layer_is_measured(then: str) -> None:
 
 
 def test_calls_of_small_kernels_are_measured() -> None:
-    backends = ("eager", "polyfuse")
+    backends = ("eager", "polyfuse", "polyfuse:native")
     effort = {"rounds": 1, "min_sample_seconds": 1e-4, "warmup_seconds": 1e-4, "max_seconds": 1.0}
     row = host.measure({"name": "kernels-10-matmuls-5", "backends": backends, "effort": effort})
     assert [timing["name"] for timing in row["timings"]] == list(backends) and not row["failures"]

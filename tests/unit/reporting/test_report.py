@@ -225,6 +225,17 @@ def test_graphs_of_one_number_keep_their_own_memory(tmp_path: Path) -> None:
     assert all(graph["memory"]["eager"]["peak"] > 0 for graph in found)
 
 
+def test_a_native_host_program_is_measured_in_its_python_form(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.sin(), -1)
+
+    options = {"native_host": True, "backends": ("cpp",), "gemm": "library"}
+    found = polyfuse.report(function, tmp_path / "report.html", options=options)(torch.randn(8, 8)).data
+    (graph,) = found["graphs"]
+    assert all(step["ms"] > 0 for step in graph["steps"])
+    assert graph["host"].startswith("Python: a report measures")
+
+
 def test_a_program_that_knows_nothing_of_polyfuse_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFUSE_BACKENDS", "interpreter")
     collector = Collector()

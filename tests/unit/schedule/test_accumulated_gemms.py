@@ -74,10 +74,11 @@ def test_sums_of_matmuls(name: str) -> None:
 
 
 @pytest.mark.quick(1)
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_added_to_is_written_over(dtype: torch.dtype) -> None:
+def test_what_is_added_to_is_written_over(dtype: torch.dtype, native: bool) -> None:
     a, b, c, d, t = (x.to(dtype) for x in (A, B, C, D, T))
-    report = run(SUMS["three"][1], a, b, c, d, t)
+    report = run(SUMS["three"][1], a, b, c, d, t, native_host=native)
     assert taken(report) == 2 and report.kernels == 0
 
 

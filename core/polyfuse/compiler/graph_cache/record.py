@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from polyfuse.base.digest import digest, stable_json
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from polyfuse.cache import KernelStore, Located
     from polyfuse.checking.calls import Origins
     from polyfuse.compiler.guarding import Guard
+    from polyfuse.compiler.native_host import NativeHost
     from polyfuse.compiler.reports.report import GraphReport
     from polyfuse.compiler.sizes.stored import SizedRecord
     from polyfuse.frontend.graph import BoxedCallable
-    from polyfuse.plugin import Backend
+    from polyfuse.plugin import Backend, HostProgram
     from polyfuse.runtime.ranks.agreement import Agreement
     from polyfuse.runtime.ranks.collectives import CollectiveRow
 
@@ -54,6 +56,14 @@ class KernelRecord:
     facts: str
     key: str
     source_key: str
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """A native host program, and where it lies."""
+
+    program: HostProgram
+    kernel: KernelRecord
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,7 @@ class GraphRecord:
         constants: tensors that the program reads, and what plugins have it call, by their keys.
         report: what the compiler did.
         donated: positions of inputs that it may overwrite, for nobody needs them after a backward.
+        host: the program in its native form, if it has one.
         sources: what kernels were generated from, packed: only one that fails or is checked needs it.
         settings: the options.
         collectives: that the program starts, in their order.
@@ -97,6 +108,7 @@ class GraphRecord:
     constants: Mapping[str, object]
     report: GraphReport
     donated: tuple[int, ...] = ()
+    host: HostRecord | None = None
     sources: bytes = b""
     settings: Settings = field(default_factory=Settings)
     collectives: tuple[CollectiveRow, ...] = ()
@@ -109,11 +121,14 @@ class GraphRecord:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where its kernels lie in a store, with those for other sizes and of functions that it calls."""
+        """Where its kernels and its host program, those of programs for other sizes and of functions that it
+        calls, lie in a kernel store.
+        """
+        host = () if self.host is None else (self.host.kernel.key,)
         others = () if self.sized is None else self.sized.programs.values()
         graphs = (*others, *(item.graph for item in self.called.values()))
         further = (key for item in graphs if isinstance(item, GraphRecord) for key in item.addresses)
-        return (*(kernel.key for kernel in self.kernels.values()), *further)
+        return (*(kernel.key for kernel in self.kernels.values()), *host, *further)
 
     def portable(self) -> PortableGraph:
         """The record with what its kernels were built to, once that is done.
@@ -126,7 +141,10 @@ class GraphRecord:
 
         session = session_for(self.settings)
         session.pool.wait_until_idle()
-        locations = [session.store.find(key) for key in self.addresses]
+        record = self
+        if self.host is not None and session.store.find(self.host.kernel.key) is None:
+            record = replace(self, host=None)  # its Python program does the same
+        locations = [session.store.find(key) for key in record.addresses]
         if None in locations:
             raise CacheError("a kernel of the graph was not built", "run the compiled function before")
         folders = dict.fromkeys(location.folder for location in locations if location is not None)
@@ -136,7 +154,7 @@ class GraphRecord:
             raise CacheError("kernels of the graph lie in several folders", "name a writable `cache_dir`")
         for root in roots:
             pack(root, (Artifact("kernels", folder, 0, 0.0) for folder in folders), stream)
-        return PortableGraph(self, stream.getvalue())
+        return PortableGraph(record, stream.getvalue())
 
     def revive(self) -> BoxedCallable:
         """What can be called, by the session of its options in this process."""
@@ -206,6 +224,8 @@ def revived(
         module = load(stored.text, kernels, callable_objects, code=stored.code)
         module.collectives, module.agreement = stored.collectives, agreement
         module.packed_inputs = stored.packed
+        if stored.host is not None and session.settings.check == "off" and not reading.rebuilt:
+            module.native = reading.host(stored.host, stored.kernels)
         if stored.sized is not None:
 
             def further(record: GraphRecord) -> CompiledModule:
@@ -221,6 +241,7 @@ def revived(
         stage_seconds=(("read", seconds),),
         recording=module.graph_status,
         sizes=None if module.sized is None else module.sized.status,
+        host=stored.report.host if module.native is None else module.native.status,
         cached=True,
     )
     if stored.frozen is not None:
@@ -234,6 +255,7 @@ class _Reading:
     def __init__(self, session: CompileSession) -> None:
         self._session = session
         self._facts: dict[str, str] = {}
+        self.rebuilt = 0
 
     def kernel_of(
         self, made: Callable[[], GeneratedFrom], record: KernelRecord, report: GraphReport, *, build: bool
@@ -247,6 +269,7 @@ class _Reading:
             _log.info("a kernel that was built elsewhere is generated again: %s", error)
         from polyfuse.compiler.guarding import Guard, called_alike, interpreted, replacements
 
+        self.rebuilt += 1
         what, session = made(), self._session
         backends = partial(session.backends, what.kernel.device)
         note = partial(report.note_provider, what.kernel.name)
@@ -283,6 +306,19 @@ class _Reading:
         return FirstLaunch(
             lambda: made().kernel, kernel, backend.synchronize, lambda error: guard().failed(error)
         )
+
+    def host(self, host: HostRecord, kernels: Mapping[str, KernelRecord]) -> NativeHost:
+        """A native host program that was built before."""
+        from polyfuse.compiler.native_host import NativeHost
+        from polyfuse.runtime.native_program import HostStatus, Opener
+
+        opener = self.kernel(host.kernel)
+
+        def folder(name: str) -> Path | None:
+            found = self._session.store.find(kernels[name].key)
+            return None if found is None else found.folder
+
+        return NativeHost(HostStatus(host.kernel.backend), host.program, lambda: cast(Opener, opener), folder)
 
     def kernel(self, record: KernelRecord) -> KernelEntry:
         """A kernel that was built before."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from polyfuse.checking.calls import called_from
-from polyfuse.compiler.graph_cache.record import CalledRecord, GraphRecord, KernelRecord, facts_of
+from polyfuse.compiler.graph_cache.record import CalledRecord, GraphRecord, HostRecord, KernelRecord, facts_of
+from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import packed
 from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.compiler.session import CompileSession
@@ -23,6 +24,9 @@ from polyfuse.torch_compat.tracing.dynamo import assumes_fractions, assumes_shar
 if TYPE_CHECKING:
     from polyfuse.compiler.built import Built, BuiltGraph
     from polyfuse.compiler.sizes.classes import ClassKey
+
+# Among the kernels of a graph, its host program: no kernel has an empty name.
+_HOST = ""
 
 # Larger constants are not copied into an entry.
 _CONSTANT_BYTES = 1 << 20
@@ -72,6 +76,9 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
     if sum(value.nbytes for value in tensors) > _CONSTANT_BYTES:
         return "its constants are large"
     sources = {name: (kernel.emitted.backend, kernel.emitted.source) for name, kernel in kernels.items()}
+    native = module.native if isinstance(module.native, NativeHost) else None
+    if native is not None and native.backend is not None and native.source is not None:
+        sources[_HOST] = native.backend, native.source
     try:
         backends = {backend.name: backend for backend, _ in sources.values()}
         facts = {name: facts_of(backend) for name, backend in backends.items()}
@@ -83,10 +90,12 @@ def _record_of(built: Built, report: GraphReport, session: CompileSession) -> Gr
         }
     except Exception as error:
         return f"a backend cannot describe itself ({type(error).__name__})"
+    host_record = records.pop(_HOST, None)
+    host = HostRecord(native.program, host_record) if native is not None and host_record is not None else None
     made = packed({name: kernel.built for name, kernel in kernels.items()})
     report = replace(report, recording=None, sizes=None)
     return GraphRecord(
-        *(module.text, records, constants, report, (), made, session.settings, module.collectives),
+        *(module.text, records, constants, report, (), host, made, session.settings, module.collectives),
         called=called,
         packed=module.packed_inputs,
         code=b"" if module.code is None else stored_code(module.code),

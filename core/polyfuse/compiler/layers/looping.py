@@ -21,8 +21,8 @@ def program_in_loop(
 ) -> Program | None:
     """The program of the few layers that were scheduled, which runs those between them in a loop.
 
-    None where nothing was left out, and where every step has to be shown: what looks at values tells which
-    layer made them.
+    None where nothing was left out, and where every step has to be shown: a native host program has no loops,
+    and what looks at values tells which layer made them.
 
     Args:
         layers: as they are to be planned.
@@ -30,7 +30,7 @@ def program_in_loop(
     """
     if layers.expansion is None:
         return None
-    if settings.nan_asserts or settings.observe or settings.benchmark_harness:
+    if settings.native_host or settings.nan_asserts or settings.observe or settings.benchmark_harness:
         return None
     few = layers.few
     try:

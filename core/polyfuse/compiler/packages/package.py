@@ -115,7 +115,7 @@ def _settings_of(
 ) -> Settings:
     """The settings that packages are compiled with."""
     # host programs in packages are Python's: a native one would be built for nobody
-    settings = decided(Settings.resolve(mode, options))
+    settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
     if native:
         # autotuning must not choose a library or a kernel of another backend
         settings = settings.with_options(gemm="generated", autotune_backends=False, keep_memory=False)

@@ -46,6 +46,8 @@ def explain_graph(report: GraphReport, everything: bool = False) -> str:
     ]
     if report.recording is not None:
         lines.append(f"  device graph: {report.recording.text()}")
+    if report.host is not None:
+        lines.append(f"  host program: {report.host.text()}")
     if report.sizes is not None:
         lines.append(f"  sizes: {report.sizes.text()}")
         lines += [f"  device graph of other sizes: {item.text()}" for item in report.sizes.recordings]

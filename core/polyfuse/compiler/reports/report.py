@@ -11,6 +11,7 @@ from polyfuse.compiler.reports.watch import note_report
 
 if TYPE_CHECKING:
     from polyfuse.runtime.graphs.status import GraphStatus
+    from polyfuse.runtime.native_program import HostStatus
     from polyfuse.runtime.sized import SizeStatus
     from polyfuse.schedule import Decision
 
@@ -83,6 +84,7 @@ class GraphReport:
         eager: why the whole graph runs in eager mode; empty if it does not.
         cached: whether the graph was read from the graph cache.
         recording: what becomes of recording its work, updated; None where that was not asked for.
+        host: what becomes of its native host program; None where that was not asked for.
         sizes: programs for classes of its sizes, updated; None where one program serves all.
     """
 
@@ -104,6 +106,7 @@ class GraphReport:
     eager: str = ""
     cached: bool = False
     recording: GraphStatus | None = None
+    host: HostStatus | None = None
     sizes: SizeStatus | None = None
 
     def note_provider(self, kernel: str, backend: str, reason: str) -> None:

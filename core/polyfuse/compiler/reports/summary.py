@@ -48,6 +48,7 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
         (*once, *calls),
         aten.rewrites,
         recording=built.module.graph_status,
+        host=built.host,
         sizes=None if built.module.sized is None else built.module.sized.status,
     )
 

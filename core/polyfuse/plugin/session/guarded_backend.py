@@ -194,6 +194,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "extra_files": Method(_mapping),
     "review": Method(_is(Yes, No), _default("review")),
     "host": Method(_is(HostCall, type(None)), _default("host")),
+    "host_program": Method(_is(Source, No), _refusal, refuses=True),
     "host_library": Method(_is(Source, No), _refusal, refuses=True),
     "synchronize": Method(_nothing),
     "machine": Method(_texts, _default("machine")),

@@ -136,6 +136,7 @@ class NativeCode:
         results: tuple[str, ...],
         kwargs: tuple[tuple[str, Any], ...] = (),
         *,
+        several: bool = False,
         letters: str = "",
         subject: str = "",
     ) -> None:
@@ -145,13 +146,14 @@ class NativeCode:
             kind, name, args, kwargs: as in `Request`, with positions in `operands` in arguments.
             operands: what the program knows of them: variables, and sizes.
             results: the names of results; empty for one that nobody reads.
+            several: results come as a tuple.
             letters: "r" for each result that is a reference, "i" for an integer, "-" for none; empty: as
                 `numbers` says.
             subject: what a message of the request is about.
         """
         letters = letters or "".join("-" if not r else "i" if r in self.numbers else "r" for r in results)
         given = "".join("r" if isinstance(o, str) else "i" for o in operands)
-        request = Request(kind, name, args, kwargs, given, letters, self.origin, subject)
+        request = Request(kind, name, args, kwargs, given, letters, several, self.origin, subject)
         self.requests.append(request)
         named = tuple(r for r in results if r)
         for result in named:

@@ -2,11 +2,12 @@
 
 Tensors that only directly called kernels touch become plain memory: they are reserved, never made. All others
 are references, and whatever is done with them except launching kernels is a request to the environment. What
-has no such form is refused with a reason.
+has no such form is refused with a reason; the Python program does it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from polyfuse.plugin.host import (
 )
 from polyfuse.plugin.source import HostCall
 from polyfuse.program.native.code import NativeCode
-from polyfuse.program.native.memory import STACK_BYTES, PlainMemory, is_on, plan_plain_memory
+from polyfuse.program.native.memory import STACK_BYTES, PlainMemory, is_on, plan_plain_memory, quiet_runs
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -54,7 +55,7 @@ from polyfuse.symbolic import IndexLike, storage_size, symbol
 from polyfuse.torch_compat.tracing import shapes
 
 DEVICE_TENSOR = "empty_strided_device"
-"""The request for a tensor on the device, of sizes, strides and a type."""
+"""The request for a tensor on the device, of sizes, strides and a type: programs inside Python make none."""
 
 
 def native_program(program: Program, calls: Mapping[str, HostCall | None], device: str = "") -> HostProgram:
@@ -62,7 +63,8 @@ def native_program(program: Program, calls: Mapping[str, HostCall | None], devic
 
     Args:
         program: what to say.
-        calls: how each kernel is called, by its name in the program; None: it has no symbol of C.
+        calls: how each kernel is called directly, by its name in the program; None for one that can only be
+            launched from Python.
         device: the type of the device on which all of it may compute; all memory is the device's then.
             Empty: the CPU.
 
@@ -78,11 +80,13 @@ class _Lowering:
     def __init__(self, program: Program, calls: Mapping[str, HostCall | None], device: str) -> None:
         _refuse(program, device)
         self.program = program
-        self.calls = {name: call for name, call in calls.items() if call is not None}
+        self.calls = calls
         self.device = device
+        self.kernels = {entry.name: entry.kernel for entry in program.kernels}
         self.constants = dict(program.constants)
-        self.memory: PlainMemory = plan_plain_memory(program, device)
-        self.table = [kernel.name for kernel in program.kernels if kernel.name in self.calls]
+        direct = frozenset(name for name, call in calls.items() if call is not None)
+        self.memory: PlainMemory = plan_plain_memory(program, direct, device)
+        self.table = [n for n in (k.name for k in program.kernels) if calls.get(n) is not None]
         numbers = {i.name for i in program.inputs if i.kind == "symint"}
         numbers.update(
             s.read.name for s in program.steps if isinstance(s, BindSymbol) and s.read.kind == "value"
@@ -92,6 +96,7 @@ class _Lowering:
         self.shown = {item.name: item.shown for item in program.inputs}
         self.results: dict[str | IndexLike, int] = {}
         self.returns: tuple[Any, ...] = ()
+        self.work: dict[int, int] = {}
 
     def lowered(self) -> HostProgram:
         """The whole program."""
@@ -108,6 +113,7 @@ class _Lowering:
         for step in program.steps:
             self.code.origin = origin_text(step.origins) if step.origins else ""
             self._step(step)
+        called = tuple(self.calls[name] for name in self.table)
         return HostProgram(
             name=program.name,
             inputs=tuple(
@@ -115,13 +121,14 @@ class _Lowering:
                     i.name,
                     {"tensor": "t", "symint": "i"}.get(i.kind, "r"),
                     0 if i.static else i.alignment,
+                    i.label,
                 )
                 for i in program.inputs
             ),
             constants=pointed,
-            kernels=tuple(self.calls[name] for name in self.table),
+            kernels=tuple(call for call in called if call is not None),
             requests=tuple(self.code.requests),
-            steps=tuple(self.code.steps),
+            steps=quiet_runs(self.code.steps, self.work),
             results=tuple(self.results),
             returns=self.returns,
             constant_keys=tuple(self.constants[name] for name in pointed),
@@ -156,7 +163,12 @@ class _Lowering:
     def _launch(self, step: LaunchKernel) -> None:
         call = self.calls.get(step.kernel)
         if call is None:
-            raise UnsupportedError(f"the kernel {step.kernel} has no C symbol ({self.code.origin})")
+            operands: list[str | IndexLike] = []
+            args = tuple(
+                self.code.value(Ref(o) if isinstance(o, str) else o, operands) for o in step.operands
+            )
+            self.code.send("kernel", step.kernel, args, operands, ())
+            return
         kinds = tuple("ptr" if isinstance(o, str) else "i64" for o in step.operands)
         if kinds != call.arguments:
             raise UnsupportedError(
@@ -166,6 +178,9 @@ class _Lowering:
             if isinstance(operand, str):
                 self.code.address(operand)
         given = tuple(self.code.slot(o) if isinstance(o, str) else self.code.index(o) for o in step.operands)
+        # points of the kernel, for the example sizes
+        hints = self.kernels[step.kernel].size_hints
+        self.work[len(self.code.steps)] = math.prod(max(1, hint) for hint in hints)
         self.code.steps.append(Run(self.table.index(step.kernel), given))
 
     def _extern(self, step: ExternStep) -> None:
@@ -182,7 +197,7 @@ class _Lowering:
             kind = "out" if kind == "operator" else kind
         elif step.out != "none" and any(step.outputs):
             outputs = step.outputs
-        self.code.send(kind, name, args, operands, outputs, tuple(kwargs))
+        self.code.send(kind, name, args, operands, outputs, tuple(kwargs), several=step.out == "tuple")
         if made:
             self.code.steps.append(Drop(tuple(made)))
         for output in outputs:
@@ -288,7 +303,9 @@ class _Lowering:
             rows = tuple((kind, text) for kind, text, _ in step.rows)
             numbers = tuple(Operand(k) for k in range(2 * len(rows)))
             letters = "i" * len(numbers)
-            request = Request("runtime", "raise_for", (rows, *numbers), (), letters, "", self.code.origin)
+            request = Request(
+                "runtime", "raise_for", (rows, *numbers), (), letters, "", False, self.code.origin
+            )
             self.code.requests.append(request)
             sizes = tuple(self.code.index(size) for _, _, size in step.rows)
             self.code.steps.append(

@@ -1,12 +1,13 @@
-"""Which tensors of a host program are plain memory in its native form."""
+"""Which tensors of a host program are plain memory in its native form, and when others may go on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from polyfuse.plugin.host import Discard, HostStep, OffsetAddress, Quiet, Reserve, Run
 from polyfuse.program.partitions import names_in
 from polyfuse.program.steps import (
     Allocate,
@@ -29,6 +30,10 @@ STACK_BYTES = 102_400
 """Most bytes of a program's intermediate values that lie on the stack. Threads have half a megabyte and more.
 """
 
+WORTH_A_PAUSE = 1 << 15
+"""Points of kernels one after another from which on other threads of Python may run meanwhile: letting them
+takes as long as a few hundred points."""
+
 
 @dataclass(frozen=True)
 class PlainMemory:
@@ -37,7 +42,7 @@ class PlainMemory:
     Attributes:
         plain: those that are addresses and nothing more.
         owners: those among them whose memory is reserved for them.
-        launched: variables that kernels are given.
+        launched: variables that directly called kernels are given.
         itemsizes: bytes of an element, of every variable of which a view may be an address.
         stack_bytes: bytes of all plain memory of known size.
     """
@@ -54,14 +59,20 @@ def is_on(name: str, device: str) -> bool:
     return name.partition(":")[0] == device if device else device_of(name).is_host
 
 
-def plan_plain_memory(program: Program, device: str = "") -> PlainMemory:
-    """Decide it, given the type of device where all memory is; empty: the CPU."""
+def plan_plain_memory(program: Program, direct: frozenset[str], device: str = "") -> PlainMemory:
+    """Decide it, given the kernels that are called directly, and the type of device where all memory is."""
     steps = program.steps
-    launched = {o for s in steps if isinstance(s, LaunchKernel) for o in s.operands if isinstance(o, str)}
+    launched = {
+        o
+        for s in steps
+        if isinstance(s, LaunchKernel) and s.kernel in direct
+        for o in s.operands
+        if isinstance(o, str)
+    }
     made = {s.name for s in steps if isinstance(s, Allocate) and is_on(s.device, device)}
     candidates = made | {s.new for s in steps if isinstance(s, Reuse)}
     candidates |= {s.name for s in steps if isinstance(s, MakeView)}
-    referred = {name for step in steps for name in _referred(step)}
+    referred = {name for step in steps for name in _referred(step, direct)}
     changed = True
     while changed:
         before = len(referred)
@@ -92,16 +103,43 @@ def plan_plain_memory(program: Program, device: str = "") -> PlainMemory:
     return PlainMemory(plain, frozenset(owners), frozenset(launched), itemsizes, stack)
 
 
+def quiet_runs(steps: Sequence[HostStep], work: Mapping[int, int]) -> tuple[HostStep, ...]:
+    """The steps, with long work that needs nothing of the environment put together.
+
+    Args:
+        steps: all, in order.
+        work: points of the kernels, by position of their steps.
+    """
+    found: list[HostStep] = []
+    position = 0
+    while position < len(steps):
+        end = position
+        while end < len(steps) and isinstance(steps[end], (Run, Reserve, Discard, OffsetAddress)):
+            end += 1
+        run = tuple(steps[position:end])
+        if sum(work.get(i, 0) for i in range(position, end)) >= WORTH_A_PAUSE:
+            found.append(Quiet(run))
+        else:
+            found += run
+        if end < len(steps):
+            found.append(steps[end])
+        position = end + 1
+    return tuple(found)
+
+
 def _itemsize(dtype: str) -> int:
     return int(getattr(torch, dtype).itemsize)
 
 
-_MEMORY = (Allocate, KeepMemory, Reuse, MakeView, Free, RaiseFailed, LaunchKernel)
+_MEMORY = (Allocate, KeepMemory, Reuse, MakeView, Free, RaiseFailed)
 
 
-def _referred(step: Step) -> Iterator[str]:
+def _referred(step: Step, direct: frozenset[str]) -> Iterator[str]:
     """Variables that must be tensors for a step's sake."""
-    if isinstance(step, ExternStep):
+    if isinstance(step, LaunchKernel):
+        if step.kernel not in direct:
+            yield from (o for o in step.operands if isinstance(o, str))
+    elif isinstance(step, ExternStep):
         yield from names_in((step.args, tuple(value for _, value in step.kwargs)))
         yield from (name for name in step.outputs if name)
     elif isinstance(step, Return):

@@ -129,7 +129,7 @@ class _Planner:
         known = self._known_sizes()
         if settings.memory_pools:
             return plan_pools(self.lifetimes, buffers, known)
-        keeps = settings.keep_memory and not self.device
+        keeps = settings.keep_memory and not settings.native_host and not self.device
         return cached_pools(self.lifetimes, buffers, known) if keeps else {}
 
     def _known_sizes(self) -> dict[str, int]:

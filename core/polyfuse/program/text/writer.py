@@ -19,7 +19,7 @@ from polyfuse.symbolic import Index, IndexLike, python_text
 
 _TABLES = "KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED GRAPH PARTITIONS SERIES VIEWS SEEN ALONE"
 _MODULE = f"NAME DEVICE {_TABLES} math torch main"
-_FUNCTIONS = "call call_partitioned args given _"
+_FUNCTIONS = "call call_partitioned call_python args given _"
 _RESERVED = (*keyword.kwlist, *dir(builtins), *runtime.__all__, *_MODULE.split(), *_FUNCTIONS.split())
 _PLAIN_HOST_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 

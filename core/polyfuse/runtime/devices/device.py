@@ -98,7 +98,8 @@ class Device:
     """
 
     is_host: ClassVar[bool] = False
-    """Whether its memory is the host's and calls return when the work is done: nothing waits for it."""
+    """Whether its memory is the host's and calls return when the work is done. Native host programs keep
+    plain memory on such a device alone, and nothing waits for it."""
 
     bernoulli_dropout: ClassVar[bool] = False
     """Whether eager mode draws the mask of dropout with `aten.bernoulli`. If so, the rest of dropout is

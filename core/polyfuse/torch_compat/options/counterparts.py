@@ -164,12 +164,6 @@ COUNTERPARTS: Final = (
     ),
     _row("force_layout_optimization", "channels_last", "", _if_set(channels_last="on")),
     _row("freezing", "freezing", "[Freezing](user-guide.md#freezing)", _switch("freezing")),
-    _row(
-        "cpp_wrapper",
-        note="the steps between kernels are Python: compiled, they took as long",
-        meaning=_done,
-        needed=False,
-    ),
     _row("freezing_discard_parameters", note="parameters stay where they are", meaning=_off),
     _row("joint_graph_constant_folding", "constant_folding", "", _switch("constant_folding")),
     _row("pattern_matcher", "graph_rewrites", "", _switch("graph_rewrites")),
@@ -180,6 +174,7 @@ COUNTERPARTS: Final = (
         meaning=_off,
         needed=False,
     ),
+    _row("cpp_wrapper", "native_host", "on the CPU", _switch("native_host")),
     _row("graph_partition", "device_graphs", "partitions are made where they are needed", _done),
     _row("triton.cudagraphs", "device_graphs", "", _switch("device_graphs")),
     _row(

@@ -1,7 +1,7 @@
 /* What a native host program and its runtime know of each other: plain C, neither Python nor libtorch.
 
-   A program is one function, of the type pf_program. Whoever calls it answers its requests through pf_runtime: in a
-   package that runs without Python, what is in model/.
+   A program is one function, of the type pf_program. Whoever calls it answers its requests through pf_runtime:
+   inside Python that is host_python.h beside this file; a package that runs without Python brings its own.
    docs/decisions/native-host-programs.md says why. */
 #ifndef POLYFUSE_HOST_H
 #define POLYFUSE_HOST_H
@@ -42,6 +42,9 @@ typedef struct pf_runtime {
   /* The address of a tensor's first element, a null pointer where it has none. Not 0: it is no tensor. */
   int (*data)(void* context, pf_ref tensor, void** address);
   void (*release)(void* context, pf_ref value);
+  /* Around work that needs none of the above: what was locked for this thread may be unlocked meanwhile. */
+  void* (*pause)(void* context);
+  void (*resume)(void* context, void* paused);
 } pf_runtime;
 
 /* `inputs`: a word for each of HostProgram.inputs; the program takes over the references, whatever it returns but

@@ -119,7 +119,8 @@ int build_model(const char* path, pf_model** made) {
     destroy_model(model);
     return 1;
   }
-  model->runtime = {PF_HOST_ABI, model, kernel_rows, model->constants, answer, tensor_data, release_value};
+  model->runtime = {PF_HOST_ABI,   model,      kernel_rows, model->constants, answer, tensor_data,
+                   release_value, no_pause, no_resume};
   *made = model;
   return 0;
 }

@@ -164,6 +164,8 @@ int tensor_data(void*, pf_ref tensor, void** address) {
   *address = tensor->data;
   return 0;
 }
+void* no_pause(void*) { return nullptr; }
+void no_resume(void*, void*) {}
 
 // Sizes; a division by nothing has no meaning and is never what was compiled.
 inline int64_t size_div(int64_t a, int64_t b) { return b ? index_div(a, b) : -1; }

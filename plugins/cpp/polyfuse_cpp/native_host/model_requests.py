@@ -1,4 +1,4 @@
-"""The requests of a host program, answered without Python: a function with a case for each."""
+"""The requests of a native host program, answered without Python: a function with a case for each."""
 
 from __future__ import annotations
 
@@ -182,6 +182,7 @@ def _lacking(request: Request) -> str:
     what = {
         "operator": "the operator {} is computed by torch",
         "out": "the operator {} is computed by torch",
+        "kernel": "the kernel {} has no C symbol",
         "object": "{} is an object of Python",
     }.get(request.kind, "{} is done by Python")
     where = f" ({request.origin})" if request.origin else ""

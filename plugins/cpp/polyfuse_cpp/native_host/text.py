@@ -1,4 +1,4 @@
-"""A host program as C++ text: one function over the plain C interface of ``host/host.h``."""
+"""A native host program as C++ text: one function over the plain C interface of ``host/host.h``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from polyfuse.plugin.host import (
     HostStep,
     MakeRequest,
     OffsetAddress,
+    Quiet,
     Raise,
     Reserve,
     Run,
 )
 from polyfuse.symbolic import IndexLike, free_symbols
 from polyfuse_cpp.memory.address import index_text
+
+HOST_LANGUAGE = "c++ host program"
+"""The language of a `Source` that is a host program, as opposed to kernels."""
 
 _TYPES = {"ptr": "void*", "i64": "i64", "f64": "double", "f32": "float"}
 
@@ -48,6 +52,7 @@ class _Printer:
         self.addresses: dict[str, None] = {}
         self.reserved: dict[str, None] = {}
         self.numbers: dict[str, None] = {}
+        self.quiet = ""
 
     def text(self) -> str:
         """The whole function."""
@@ -146,6 +151,8 @@ class _Printer:
                 add(" ".join(f"{self._owner(name)}.drop();" for name in step.names))
             case BindSize():
                 self._let(step)
+            case _:
+                self._quiet(step)
 
     def _held(self, name: str) -> str:
         """A reference as C++: the program's own, or one that stays the environment's."""
@@ -194,7 +201,8 @@ class _Printer:
             self.lines.append(f"alignas(64) char {memory}[{whole}]; {address} = {memory};")
             return
         self.reserved[memory] = None
-        self.lines.append(f"if (!{memory}.reserve({self._index(step.size)})) return PF_NO_MEMORY;")
+        failed = f"{{ {self.quiet}return PF_NO_MEMORY; }}" if self.quiet else "return PF_NO_MEMORY;"
+        self.lines.append(f"if (!{memory}.reserve({self._index(step.size)})) {failed}")
         self.lines.append(f"{address} = (char*){memory}.at;")
 
     def _let(self, step: BindSize) -> None:
@@ -206,3 +214,11 @@ class _Printer:
         if step.power == 2:
             text = f"index_root({text})"
         self.lines.append(f"{self._symbol(step.symbol)} = {text};")
+
+    def _quiet(self, step: Quiet) -> None:
+        paused = self._name("q", str(len(self.lines)))
+        self.lines.append(f"void* const {paused} = s->pause(s->context);")
+        self.quiet = f"s->resume(s->context, {paused}); "
+        self._steps(step.steps)
+        self.lines.append(self.quiet.rstrip())
+        self.quiet = ""
