@@ -55,7 +55,6 @@ def check(layer: nn.Module, x: torch.Tensor, count: int, training: bool, **optio
         (lambda: nn.Conv2d(3, 8, 5, stride=(2, 6), padding=(1, 3), dilation=(1, 2)), (40, 7)),
         (lambda: nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=2), (30, 2)),
         (lambda: nn.Conv2d(8, 8, (1, 8)), (12, 8)),
-        (lambda: nn.Conv3d(16, 8, (2, 8, 8), stride=8), (9, 56, 8)),
     ],
 )
 @pytest.mark.parametrize("last", [False, True])

@@ -16,15 +16,14 @@ from torch.fx import Node
 from polyfuse.plugin import Rewrite, RewriteContext
 from polyfuse_cpp.isa import choose_isa, has_matrix_registers
 
-_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Memory formats of images and volumes, by their number of dimensions."""
+_RANK: Final = 4
 
 
 def turned(ctx: RewriteContext, node: Node) -> Node | None:
     """The convolution of the image with its rows as columns, if the result has one column of several rows."""
     image, weight, bias, *numbers, transposed, margin, groups = node.args
     x, w, result = ctx.tensor(image), ctx.tensor(weight), ctx.tensor(node)
-    if x is None or w is None or result is None or x.dim() not in _LAST or transposed:
+    if x is None or w is None or result is None or x.dim() != _RANK or transposed:
         return None
     if x.device.type != "cpu" or not x.dtype == w.dtype == torch.bfloat16:
         return None
@@ -35,14 +34,14 @@ def turned(ctx: RewriteContext, node: Node) -> Node | None:
         return None
     if not has_matrix_registers(choose_isa("")):  # the library's choice, whatever the option says
         return None
-    order = [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2]
+    order = [0, 1, 3, 2]
     operands = (ctx.call("aten.permute.default", (operand, order)) for operand in (image, weight))
     steps = ([*n[:-2], n[-1], n[-2]] for n in map(list, numbers))
     found = ctx.call("aten.convolution.default", (*operands, bias, *steps, transposed, margin, groups))
     found = ctx.call("aten.permute.default", (found, order))
     if found.meta["val"].stride() == result.stride():
         return found
-    dense = torch.contiguous_format if result.is_contiguous() else _LAST[x.dim()]
+    dense = torch.contiguous_format if result.is_contiguous() else torch.channels_last
     if not result.is_contiguous(memory_format=dense):
         return None
     copied = ctx.call("aten.clone.default", (found,), {"memory_format": dense})
