@@ -77,6 +77,7 @@ print(json.dumps([type(device_of("sim")).__name__, polyfuse.metrics().kernels, d
 )
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_is_all_that_it_takes(site: Path) -> None:
     name, kernels, checks = json.loads(run(site, "-c", SMALL).splitlines()[-1])
     assert name == "SimDevice" and kernels >= 1

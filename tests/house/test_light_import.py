@@ -50,6 +50,18 @@ def test_what_runs_a_stored_program_imports_nothing_that_makes_one():
     assert not modules & {"polyfuse.runtime.graphs.replay", "polyfuse.plugin.host", "polyfuse.schedule"}
 
 
+def test_what_packages_load_reads_no_formulas():
+    statements = (
+        "import importlib, pkgutil, polyfuse.runtime as runtime\n"
+        "for found in pkgutil.walk_packages(runtime.__path__, 'polyfuse.runtime.'):\n"
+        "    if not found.name.startswith('polyfuse.runtime.regions'):  # they are called while tracing\n"
+        "        importlib.import_module(found.name)"
+    )
+    modules = modules_after(statements)
+    assert "polyfuse.runtime.graphs.inputs" in modules
+    assert "sympy" not in modules
+
+
 def test_the_command_line():
     assert not modules_after("import polyfuse.cli; polyfuse.cli.main([])") & set(HEAVY)
 

@@ -67,12 +67,13 @@ def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
 
 @hookimpl
 def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:
-    """Cut images into patches by linear layers."""
+    """Cut images into patches by linear layers, and go round a fault of the library."""
     if device_type != "cpu":
         return ()
-    from polyfuse_cpp.matmul.patches import REWRITES
+    from polyfuse_cpp.matmul import patches
+    from polyfuse_cpp.onednn import single_windows
 
-    return REWRITES
+    return (*patches.REWRITES, *single_windows.REWRITES)
 
 
 @hookimpl

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfuse.torch_compat.tracing.shapes import has_overlaps
+from polyfuse.torch_compat.strides import has_overlaps
 
 if TYPE_CHECKING:
     from polyfuse.runtime.graphs.memory import GraphMemory, Slot

@@ -271,8 +271,9 @@ PROGRAMS: tuple[Program, ...] = (
     Program("lost-update", _histogram, (lambda: (*normal((37,))(), *integers(0, 5, (37,))()),)),
     Program("alias-ignored", _residual_norm, (normal((7, 37), (7, 37)),)),
     Program("input-overwritten", _affine, (normal((7, 37), (37,), (37,)),)),
+    # both sizes are of one class, so that one program serves them
     Program(
-        "example-size", _affine, (normal((7, 37), (37,), (37,)), normal((9, 37), (37,), (37,))), {}, True
+        "example-size", _affine, (normal((18, 37), (37,), (37,)), normal((21, 37), (37,), (37,))), {}, True
     ),
     Program("race", _softmax, (_ROWS, normal((7, 37), seed=1))),
     Program("stale-memory", _softmax, (_ROWS, normal((7, 37), seed=1))),

@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat.captures.shared_inputs import SharedInputs
 from polyfuse.torch_compat.captures.written_inputs import input_memory, with_written_apart
+from polyfuse.torch_compat.strides import has_overlaps
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
 from polyfuse.torch_compat.tracing.written_strides import preserved_strides
@@ -212,7 +213,7 @@ def _gradients_apart() -> Iterator[None]:
 
     def expected(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
         plain = tensor.layout is torch.strided and not shapes.free_symbols(tensor)
-        if plain and shapes.has_overlaps(tensor):
+        if plain and has_overlaps(tensor):
             return kind(memory_format=torch.contiguous_format)
         return before.__func__(tensor, *args, **named)
 

@@ -231,14 +231,3 @@ class _ConditionPrinter(StrPrinter):
 def finite_range(bounds: Any) -> tuple[int | None, int | None]:
     """Lower and upper bound of a range that torch made, each None if unbounded."""
     return _finite(bounds.lower), _finite(bounds.upper)
-
-
-def has_overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements may share memory other than by repetition (a stride of zero)."""
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride:
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
-    return False
