@@ -193,6 +193,8 @@ def _training(function: Any, around: Boxed) -> Boxed:
 
 def _steps(function: Any) -> Any:
     """An `autograd.Function` like one that AOTAutograd made of a simple graph."""
+    from torch._C._dynamo.eval_frame import set_eval_frame
+    from torch._dynamo.eval_frame import skip_code
     from torch._functorch._aot_autograd import runtime_wrappers
 
     meta = function.metadata
@@ -233,6 +235,13 @@ def _steps(function: Any) -> Any:
         return tuple(values[:results])
 
     def backward(ctx: Any, *given: Any) -> Any:
+        before = set_eval_frame(None)  # who asks for gradients may be traced
+        try:
+            return computed(ctx, given)
+        finally:
+            set_eval_frame(before)
+
+    def computed(ctx: Any, given: tuple[Any, ...]) -> Any:
         nonlocal known
         compiled = function.compiled_bw
         gradients: Any = given[0] if boxed else given
@@ -246,7 +255,7 @@ def _steps(function: Any) -> Any:
         ):
             return function.backward(ctx, *given)
         if known[0] is not compiled:
-            known = compiled, _without_dynamo(compiled)
+            known = compiled, _in_its_context(compiled)
         inputs = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check, *ctx.opaque_objects]
         inputs += [lay_out(gradients[i], look) for i, look in expected]
         if boxed:
@@ -255,23 +264,18 @@ def _steps(function: Any) -> Any:
         del gradients, given
         return known[1](inputs)
 
+    skip_code(backward.__code__)
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(torch.autograd.Function)(function.__name__, (function,), members)
 
 
-def _without_dynamo(compiled: Any) -> Boxed:
-    """A backward that Dynamo does not trace, run with the variables of the context that asked for it."""
-    from torch._C._dynamo.eval_frame import set_eval_frame
-
+def _in_its_context(compiled: Any) -> Boxed:
+    """A backward, without its shield from Dynamo, run with the variables of the context that asked for it."""
     run = getattr(compiled, "_torchdynamo_orig_callable", compiled)
     has_context, context_of = torch._C._is_key_in_tls, torch._C._get_obj_in_tls
 
     def call(inputs: list[Any]) -> tuple[Any, ...]:
         context = context_of("context") if has_context("context") else None
-        before = set_eval_frame(None)
-        try:
-            return tuple(run(inputs) if context is None else context.run(run, inputs))
-        finally:
-            set_eval_frame(before)
+        return tuple(run(inputs) if context is None else context.run(run, inputs))
 
     return call

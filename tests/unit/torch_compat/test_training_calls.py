@@ -155,6 +155,16 @@ def test_a_graph_that_is_used_twice(saved_buffers: None) -> None:
         gradients(results, args)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_functions_that_ask_for_gradients_themselves(saved_buffers: None, again: bool) -> None:
+    def stepped(x: torch.Tensor, weight: torch.Tensor) -> Results:
+        return gradients(function(x.requires_grad_(), weight), (x, weight), retain_graph=again)
+
+    compiled = torch.compile(stepped, backend="polyfuse", options={"strict": True}, dynamic=True)
+    for rows in (3, 4, 2, 4):
+        torch.testing.assert_close(compiled(*inputs(rows)), stepped(*inputs(rows)))
+
+
 def test_gradients_of_gradients_are_refused_as_ever(saved_buffers: None) -> None:
     compiled, args = ready(), inputs()
     first = gradients(compiled(*args), args, create_graph=True)
