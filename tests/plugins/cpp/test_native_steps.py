@@ -8,6 +8,7 @@ import subprocess
 import weakref
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -60,14 +61,30 @@ ALIGNED = (
     "test_an_expanded_input_is_copied_as_it_is",
     "test_results_of_operators_at_odd_addresses_are_copied",
 )
-globals().update({name: getattr(devices, name) for name in ALIGNED})
-globals().update(
-    {
-        name: test
-        for name, test in vars(programs).items()
-        if name.startswith("test_") and name not in PYTHON_ALONE
-    }
-)
+# One of each kind of request and of memory. A library is compiled for each test.
+QUICK = {
+    "test_arguments_of_every_kind",
+    "test_results_of_every_kind",
+    "test_effects_and_out_arguments",
+    "test_a_mutated_input_is_written_in_place",
+    "test_results_that_are_views_of_one_buffer",
+    "test_functions_of_symbols_in_results",
+    "test_symbols_that_an_operator_defines",
+    "test_a_symbol_is_read_or_solved_for",
+    "test_inputs_at_odd_addresses_are_copied_first",
+    "test_a_parameter_that_moves_to_an_odd_address_is_followed",
+}
+
+
+def _of_both() -> dict[str, Any]:
+    found = {name: getattr(devices, name) for name in ALIGNED}
+    found |= {name: test for name, test in vars(programs).items() if name.startswith("test_")}
+    named = {name: test for name, test in found.items() if name not in PYTHON_ALONE}
+    assert named.keys() >= QUICK
+    return {name: test if name in QUICK else pytest.mark.slow(test) for name, test in named.items()}
+
+
+globals().update(_of_both())
 
 
 @pytest.fixture(autouse=True)
