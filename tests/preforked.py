@@ -33,7 +33,10 @@ from pathlib import Path
 from polyfuse.base.settings import child_environment
 
 HERE = Path(__file__).resolve()
-IMPORTED = ("polyfuse.backend", "polyfuse.compiler.compile", "polyfuse.compiler.stages", "polyfuse_cpp.generator")
+IMPORTED = (
+    *("polyfuse.backend", "polyfuse.compiler.compile", "polyfuse.compiler.stages"),
+    "polyfuse_cpp.generator",
+)
 SHARED = "PARENT_OF_FORKED_TESTS"
 """The variable that names the folder of a parent that several processes share."""
 

@@ -36,8 +36,8 @@ def begin(name: str) -> None:
 
 
 def draw_from_nothing_imported() -> None:
-    """Hypothesis takes constants from the text of all modules that are imported: it reads those of the project
-    for seconds, and draws other examples as soon as one of them changes."""
+    """Hypothesis takes constants from the text of all modules that are imported: it reads those of the
+    project for seconds, and draws other examples as soon as one of them changes."""
     providers = sys.modules.get("hypothesis.internal.conjecture.providers")
     if providers is not None and hasattr(providers, "_local_constants"):
         providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined]
