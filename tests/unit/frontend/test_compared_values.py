@@ -43,7 +43,7 @@ def tripled_means(x, y):
 GRADIENTS = {
     "least": lambda x, y: gated(x, y).amin((1, 2)),
     "largest in rows": lambda x, y: F.gelu(gated(x, y)).max(-1).values,
-    "largest and least": lambda x, y: torch.stack(torch.aminmax(gated(x, y))),
+    "largest and least": lambda x, y: gated(x, y).amax(-1) - gated(x, y).amin(-1),
     "norm": lambda x, y: torch.linalg.vector_norm(F.silu(x) - y.tanh(), float("inf"), -1),
     "median": lambda x, y: gated(x, y).median(),
     "scattered": scattered,
