@@ -16,22 +16,18 @@ import torch
 from torch import Tensor
 
 from polyfuse.ir.expr import Expr
-from polyfuse.ir.interpreter import semantics
 from polyfuse.ir.interpreter.space import index_values
-from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, Statement
+from polyfuse.ir.statements import Statement
 from polyfuse.plugin import Expected
 from polyfuse.symbolic import IndexLike, evaluate, free_symbols
+from polyfuse_cuda.flex.bounded import F32, TINY, Sure, values_of
 from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Added, Blocks, Problem, statements
 
 _LOG2E: Final = math.log2(math.e)
-_F32: Final = 2.0**-23
 _TF32: Final = 2.0**-9
 """Of a product whose operands were rounded for matrix instructions."""
-_TINY: Final = 1e-36
 _SCORES, _BUDGET, _ON_HOST = 1 << 22, 1 << 28, 1 << 25
 """Scores that are computed together, and at most on a device and on the host; others are not compared."""
-_SMOOTH: Final = frozenset(("add", "sub", "mul", "div", "neg", "abs", "where", "minimum", "maximum"))
-"""Functions that are rounded once; others are approximated."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +81,6 @@ def expected_flex(launch: FlexLaunch, *operands: Any) -> Expected:
     at = {name: launch.arrays.index(name) for name in found}
     results = {at[name]: (one.values, one.errors) for name, one in found.items()}
     return Expected("", (), {}, results, frozenset(at[name] for name in sums), launch.captured)
-
-
-class _Sure(NamedTuple):
-    """Values, and how far each may be off; None where nothing is."""
-
-    values: Tensor
-    errors: Tensor | None
 
 
 @dataclass
@@ -186,13 +175,13 @@ class _Call:
         """Some rows of one head in f64."""
         return self.tensors[name][batch, head, rows].double()
 
-    def matmul(self, left: Tensor, right: Tensor) -> _Sure:
+    def matmul(self, left: Tensor, right: Tensor) -> Sure:
         """Rows of two matrices, multiplied in f32."""
         size = left.abs() @ right.abs().mT
-        error = size * ((left.shape[-1] + 8) * _F32 + self.product) + _TINY
-        return _Sure(left @ right.mT, error)
+        error = size * ((left.shape[-1] + 8) * F32 + self.product) + TINY
+        return Sure(left @ right.mT, error)
 
-    def values(self, at: tuple[int, int, slice, slice], known: Mapping[str, _Sure]) -> dict[str, _Sure]:
+    def values(self, at: tuple[int, int, slice, slice], known: Mapping[str, Sure]) -> dict[str, Sure]:
         """The values of all statements that can be computed from what is known."""
         batch, head, queries, keys = at
         device = self.operands[0].device
@@ -203,87 +192,10 @@ class _Call:
             "m": torch.arange(queries.start, queries.stop, device=device).reshape(-1, 1),
             "n": torch.arange(keys.start, keys.stop, device=device).reshape(1, -1),
         }
-        found = dict(known)
-        for stmt in self.program[0]:
-            if stmt.targets[0] not in found and all(name in found for name in stmt.args):
-                found[stmt.targets[0]] = self._value(stmt, names, found)
-        return found
-
-    def _value(self, stmt: Statement, names: Mapping[str, Any], found: Mapping[str, _Sure]) -> _Sure:
-        device = self.operands[0].device
-        match stmt:
-            case Constant(value=value, dtype=dtype):
-                return _Sure(semantics.constant(value, dtype, device).reshape(1, 1), None)
-            case IndexValue(index=index):
-                at = index_values(index, names)
-                return _Sure(torch.as_tensor(at, device=device).reshape(_two(at)), None)
-            case Load():
-                more = {f"@{k}": found[name].values.long() for k, name in enumerate(stmt.indirect)}
-                at = index_values(stmt.index, {**names, **more})
-                return self._loaded(stmt, torch.as_tensor(at, device=device).reshape(_two(at)), found)
-            case Cast(arg=arg, dtype=dtype):
-                convert = semantics.bitcast if stmt.bitwise else semantics.cast
-                return self._applied("cast", (found[arg],), lambda x: convert(x, dtype))
-            case Compute(op=op, args=args):
-                given = tuple(found[name] for name in args)
-                kind = stmt.dtype
-                return self._applied(op, given, lambda *x: semantics.scalar(op, x, kind))
-        raise TypeError(f"{type(stmt).__name__} is no function of a score")
-
-    def _loaded(self, stmt: Load, at: Tensor, found: Mapping[str, _Sure]) -> _Sure:
-        tensor = self.tensors[stmt.buffer]
-        room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
-        flat = tensor.as_strided((room,), (1,), tensor.storage_offset())
-        values = semantics.gather(flat, at.clamp(0, max(0, room - 1)))
-        if stmt.mask is not None and stmt.other is not None:
-            values = torch.where(found[stmt.mask].values, values, found[stmt.other].values)
-        return _Sure(values, None)
-
-    def _applied(self, op: str, given: tuple[_Sure, ...], function: Any) -> _Sure:
-        """A function of values, and what moving each of them by its error changes."""
-        plain = tuple(one.values for one in given)
-        found = function(*plain)
-        total: Tensor | None = None
-        for k, one in enumerate(given):
-            if one.errors is None:
-                continue
-            change = torch.zeros((), dtype=torch.float64, device=found.device)
-            for moved in _moved(one):
-                other = function(*plain[:k], moved, *plain[k + 1 :])
-                change = torch.maximum(change, _apart(other, found))
-            total = change if total is None else total + change
-        if found.dtype.is_floating_point and op != "cast":
-            total = (0.0 if total is None else total) + found.double().abs() * self._rounding(op)
-        return _Sure(found, total)
-
-    def _rounding(self, op: str) -> float:
-        problem = self.launch.problem
-        if op in _SMOOTH:
-            return _F32
+        p = self.launch.problem
         # as exact as 16 bits are, where results have no more
-        return 2.0**-9 if problem.is_fast and problem.dtype.itemsize == 2 else 2.0**-18
-
-
-def _two(at: Any) -> tuple[int, ...]:
-    return tuple(at.shape) if isinstance(at, Tensor) and at.dim() == 2 else (1, 1)
-
-
-def _moved(one: _Sure) -> Iterator[Tensor]:
-    """A value by its error up and down, or another one where it is a truth value that may be wrong."""
-    assert one.errors is not None
-    if one.values.dtype is torch.bool:
-        yield one.values ^ (one.errors > 0)
-    elif one.values.dtype.is_floating_point:
-        for sign in (1, -1):
-            yield (one.values.double() + sign * one.errors).to(one.values.dtype)
-    else:
-        for sign in (1, -1):
-            yield one.values + sign * one.errors.clamp(max=2.0**31).ceil().to(one.values.dtype)
-
-
-def _apart(one: Tensor, other: Tensor) -> Tensor:
-    a, b = one.double(), other.double()
-    return torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs().nan_to_num(torch.inf))
+        approximation = 2.0**-9 if p.is_fast and p.dtype.itemsize == 2 else 2.0**-18
+        return values_of(self.program[0], self.tensors, names, known, approximation)
 
 
 class _Scores(NamedTuple):
@@ -296,10 +208,10 @@ class _Scores(NamedTuple):
         known: the values of all statements.
     """
 
-    before: _Sure
-    changed: _Sure
+    before: Sure
+    changed: Sure
     counts: Tensor
-    known: dict[str, _Sure]
+    known: dict[str, Sure]
 
 
 def _scores(call: _Call, at: tuple[int, int, slice, slice]) -> _Scores:
@@ -310,8 +222,8 @@ def _scores(call: _Call, at: tuple[int, int, slice, slice]) -> _Scores:
     found = call.matmul(query, key)
     assert found.errors is not None
     scaled = found.values * problem.scale
-    before = _Sure(scaled, found.errors * abs(problem.scale) + 2 * _F32 * scaled.abs())
-    given = _Sure(before.values.float(), before.errors)
+    before = Sure(scaled, found.errors * abs(problem.scale) + 2 * F32 * scaled.abs())
+    given = Sure(before.values.float(), before.errors)
     known = call.values(at, {SCORE: given})
     names_of = call.program[1]
     shape = before.values.shape
@@ -327,9 +239,9 @@ def _scores(call: _Call, at: tuple[int, int, slice, slice]) -> _Scores:
     if problem.score.op == "load":  # nothing changed it
         values = before.values
     errors = torch.zeros_like(values) if changed.errors is None else changed.errors.expand(shape)
-    errors = errors + 2 * _F32 * values.abs().nan_to_num(0.0, 0.0, 0.0)
+    errors = errors + 2 * F32 * values.abs().nan_to_num(0.0, 0.0, 0.0)
     values = values.masked_fill(~counts_all, -torch.inf)
-    return _Scores(before, _Sure(values, errors.masked_fill(~counts_all, 0.0)), counts_all, known)
+    return _Scores(before, Sure(values, errors.masked_fill(~counts_all, 0.0)), counts_all, known)
 
 
 def _listed(call: _Call, at: tuple[int, int, slice, slice]) -> tuple[Tensor, Tensor]:
@@ -376,16 +288,16 @@ def _forward(call: _Call, made: Sequence[_Result]) -> None:
         weights = score.softmax(-1).masked_fill(nothing.unsqueeze(1), 0.0)
         result = weights @ value
         most = off.amax(-1, keepdim=True)
-        rounded = call.eps + call.product + (keys.stop + 16) * _F32 / 4 + 2.0**-18
+        rounded = call.eps + call.product + (keys.stop + 16) * F32 / 4 + 2.0**-18
         relative = (off + most).clamp(max=50.0).expm1() + rounded
         total = (weights * relative).sum(-1, keepdim=True)
-        error = (weights * relative + _TINY) @ value.abs() + (total + eps) * result.abs() + _TINY
+        error = (weights * relative + TINY) @ value.abs() + (total + eps) * result.abs() + TINY
         unknown = ~(total.squeeze(-1) <= 0.25) | score.isnan().any(-1) | (score == torch.inf).any(-1)
         out.values[at] = result
         out.errors[at] = error.masked_fill(unknown.unsqueeze(1), torch.inf).nan_to_num(torch.inf)
         size = (score.logsumexp(-1) * _LOG2E, score.amax(-1) * _LOG2E)
         for one, values, more in zip(rest, size, (total.squeeze(-1), 0.0), strict=False):
-            bound = (most.squeeze(-1) + more) * 2 + 16 * _F32 * (values.abs() + 1)
+            bound = (most.squeeze(-1) + more) * 2 + 16 * F32 * (values.abs() + 1)
             one.values[at] = values
             one.errors[at] = torch.where(nothing, 0.0, bound).masked_fill(unknown, torch.inf)
 
@@ -393,10 +305,10 @@ def _forward(call: _Call, made: Sequence[_Result]) -> None:
 class _Gradients(NamedTuple):
     """Of some scores: their weights, and the gradients of them before they were changed."""
 
-    weights: _Sure
-    gradients: _Sure
+    weights: Sure
+    gradients: Sure
     scores: _Scores
-    known: dict[str, _Sure]
+    known: dict[str, Sure]
 
 
 def _gradients(call: _Call, at: tuple[int, int, slice, slice]) -> _Gradients:
@@ -412,26 +324,26 @@ def _gradients(call: _Call, at: tuple[int, int, slice, slice]) -> _Gradients:
     score, off = found.changed
     assert off is not None
     weights = (score * _LOG2E - base).exp2()
-    relative = (off + 4 * _F32 * (base.abs() + score.abs().nan_to_num(0.0, 0.0, 0.0)) + 2.0**-18).clamp(
+    relative = (off + 4 * F32 * (base.abs() + score.abs().nan_to_num(0.0, 0.0, 0.0)) + 2.0**-18).clamp(
         max=50.0
     )
-    sure = _Sure(weights, weights * relative.expm1() + _TINY)
+    sure = Sure(weights, weights * relative.expm1() + TINY)
     product = call.matmul(grad, value)
     assert product.errors is not None and sure.errors is not None
     apart = product.values - common
-    near = product.errors + 2 * _F32 * (product.values.abs() + common.abs())
+    near = product.errors + 2 * F32 * (product.values.abs() + common.abs())
     given = weights * apart
-    wrong = sure.errors * (apart.abs() + near) + weights * near + 2 * _F32 * given.abs()
-    known = {**found.known, GRADIENT: _Sure(given.float(), wrong)}
+    wrong = sure.errors * (apart.abs() + near) + weights * near + 2 * F32 * given.abs()
+    known = {**found.known, GRADIENT: Sure(given.float(), wrong)}
     known = call.values(at, known)
     made = known[call.program[1][problem.gradient]]
     values = made.values.double().expand(given.shape)
     errors = torch.zeros_like(given) if made.errors is None else made.errors.expand(given.shape)
     values, errors = (one.masked_fill(~found.counts, 0.0) for one in (values, errors))
-    return _Gradients(sure, _Sure(values, errors), found, known)
+    return _Gradients(sure, Sure(values, errors), found, known)
 
 
-def _summed(call: _Call, factors: _Sure, rows: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _summed(call: _Call, factors: Sure, rows: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Rows times factors that are rounded for it, added up in f32.
 
     Args:
@@ -440,8 +352,8 @@ def _summed(call: _Call, factors: _Sure, rows: Tensor, scale: float) -> tuple[Te
     """
     assert factors.errors is not None
     size = factors.values.abs()
-    off = factors.errors + size * (call.eps + call.product + (rows.shape[0] + 16) * _F32)
-    return factors.values @ rows * scale, (off + _TINY) @ rows.abs() * abs(scale)
+    off = factors.errors + size * (call.eps + call.product + (rows.shape[0] + 16) * F32)
+    return factors.values @ rows * scale, (off + TINY) @ rows.abs() * abs(scale)
 
 
 def _to_queries(call: _Call, made: _Result) -> None:
@@ -453,7 +365,7 @@ def _to_queries(call: _Call, made: _Result) -> None:
         key = call.rows(call.launch.given[1], *call.of_keys(batch, head), keys)
         values, errors = _summed(call, found.gradients, key, problem.scale)
         made.values[batch, head, queries] = values
-        made.errors[batch, head, queries] = (errors + eps * values.abs() + _TINY).nan_to_num(torch.inf)
+        made.errors[batch, head, queries] = (errors + eps * values.abs() + TINY).nan_to_num(torch.inf)
 
 
 def _to_keys(call: _Call, made: Sequence[_Result], added: Mapping[str, _Added]) -> None:
@@ -473,7 +385,7 @@ def _to_keys(call: _Call, made: Sequence[_Result], added: Mapping[str, _Added]) 
                 pairs = ((found.gradients, 0, problem.scale), (found.weights, 3, 1.0))
                 for k, (factors, of, scale) in enumerate(pairs):
                     assert factors.errors is not None
-                    turned = _Sure(factors.values.mT, factors.errors.mT)
+                    turned = Sure(factors.values.mT, factors.errors.mT)
                     rows = call.rows(call.launch.given[of], batch, head, queries)
                     values, errors = _summed(call, turned, rows, scale)
                     sums[2 * k] = sums[2 * k] + values
@@ -489,7 +401,7 @@ def _to_keys(call: _Call, made: Sequence[_Result], added: Mapping[str, _Added]) 
         at = key_batch, key_head, keys
         for k, one in enumerate(made):
             one.values[at] = sums[2 * k]
-            bound = sums[2 * k + 1] * (1 + 2.0**-10) + eps * sums[2 * k].abs() + _TINY
+            bound = sums[2 * k + 1] * (1 + 2.0**-10) + eps * sums[2 * k].abs() + TINY
             one.errors[at] = bound.nan_to_num(torch.inf)
 
 
@@ -529,7 +441,7 @@ class _Added:
     def result(self, call: _Call) -> _Result:
         """What there is then, and how far it may be off, in whatever order it is added up."""
         before = self._tensor.double()
-        errors = self._errors + 2.0**-14 * (self._sizes + before.abs()) + _TINY
+        errors = self._errors + 2.0**-14 * (self._sizes + before.abs()) + TINY
         if not call.is_whole:
             errors = torch.full_like(errors, torch.inf)
         return _Result(before + self._values, errors.nan_to_num(torch.inf))
