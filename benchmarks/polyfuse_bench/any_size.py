@@ -22,7 +22,7 @@ SIZES = (
     *(96, 100, 127, 128, 200, 256, 300, 512, 777, 1000, 1024, 2048, 3000, 4096, 8192),
 )
 FIRST = 8
-"""The size that is met first, and the only one of which the compiler is told that it varies."""
+"""The size that is met first, marked as one that varies."""
 MODES = ("default", "max-autotune")
 SIDES = ("dynamic", "static", "eager")
 
