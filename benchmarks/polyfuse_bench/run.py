@@ -85,13 +85,14 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         facts["engines"] = versions()
     if ahead:
         facts["ahead"] = ahead
+    name = "-".join(filter(None, (kind, *device, options.label)))
     for row in _progress(kind, plan, together, began + options.limit if options.limit else math.inf):
         rows.append(row)
         CONSOLE.print(report.one_line(kind, row), highlight=False)
         if options.out is not None:
             # a long run that is interrupted keeps the rows it has
-            write_results(kind, rows, path=options.out, **facts)
-    _keep("-".join(filter(None, (kind, *device, options.label))), rows, options, **facts)
+            write_results(name, rows, path=options.out, **facts)
+    _keep(name, rows, options, **facts)
 
 
 def _selection(options: argparse.Namespace, effort: Effort) -> campaigns.Selection:
