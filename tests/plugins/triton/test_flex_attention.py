@@ -14,7 +14,7 @@ from triton_interpreted import in_interpreter
 from triton_written import FLEX_DEFECTS, faults_of_checked_attention
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CASES)
 def test_beside_eager_mode(name):
     assert in_interpreter(flex_faults, name) == []
