@@ -195,7 +195,7 @@ def bytes_saved_by_eager(joint: GraphModule) -> float | None:
     if any(fx.has_policy(node) for node in joint.graph.nodes):
         return None
     values = [value for value in map(tensor_value, joint.graph.nodes) if value is not None]
-    if all(device_of(kind).is_host for kind in {value.device.type for value in values}):
+    if all(device_of(value.device.type).is_host for value in values):
         return None
     return _bytes(
         node
