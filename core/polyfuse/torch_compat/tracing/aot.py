@@ -274,8 +274,8 @@ def min_cut_partition(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch.utils.checkpoint import CheckpointPolicy
 
-    for node in joint.graph.nodes if saved else ():
-        if node.name in saved:
+    for node in joint.graph.nodes:
+        if saved is not None and node.name in saved:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     with config.patch({} if saved is None else {"ban_recompute_materialized_backward": False}):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
