@@ -23,6 +23,7 @@ from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parts, kernel_unit
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
+from polyfuse_cpp.matmul.narrow.nibble_products import NibbleProducts
 from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText, later_block, layout_cost, turned_later
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
@@ -84,6 +85,9 @@ class MatmulText:
         self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
         if self.plan.path.paired or self.a.across:
             self.features.add("pairs")
+        self.products = NibbleProducts.of(self.a, self.b, self.isa)
+        if self.products is not None:
+            self.features.add("nibbles")
 
     def text(self) -> KernelText:
         """Both functions: the part of one thread, and the one that callers see."""
@@ -163,14 +167,15 @@ class MatmulText:
             room_b, room_a = self.b.room(), self.a.room()
             sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.blocks}) * {tile}"
             tables = f"{self.tables.count} * table_length" if self.tables else "0"
+            laid = f" + {self.products.room}" if self.products is not None else ""
             if self.tables:
                 out.line(f"const i64 table_length = across_count * {plan.vectors * self.lanes};")
-            out.line(
-                f"{kind}* const packed_b = "
-                f"({kind}*)matmul_scratch((({room_b}) + ({room_a}) + {sums} + {tables}) * {kind.itemsize});"
-            )
+            room = f"(({room_b}) + ({room_a}) + {sums} + {tables}{laid}) * {kind.itemsize}"
+            out.line(f"{kind}* const packed_b = ({kind}*)matmul_scratch({room});")
             out.line(f"{kind}* const packed_a = packed_b + {room_b};")
             out.line(f"{kind}* const sums = packed_a + {room_a};")
+            if self.products is not None:
+                out.line(f"{kind}* const laid = sums + {sums} + {tables};")
             self._fill_tables(f"sums + {sums}")
             if self.a.across:
                 out.line("matrix_begin<32>();")
@@ -220,6 +225,8 @@ class MatmulText:
         out, plan = self.out, self.plan
         self._declare_item()
         self.a.before_item()
+        if self.products is not None:
+            self.products.before_item()
         with out.block(f"for (i64 block_a = block_from; block_a < block_to; block_a += {plan.blocks})"):
             out.line(f"const i64 block_e = index_min(block_to, block_a + {plan.blocks});")
             # blocks are packed anew for the tiles whose sums wait; where none do, once for all
@@ -328,6 +335,15 @@ class MatmulText:
 
     def _dots(self) -> None:
         """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
+        if self.products is None:
+            self._tiles_along()
+            return
+        with self.out.block("if (fit)"):
+            self.products.add_up()
+        with self.out.block("else"):
+            self._tiles_along()
+
+    def _tiles_along(self) -> None:
         plan, out = self.plan, self.out
         if self.a.across:
             _add_up_converted(self)
