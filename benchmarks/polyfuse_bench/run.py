@@ -85,13 +85,14 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         facts["engines"] = versions()
     if ahead:
         facts["ahead"] = ahead
+    name = "-".join(filter(None, (kind, *device, options.label)))
     for row in _progress(kind, plan, together, began + options.limit if options.limit else math.inf):
         rows.append(row)
         CONSOLE.print(report.one_line(kind, row), highlight=False)
         if options.out is not None:
             # a long run that is interrupted keeps the rows it has
-            write_results(kind, rows, path=options.out, **facts)
-    _keep("-".join(filter(None, (kind, *device, options.label))), rows, options, **facts)
+            write_results(name, rows, path=options.out, **facts)
+    _keep(name, rows, options, **facts)
 
 
 def _selection(options: argparse.Namespace, effort: Effort) -> campaigns.Selection:
@@ -204,8 +205,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=0, help="samples of each candidate; 0: fifteen")
     measured = parser.add_argument_group("kernels, models, compile, memory")
-    measured.add_argument("--modes", type=_names, default=("forward", "train"))
-    measured.add_argument("--sizes", type=_names, default=(), help="small,large on the CPU; huge elsewhere")
+    measured.add_argument("--modes", type=_names, default=campaigns.DEFAULT_MODES)
+    measured.add_argument(
+        "--sizes", type=_names, default=(), help="small,large on the CPU; huge elsewhere; or numbers"
+    )
     measured.add_argument("--tiny", action="store_true", help="tiny models in place of real widths")
     measured.add_argument("--batch", type=int)
     measured.add_argument("--seq", type=int)

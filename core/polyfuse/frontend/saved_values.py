@@ -1,16 +1,49 @@
-"""What a forward saves for its backward, computed where what it is made of is at hand.
+"""What a forward saves for its backward: computed where what it is made of is at hand, and never computed
+anew where it is compared with one of its own numbers.
 
 The partitioner puts calls that it moved out of the backward behind the whole forward, in the order of the
 backward. There they keep what they read alive until the end, and are no part of the layer that they belong
 to.
+
+The gradient of `amax` goes to the elements that equal the extreme, and is divided by how many these are. Two
+kernels that compute one value may differ in its last bit: one of them holds an operand that the other loads
+with 16 bits, contracts a product and a sum, or computes a function in fewer terms. No element then equals
+the extreme, and the gradient is 0 / 0. So a value that is compared with what was selected of it is computed
+once, and both read its memory.
 """
 
 from __future__ import annotations
 
-from torch.fx import Node
+import operator
+from collections.abc import Iterable
+from typing import Final
 
-from polyfuse.frontend.rewrites.tools import Rewriting
+import torch
+from torch.fx import GraphModule, Node
+
+from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
 from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import aot
+
+_SELECTING: Final = frozenset(
+    (
+        *("amax", "amin", "aminmax", "max", "min", "median", "nanmedian", "kthvalue", "mode"),
+        *("sort", "topk", "cummax", "cummin", "linalg_vector_norm", "norm", "max_pool2d_with_indices"),
+        *("max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d", "scatter_reduce"),
+        *("index_reduce", "segment_reduce"),
+    )
+)
+"""Operators whose results are some of the numbers of their operands. Norms are those of infinite order; of
+others, no result equals an operand."""
+
+_COMPARING: Final = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+
+_PASSING: Final = frozenset(
+    ("clone", "_to_copy", "expand", "abs", "neg", "gather", "index", "index_select", "where", "clamp")
+    + ("clamp_min", "clamp_max", "relu")
+)
+"""Beside views, operators that give some of the numbers of their operands, or compute of them without
+rounding."""
 
 
 def compute_saved_early(state: Rewriting) -> int:
@@ -51,3 +84,83 @@ def compute_saved_early(state: Rewriting) -> int:
 def _is_passed(node: Node) -> bool:
     facts = ops.facts(node.target)
     return not (facts.mutates or facts.effects)
+
+
+def compared_with_selected(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """Calls whose floating-point result is compared with numbers that were selected of it, as the gradient
+    of `amax` does, and `x == x.amax()`, seen through views and what else rounds nothing; with the calls that
+    select."""
+    found: dict[Node, list[Node]] = {}
+    for node in nodes:
+        if _base(node) not in _SELECTING:
+            continue
+        roots = _roots(node.all_input_nodes)
+        if roots:
+            for root in roots & _roots(_compared_with(node)):
+                found.setdefault(root, []).append(node)
+    return found
+
+
+def save_compared(joint: GraphModule) -> int:
+    """Have the split of a joint graph save such values instead of computing them anew; returns how many. In
+    regions that the program has computed anew, what was selected of them is, too."""
+    return sum(
+        aot.save_or_select_again(value, selecting)
+        for value, selecting in compared_with_selected(joint.graph.nodes).items()
+    )
+
+
+def _compared_with(selected: Node) -> set[Node]:
+    """The other operands of comparisons that read what was selected."""
+    others: set[Node] = set()
+    reached, waiting = {selected}, [selected]
+    while waiting:
+        node = waiting.pop()
+        for user in node.users:
+            if _base(user) in _COMPARING:
+                others.update(other for other in user.all_input_nodes if other is not node)
+            elif user not in reached and _passes(user):
+                reached.add(user)
+                waiting.append(user)
+    return others
+
+
+def _roots(values: Iterable[Node]) -> set[Node]:
+    """The calls in floating point that values are made of without any rounding."""
+    reached, found = set(values), set()
+    waiting = list(reached)
+    while waiting:
+        node = waiting.pop()
+        sources = node.all_input_nodes
+        if sources and _passes(node) and not _narrows(node):
+            through = sources[1:] if _base(node) == "where" else sources[:1]
+            waiting += [source for source in through if source not in reached]
+            reached.update(through)
+        elif node.op == "call_function" and _is_floating(node):
+            found.add(node)
+    return found
+
+
+def _passes(node: Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem or _base(node) in _PASSING:
+        return True
+    return ops.facts(node.target).is_view
+
+
+def _narrows(node: Node) -> bool:
+    """Whether a call gives numbers of fewer bits than its operand has."""
+    value, source = tensor_value(node), tensor_value(node.all_input_nodes[0])
+    return value is None or (source is not None and value.dtype.itemsize < source.dtype.itemsize)
+
+
+def _is_floating(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _base(node: Node) -> str:
+    """The name of an operator of ATen without namespace and overload; of others empty."""
+    name = ops.op_name(node.target) if node.op == "call_function" else ""
+    return name.split(".")[1] if name.startswith("aten.") else ""

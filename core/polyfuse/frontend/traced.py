@@ -31,6 +31,7 @@ from polyfuse.frontend.graph import (
 from polyfuse.frontend.rewrites.channels_last import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
 from polyfuse.frontend.saved_inputs import copy_overwritten
+from polyfuse.frontend.saved_values import save_compared
 from polyfuse.frontend.shared_arguments import note_shared_arguments
 from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 from polyfuse.torch_compat import ops
@@ -124,6 +125,7 @@ class Traced:
         _lay_out(joint, self.settings, self.channels_last, self.elementwise, training=True)
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)
+        save_compared(joint)
         forward, backward = aot.min_cut_partition(joint, inputs, **kwargs)
         copy_overwritten(forward, backward, kwargs["num_fwd_outputs"])
         return forward, backward

@@ -43,7 +43,8 @@ class Buffer:
         device: torch device as text, ``"cpu"``, ``"cuda:0"``.
         size, stride: layout in elements; offset is zero.
         torch_dtype: torch's dtype as text without ``torch.``.
-        kind: ``"input"``, ``"constant"``, ``"temp"``, or ``"object"`` (a value that is not one tensor).
+        kind: ``"input"``, ``"constant"``, ``"temp"``, ``"status"`` (of checks: zero until one
+            stores, see `ops.CHECK_MODE`), or ``"object"`` (a value that is not one tensor).
     """
 
     name: str

@@ -31,13 +31,15 @@ from polyfuse.symbolic import Index, IndexLike, contiguous_strides, product, sto
 class Readers:
     """Who reads a traced value, seen through views: how many passes over it, why it has to be stored, if so,
     at how many points all of them compute it again where they broadcast it, whether one of them does so
-    across its memory, and for how many neighbouring points each of them, at least, reads one number of it."""
+    across its memory, for how many neighbouring points each of them, at least, reads one number of it, and
+    whether it is compared with what was selected of it, so that all of them have to read the same bits."""
 
     passes: int = 0
     stored: str = ""
     recomputed: int = 0
     across: bool = False
     run: int = 0
+    compared: bool = False
 
     def add_run(self, points: int) -> None:
         """Count one more reader."""

@@ -33,6 +33,7 @@ from polyfuse.lowering.report import LoweringReport
 from polyfuse.lowering.shortened import Shortening
 from polyfuse.lowering.value import TensorValue
 from polyfuse.plugin import Extensions, Lowering, TargetInfo
+from polyfuse.rewrite import cast
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx, shapes
 
@@ -217,6 +218,9 @@ class _Lowerer:
             if ops.facts(node.target).uninitialised:
                 # who needs memory for it takes some, and who overwrites it need not fill it first
                 return result
+            if readers.compared:
+                kind = result.kernel_type
+                result.body = cast(cast(result.body, kind), kind.compute)
             if readers.stored:
                 self.ctx.realize(result, readers.stored)
             elif self._waits(node, result):

@@ -12,6 +12,7 @@ from torch.fx import Node
 from polyfuse.frontend.decompositions.forced import is_named
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.rewrites.tools import is_refused
+from polyfuse.frontend.saved_values import compared_with_selected
 from polyfuse.lowering.broadcasts import broadcast_run, reads_across, recomputed_points
 from polyfuse.lowering.calls.eager_kernels import preferred
 from polyfuse.lowering.context import LoweringContext, Readers
@@ -56,6 +57,7 @@ class Survey:
         for position, node in enumerate(nodes):
             for source in node.all_input_nodes:
                 last_use[source] = position
+        compared = compared_with_selected(nodes)
         alike = {} if self.short is None else self.short.surveyed
         inputs: Mapping[Node, int] = {} if self.short is None else self.short.given
         given: dict[int, Node] = {}
@@ -71,6 +73,8 @@ class Survey:
             found = Readers()
             for user in node.users:
                 self._add_reader(found, node, user)
+            if node in compared:
+                found.stored, found.compared = found.stored or "compared with a number of its own", True
             self.ctx.readers[node] = found
 
     def row(self, node: Node) -> Lowering | None:

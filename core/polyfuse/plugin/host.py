@@ -90,12 +90,13 @@ class Run:
 @dataclass(frozen=True)
 class Reserve:
     """Take so many bytes, at a multiple of 64, and bind the address to a name. With `stack`, a number that is
-    known and small: the memory may lie on the stack, and is never discarded.
+    known and small: the memory may lie on the stack, and is never discarded. With `zero`, all of it is zero.
     """
 
     name: str
     size: IndexLike
     stack: bool = False
+    zero: bool = False
 
 
 @dataclass(frozen=True)

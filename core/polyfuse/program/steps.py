@@ -87,7 +87,9 @@ class AssertFinite(Step):
 
 @dataclass(frozen=True)
 class Allocate(Step):
-    """Make an uninitialised tensor; `cached`: at least that size, in memory that stays between calls."""
+    """Make an uninitialised tensor; `cached`: at least that size, in memory that stays between calls;
+    `status`: of zeros, to which checks store.
+    """
 
     name: str
     size: tuple[IndexLike, ...]
@@ -95,6 +97,7 @@ class Allocate(Step):
     dtype: str
     device: str
     cached: bool = False
+    status: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,10 +178,12 @@ class RaiseFailed(Step):
     Attributes:
         name: the status, an i64 for each row.
         rows: name of a built-in exception, text and size of each, as `ir.nodes.RAISE` has them.
+        last: whether nobody uses it any more, so that another call may have it if it is still zero.
     """
 
     name: str
     rows: tuple[tuple[str, str, IndexLike], ...]
+    last: bool = False
 
 
 @dataclass(frozen=True)

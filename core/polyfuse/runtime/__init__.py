@@ -23,6 +23,7 @@ from polyfuse.runtime.native import (
     synchronize,
     tensor_data_ptr_address,
 )
+from polyfuse.runtime.statuses import lend_status, return_status
 from polyfuse.runtime.workspace import cached_memory, keep_memory
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "device_guard",
     "empty_strided_cpu",
     "keep_memory",
+    "lend_status",
     "line_map",
     "load",
     "observe",
@@ -46,6 +48,7 @@ __all__ = [
     "record_function",
     "reinterpret_tensor",
     "result_view",
+    "return_status",
     "set_observer",
     "synchronize",
     "tensor_data_ptr_address",

@@ -123,6 +123,10 @@ def _reinterpret_as(
     return reinterpret_tensor(tensor.view(dtype), size, stride, offset)
 
 
+def _zeros_cpu(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return empty_strided_cpu(size, stride, dtype).zero_()
+
+
 RUNTIME: Mapping[str, Callable[..., Any]] = {
     "assert_finite": assert_finite,
     "assert_layout": assert_layout,
@@ -136,6 +140,7 @@ RUNTIME: Mapping[str, Callable[..., Any]] = {
     "result_view": result_view,
     "size": torch.Tensor.size,
     "stride": torch.Tensor.stride,
+    "zeros_cpu": _zeros_cpu,
 }
 """Functions that requests of the kind `"runtime"` name."""
 

@@ -137,7 +137,8 @@ class _Run:
         size = [evaluate(n, self.sizes) for n in buffer.size]
         stride = [evaluate(n, self.sizes) for n in buffer.stride]
         dtype = getattr(torch, buffer.torch_dtype)
-        self.values[buffer.name] = torch.empty_strided(size, stride, dtype=dtype, device=buffer.device)
+        made = torch.empty_strided(size, stride, dtype=dtype, device=buffer.device)
+        self.values[buffer.name] = made.zero_() if buffer.kind == "status" else made
 
     # Calls.
 

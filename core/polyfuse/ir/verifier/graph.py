@@ -96,7 +96,7 @@ class _Check:
     def __init__(self, graph: Graph) -> None:
         self.buffers = graph.buffers
         self.running = Running()
-        self.written = {b.name for b in graph.buffers.values() if b.kind in ("input", "constant")}
+        self.written = {b.name for b in graph.buffers.values() if b.kind in ("input", "constant", "status")}
         self.written |= {i.name for i in graph.inputs}
         self.symbols = dict.fromkeys(graph.symbol_hints)
         for declared in graph.inputs:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polyfuse.ir.expr import Expr, const, index_value, loads, walk
-from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Origin, Pointwise, Scatter
+from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Origin, Scatter
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.types import DType
 from polyfuse.lowering.indexing.error_texts import ErrorText, error_text_for
@@ -26,7 +26,6 @@ from polyfuse.symbolic import (
     Index,
     IndexLike,
     as_atom,
-    axis,
     axis_name,
     axis_size,
     bounds,
@@ -100,24 +99,14 @@ class Checks:
         }
 
     def finish(self, nodes: list[Node], buffers: dict[str, Buffer], fresh: Any) -> tuple[Node, ...]:
-        """The nodes with the status made in front, and looked at where that matters: before numbers are read
-        from data, before anything is sent away, and at the end."""
+        """The nodes with looks at the status where that matters: before numbers are read from data, before
+        anything is sent away, and at the end."""
         if not self.rows:
             return tuple(nodes)
-        count = len(self.rows)
-        status = buffers[self.status] = replace(buffers[self.status], size=(count,))
-        along = axis("a0", count)
+        status = replace(buffers[self.status], size=(len(self.rows),), kind="status")
+        buffers[self.status] = status
         origins: tuple[Origin, ...] = ()
-        made: list[Node] = [
-            Pointwise(
-                fresh("op"),
-                (along,) if count > 1 else (),
-                (),
-                self.status,
-                along if count > 1 else 0,
-                const(0, DType.i64),
-            )
-        ]
+        made: list[Node] = []
         pending = False
 
         def look() -> ExternCall:

@@ -210,13 +210,14 @@ class _Lowering:
         dtype: torch.dtype = getattr(torch, step.dtype)
         if step.name in self.memory.plain:
             size = self.code.index(storage_size(step.size, step.stride) * dtype.itemsize)
-            small = not self.device and isinstance(size, int) and self.memory.stack_bytes <= STACK_BYTES
+            fits = step.status or self.memory.stack_bytes <= STACK_BYTES
+            small = not self.device and isinstance(size, int) and fits
             self.code.slots[step.name] = step.name
             self.stacked.update((step.name,) if small else ())
-            self.code.steps.append(Reserve(step.name, size, small))
+            self.code.steps.append(Reserve(step.name, size, small, step.status))
             return
         operands: list[str | IndexLike] = []
-        function = DEVICE_TENSOR if self.device else "empty_strided_cpu"
+        function = DEVICE_TENSOR if self.device else "zeros_cpu" if step.status else "empty_strided_cpu"
         self.code.send(
             "runtime", function, (*self.code.layout(step, operands), dtype), operands, (step.name,)
         )

@@ -247,7 +247,10 @@ class _Planner:
         kwargs = tuple((key, self.storage.operand(value)) for key, value in node.kwargs)
         if node.op == RAISE:
             self._note(step, ())
-            self.steps.add(RaiseFailed(node.args[0].buffer, node.args[1]))
+            status, rows = node.args[0].buffer, node.args[1]
+            # layers that a loop stands for may look at one status in each turn
+            last = status in dying and self.skipped is None
+            self.steps.add(RaiseFailed(status, rows, last))
             return
         outputs = tuple("" if name in self.removed else name for name in node.outputs)
         if node.out == "out":

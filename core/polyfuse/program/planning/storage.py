@@ -97,7 +97,7 @@ class Storage:
         buffer = self._graph.buffers[name]
         if name in self.bound or name in self._removed or buffer.kind == "constant":
             return ""
-        if buffer.kind != "temp" or name in self._dead:
+        if buffer.kind not in ("temp", "status") or name in self._dead:
             raise IRError(
                 f"the schedule of {self._graph.name} uses {name} where it has no value",
                 "report it with the dumped schedule",
@@ -108,7 +108,8 @@ class Storage:
             return ""
         old = self._takes.get(name)
         if old is None:
-            self._steps.add(Allocate(name, buffer.size, buffer.stride, buffer.torch_dtype, buffer.device))
+            layout, status = (buffer.size, buffer.stride, buffer.torch_dtype), buffer.kind == "status"
+            self._steps.add(Allocate(name, *layout, buffer.device, status=status))
             return ""
         before = self._graph.buffers[old]
         same = (before.size, before.stride) == (buffer.size, buffer.stride)

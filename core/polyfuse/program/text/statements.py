@@ -86,7 +86,8 @@ class Statements:
                 w.line(f"{check}({w.variable(step.name)}, {layout})")
             case RaiseFailed():
                 rows = tuple_text(f"({kind!r}, {text!r}, {w.index(size)})" for kind, text, size in step.rows)
-                w.line(f"{w.helper('raise_failed')}({w.variable(step.name)}, {rows})")
+                look = w.helper("return_status" if step.last else "raise_failed")
+                w.line(f"{look}({w.variable(step.name)}, {rows})")
             case AssertFinite():
                 w.line(f"{w.helper('assert_finite')}({w.variable(step.name)}, {step.label!r})")
             case Observe():
@@ -99,6 +100,9 @@ class Statements:
 
     def _allocate(self, step: Allocate) -> None:
         w, name = self._writer, self._writer.variable(step.name)
+        if step.status:
+            w.line(f"{name} = {w.helper('lend_status')}({w.index(step.size[0])})")
+            return
         if step.cached:
             w.typed[step.name] = {}
             w.line(f"{name} = {w.helper('cached_memory')}({w.index(step.size[0])})")

@@ -27,7 +27,7 @@ def aligned_buffers(graph: Graph, checked: bool) -> frozenset[str]:
             elsewhere.update(node.outputs)
 
     def is_aligned(buffer: Buffer) -> bool:
-        if buffer.kind == "temp":
+        if buffer.kind in ("temp", "status"):
             return buffer.name not in elsewhere
         if buffer.kind == "constant":
             return _starts_round(graph.objects.get(buffer.name))

@@ -270,6 +270,23 @@ def min_cut_partition(
     return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
+def save_or_select_again(value: Node, selecting: Sequence[Node]) -> bool:
+    """Have the partitioner save a call's result, and return whether it does: where the program has it
+    computed anew, so are the calls that select numbers of it."""
+    from torch.utils.checkpoint import CheckpointPolicy as Policy
+
+    policy = value.meta.get("recompute")
+    if policy not in (Policy.MUST_RECOMPUTE, Policy.PREFER_RECOMPUTE):
+        value.meta["recompute"] = Policy.MUST_SAVE
+        return True
+    for node in selecting:
+        node.meta["recompute"] = policy
+        for user in node.users:
+            if user.target is operator.getitem:
+                user.meta["recompute"] = policy
+    return False
+
+
 @contextmanager
 def partition_options(*, own_cse: bool) -> Iterator[None]:
     """Partitioner settings for one compile."""

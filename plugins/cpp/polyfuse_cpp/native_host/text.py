@@ -198,12 +198,15 @@ class _Printer:
         if step.stack:
             size = step.size if isinstance(step.size, int) else 0
             whole = -(-max(1, size) // 64) * 64
-            self.lines.append(f"alignas(64) char {memory}[{whole}]; {address} = {memory};")
+            value = " = {}" if step.zero else ""
+            self.lines.append(f"alignas(64) char {memory}[{whole}]{value}; {address} = {memory};")
             return
         self.reserved[memory] = None
         failed = f"{{ {self.quiet}return PF_NO_MEMORY; }}" if self.quiet else "return PF_NO_MEMORY;"
         self.lines.append(f"if (!{memory}.reserve({self._index(step.size)})) {failed}")
         self.lines.append(f"{address} = (char*){memory}.at;")
+        if step.zero:
+            self.lines.append(f"__builtin_memset({address}, 0, {self._index(step.size)});")
 
     def _let(self, step: BindSize) -> None:
         text = self._number(step.number)
