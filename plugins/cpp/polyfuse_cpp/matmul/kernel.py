@@ -25,7 +25,7 @@ from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.narrow.nibble_products import NibbleProducts
 from polyfuse_cpp.matmul.operand_a import OperandAText
-from polyfuse_cpp.matmul.operand_b import OperandBText, later_block, layout_cost, turned_later
+from polyfuse_cpp.matmul.operand_b import OperandBText, later_block, layout_cost, steps_ahead, turned_later
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.plans import columns_beside, most_varying
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
@@ -44,16 +44,8 @@ _FETCHING = (
 )
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 
-_AHEAD = {OperandPath.DIRECT: 8, OperandPath.PREPACKED: 64}
-"""Steps ahead for which a tile asks operand B. What was packed once comes from memory, from where 64 steps
-arrive in time, unless tiles before have asked (`later_block`). Rows of a matrix that is read where it is lie
-far apart."""
-
 TILES_AHEAD = 8 << 10
-"""The same for matrix registers, in elements: they are quick to multiply."""
-
-_NEAR = 128 << 10
-"""Bytes of operand B that stay in the near caches from tile to tile."""
+"""Elements ahead for which matrix registers ask operand B: they are quick to multiply."""
 
 _TILES = 64
 """Tiles of rows whose sums wait in memory where the depth is cut."""
@@ -86,8 +78,7 @@ class MatmulText:
         if self.plan.path.paired or self.a.across:
             self.features.add("pairs")
         self.products = NibbleProducts.of(self.a, self.b, self.isa)
-        if self.products is not None:
-            self.features.add("nibbles")
+        self.features |= set() if self.products is None else {"nibbles"}
 
     def text(self) -> KernelText:
         """Both functions: the part of one thread, and the one that callers see."""
@@ -312,7 +303,7 @@ class MatmulText:
         columns, following = self.b.columns_at()
         row, step = self.a.layout_steps()
         later = "" if self.is_one_tile() else later_block(self.b, columns)
-        ahead = 0 if later else _ahead(plan, self.matmul)
+        ahead = 0 if later else steps_ahead(plan, self.matmul)
         begin = f"matmul_tile<{plan.rows}, {vectors}, {plan.vectors}, {self.matmul.dtype}"
         end = f"{columns}, {following}, depth_here, sum, pass == pass_from{later});"
         fixed = following if following.isdigit() else "0"
@@ -446,13 +437,6 @@ def _affine(text: MatmulText, frame: Frame) -> None:
         )
         text.out.line(f"const auto {texts[-1]} = add_product({sums.at(copy)}, {factor}, {summand});")
     frame.env[affine.target] = Value(text.matmul.dtype, True, tuple(texts))
-
-
-def _ahead(plan: MatmulPlan, matmul: Matmul) -> int:
-    """Steps ahead for which a tile asks operand B; 0: it does not ask."""
-    size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
-    near = plan.path is OperandPath.PREPACKED and size <= _NEAR
-    return 0 if near else _AHEAD.get(plan.path, 0)
 
 
 def _add_up_pairs(text: MatmulText) -> None:

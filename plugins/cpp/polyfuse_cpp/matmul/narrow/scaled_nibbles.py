@@ -106,6 +106,7 @@ class _Followed:
     numbers: dict[str, tuple[int, ...]] = field(default_factory=dict)
     scaled: dict[str, _Scaled] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
+    bytes: set[str] = field(default_factory=set)
 
     def end(self, body: Sequence[Statement], value: str) -> _Scaled | None:
         """What the value is made of."""
@@ -119,7 +120,7 @@ class _Followed:
             match stmt:
                 case Constant() if isinstance(stmt.value, int) or float(stmt.value).is_integer():
                     self._note(target, (int(stmt.value),) * 16, stmt.dtype)
-                case Cast(bitwise=False):
+                case Cast():
                     self._cast(stmt)
                 case Compute():
                     self._compute(stmt)
@@ -131,6 +132,8 @@ class _Followed:
             numbers = tuple((n - least) % span + least for n in numbers)
         if all(abs(n) <= _MOST for n in numbers):
             self.numbers[target] = numbers
+            if dtype.is_integer and dtype.itemsize == 1:
+                self.bytes.add(target)
 
     def _taken(self, stmt: Statement, name: str | None) -> None:
         """The byte, or what a statement is at the position of this half."""
@@ -139,10 +142,13 @@ class _Followed:
             self._note(target, tuple(n << self.shift for n in range(16)), stmt.dtype)
         elif name in self.numbers:
             self.numbers[target] = self.numbers[name]
+            self.bytes |= {target} if name in self.bytes else set()
         elif name in self.scaled:
             self.scaled[target] = self.scaled[name]
 
     def _cast(self, stmt: Cast) -> None:
+        if stmt.bitwise and not (stmt.arg in self.bytes and stmt.dtype.is_integer):
+            return
         if stmt.arg in self.numbers and stmt.dtype is not DType.bool:
             self._note(stmt.target, self.numbers[stmt.arg], stmt.dtype)
         elif stmt.arg in self.scaled and stmt.dtype.is_float:
