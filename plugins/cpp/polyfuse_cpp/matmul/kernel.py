@@ -325,38 +325,14 @@ class MatmulText:
             out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
 
     def _dots(self) -> None:
-        """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
+        """Add up a tile along the depth, or look up its numbers where rows allow that."""
         if self.products is None:
-            self._tiles_along()
+            _tiles_along(self)
             return
         with self.out.block("if (fit)"):
             self.products.add_up()
         with self.out.block("else"):
-            self._tiles_along()
-
-    def _tiles_along(self) -> None:
-        plan, out = self.plan, self.out
-        if self.a.across:
-            _add_up_converted(self)
-            return
-        heights = {plan.rows: plan.columns}
-        if most_varying(self.matmul, plan.path):
-            heights = {n: columns_beside(self.matmul, self.isa, n) for n in range(1, plan.rows + 1)}
-        wide = plan.vectors * self.lanes
-        kinds = f"{self.matmul.dtype}, {self.a.element()}, {self.b.element}"
-        fetches = plan.path is OperandPath.DOTS
-        # the first tile of rows fetches the columns for all
-        one = self.is_one_tile() or not fetches
-        ahead = str(fetches).lower() if one else "tile == tile_a"
-        passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
-        for rows, columns in heights.items():
-            test = f"if (rows_here == {rows}) " if len(heights) > 1 else ""
-            with out.block(
-                f"{test}for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {columns})"
-            ):
-                if self.b.converts_groups:
-                    self.b.convert_group()
-                out.line(f"matmul_dots<{rows}, {columns}, {kinds}>(rows_at, columns_at + j, {passed});")
+            _tiles_along(self)
 
     def is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""
@@ -437,6 +413,32 @@ def _affine(text: MatmulText, frame: Frame) -> None:
         )
         text.out.line(f"const auto {texts[-1]} = add_product({sums.at(copy)}, {factor}, {summand});")
     frame.env[affine.target] = Value(text.matmul.dtype, True, tuple(texts))
+
+
+def _tiles_along(text: MatmulText) -> None:
+    """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
+    plan, out = text.plan, text.out
+    if text.a.across:
+        _add_up_converted(text)
+        return
+    heights = {plan.rows: plan.columns}
+    if most_varying(text.matmul, plan.path):
+        heights = {n: columns_beside(text.matmul, text.isa, n) for n in range(1, plan.rows + 1)}
+    wide = plan.vectors * text.lanes
+    kinds = f"{text.matmul.dtype}, {text.a.element()}, {text.b.element}"
+    fetches = plan.path is OperandPath.DOTS
+    # the first tile of rows fetches the columns for all
+    one = text.is_one_tile() or not fetches
+    ahead = str(fetches).lower() if one else "tile == tile_a"
+    passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
+    for rows, columns in heights.items():
+        test = f"if (rows_here == {rows}) " if len(heights) > 1 else ""
+        with out.block(
+            f"{test}for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {columns})"
+        ):
+            if text.b.converts_groups:
+                text.b.convert_group()
+            out.line(f"matmul_dots<{rows}, {columns}, {kinds}>(rows_at, columns_at + j, {passed});")
 
 
 def _add_up_pairs(text: MatmulText) -> None:
