@@ -29,7 +29,7 @@ _LANES = 16
 
 @dataclass(frozen=True)
 class NibbleProducts:
-    """The products of all rows with some columns, which take the place of tiles along the depth where rows
+    """The products of all rows with some columns, instead of tiles along the depth where rows
     hold nothing but moderate numbers.
 
     Attributes:
@@ -146,8 +146,8 @@ class NibbleProducts:
             kinds = f"{self.rows}, {columns}, {lanes}, {str(self.scaling.moves).lower()}"
             ahead = columns * self._groups * self._size
             parts = f"bytes_at, {ahead}, laid, {self._sums}, depth_count, {blocks}"
-            kept = f"factors, summands, {self._room}, table, sum + j, {wide}"
-            out.line(f"nibble_products<{kinds}>({parts}, {kept});")
+            passed = f"factors, summands, {self._room}, table, sum + j, {wide}"
+            out.line(f"nibble_products<{kinds}>({parts}, {passed});")
 
     def _factors(self, kind: DType) -> None:
         """What the groups of a column are scaled by, and moved by."""
