@@ -186,7 +186,7 @@ def _serve(listening: socket.socket, later: socket.socket | None = None) -> tupl
     while True:
         ready, _, _ = select.select([listening, waked, sys.stdin, *filter(None, [later])], [], [])
         if sys.stdin in ready:
-            sys.exit()
+            os._exit(0)
         if later in ready:
             assert later is not None
             if not os.fork():
