@@ -9,6 +9,7 @@ import pytest
 
 LONGEST = (
     "devices",
+    "plugins/cpp/test_matrix_tiles.py",
     "house",
     "reliability/test_graph_cache.py",
     "plugins/cpp/test_native_host.py",
@@ -17,6 +18,9 @@ LONGEST = (
     "unit/aot/test_operators.py",
     "reliability/test_hostile_packages.py",
     "plugins/cpp/test_matmuls.py",
+    "unit/autotune/test_narrow_weights.py",
+    "plugins/cpp/test_attention.py",
+    "plugins/cpp/test_depthwise_gradients.py",
     "plugins/cpp/test_convolution_networks.py",
     "docs/test_snippets.py",
     "browser/test_report_page.py",
@@ -45,7 +49,6 @@ LONGEST = (
     "plugins/cpp/test_layer_ops.py",
     "reliability/test_traced_graphs.py",
     "unit/lowering/test_index_checks.py",
-    "unit/autotune/test_narrow_weights.py",
     "plugins/cpp/test_kernels_plans.py",
     "unit/program/test_collectives.py",
     "plugins/triton/test_row_products.py",
