@@ -21,6 +21,7 @@ except ImportError:  # before pytest 8.4
 import asserts_ahead
 import built_libraries
 import file_order
+import preforked
 import sampling
 import seeding
 import torch_costs
@@ -50,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "cache") and not hasattr(config, "workerinput"):
         os.environ["LIBRARIES_OF_TESTS"] = str(config.cache.mkdir("libraries"))
         built_libraries.forget_old(Path(os.environ["LIBRARIES_OF_TESTS"]))
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        preforked.share()  # with the workers
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -112,6 +115,7 @@ def _end() -> None:
 @pytest.hookimpl(tryfirst=True)  # before fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
     seeding.begin(item.nodeid)
+    seeding.draw_from_nothing_imported()
     torch_costs.spare()
     torch_costs.look_at_new_objects_only(getattr(item, "module", None))
     if "LIBRARIES_OF_TESTS" in os.environ:

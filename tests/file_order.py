@@ -9,6 +9,7 @@ import pytest
 
 LONGEST = (
     "devices",
+    "plugins/cpp/test_matrix_tiles.py",
     "house",
     "reliability/test_graph_cache.py",
     "plugins/cpp/test_native_host.py",
@@ -17,6 +18,7 @@ LONGEST = (
     "unit/aot/test_operators.py",
     "reliability/test_hostile_packages.py",
     "plugins/cpp/test_matmuls.py",
+    "plugins/cpp/test_attention.py",
     "plugins/cpp/test_convolution_networks.py",
     "docs/test_snippets.py",
     "browser/test_report_page.py",

@@ -1,7 +1,10 @@
 """Fresh processes in which torch is already imported: a parent imports torch and Dynamo once (two to four
 seconds of CPU time), and forks a child for each script. A child has its own environment, folder, arguments
-and output, and knows nothing of Polyfuse yet. Not for scripts that need an environment variable that the
-interpreter, the loader or torch reads when it starts.
+and output. Polyfuse is imported in it, with what the first compilation of a process imports (half a second),
+but has done nothing: `bare` is for scripts to which it matters what is imported. Not for scripts that need an
+environment variable that the interpreter, the loader or torch reads when it starts.
+
+Workers of one run share a parent, which the process that starts them begins (`share`).
 
 A child waits for its threads and calls what is registered for the end, and is gone then: to take all modules
 apart, torch's among them, is ten times what forking it costs. `whole_end` has it done.
@@ -13,6 +16,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import select
@@ -29,6 +33,12 @@ from pathlib import Path
 from polyfuse.base.settings import child_environment
 
 HERE = Path(__file__).resolve()
+IMPORTED = (
+    *("polyfuse.backend", "polyfuse.compiler.compile", "polyfuse.compiler.stages"),
+    "polyfuse_cpp.generator",
+)
+SHARED = "PARENT_OF_FORKED_TESTS"
+"""The variable that names the folder of a parent that several processes share."""
 
 
 class Started:
@@ -72,14 +82,16 @@ def start(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     whole_end: bool = False,
+    bare: bool = False,
 ) -> Started:
     """Start `script`, a text, as the main module of a child with `arguments`, in `folder` and `environment`:
     all of it, as `child_environment` returns it."""
-    output = tempfile.mkdtemp(prefix="forked-", dir=_parent().outputs)
+    parent = os.environ.get(SHARED) or _parent().folder
+    output = tempfile.mkdtemp(prefix="forked-", dir=parent)
     for name in ("stdout", "stderr"):
         Path(output, name).touch()
     channel = socket.socket(socket.AF_UNIX)
-    channel.connect(_parent().address)
+    channel.connect(f"{parent}/{'bare' if bare else 'imported'}")
     request = json.dumps(
         [
             script,
@@ -101,30 +113,37 @@ def run(
     folder: Path | None = None,
     timeout: float = 600,
     whole_end: bool = False,
+    bare: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Start `script` and wait for its end; like `subprocess.run` with outputs captured."""
-    child = start(script, *arguments, environment=environment, folder=folder, whole_end=whole_end)
+    child = start(
+        script, *arguments, environment=environment, folder=folder, whole_end=whole_end, bare=bare
+    )
     stdout, stderr = child.communicate(timeout)
     assert child.returncode is not None
     return subprocess.CompletedProcess(["forked"], child.returncode, stdout, stderr)
 
 
 class _Parent:
-    """The process that forks, one for this process."""
+    """The process that forks. It begins with two sockets, of which `imported` serves children of a child of
+    its own: that imports Polyfuse first, when it is asked for one."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="preforked-", ignore_cleanup_errors=True)
-        self.outputs, self.address = self._folder.name, self._folder.name + "/socket"
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(self.address)
-        listening.listen(64)
+        self.folder = self._folder.name
+        sockets = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+        for listening, name in zip(sockets, ("bare", "imported"), strict=True):
+            listening.bind(f"{self.folder}/{name}")
+            listening.listen(64)
+        numbers = [listening.fileno() for listening in sockets]
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE), str(listening.fileno())],
-            pass_fds=[listening.fileno()],
+            [sys.executable, str(HERE), *map(str, numbers)],
+            pass_fds=numbers,
             stdin=subprocess.PIPE,  # it ends when this process does
             cwd="/",
         )
-        listening.close()
+        for listening in sockets:
+            listening.close()
 
     def end(self) -> None:
         assert self._process.stdin is not None
@@ -140,6 +159,11 @@ def _parent() -> _Parent:
     return parent
 
 
+def share() -> None:
+    """Begin a parent that the processes share that this one starts from now on."""
+    os.environ[SHARED] = _parent().folder
+
+
 def _receive(channel: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
@@ -150,9 +174,9 @@ def _receive(channel: socket.socket, count: int) -> bytes:
     return data
 
 
-def _serve(listening: socket.socket) -> tuple[str, bool]:
+def _serve(listening: socket.socket, later: socket.socket | None = None) -> tuple[str, bool]:
     """Fork a child for each request; returns in the children only, with the script and whether its end is
-    to be whole."""
+    to be whole. Another process serves `later`, with Polyfuse imported, from the first request there on."""
     waked, waker = socket.socketpair()
     waker.setblocking(False)
     signal.set_wakeup_fd(waker.fileno())
@@ -160,9 +184,21 @@ def _serve(listening: socket.socket) -> tuple[str, bool]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     running: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([listening, waked, sys.stdin], [], [])
+        ready, _, _ = select.select([listening, waked, sys.stdin, *filter(None, [later])], [], [])
         if sys.stdin in ready:
-            sys.exit()
+            os._exit(0)
+        if later in ready:
+            assert later is not None
+            if not os.fork():
+                signal.set_wakeup_fd(-1)
+                for each in (waked, waker, listening, *running.values()):
+                    each.close()
+                for name in IMPORTED:
+                    importlib.import_module(name)
+                gc.freeze()
+                return _serve(later)
+            later.close()
+            later = None
         if waked in ready:
             waked.recv(64)
         for pid in list(running):
@@ -177,7 +213,7 @@ def _serve(listening: socket.socket) -> tuple[str, bool]:
             pid = os.fork()
             if not pid:
                 signal.set_wakeup_fd(-1)
-                for each in (waked, waker, listening, channel, *running.values()):
+                for each in (waked, waker, listening, channel, *running.values(), *filter(None, [later])):
                     each.close()
                 _become(arguments, environment, folder, output)
                 return str(script), bool(whole_end)
@@ -249,7 +285,7 @@ if __name__ == "__main__":
         built_libraries.keep(Path(os.environ["LIBRARIES_OF_TESTS"]))
     torch_costs.collect_seldom()
     gc.freeze()  # children share these pages with it, and no collection of theirs looks at them
-    script, whole_end = _serve(socket.socket(fileno=int(sys.argv[1])))
+    script, whole_end = _serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     compiled = compile(script, "<string>", "exec")

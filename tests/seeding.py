@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import zlib
 
 import torch
@@ -32,3 +33,11 @@ def begin(name: str) -> None:
     plain = torch.manual_seed
     if shift and plain.__module__ != __name__:
         torch.manual_seed = lambda seed: plain(int(seed) + shift)
+
+
+def draw_from_nothing_imported() -> None:
+    """Hypothesis takes constants from the text of all modules that are imported: it reads those of the
+    project for seconds, and draws other examples as soon as one of them changes."""
+    providers = sys.modules.get("hypothesis.internal.conjecture.providers")
+    if providers is not None and hasattr(providers, "_local_constants"):
+        providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined]

@@ -25,6 +25,8 @@ from polyfuse_bench.timing import DEFAULT_EFFORT, Effort
 Row = dict[str, Any]
 Plan = list[Callable[[], Row]]
 
+DEFAULT_MODES = ("forward", "train")
+
 # What compile time is measured on beside the models: one small function.
 ONE_KERNEL = "kernel:layer_norm"
 
@@ -51,7 +53,7 @@ class Selection:
 
     backends: tuple[str, ...]
     only: tuple[str, ...] = ()
-    modes: tuple[str, ...] = ("forward", "train")
+    modes: tuple[str, ...] = DEFAULT_MODES
     sizes: tuple[str, ...] = ()
     model_size: str = "real"
     batch: int | None = None
@@ -287,6 +289,35 @@ def serving(selection: Selection) -> Plan:
     return [functools.partial(serving_row, task, chosen, selection.repeats) for task in tasks]
 
 
+def any_size(selection: Selection) -> Plan:
+    from polyfuse_bench.any_size import MODES, NETWORKS, SIZES
+
+    modes = MODES if selection.modes == DEFAULT_MODES else selection.modes
+    shared = {
+        "kind": "any_size",
+        "sizes": [int(size) for size in selection.sizes] or SIZES,
+        "effort": dataclasses.asdict(selection.effort),
+    }
+    return [
+        functools.partial(_measured_row, {**shared, "name": name, "mode": mode})
+        for name in _chosen(NETWORKS, selection.only, "network")
+        for mode in modes
+    ]
+
+
+def layers(selection: Selection) -> Plan:
+    from polyfuse_bench.layers import CANDIDATES, COUNTS, NETWORKS, layers_row
+
+    chosen = selection.backends if selection.backends != DEFAULT_BACKENDS else CANDIDATES
+    counts = [int(size) for size in selection.sizes] or COUNTS
+    tasks = [
+        {"kind": "layers", "name": name, "mode": mode, "counts": counts}
+        for name in _chosen(NETWORKS, selection.only, "network")
+        for mode in selection.modes
+    ]
+    return [functools.partial(layers_row, task, chosen, selection.repeats) for task in tasks]
+
+
 def autotune_backends(selection: Selection) -> Plan:
     from polyfuse_bench.autotune_backends import ON_DEVICES
     from polyfuse_bench.kernels import HUGE, KERNELS
@@ -325,6 +356,8 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "build": build,
     "tuning": tuning,
     "serving": serving,
+    "layers": layers,
+    "any_size": any_size,
     "autotune_backends": autotune_backends,
     "memory": memory,
 }

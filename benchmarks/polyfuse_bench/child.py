@@ -35,6 +35,8 @@ TASKS = {
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",
     "serving": "polyfuse_bench.serving",
+    "layers": "polyfuse_bench.layers",
+    "any_size": "polyfuse_bench.any_size",
     "autotune_backends": "polyfuse_bench.autotune_backends",
     "memory": "polyfuse_bench.memory",
     "checkouts": "polyfuse_bench.checkouts",

@@ -26,6 +26,7 @@ from polyfuse_bench.report_fuzz import fuzz_table
 from polyfuse_bench.report_gemm import gemm_section, tilings_section
 from polyfuse_bench.report_parity import parity_page
 from polyfuse_bench.report_serving import serving_section
+from polyfuse_bench.report_sizes import any_size_line, any_size_section, layers_line, layers_section
 from polyfuse_bench.report_summary import TIMED, Group, groups, readme_table, summary
 from polyfuse_bench.report_text import (
     by_backend,
@@ -96,6 +97,10 @@ def one_line(kind: str, row: Row) -> str:
         parts = [f"{winner(trial)} by {gain(trial):.2f}" for trial in row["trials"]]
     elif "starts" in row:
         parts = [f"{title(name)} {time_text(total(starts))}" for name, starts in row["starts"].items()]
+    elif "calls" in row:
+        parts = any_size_line(row)
+    elif "seconds" in row:
+        parts = layers_line(row)
     elif "cold" in row:
         parts = [
             f"{title(name)} cold {time_text(s)} warm {time_text(row['warm'][name])}"
@@ -128,6 +133,8 @@ def performance_page(results: Path) -> str | None:
             ("compile", _compile_section),
             ("build", _build_section),
             ("serving", serving_section),
+            ("layers", layers_section),
+            ("any_size", any_size_section),
             ("tuning", _tuning_section),
             ("autotune_backends", _autotune_backends_section),
             ("memory", _memory_section),

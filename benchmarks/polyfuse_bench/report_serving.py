@@ -24,9 +24,8 @@ def serving_section(content: dict[str, Any]) -> list[str]:
                 ratio = f"{added / theirs:.2f}×" if added > 0 else "below eager"
             cells = [time_text(total(samples, (part,))) for part in PARTS]
             whole = time_text(total(samples))
-            table.append(
-                [f"{row['name']}, {row['size']}", _TITLES.get(name, title(name)), *cells, whole, ratio]
-            )
+            by = _TITLES.get(name, title(name))
+            table.append([f"{row['name']}, {row['size']}", by, *cells, whole, ratio, _work(row, name)])
     return [
         f"## Start of a serving process{on_device(content)}",
         "",
@@ -37,8 +36,17 @@ def serving_section(content: dict[str, Any]) -> list[str]:
         "captures the graph, which then runs as it is.",
         "*of Inductor's*: what is added to the whole start in eager mode, beside what Inductor adds. What",
         "Dynamo imports is counted where it is imported first: with Polyfuse, or by `torch.compile`.",
+        "*lowered, built*: graphs that Polyfuse lowered and libraries that were built in all these starts.",
         "",
         *facts(content),
-        *markdown(["network", "by", *PARTS, "whole", "of Inductor's"], table),
+        *markdown(["network", "by", *PARTS, "whole", "of Inductor's", "lowered, built"], table),
         "",
     ]
+
+
+def _work(row: dict[str, Any], name: str) -> str:
+    """What was done again though the caches were filled, where that was counted."""
+    done = row.get("work", {}).get(name)
+    if done is None or name in ("eager", "dynamo"):
+        return ""
+    return f"{done['built']} built" if name == "inductor" else f"{done['lowered']}, {done['built']}"

@@ -205,8 +205,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=0, help="samples of each candidate; 0: fifteen")
     measured = parser.add_argument_group("kernels, models, compile, memory")
-    measured.add_argument("--modes", type=_names, default=("forward", "train"))
-    measured.add_argument("--sizes", type=_names, default=(), help="small,large on the CPU; huge elsewhere")
+    measured.add_argument("--modes", type=_names, default=campaigns.DEFAULT_MODES)
+    measured.add_argument(
+        "--sizes", type=_names, default=(), help="small,large on the CPU; huge elsewhere; or numbers"
+    )
     measured.add_argument("--tiny", action="store_true", help="tiny models in place of real widths")
     measured.add_argument("--batch", type=int)
     measured.add_argument("--seq", type=int)

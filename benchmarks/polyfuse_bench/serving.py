@@ -37,7 +37,7 @@ class _Clock:
         self.parts: dict[str, dict[str, float]] = {}
 
     def note(self, part: str) -> None:
-        cpu, wall = _cpu_seconds(), time.perf_counter()
+        cpu, wall = cpu_seconds(), time.perf_counter()
         self.parts[part] = {"cpu": cpu - self._cpu, "wall": wall - self._wall}
         self._cpu, self._wall = cpu, wall
 
@@ -63,7 +63,17 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         for part in ("first answer", "second answer"):
             call()
             clock.note(part)
-    return {"parts": clock.parts}
+    return {"parts": clock.parts, "lowered": _lowered(backend)}
+
+
+def _lowered(backend: str) -> int:
+    """Graphs that this process compiled, rather than found."""
+    if not backend.startswith("polyfuse"):
+        return 0
+    from polyfuse import metrics
+
+    found = metrics()
+    return found.cache_misses + sum(found.cache_bypasses.values())
 
 
 def _compiled(task: Mapping[str, Any]) -> Callable[[], Any]:
@@ -122,7 +132,7 @@ def _prepared(task: Mapping[str, Any]) -> Any:
     return prepare(found, Size(task["size"]))
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """CPU time of this process, of those it waited for, and of those that it started and that run."""
     own = sum(
         usage.ru_utime + usage.ru_stime
@@ -157,7 +167,8 @@ def _children(parent: int) -> list[int]:
 def serving_row(task: Mapping[str, Any], backends: Sequence[str], repeats: int) -> dict[str, Any]:
     """The parts of starts of one network by each candidate, as many as `repeats`, and what failed.
 
-    Every candidate starts once beforehand, and fills the caches.
+    Every candidate starts once beforehand, and fills the caches. `"work"` counts what the others did again:
+    graphs that Polyfuse lowered, and libraries that were built.
     """
     from polyfuse_bench.backends import cache_environment
     from polyfuse_bench.child import ChildFailed, run_child
@@ -165,6 +176,7 @@ def serving_row(task: Mapping[str, Any], backends: Sequence[str], repeats: int) 
 
     keep_byte_code()
     samples: dict[str, list[Any]] = {}
+    work: dict[str, dict[str, int]] = {}
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as name:
         environment = {**cache_environment(Path(name)), "OMP_NUM_THREADS": "1"}
@@ -173,6 +185,7 @@ def serving_row(task: Mapping[str, Any], backends: Sequence[str], repeats: int) 
             for backend in backends:
                 if backend in failures:
                     continue
+                before = _libraries(Path(name))
                 try:
                     answer = run_child(
                         {**own, "backend": backend, "fill": not round_}, environment=environment
@@ -182,7 +195,16 @@ def serving_row(task: Mapping[str, Any], backends: Sequence[str], repeats: int) 
                     continue
                 if round_:
                     samples.setdefault(backend, []).append(answer["parts"])
-    return {"name": task["name"], "size": task["size"], "starts": samples, "failures": failures}
+                    done = work.setdefault(backend, {"lowered": 0, "built": 0})
+                    done["lowered"] += answer["lowered"]
+                    done["built"] += len(_libraries(Path(name)) - before)
+    row = {"name": task["name"], "size": task["size"], "starts": samples}
+    return {**row, "work": work, "failures": failures}
+
+
+def _libraries(folder: Path) -> set[Path]:
+    """Libraries of kernels in the caches."""
+    return set(folder.rglob("*.so"))
 
 
 def total(starts: Sequence[Mapping[str, Mapping[str, float]]], parts: Sequence[str] = PARTS) -> float:

@@ -28,7 +28,7 @@ WRITTEN = {"program.py", "programs/", "kernels/", "native/", "timings/"}
 """Files and folders of dumps, packages and caches."""
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()

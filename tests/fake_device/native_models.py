@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from polyfuse import aot
 from polyfuse.plugin import API_VERSION, Launchable, Manifest, Source, hookimpl, register
 from polyfuse.plugin.host_library import DeviceCode, DeviceKernel
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse_cpp.backend import CppBackend
+from polyfuse_cpp.backend import CppBackend, _texts
 from polyfuse_cuda.host import host_device
 
 F = torch.nn.functional
@@ -26,15 +27,17 @@ class OnFakes(CppBackend):
     """The C++ backend, for devices whose memory is the host's."""
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
-        """A library for each kernel, without bindings: no process with Python launches them."""
+        """One library, without bindings: no process with Python launches its kernels. There is a copy for
+        each kernel, as the driver takes a library for one module."""
         if "KERNEL" not in sources[0].text:
             super().build(sources, folder)
             return
         rows = {}
+        path = folder / "kernels.cpp"
+        path.write_text(self._head(sources) + _texts(sources), encoding="utf-8")
+        self._build_library(path, path.with_suffix(".so"), sources[0].name)
         for source in sources:
-            path = folder / f"{source.symbol}.cpp"
-            path.write_text(self._head([source]) + source.rendered(), encoding="utf-8")
-            self._build_library(path, path.with_suffix(".so"), source.name)
+            shutil.copy(path.with_suffix(".so"), folder / f"{source.symbol}.so")
             call = self.host(source)
             assert call is not None
             rows[source.key] = (source.name, source.symbol, call.arguments)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from polyfuse.autotune.search import (
 from polyfuse.autotune.worker import InProcessRunner, TrialRunner, WorkerRunner
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
+from polyfuse.base.process import ForkedLock
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.cache.samples import SampleStore
@@ -46,7 +46,7 @@ from polyfuse.workers import BuildPool
 _log = get_logger("autotune")
 
 # Two searches at once, in any session, would disturb each other's measurements.
-_TIMING = threading.Lock()
+_TIMING = ForkedLock()
 
 _LEAST_SHARE = 0.01
 """Of the time of a graph: a kernel with less, all its launches together, is not searched for a faster one."""

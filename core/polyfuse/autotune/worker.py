@@ -30,7 +30,7 @@ import torch
 from polyfuse.autotune.benchmark import Benchmark
 from polyfuse.autotune.candidate import BuiltProgram, Fault, Problem, WorkerSetup
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.base.process import python_command, python_environment
+from polyfuse.base.process import ForkedLock, python_command, python_environment
 from polyfuse.base.text import shorten
 from polyfuse.plugin import Backend, PluginManager, Timer
 from polyfuse.plugin.hooks.registry import register_imported
@@ -77,6 +77,7 @@ class WorkerProcess:
         )
         other.close()
         self._started = False
+        self._starter = os.getpid()
         self._send("start", (setup,), _START_SECONDS)
 
     @property
@@ -96,11 +97,15 @@ class WorkerProcess:
         self._send(name, arguments, seconds)
         return self._answer(seconds)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process started it, and not one that this was forked from, which may be asking it."""
+        return self._starter == os.getpid()
+
     def end(self) -> None:
-        """End it, with all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """End it, with all that it started; another process's worker is left alone."""
+        if self.is_own:
+            self._kill()
         self._channel.close()
         self._output.close()
 
@@ -209,13 +214,13 @@ class WorkerRunner(TrialRunner):
         self._seconds = seconds
         self._worker: WorkerProcess | None = None
         self._problem: Problem | None = None
-        self._lock = threading.RLock()
+        self._lock = ForkedLock(again=True)
         self._idle: threading.Timer | None = None
 
     def start(self) -> None:
         """Start the worker, which takes a while, and return at once."""
         with self._lock:
-            if self._worker is None:
+            if self._worker is None or not self._worker.is_own:
                 self._worker = WorkerProcess(self._setup())
             self._rest()
 

@@ -8,13 +8,13 @@ import secrets
 import shutil
 import stat
 import tempfile
-import threading
 from pathlib import Path
 
 import platformdirs
 
 from polyfuse.base.errors import CacheError
 from polyfuse.base.log import warn_once
+from polyfuse.base.process import ForkedLock
 from polyfuse.base.settings import Settings
 
 
@@ -95,7 +95,7 @@ def _try(root: Path) -> str:
 
 
 _MADE: dict[int, Path] = {}
-_LOCK = threading.Lock()
+_LOCK = ForkedLock()
 
 
 def process_folder() -> Path:
@@ -121,12 +121,3 @@ def process_folder() -> Path:
 def _remove(owner: int) -> None:
     if os.getpid() == owner:
         shutil.rmtree(_MADE[owner], ignore_errors=True)
-
-
-def _renew_lock() -> None:
-    global _LOCK
-    _LOCK = threading.Lock()  # another thread may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)

@@ -1,4 +1,6 @@
-"""Finding programs, running them, and turning failures into errors that say what was run and printed."""
+"""Finding programs, running them, and turning failures into errors that say what was run and printed; what
+threads share so that a forked child, which has but one, waits for none of the others.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Generic, TypeVar
 
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError
 from polyfuse.base.settings import child_environment, environment
@@ -261,3 +265,81 @@ def _words(command: str) -> tuple[str, ...]:
         return tuple(shlex.split(command))
     except ValueError:  # a quote that is not closed
         return ()
+
+
+Result = TypeVar("Result")
+
+
+class Background(Generic[Result]):
+    """What a thread of its own computes from the start.
+
+    A forked child has not that thread: it begins anew where it asks for what was not done when it was forked.
+    """
+
+    def __init__(self, compute: Callable[[], Result], name: str) -> None:
+        self._compute, self._name = compute, name
+        self._begin()
+
+    def done(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self._current().done()
+
+    def result(self) -> Result:
+        """Wait for it; raises what computing it raised."""
+        return self._current().result()
+
+    def exception(self) -> BaseException | None:
+        """Wait for it, and return what computing it raised."""
+        return self._current().exception()
+
+    def _begin(self) -> None:
+        self._future: Future[Result] = Future()
+        self._process_id = os.getpid()  # behind the future: another thread may ask meanwhile
+        threading.Thread(target=self._run, args=(self._future,), name=self._name).start()
+
+    def _current(self) -> Future[Result]:
+        if self._process_id != os.getpid() and not self._future.done():
+            self._begin()
+        return self._future
+
+    def _run(self, future: Future[Result]) -> None:
+        try:
+            future.set_result(self._compute())
+        except BaseException as error:
+            future.set_exception(error)
+
+
+class ForkedLock:
+    """A lock that a forked child finds free, whichever thread of its parent held it: for what is held while
+    something is compiled, built or timed. The thread that holds it must not fork.
+
+    Args:
+        again: whether the thread that holds it may take it again.
+    """
+
+    def __init__(self, again: bool = False) -> None:
+        self._make = threading.RLock if again else threading.Lock
+        self.renew()
+        _LOCKS.add(self)
+
+    def renew(self) -> None:
+        """Forget who holds it."""
+        self._lock = self._make()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_LOCKS: weakref.WeakSet[ForkedLock] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for lock in _LOCKS:
+        lock.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

@@ -6,7 +6,6 @@ again.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 from polyfuse.base import log
 from polyfuse.base.code import code_digest
+from polyfuse.base.process import ForkedLock
 from polyfuse.cache import KernelStore
 from polyfuse.frontend.graph import ChannelsLast
 from polyfuse.ir.types import DType, from_torch
@@ -80,7 +80,7 @@ class CompileSession:
         self.store = store
         self.choose_config = choose_config
         self.exchange: RankExchange | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
         self._tuner: Tuner | None = None
         self._records: Records | None = None
 
@@ -188,7 +188,7 @@ class CompileSession:
 
 
 _SESSIONS: dict[str, CompileSession] = {}
-_LOCK = threading.Lock()
+_LOCK = ForkedLock()
 
 
 def decided(settings: Settings) -> Settings:

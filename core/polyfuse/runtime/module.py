@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
+from polyfuse.base.process import ForkedLock
 from polyfuse.runtime.checks import (
     Aligned,
     aligning,
@@ -119,7 +119,7 @@ class CompiledModule:
         self.packed_inputs: PackedInputs | None = None
         self._pending = dict(kernels)
         self._provisional: dict[str, Provisional] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
         self._run: Callable[[list[Any]], tuple[Any, ...]] = self._first_run
         on_host = not namespace["DEVICE"]  # launchers of other devices mark launches themselves
         self._marking = Marking(namespace, namespace["KERNELS"] if on_host else ())

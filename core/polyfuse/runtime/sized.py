@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from polyfuse.base.process import ForkedLock
 from polyfuse.runtime.graphs.status import GraphStatus
 
 _REMEMBERED = 4096
@@ -57,7 +57,7 @@ class SizedPrograms(Generic[Program]):
         self._class_of = class_of
         self._make = make
         self._seen = seen or {}
-        self._lock = threading.RLock()
+        self._lock = ForkedLock(again=True)
         self._known: dict[tuple[Any, ...], Program] = {}
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.status = SizeStatus()

@@ -77,8 +77,10 @@ def direct(wrapper: Any, compiled: Callable[..., Any], meta: Any, around: Boxed)
 
     @wraps(around, assigned=())
     def call(inputs: list[Any]) -> Any:
-        nonlocal called
+        nonlocal called, mark, run
         if not called:
+            if _hooks_inside(inputs):
+                run, mark = around, None
             called = True
             return around(inputs)
         results = run(inputs)
@@ -104,6 +106,13 @@ def _needs_more(meta: Any) -> bool:
         or meta.num_forward_returns != len(meta.output_info)
         or any(info.output_type is not OutputType.non_alias for info in meta.output_info)
     )
+
+
+def _hooks_inside(inputs: Sequence[Any]) -> bool:
+    """Whether hooks of values within a graph are an input, for compiled autograd to find them."""
+    from torch.fx.experimental._backward_state import BackwardState
+
+    return any(isinstance(value, BackwardState) for value in inputs)
 
 
 def _hooked() -> bool:

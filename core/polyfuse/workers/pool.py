@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -19,6 +18,7 @@ from polyfuse.base.errors import (
 )
 from polyfuse.base.files import is_out_of_space
 from polyfuse.base.log import get_logger
+from polyfuse.base.process import ForkedLock
 from polyfuse.base.text import brief
 from polyfuse.cache import KernelStore, Located, kernel_key
 from polyfuse.workers.future import BuildFuture, Location
@@ -62,7 +62,7 @@ class BuildPool:
         self._code = code
         self._workers = settings.build_worker_count()
         self._timeout = float(settings.build_timeout)
-        self._lock = threading.RLock()
+        self._lock = ForkedLock(again=True)
         self._start()
 
     @property
@@ -97,7 +97,8 @@ class BuildPool:
                     units[key] = future
                 future.add_done_callback(partial(self._forget_pending, tuple(names.values())))
         ordered = {key: units[key] for key in by_key}
-        return BuildFuture(ordered, partial(self._load, backend, by_key, cache_keys, store))
+        load = partial(self._load, backend, by_key, cache_keys, store)
+        return BuildFuture(ordered, load, partial(self.submit, backend, sources, store))
 
     def prepare(self, backend: Backend, kernels: int) -> None:
         """Start workers for about as many kernels as will soon be submitted, and return at once.

@@ -139,6 +139,7 @@ def test_lengths(queries: int, keys: int, causal: bool, calls: list[str]) -> Non
 
 
 @needs_amx
+@pytest.mark.each_value
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.3, -0.2, 0.0, 2.0])
 def test_scales(scale: float, causal: bool, calls: list[str]) -> None:
@@ -147,6 +148,7 @@ def test_scales(scale: float, causal: bool, calls: list[str]) -> None:
 
 
 @needs_amx
+@pytest.mark.each_value
 @pytest.mark.parametrize("size", [(50, 300), (2, 1, 50, 300), (1, 4, 1, 300), (2, 4, 50, 300)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, BF16])
 def test_masks(size: tuple[int, ...], dtype: torch.dtype, calls: list[str]) -> None:
@@ -155,6 +157,7 @@ def test_masks(size: tuple[int, ...], dtype: torch.dtype, calls: list[str]) -> N
     assert len(calls) == 1
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("size", [(50, 1), (1, 1), (2, 1, 50, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bool, BF16])
 def test_masks_that_repeat_along_keys_are_the_library_call(
@@ -228,6 +231,7 @@ def test_few_queries_of_a_size_that_varies_are_the_library_call() -> None:
 
 
 @needs_amx
+@pytest.mark.each_value
 @pytest.mark.parametrize("special", [float("nan"), INF, -INF, 3e38])
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_what_is_no_number(special: float, where: int, calls: list[str]) -> None:

@@ -274,7 +274,7 @@ def test_weights_of_depthwise_convolutions_are_laid_out_once_with_freezing(group
             change()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 9), (9, 1), (1, 1), (2, 9), (3, 1, 5), (1, 3, 5), (1, 1, 5)], ids=str)
 def test_channels_joined_with_lines_of_one_pixel(sizes: tuple[int, ...], dynamic: bool) -> None:

@@ -110,7 +110,7 @@ def test_changed_weights_are_seen(freezing: bool) -> None:
     assert (PACK in last_reports()[-1].calls) == freezing
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("columns", [32, 96, 48])
 @pytest.mark.parametrize("depth", [16, 40])
 def test_weights_in_pairs_of_steps(depth: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_windows_are_as_near_as_those_of_eager_mode(
 
 
 @needs_amx
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("channels", "stride", "dilation"), [(32, 1, 1), (32, 2, 1), (16, 1, 2), (3, 2, 1)])
 @pytest.mark.parametrize("freezing", [False, True])
 def test_what_is_no_number_stays_under_its_windows(
@@ -252,11 +252,20 @@ def test_changed_weights_of_windows_are_seen(freezing: bool) -> None:
 
 
 @needs_amx
-def test_sizes_of_images_may_vary() -> None:
+@pytest.mark.parametrize(
+    "images",
+    [
+        ((2, 9, 12), (3, 30, 7)),
+        # with one image and one pixel, which are programs of their own
+        pytest.param(((2, 9, 12), (1, 30, 7), (3, 1, 1), (2, 64, 65)), marks=pytest.mark.slow),
+    ],
+    ids=["two", "four"],
+)
+def test_sizes_of_images_may_vary(images: tuple[tuple[int, int, int], ...]) -> None:
     torch.manual_seed(0)
     model = Windows(32, 64, 3, False, padding=1, stride=2).eval().bfloat16()
     call = torch.compile(model, backend="polyfuse", dynamic=True, options={"strict": True})
-    for image in ((2, 9, 12), (1, 30, 7), (3, 1, 1), (2, 64, 65)):
+    for image in images:
         x = torch.randn(image[0], 32, *image[1:]).bfloat16()
         with torch.no_grad():
             torch.testing.assert_close(call(x), model(x), rtol=4e-2, atol=4e-2)
@@ -305,7 +314,7 @@ class Sound(nn.Module):
 
 
 @needs_amx
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(("channels", "inside", "length"), [(80, 64, 301), (32, 512, 700), (1, 16, 90)])
 def test_convolutions_along_one_axis(channels: int, inside: int, length: int, freezing: bool) -> None:
@@ -400,7 +409,7 @@ def test_linear_layers_are_rounded_once(width: int, inside: int, rows: tuple[int
 
 
 @needs_amx
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("width", "inside", "rows"),

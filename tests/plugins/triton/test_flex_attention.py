@@ -13,7 +13,7 @@ from triton_flex import CASES, REFUSED, flex_faults, flex_sources, refused_fault
 from triton_interpreted import in_interpreter
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CASES)
 def test_beside_eager_mode(name):
     assert in_interpreter(flex_faults, name) == []

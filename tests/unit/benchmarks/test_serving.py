@@ -19,6 +19,7 @@ ROW = {
     "name": "bert",
     "size": "tiny",
     "failures": {},
+    "work": {"inductor": {"lowered": 0, "built": 1}, "polyfuse": {"lowered": 0, "built": 3}},
     "starts": {
         "eager": [_start(model=1.0)],
         "inductor": [_start(first_answer=4.0), _start(first_answer=6.0), _start(first_answer=8.0)],
@@ -36,8 +37,8 @@ def test_medians_over_starts():
 def test_the_table(monkeypatch):
     monkeypatch.setattr(report_serving, "facts", lambda content: [])
     text = "\n".join(report_serving.serving_section({"rows": [ROW]}))
-    assert "| bert, tiny | Inductor | 0 µs | 0 µs | 0 µs | 0 µs | 6 s | 0 µs | 6 s |  |" in text
-    assert "| bert, tiny | Polyfuse | 0 µs | 0 µs | 1 s | 5 s | 2 s | 0 µs | 8 s | 1.40× |" in text
+    assert "| bert, tiny | Inductor | 0 µs | 0 µs | 0 µs | 0 µs | 6 s | 0 µs | 6 s |  | 1 built |" in text
+    assert "| bert, tiny | Polyfuse | 0 µs | 0 µs | 1 s | 5 s | 2 s | 0 µs | 8 s | 1.40× | 0, 3 |" in text
     assert "| bert, tiny | Polyfuse, from a package |" in text
     assert "eager 1 s, Inductor 6 s, Polyfuse 8 s" in report.one_line("serving", ROW)
 
@@ -49,7 +50,7 @@ def test_every_candidate_fills_the_caches_and_then_they_alternate(monkeypatch):
         asked.append((task["backend"], task["fill"]))
         if task["backend"] == "dynamo":
             raise child.ChildFailed("it cannot")
-        return {"parts": _start(model=1.0)}
+        return {"parts": _start(model=1.0), "lowered": int(task["backend"] == "polyfuse")}
 
     monkeypatch.setattr(child, "run_child", answer)
     monkeypatch.setattr("polyfuse_bench.compile_time.keep_byte_code", lambda: None)
@@ -59,13 +60,14 @@ def test_every_candidate_fills_the_caches_and_then_they_alternate(monkeypatch):
     assert asked[: len(CANDIDATES)] == [(name, True) for name in CANDIDATES]
     assert asked[len(CANDIDATES) :] == 2 * [(name, False) for name in CANDIDATES if name != "dynamo"]
     assert row["failures"] == {"dynamo": "it cannot"} and len(row["starts"]["package"]) == 2
+    assert row["work"]["polyfuse"] == {"lowered": 2, "built": 0} == {**row["work"]["package"], "lowered": 2}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")
 def test_time_of_processes_that_run_counts():
-    before = serving._cpu_seconds()
+    before = serving.cpu_seconds()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as running:
-        while serving._cpu_seconds() < before + 0.1:
+        while serving.cpu_seconds() < before + 0.1:
             assert running.poll() is None
         assert sum(serving._running(serving.os.getpid())) > 0
         running.kill()

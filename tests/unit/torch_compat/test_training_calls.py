@@ -358,6 +358,21 @@ def test_compiled_backwards_see_the_graph() -> None:
     assert counter.frame_count == 1
 
 
+def test_compiled_backwards_call_hooks_of_values_within_the_graph() -> None:
+    def called(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(x @ weight)
+        hidden.register_hook(lambda gradient: gradient * 3)
+        return hidden.square().sum()
+
+    compiled: Any = torch.compile(called, backend="polyfuse", options={"strict": True})
+    for _ in range(3):
+        args, others = inputs(), inputs()
+        with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+            compiled(*args).backward()
+        called(*others).backward()
+        torch.testing.assert_close([x.grad for x in args], [x.grad for x in others])
+
+
 def test_sizes_that_vary_are_known_to_the_next_graph() -> None:
     def called(x: torch.Tensor, weight: torch.Tensor) -> Any:
         return function(x, weight)

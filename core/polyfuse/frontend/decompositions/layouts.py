@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyfuse.frontend.decompositions.operators import like_layout
 from polyfuse.frontend.graph import CHANNELS_LAST
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat.tracing import shapes
 
@@ -45,7 +46,7 @@ def _by_rows(result: Tensor, given: Sequence[Any]) -> Tensor:
 def _by_rows_or_channels(result: Tensor, given: Sequence[Any]) -> Tensor:
     """On the CPU, the first result lies row by row, unless that of the decomposition, which follows the
     argument, has its channels last."""
-    if shapes.is_unbacked(result) or result.device.type != "cpu" or has_channels_last(result):
+    if shapes.is_unbacked(result) or not device_of(result.device.type).is_host or has_channels_last(result):
         return result
     return result.contiguous()
 

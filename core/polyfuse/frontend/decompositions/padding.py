@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyfuse.frontend.decompositions.layouts import has_channels_last
 from polyfuse.frontend.graph import CHANNELS_LAST
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.tracing import decomp, shapes
 
 
@@ -57,7 +58,7 @@ def edge_pad(x: Tensor, pad: Sequence[Any], *, rank: int, margin: str) -> Any:
     """A margin that mirrors or repeats the edge, its channels last where the tensor's are, as eager mode has
     it on the CPU; for releases of torch that say of the result that they are second.
     """
-    if decomp.margins_keep_layout() or x.device.type != "cpu" or not _has_channels_last(x):
+    if decomp.margins_keep_layout() or not device_of(x.device.type).is_host or not _has_channels_last(x):
         return NotImplemented
     # one that lies row by row is left whole
     result = getattr(torch.ops.aten, f"{margin}_pad{rank}d").default(x.contiguous(), pad)
@@ -68,7 +69,7 @@ def edge_pad_backward(grad: Tensor, x: Tensor, pad: Sequence[Any], *, rank: int,
     """The gradient of a margin that mirrors or repeats the edge, its channels last where the tensor's are: so
     eager mode's is on the CPU, where torch says of it that they are second.
     """
-    if x.device.type != "cpu" or not _has_channels_last(x):
+    if not device_of(x.device.type).is_host or not _has_channels_last(x):
         return NotImplemented
     # of the tensor, the gradient takes its size alone
     operator = getattr(torch.ops.aten, f"{margin}_pad{rank}d_backward").default

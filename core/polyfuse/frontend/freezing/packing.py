@@ -11,6 +11,7 @@ from torch.fx import Node
 from polyfuse.frontend.describe import mutated_placeholders
 from polyfuse.frontend.graph import CHANNELS_LAST, Note
 from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.frozen import room_of
 
 _MEGABYTE = 1 << 20
@@ -37,7 +38,9 @@ class Packing:
         if node not in self.state.parameters or node in self._written:
             return False
         value = tensor_value(node)
-        if value is None or value.device.type != "cpu" or not _is_fixed(value) or not _is_dense(value):
+        if value is None or not device_of(value.device.type).is_host:
+            return False
+        if not _is_fixed(value) or not _is_dense(value):
             return False
         if self.state.settings.freezing or node in self.packed:
             return True

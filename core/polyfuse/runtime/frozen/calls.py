@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from polyfuse.base.process import ForkedLock
 from polyfuse.runtime.frozen.checksums import Checksum, Region, checksum
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.torch_compat.bindings import multiply_bytes
@@ -47,7 +47,7 @@ class FrozenCall:
     def __init__(self, operator: Callable[..., Any]) -> None:
         self._operator = operator
         self._known: dict[tuple[int, Hashable], Entry] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
 
     def __call__(self, parameter: torch.Tensor, *args: Any) -> Any:
         key: tuple[int, Hashable] = (id(parameter), args)
@@ -92,7 +92,7 @@ class FrozenCalls:
     def __init__(self, operator: Callable[..., Any]) -> None:
         self._each = self._for_one(operator)
         self._known: OrderedDict[tuple[int, ...], _Row] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
 
     def __call__(self, parameters: tuple[torch.Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...]:
         key = tuple(map(id, parameters))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from polyfuse.base.errors import InputLayoutError
+from polyfuse.base.process import ForkedLock
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.runtime.frozen.large_pages import on_large_pages
 from polyfuse.runtime.frozen.looks import can_look, look_at
@@ -193,7 +193,7 @@ class FrozenProgram:
         self._sources = tuple(sources)
         self._known: OrderedDict[tuple[int, ...], Entry] = OrderedDict()
         self._latest: Callable[[], Entry | None] = _none
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
 
     @property
     def cache_record(self) -> Any:

@@ -6,8 +6,6 @@ builds one for each width of a head and each way in which scores become weights.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future
 from functools import cached_property
 from typing import Any, Final
 
@@ -18,6 +16,7 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import built_folder
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.log import warn_once
+from polyfuse.base.process import Background, ForkedLock
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Expected, Launchable, Source
 from polyfuse_cpp.attention.expected import MORE, STRIDED, Form, expected_attention
@@ -28,7 +27,7 @@ FEWEST_QUERIES: Final = 8
 """Queries from which laying out keys and values for matrix registers pays."""
 _QUERIES: Final = len(STRIDED) + SIZES.index("queries")
 
-_LOCK = threading.Lock()
+_LOCK = ForkedLock()
 _KERNELS: dict[tuple[object, ...], AttentionKernel] = {}
 
 
@@ -73,9 +72,8 @@ class AttentionKernel:
     def __init__(self, width: int, form: Form, settings: Settings) -> None:
         self.__name__ = f"attention_{width}_{form.name.lower()}"
         self._parts = width, form, settings
-        self._built: Future[Launchable] = Future()
         self._launch: Launchable | None = None
-        threading.Thread(target=self._build, name="polyfuse-attention").start()
+        self._built = Background(self._build, "polyfuse-attention")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return attention_kernel, self._parts
@@ -129,18 +127,14 @@ class AttentionKernel:
         if has_logs:
             logs.copy_(sums)
 
-    def _build(self) -> None:
+    def _build(self) -> Launchable:
         width, form, settings = self._parts
+        backend = CppBackend(settings)
+        source = attention_source(width, form, backend.isa.name)
         try:
-            backend = CppBackend(settings)
-            source = attention_source(width, form, backend.isa.name)
-            try:
-                launch = _load(backend, source, writable_root(settings))
-            except OSError:
-                launch = _load(backend, source, process_folder())
-            self._built.set_result(launch)
-        except BaseException as error:
-            self._built.set_exception(error)
+            return _load(backend, source, writable_root(settings))
+        except OSError:
+            return _load(backend, source, process_folder())
 
 
 def attention_kernel(width: int, form: Form, settings: Settings) -> AttentionKernel:

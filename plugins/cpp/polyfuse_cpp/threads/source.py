@@ -7,10 +7,8 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-import threading
 from collections.abc import Iterable
-from concurrent.futures import Future
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import built_once
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.log import warn_once
-from polyfuse.base.process import run_program
+from polyfuse.base.process import Background, ForkedLock, run_program
 from polyfuse.base.settings import Settings
 from polyfuse.runtime.frozen import Checksum, Look, MakeLook, ParameterState, Region
 from polyfuse_cpp.toolchain import Toolchain
@@ -43,7 +41,7 @@ _FLAGS = (
 _COUNTS = range(2, 9)
 """Numbers of threads of torch with which kernels use the pool: with sixteen it was not faster than OpenMP."""
 
-_LOCK = threading.Lock()
+_LOCK = ForkedLock()
 _LOADED: list[ctypes.PyDLL] = []
 """The pool of this process, from whichever cache it came first: two would compete. Its threads never end."""
 
@@ -54,7 +52,7 @@ class PoolSource:
     def __init__(self, toolchain: Toolchain, settings: Settings) -> None:
         self._toolchain = toolchain
         self._settings = settings
-        self._built: Future[Path] | None = None
+        self._built: Background[Path] | None = None
 
     def start(self) -> None:
         """Begin to build the library, in a thread, if kernels have as many threads as it is for."""
@@ -94,9 +92,9 @@ class ChecksumSource:
     def __init__(self, toolchain: Toolchain, settings: Settings) -> None:
         self._toolchain = toolchain
         self._settings = settings
-        self._built: Future[Path] | None = None
+        self._built: Background[Path] | None = None
         self._found: Checksum | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
 
     def find(self, wait: bool) -> Checksum | None:
         """The function; None while it is being built, unless that is waited for, and where it cannot be
@@ -128,8 +126,8 @@ class LookSource:
     def __init__(self, toolchain: Toolchain, settings: Settings) -> None:
         self._toolchain = toolchain
         self._settings = settings
-        self._built: Future[Path] | None = None
-        self._lock = threading.Lock()
+        self._built: Background[Path] | None = None
+        self._lock = ForkedLock()
 
     def find(self) -> MakeLook | None:
         """What makes them; None while the library is being built, and where it cannot be."""
@@ -209,23 +207,17 @@ def _checksum(library: ctypes.CDLL) -> Checksum:
     return checksum
 
 
-def _begun(source: Path, toolchain: Toolchain, settings: Settings) -> Future[Path]:
+def _begun(source: Path, toolchain: Toolchain, settings: Settings) -> Background[Path]:
     """A library that is being built in a thread of its own."""
-    built: Future[Path] = Future()
-    passed = (source, toolchain, settings, built)
-    threading.Thread(target=_build, args=passed, name=f"polyfuse-{source.stem}").start()
-    return built
+    return Background(partial(_built, source, toolchain, settings), f"polyfuse-{source.stem}")
 
 
-def _build(source: Path, toolchain: Toolchain, settings: Settings, result: Future[Path]) -> None:
+def _built(source: Path, toolchain: Toolchain, settings: Settings) -> Path:
     """Build a library, or find it built, in the cache or in a folder of this process."""
     try:
-        try:
-            result.set_result(_library(source, toolchain, writable_root(settings)))
-        except OSError:
-            result.set_result(_library(source, toolchain, process_folder()))
-    except Exception as error:
-        result.set_exception(error)
+        return _library(source, toolchain, writable_root(settings))
+    except OSError:
+        return _library(source, toolchain, process_folder())
 
 
 def _library(source: Path, toolchain: Toolchain, root: Path) -> Path:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.log import warn_once
+from polyfuse.base.process import Background, ForkedLock
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Launchable
 from polyfuse_triton.build.artifact import Artifact, read_unit
@@ -35,9 +36,9 @@ class LauncherSource:
 
     def __init__(self, settings: Settings, library: Path | None = None) -> None:
         self._root = writable_root(settings)
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
         self._launcher: Launcher | None = None
-        self._built: Future[Path] | None = None
+        self._built: Background[Path] | Future[Path] | None = None
         if library is not None:
             self._built = Future()
             self._built.set_result(library)
@@ -47,8 +48,7 @@ class LauncherSource:
         with self._lock:
             if self._built is not None or self._launcher is not None:
                 return
-            self._built = Future()
-        threading.Thread(target=_build, args=(self._root, self._built), name="polyfuse-launcher").start()
+            self._built = Background(partial(_build, self._root), "polyfuse-launcher")
 
     def library(self) -> Path | None:
         """Where the native library lies, or None where it could not be built."""
@@ -75,22 +75,19 @@ class LauncherSource:
         return found
 
 
-def _build(root: Path, result: Future[Path]) -> None:
+def _build(root: Path) -> Path:
     from polyfuse_triton.launch.native import build_library, library_path
 
+    path = library_path(root)
     try:
-        path = library_path(root)
-        try:
-            build_library(path)
-        except OSError:
-            path = library_path(process_folder())
-            build_library(path)
-        result.set_result(path)
-    except Exception as error:
-        result.set_exception(error)
+        build_library(path)
+    except OSError:
+        path = library_path(process_folder())
+        build_library(path)
+    return path
 
 
-def _load(built: Future[Path]) -> Launcher:
+def _load(built: Background[Path] | Future[Path]) -> Launcher:
     from polyfuse_triton.launch.native import NativeLauncher
     from polyfuse_triton.launch.plain import PlainLauncher
     from polyfuse_triton.launch.services import torch_services
