@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import unittest.mock
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.attention import flex_attention as flex
 
+from polyfuse.plugin import Expected
 from polyfuse_cuda.flex.call import Written
 from polyfuse_cutlass.attention import lowering
 from polyfuse_cutlass.attention.backward import Totals
@@ -35,8 +37,15 @@ _BACKWARD = "higher_order.flex_attention_backward"
 class _Kernel:
     """Computes in f32 what the kernel does: with the arguments that it has, in their order."""
 
-    def __init__(self, written: Written, masked: bool) -> None:
+    plugin = "cuda_cutlass"
+
+    def __init__(
+        self, written: Written, masked: bool, expected: Callable[..., Expected], defect: str
+    ) -> None:
         self.__name__ = written.source.name
+        self.key = written.source.key
+        self.expected = expected
+        self._defect = defect
         self._masked = masked
         self.calls = 0
 
@@ -57,11 +66,18 @@ class _Kernel:
         layout = Totals(sizes, BackwardTiles(128 if depth == LANES else 64, depth))  # type: ignore[arg-type]
         assert tuple(totals.shape) == layout.size
         offsets = [[layout.offset(m, d) for d in range(q.shape[-1])] for m in range(q.shape[2])]
-        totals[:, :, torch.tensor(offsets)] += ds @ keys
+        totals[:, :, torch.tensor(offsets)] += ds @ keys * (0.5 if self._defect == "sums" else 1)
+        if self._defect == "keys":
+            to_key[0, 0, -1] *= 0.9
+
+    def by_library(self, *arguments: Any) -> None:
+        for at, (values, _) in self.expected(*arguments).results.items():
+            arguments[at].copy_(values)
 
 
-def emulated_faults(name: str) -> list[str]:
-    """What differs from eager mode."""
+def emulated_faults(name: str, check: str = "off", defect: str = "") -> list[str]:
+    """What differs from eager mode; under the option `check`, what that says of this kernel."""
+    from polyfuse.checking import records, tally
     from polyfuse_triton.flex import lowering as triton_lowering
     from triton_interpreted import offer
 
@@ -69,9 +85,9 @@ def emulated_faults(name: str) -> list[str]:
     torch._dynamo.reset()
     case, made = EMULATED[name], []
 
-    def kernel(written: Written, backend: object, copied: int) -> _Kernel:
+    def kernel(written: Written, backend: object, copied: int, expected: Callable[..., Expected]) -> _Kernel:
         assert copied == 4
-        made.append(_Kernel(written, case.mask is not None))
+        made.append(_Kernel(written, case.mask is not None, expected, defect))
         return made[-1]
 
     lowerings = {
@@ -82,7 +98,9 @@ def emulated_faults(name: str) -> list[str]:
     if name == "sum":
         # the gradient of the output is one number, repeated
         attend, function = function, lambda q, k, v: attend(q, k, v).sum()
-    options = {"backends": "interpreted", "graph_cache": False}
+    tally.begin(forget=True)
+    records._OPEN.clear()
+    options = {"backends": "interpreted", "graph_cache": False, "check": check}
     compiled = torch.compile(function, backend="polyfuse", options=options, dynamic=case.dynamic)
     with (
         unittest.mock.patch.object(flex, "_validate_device", lambda *_: None),
@@ -96,8 +114,14 @@ def emulated_faults(name: str) -> list[str]:
         # a second call adds to nothing of the first
         found = results_of(compiled, given, case)
         wanted = results_of(torch.compile(function, backend="eager"), given, case)
-    faults = [str(w.message) for w in seen if "polyfuse" in str(w.message)]
-    if [k.calls for k in made] != [2]:
+    faults = [str(w.message) for w in seen if "polyfuse" in str(w.message) and not defect]
+    if check != "off":
+        said = [f"{one.backend} {one.kernel}" for one in tally.result().findings]
+        if said != (["cuda_cutlass flex_attention_backward"] if defect else []):
+            faults.append(f"found: {said}")
+        if made[0].key not in tally.result().kernels:
+            faults.append("the kernel was not compared")
+    elif [k.calls for k in made] != [2]:
         faults.append(f"called: {[k.calls for k in made]}")
     for position, (got, right) in enumerate(zip(found, wanted, strict=True)):
         limit = 2e-2 * max(1.0, right.abs().max().item())

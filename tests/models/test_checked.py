@@ -96,3 +96,63 @@ def test_some_operators(names):
 def test_all_operators(dtype, numerics):
     run_database(None, dtype, 3, numerics=numerics)
     agreed()
+
+
+class Residual(nn.Module):
+    """Convolutions with batch normalisation and a residual, attention over their pixels, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.inner = nn.Conv2d(16, 16, 3, padding=1, groups=4)
+        self.attention = nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = nn.functional.max_pool2d(x + self.inner(x), 2)
+        found = self.head(self.attention(x.flatten(2).mT).mean(1))
+        return nn.functional.cross_entropy(found.float(), labels)
+
+
+def check_training(model: nn.Module, *given: Any, **named: Any) -> None:
+    """Two steps of a model, forward and backward."""
+    run = compiled(model.train())
+    for _ in range(2):
+        model.zero_grad()
+        found = run(*given, **named)
+        (found if isinstance(found, torch.Tensor) else found.loss).backward()
+    agreed()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
+def test_training(dtype):
+    torch.manual_seed(0)
+    check_training(Residual().to(dtype), torch.randn(2, 3, 8, 8).to(dtype), torch.tensor([1, 4]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["Bert", "Llama", "GPT2"])
+def test_training_of_language_models(name, dtype):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config = {
+        "Bert": lambda: transformers.BertConfig(vocab_size=99, is_decoder=True, **sizes),
+        "Llama": lambda: transformers.LlamaConfig(vocab_size=99, num_key_value_heads=2, **sizes),
+        "GPT2": lambda: transformers.GPT2Config(vocab_size=99, n_embd=64, n_layer=2, n_head=4),
+    }[name]()
+    for part in (
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attn_pdrop",
+    ):
+        setattr(config, part, 0.0)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    words = torch.randint(0, 99, (2, 24))
+    check_training(model, input_ids=words, labels=words)

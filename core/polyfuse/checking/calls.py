@@ -22,6 +22,7 @@ from polyfuse.checking.tally import Finding
 from polyfuse.ir.kernel import KernelArg
 from polyfuse.ir.nodes import OBJECT_CALL, ExternCall
 from polyfuse.ir.types import DType, from_torch
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.provisional import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -111,6 +112,11 @@ class CheckedCall:
         if self._replaced:
             self._kernel.by_library(*operands)
             return
+        device = next((one.device.type for one in operands if isinstance(one, Tensor)), "cpu")
+        if device_of(device).is_recording():
+            # it ran before, and was checked then
+            self._kernel(*operands)
+            return
         alike = tuple([one.data_ptr() % 64 if isinstance(one, Tensor) else one for one in operands])
         if alike in self._familiar and self._settings.check != "all":
             self._kernel(*operands)
@@ -173,7 +179,7 @@ class CheckedCall:
         if layout is None:
             raise _Unknown("its operands have no memory of known elements")
         wanted, found = copied(operands, layout), copied(operands, layout)
-        for at in expected.results:
+        for at in expected.results.keys() - expected.updated:
             _spoil(found.operands[at])
         self._kernel(*found.operands)
         if not all(block.is_intact() for block in found.blocks):
@@ -220,7 +226,8 @@ class CheckedCall:
         path = self._folder / f"{self.__name__}-{self._kernel.plugin}-{self._kernel.key[:12]}.pt"
         about = f"{self.__name__}: {problem}"
         try:
-            repro = str(write_call(path, self._kernel.plugin, expected, about, _options(self._settings)))
+            about_it = self._kernel.plugin, expected, about, _options(self._settings)
+            repro = str(write_call(path, *about_it)) if expected.operator else ""
         except Exception as error:
             _log.info("the call of %s cannot be written to %s: %s", self.__name__, path, error)
             repro = ""
@@ -228,7 +235,7 @@ class CheckedCall:
             self.__name__,
             self._kernel.plugin,
             "",
-            tuple(dict.fromkeys(o.op for o in self._origins)) or (expected.operator,),
+            tuple(dict.fromkeys(o.op for o in self._origins)) or (expected.operator or self.__name__,),
             next((o.source for o in self._origins if o.source), ""),
             problem,
             repro,
@@ -254,6 +261,8 @@ def _layout(expected: Expected, operands: Sequence[Any]) -> tuple[_Arguments, La
             arguments.append(KernelArg(name, "size", DType.i64, None))
             continue
         extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+        if at in expected.beginnings:
+            extent = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
         kind = "out" if at in results else "in"
         dtype = from_torch(value.dtype)
         if dtype is None:

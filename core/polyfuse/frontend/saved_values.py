@@ -10,20 +10,24 @@ kernels that compute one value may differ in its last bit: one of them holds an 
 with 16 bits, contracts a product and a sum, or computes a function in fewer terms. No element then equals
 the extreme, and the gradient is 0 / 0. So a value that is compared with what was selected of it is computed
 once, and both read its memory.
+
+And how much is saved: where it is as much as eager mode saves, some operands of matmuls are computed again.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
+from polyfuse.frontend.describe import alias_root, output_args
+from polyfuse.frontend.rewrites.tools import Rewriting, aten, tensor_value
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
-from polyfuse.torch_compat.tracing import aot
+from polyfuse.torch_compat.tracing import aot, fake, fx, shapes
 
 _SELECTING: Final = frozenset(
     (
@@ -44,6 +48,19 @@ _PASSING: Final = frozenset(
 )
 """Beside views, operators that give some of the numbers of their operands, or compute of them without
 rounding."""
+
+SHARE: Final = 0.85
+"""Of what eager mode saves, up to which it does not matter how much a forward saves."""
+
+_MATMULS: Final = (
+    aten.mm.default,
+    aten.bmm.default,
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten._grouped_mm.default,
+)
+
+_COPIES: Final = (aten.clone.default, aten._to_copy.default)
 
 
 def compute_saved_early(state: Rewriting) -> int:
@@ -164,3 +181,119 @@ def _base(node: Node) -> str:
     """The name of an operator of ATen without namespace and overload; of others empty."""
     name = ops.op_name(node.target) if node.op == "call_function" else ""
     return name.split(".")[1] if name.startswith("aten.") else ""
+
+
+def bytes_saved_by_eager(joint: GraphModule) -> float | None:
+    """Bytes that eager mode's forward leaves for its backward: what autograd's formulas read of it.
+
+    None where nothing is computed on a device, since on the host it was not measured what follows from saving
+    less, and where the model says itself what is computed again (checkpoints).
+
+    Args:
+        joint: forward and backward as they were traced.
+    """
+    if any(fx.has_policy(node) for node in joint.graph.nodes):
+        return None
+    values = [value for value in map(tensor_value, joint.graph.nodes) if value is not None]
+    if all(device_of(value.device.type).is_host for value in values):
+        return None
+    return _bytes(
+        node
+        for node in joint.graph.nodes
+        if not fx.is_backward(node) and any(fx.is_backward(user) for user in node.users)
+    )
+
+
+def bytes_saved(forward: GraphModule, user_outputs: int) -> float:
+    """Bytes that a forward leaves for its backward beyond its inputs.
+
+    Args:
+        user_outputs: how many results its caller gets; what is saved follows them.
+    """
+    return _bytes(_saved(forward, user_outputs))
+
+
+def better_saved(
+    forward: GraphModule, backward: GraphModule, user_outputs: int, limit: float
+) -> frozenset[str] | None:
+    """Names of what a forward saves, without so many operands of the backward's matmuls, the largest first,
+    that `limit` bytes are saved. Only those count that are computed element by element from inputs and what
+    else is saved, and that nobody else holds. None where fewer bytes are saved as it is, or there are none.
+
+    Args:
+        backward: the backward, whose placeholders are called as what was saved.
+        user_outputs: how many results the forward's caller gets.
+    """
+    saved = _saved(forward, user_outputs)
+    sizes = _sizes(saved)
+    surplus = sum(sizes.values()) - limit
+    if surplus <= 0:
+        return None
+    read = {node.name for node in backward.graph.nodes if node.op == "placeholder" and _is_operand(node)}
+    results = {_owner(node) for node in output_args(forward)[:user_outputs] if isinstance(node, Node)}
+    operands = {_owner(node) for node in saved if node.name in read} - results
+    known: dict[Node, bool] = {}
+    again: set[Node] = set()
+    for root in sorted(operands & sizes.keys(), key=lambda node: -sizes[node]):
+        if surplus > 0 and _follows(root, sizes, known):
+            again.add(root)
+            surplus -= sizes[root]
+    return frozenset(root.name for root in sizes if root not in again) if again else None
+
+
+def _is_operand(node: Node) -> bool:
+    """Whether a matmul reads a value, or a view of it."""
+    return any(
+        user.target in _MATMULS
+        or (user.op == "call_function" and ops.facts(user.target).is_view and _is_operand(user))
+        for user in node.users
+    )
+
+
+def _follows(node: Node, saved: Container[Node], known: dict[Node, bool]) -> bool:
+    """Whether a value is computed element by element from inputs and others that are saved; what is found is
+    noted in `known`.
+    """
+    if node not in known:
+        sources = [_owner(source) for source in node.all_input_nodes]
+        known[node] = (
+            _is_elementwise(node)
+            and bool(sources)
+            and all(s.op == "placeholder" or s in saved or _follows(s, saved, known) for s in sources)
+        )
+    return known[node]
+
+
+def _is_elementwise(node: Node) -> bool:
+    return node.op == "call_function" and (node.target in _COPIES or ops.facts(node.target).pointwise)
+
+
+def _saved(forward: GraphModule, user_outputs: int) -> list[Node]:
+    return [node for node in output_args(forward)[user_outputs:] if isinstance(node, Node)]
+
+
+def _bytes(nodes: Iterable[Node]) -> float:
+    return sum(_sizes(nodes).values())
+
+
+def _sizes(nodes: Iterable[Node]) -> dict[Node, float]:
+    """Bytes of the memory that tensors lie in; inputs and views of them have none of their own."""
+    sizes: dict[Node, float] = {}
+    env = None
+    for node in nodes:
+        root = _owner(node)
+        value = tensor_value(root)
+        if root.op == "call_function" and value is not None:
+            env = env or fake.shape_env_of(fake.detect_fake_mode([value]))
+            sizes[root] = float(shapes.hint(env, value.numel(), 1) * value.itemsize)
+    return sizes
+
+
+def _owner(node: Node) -> Node:
+    """The tensor whose storage `node` may share, which can be one of several results of a call."""
+    while (root := alias_root(node)) is not node and tensor_value(root) is None:
+        source = node.all_input_nodes[0]
+        if tensor_value(source) is None:
+            return node
+        node = source
+    return root

@@ -31,7 +31,13 @@ from polyfuse.frontend.graph import (
 from polyfuse.frontend.rewrites.channels_last import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
 from polyfuse.frontend.saved_inputs import copy_overwritten
-from polyfuse.frontend.saved_values import save_compared
+from polyfuse.frontend.saved_values import (
+    SHARE,
+    better_saved,
+    bytes_saved,
+    bytes_saved_by_eager,
+    save_compared,
+)
 from polyfuse.frontend.shared_arguments import note_shared_arguments
 from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 from polyfuse.torch_compat import ops
@@ -120,14 +126,25 @@ class Traced:
     def partition(
         self, joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
-        """Simplify the joint graph, so that less is saved, then split it."""
+        """Simplify the joint graph, so that less is saved, then split it.
+
+        Operands of the backward's matmuls (results of norms and activations) are saved beside what they are
+        made of. Where that is as much as eager mode saves, some of them are computed again.
+        """
+        eager = bytes_saved_by_eager(joint)
         note_shared_arguments(joint)
         _lay_out(joint, self.settings, self.channels_last, self.elementwise, training=True)
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)
         save_compared(joint)
+        results = kwargs["num_fwd_outputs"]
         forward, backward = aot.min_cut_partition(joint, inputs, **kwargs)
-        copy_overwritten(forward, backward, kwargs["num_fwd_outputs"])
+        saved = None if eager is None else better_saved(forward, backward, results, SHARE * eager)
+        if saved is not None:
+            less = aot.min_cut_partition(joint, inputs, saved=saved, **kwargs)
+            if bytes_saved(less[0], results) < bytes_saved(forward, results):
+                forward, backward = less
+        copy_overwritten(forward, backward, results)
         return forward, backward
 
     def _name(self, kind: GraphKind) -> str:

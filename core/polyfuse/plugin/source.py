@@ -72,16 +72,21 @@ class Expected:
     """What a call of a kernel that is written by hand has to give.
 
     Attributes:
-        operator: of torch, which computes the same: ``"aten.sort.default"``.
+        operator: of torch, which computes the same: ``"aten.sort.default"``; empty where a call is no data,
+            because it has functions of the model in it.
         args, kwargs: with which it is called for that.
         results: of the kernel, by their positions among its operands: the right values in f64, and how far
             each element of a right kernel may be off, in f64 too; infinity allows anything.
+        updated: results that the kernel adds to, instead of writing to what held nothing.
+        beginnings: operands that stand for all of their memory from their first element on.
     """
 
     operator: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    updated: frozenset[int] = frozenset()
+    beginnings: frozenset[int] = frozenset()
 
 
 class WrittenKernel(Protocol):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
-from polyfuse.plugin import Launchable
+from polyfuse.plugin import Expected, Launchable
 
 ALIGNMENT = 16
 """Bytes of which the addresses of an aligned kernel's tensors are multiples."""
@@ -62,6 +62,45 @@ class TemplateKernel:
             if aligned not in self._ready:
                 self._ready[aligned] = self._load(aligned)
             return self._ready[aligned]
+
+
+class ComparedTemplate(TemplateKernel):
+    """A `TemplateKernel` whose launches can be compared with what they have to give: a
+    `polyfuse.plugin.WrittenKernel`.
+
+    Args:
+        name, load: as of a `TemplateKernel`.
+        plugin: whose kernel it is.
+        key: gives a digest of its text, and of the compiler and device that it is built with and for.
+        expected: what a call with some operands has to give.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        load: Callable[[bool], Launchable],
+        plugin: str,
+        key: Callable[[], str],
+        expected: Callable[..., Expected],
+    ) -> None:
+        super().__init__(name, load)
+        self.plugin = plugin
+        self._key = key
+        self._expected = expected
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of its text, and of what it is built with and for."""
+        return self._key()
+
+    def expected(self, *operands: Any) -> Expected | None:
+        """What a call has to give."""
+        return self._expected(*operands)
+
+    def by_library(self, *operands: Any) -> None:
+        """Put what is expected into the results."""
+        for at, (values, _) in self._expected(*operands).results.items():
+            operands[at].copy_(values)
 
 
 @cache

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyfuse.base.digest import digest
+from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.files import built_folder
 from polyfuse.base.folders import writable_root
 from polyfuse.base.settings import Settings
-from polyfuse.plugin import Launchable, Source
-from polyfuse_cuda.template import TemplateKernel
+from polyfuse.plugin import Expected, Launchable, Source
+from polyfuse_cuda.template import ComparedTemplate
 from polyfuse_triton.launch.launcher import LauncherSource
 from polyfuse_triton.target import driver_major, targets_of
 
@@ -18,17 +19,36 @@ _LAUNCHERS: dict[Path, LauncherSource] = {}
 _LOADED: dict[Path, Launchable] = {}
 
 
-def triton_template(name: str, make: Callable[[bool], Source], settings: Settings) -> TemplateKernel:
-    """A call of a Triton program; `make` writes it for aligned tensors or for any."""
-    return TemplateKernel(name, lambda aligned: load_source(make(aligned), settings))
+def triton_template(
+    name: str, make: Callable[[bool], Source], settings: Settings, expected: Callable[..., Expected]
+) -> ComparedTemplate:
+    """A call of a Triton program; `make` writes it for aligned tensors or for any, `expected` says what it
+    has to give.
+    """
+
+    def key() -> str:
+        try:
+            machine = _machine(settings)
+        except BackendUnavailableError:  # Triton's own interpreter runs it
+            machine = ()
+        return digest(make(True).key, make(False).key, *machine)
+
+    return ComparedTemplate(
+        name, lambda aligned: load_source(make(aligned), settings), "triton", key, expected
+    )
+
+
+def _machine(settings: Settings) -> tuple[str, ...]:
+    """What kernels are built for, and with."""
+    names = " ".join(target.name for target in targets_of(settings))
+    return names, str(driver_major()), _triton_version()
 
 
 def load_source(source: Source, settings: Settings) -> Launchable:
     """A callable for a kernel, from the cache or built now."""
     targets, driver = targets_of(settings), driver_major()
     root = writable_root(settings)
-    names = " ".join(target.name for target in targets)
-    folder = root / "templates" / digest(source.key, names, str(driver), _triton_version())
+    folder = root / "templates" / digest(source.key, *_machine(settings))
     if folder in _LOADED:
         return _LOADED[folder]
 

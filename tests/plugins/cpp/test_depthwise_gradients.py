@@ -68,7 +68,7 @@ def agrees(model: nn.Module, x: torch.Tensor, **options: Any) -> GraphReport:
     return next(report for report in reversed(last_reports()) if report.kind == "backward")
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("channels", "window", "stride", "padding", "dilation"),
@@ -117,7 +117,7 @@ def test_sizes_may_vary() -> None:
     torch.manual_seed(0)
     model = network(nn.Conv2d(16, 16, 5, padding=2, groups=16))
     call = torch.compile(model, backend="polyfuse", options=LAST, dynamic=True)
-    for size in ((2, 4, 9, 11), (1, 4, 12, 7)):
+    for size in ((2, 4, 9, 11), (3, 4, 12, 7)):  # one image would be a program of its own
         x = torch.randn(size)
         torch.testing.assert_close(
             gradients(call, model, x), gradients(model, model, x), rtol=1e-4, atol=1e-4

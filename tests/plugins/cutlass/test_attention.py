@@ -159,3 +159,20 @@ def test_gradients_in_a_graph(name):
     from triton_interpreted import in_interpreter
 
     assert in_interpreter(emulated_faults, name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "defect"),
+    [
+        ("long", "keys"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in [*((name, "") for name in EMULATED), ("short", "sums"), ("dynamic", "keys")]
+        ),
+    ],
+)
+def test_the_checker_compares_the_backward(name, defect):
+    pytest.importorskip("triton", reason=TRITON)
+    from triton_interpreted import in_interpreter
+
+    assert in_interpreter(emulated_faults, name, "first", defect) == []

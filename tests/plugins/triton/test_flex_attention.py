@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason=TRITON)
 from polyfuse_triton.build.meta import KernelMeta
 from triton_flex import CASES, REFUSED, flex_faults, flex_sources, refused_faults
 from triton_interpreted import in_interpreter
+from triton_written import FLEX_DEFECTS, faults_of_checked_attention
 
 
 @pytest.mark.quick(1)
@@ -38,3 +39,21 @@ def test_compiles_without_spilling(name, arch):
         made = compile_kernel(function, KernelMeta.parse(meta), arch, 0, False)
         assert made.spilled_bytes == 0
         assert "mma" in made.ptx or name != "bf16"
+
+
+@pytest.mark.parametrize(
+    "name", ["soft cap", *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n != "soft cap")]
+)
+def test_the_checker_compares_honest_kernels(name):
+    assert in_interpreter(faults_of_checked_attention, [name], False) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n == "groups" else pytest.param(n, marks=pytest.mark.slow)
+        for n in dict.fromkeys(case for case, *_ in FLEX_DEFECTS)
+    ],
+)
+def test_the_checker_names_planted_defects(name):
+    assert in_interpreter(faults_of_checked_attention, [name], True) == []

@@ -18,6 +18,7 @@ from polyfuse_triton.sort.ranks import rank_source
 from polyfuse_triton.sort.rows import Rows
 from triton_interpreted import in_interpreter
 from triton_sorting import faults_of_few_rows, faults_of_sorting, faults_of_what_is_left
+from triton_written import faults_of_checked_sorting
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -64,3 +65,8 @@ def test_compiles_without_spilling(written, dtype, length, arch):
     source = written(Rows(dtype, length, length, True, (400, 3), steps), True)
     function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
     assert compile_kernel(function, KernelMeta.parse(source.meta), arch, 0, False).spilled_bytes == 0
+
+
+def test_the_checker_compares_what_is_sorted():
+    """Honest kernels are silent, and a defect in each frame is named and mended."""
+    assert in_interpreter(faults_of_checked_sorting, "interpreted") == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -262,12 +262,23 @@ def backward_at_once() -> Iterator[None]:
 
 
 def min_cut_partition(
-    joint: GraphModule, inputs: Sequence[Any], **kwargs: Any
+    joint: GraphModule, inputs: Sequence[Any], *, saved: Collection[str] | None = None, **kwargs: Any
 ) -> tuple[GraphModule, GraphModule]:
-    """torch's partitioner: recompute cheap fusible work in the backward instead of saving it."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    """torch's partitioner: recompute cheap fusible work in the backward instead of saving it.
 
-    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    Args:
+        saved: names of nodes that are not recomputed, while what else matmuls of the backward read may be.
+            None: nothing that they read is.
+    """
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in joint.graph.nodes:
+        if saved is not None and node.name in saved:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    with config.patch({} if saved is None else {"ban_recompute_materialized_backward": False}):
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def save_or_select_again(value: Node, selecting: Sequence[Node]) -> bool:

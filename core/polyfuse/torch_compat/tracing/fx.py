@@ -23,6 +23,16 @@ def placeholder_values(graph: Graph) -> tuple[Any, ...]:
     return tuple(n.meta.get("val") for n in graph.nodes if n.op == "placeholder")
 
 
+def is_backward(node: Node) -> bool:
+    """Whether autograd added a node of a joint graph for the gradients."""
+    return "backward" in str(node.meta.get("partitioner_tag", ""))
+
+
+def has_policy(node: Node) -> bool:
+    """Whether a checkpoint says of a node of a joint graph whether it is saved."""
+    return node.meta.get("recompute") is not None
+
+
 def get_constant(module: GraphModule, name: str) -> Any:
     """What a `get_attr` node reads; dotted names walk submodules."""
     value: Any = module

@@ -40,9 +40,14 @@ class Loader:
         launch = self._load()
         return launch if aligned else _Moved(launch, self._copied)
 
-    def _load(self) -> Launchable:
+    @property
+    def key(self) -> str:
+        """A digest of the text, and of how it is compiled."""
         facts = " ".join(f"{name}={value}" for name, value in sorted(self._options.items()))
-        folder = self._root / "templates" / digest(self._source.key, facts)
+        return digest(self._source.key, facts)
+
+    def _load(self) -> Launchable:
+        folder = self._root / "templates" / self.key
         if folder not in _LOADED:
             built_folder(folder, lambda made: build_in_worker([self._source], made, self._options))
             _LOADED[folder] = load_unit(folder)[self._source.key]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import apply, const
 from polyfuse.ir.types import DType
-from polyfuse.plugin import LoweringContext, TensorValue
+from polyfuse.plugin import Expected, LoweringContext, TensorValue
+from polyfuse.symbolic import axis
 from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written
+from polyfuse_cuda.flex.expected import FlexLaunch, expected_flex
 from polyfuse_cuda.flex.lowering import FlexKernels, Gradients, flex_lowerings
-from polyfuse_cuda.flex.problem import Problem
-from polyfuse_cuda.template import TemplateKernel
+from polyfuse_cuda.flex.problem import Array, Problem
+from polyfuse_cuda.template import ComparedTemplate
 from polyfuse_cutlass.attention.backward import Totals, backward_source
 from polyfuse_cutlass.attention.forward import forward_source
 from polyfuse_cutlass.attention.loading import Loader
@@ -36,8 +39,13 @@ class HopperKernels(FlexKernels):
     def forward(self, call: FlexCall, problem: Problem, results: Sequence[TensorValue]) -> None:
         """Emit the forward's kernel."""
         operands = [call.array(v) for v in call.operands]
-        written = forward_source(problem, operands, call.lists(KEY_LISTS), [call.array(v) for v in results])
-        call.emit(_kernel(written, self._backend, len(operands)), written, results)
+        lists, made = call.lists(KEY_LISTS), [call.array(v) for v in results]
+        written = forward_source(problem, operands, lists, made)
+        launch = FlexLaunch(
+            problem, lists, False, written.arrays, written.sizes, _names(operands), _names(made)
+        )
+        kernel = _kernel(written, self._backend, len(operands), partial(expected_flex, launch))
+        call.emit(kernel, written, results)
 
     def backward(
         self, call: FlexCall, problem: Problem, given: Gradients
@@ -52,16 +60,22 @@ class HopperKernels(FlexKernels):
         totals = ctx.lazy(totals, const(0.0, DType.f32))
         to_query, *others = given.results
         to_key, to_value = (ctx.stored(fake) for fake in others)
-        written = backward_source(
+        lists, made = call.lists(QUERY_LISTS), [call.array(v) for v in (to_key, to_value)]
+        written = backward_source(problem, tiles, operands, lists, call.array(totals), made)
+        offset = layout.offset(axis("m", problem.queries), axis("d", problem.depth))
+        launch = FlexLaunch(
             problem,
-            tiles,
-            operands,
-            call.lists(QUERY_LISTS),
-            call.array(totals),
-            [call.array(v) for v in (to_key, to_value)],
+            lists,
+            True,
+            written.arrays,
+            written.sizes,
+            _names(operands),
+            _names(made),
+            (call.array(totals).name, offset),
         )
         # the copy engine reads the first four
-        call.emit(_kernel(written, self._backend, 4), written, (to_key, to_value), added=[totals])
+        kernel = _kernel(written, self._backend, 4, partial(expected_flex, launch))
+        call.emit(kernel, written, (to_key, to_value), added=[totals])
         b, h, m, d = ctx.axes(ctx.template(to_query))
         total = apply("mul", totals.at((b, h, layout.offset(m, d))), const(problem.scale, DType.f32))
         return ctx.lazy(to_query, total), to_key, to_value
@@ -76,8 +90,15 @@ def _in_rows(ctx: LoweringContext, value: TensorValue) -> TensorValue:
     return ctx.lazy(rows, value.at(ctx.axes(rows)))
 
 
-def _kernel(written: Written, backend: CutlassBackend, copied: int) -> TemplateKernel:
-    return TemplateKernel(written.source.name, Loader(written.source, backend, copied))
+def _names(arrays: Sequence[Array]) -> tuple[str, ...]:
+    return tuple(array.name for array in arrays)
+
+
+def _kernel(
+    written: Written, backend: CutlassBackend, copied: int, expected: Callable[..., Expected]
+) -> ComparedTemplate:
+    load = Loader(written.source, backend, copied)
+    return ComparedTemplate(written.source.name, load, "cuda_cutlass", lambda: load.key, expected)
 
 
 def _backend(settings: Settings, device: str) -> CutlassBackend:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import TensorValue
 from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written
+from polyfuse_cuda.flex.expected import FlexLaunch, expected_flex
 from polyfuse_cuda.flex.lowering import FlexKernels, Gradients, flex_lowerings
 from polyfuse_cuda.flex.problem import Array, Blocks, Problem
 from polyfuse_triton.dtypes import triton_type
@@ -27,7 +29,14 @@ class TritonKernels(FlexKernels):
         lists = call.lists(KEY_LISTS)
         written = [call.array(v) for v in results]
         tiles = tiles_of("forward", problem, _target(self.ctx.settings))
-        self._emit(call, lambda a: forward_source(problem, tiles, operands, lists, written, a), results)
+        launch = partial(FlexLaunch, problem, lists, False)
+        self._emit(
+            call,
+            launch,
+            lambda a: forward_source(problem, tiles, operands, lists, written, a),
+            operands,
+            results,
+        )
 
     def backward(
         self, call: FlexCall, problem: Problem, given: Gradients
@@ -41,20 +50,35 @@ class TritonKernels(FlexKernels):
         first, second, third = (call.array(v) for v in (to_query, to_key, to_value))
         self._emit(
             call,
+            partial(FlexLaunch, problem, lists, False),
             lambda a: query_gradient_source(problem, tiles, operands, lists, first, a),
+            operands,
             [to_query],
         )
         self._emit(
             call,
+            partial(FlexLaunch, problem, query_lists, True),
             lambda a: key_gradient_source(problem, key_tiles, operands, query_lists, (second, third), a),
+            operands,
             [to_key, to_value],
         )
         return to_query, to_key, to_value
 
-    def _emit(self, call: FlexCall, make: Callable[[bool], Written], results: Sequence[TensorValue]) -> None:
-        """The call of a kernel in the graph."""
+    def _emit(
+        self,
+        call: FlexCall,
+        launch: Callable[..., FlexLaunch],
+        make: Callable[[bool], Written],
+        operands: Sequence[Array],
+        results: Sequence[TensorValue],
+    ) -> None:
+        """The call of a kernel in the graph; `launch` is what it computes, without its arguments."""
         written = make(True)
-        kernel = triton_template(written.source.name, lambda aligned: make(aligned).source, self.ctx.settings)
+        names = (tuple(a.name for a in arrays) for arrays in (operands, map(call.array, results)))
+        expected = partial(expected_flex, launch(written.arrays, written.sizes, *names))
+        kernel = triton_template(
+            written.source.name, lambda aligned: make(aligned).source, self.ctx.settings, expected
+        )
         call.emit(kernel, written, results)
 
 

@@ -7,6 +7,7 @@ What is left, many long rows and numbers in a type without a key, is left to the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,6 +19,7 @@ from polyfuse.kit import Writer
 from polyfuse.plugin import Lowering, LoweringContext, Source, TensorValue
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.build.meta import KernelMeta
+from polyfuse_triton.sort.expected import expected_order
 from polyfuse_triton.sort.ranks import rank_source
 from polyfuse_triton.sort.rows import (
     Rows,
@@ -119,7 +121,8 @@ def _sorted(
     views = [view, *(ctx.realize(result) for result in results)]
     rows = rows_of(value.dtype, views, dim, length, stored, descending)
     source = sort_source if whole else rank_source
-    kernel = triton_template("sort", lambda aligned: source(rows, aligned), ctx.settings)
+    expected = partial(expected_order, dim, descending, stored)
+    kernel = triton_template("sort", lambda aligned: source(rows, aligned), ctx.settings, expected)
     outputs = tuple(v.buffer for v in views[1:])
     given = (*views, *rows.symbols.values())
     ctx.emit(ExternCall(ctx.fresh("call"), ctx.add_object("sort_", kernel), given, (), outputs, "into"))
