@@ -116,9 +116,7 @@ def run(
     bare: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Start `script` and wait for its end; like `subprocess.run` with outputs captured."""
-    child = start(
-        script, *arguments, environment=environment, folder=folder, whole_end=whole_end, bare=bare
-    )
+    child = start(script, *arguments, environment=environment, folder=folder, whole_end=whole_end, bare=bare)
     stdout, stderr = child.communicate(timeout)
     assert child.returncode is not None
     return subprocess.CompletedProcess(["forked"], child.returncode, stdout, stderr)

@@ -174,6 +174,7 @@ class _Run:
         """One architecture; answers whether the worker may go on."""
         worker.ask(entry)
         said: list[str] = []
+        late = False
         until = min(time.monotonic() + 1.3 * self.plan.limit + GRACE_SECONDS, self.end + self.plan.grace)
         while True:
             answer = worker.answer(until)
@@ -181,6 +182,9 @@ class _Run:
                 break
             if "done" in answer:
                 return not answer["full"]
+            if "late" in answer:
+                late = True
+                continue
             said.append(answer["row"]["dtype"])
             self.say(answer["row"])
         stuck = worker.process.poll() is None
@@ -191,7 +195,7 @@ class _Run:
         outcome, detail = (
             (TIMED_OUT, f"did not answer within {self.plan.limit:.0f} seconds")
             if stuck
-            else (CRASH, worker.last_words())
+            else (TIMED_OUT if late else CRASH, worker.last_words())
         )
         self.blame(entry, outcome, detail, said)
         return False

@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def main() -> None:
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         entry = Entry(**json.loads(line))
-        _one(entry, settings, task["limit"], lambda row: answers.write(json.dumps({"row": row}) + "\n"))
+        _one(entry, settings, task["limit"], lambda answer: answers.write(json.dumps(answer) + "\n"))
         lost = _lost_device(settings.device)
         full = lost or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20 > MOST_GIBIBYTES
         answers.write(json.dumps({"done": True, "full": full, "cpu": _cpu_seconds()}) + "\n")
@@ -78,7 +79,8 @@ class OutOfTime(BaseException):
     """Not an `Exception`, so that no compiler catches and wraps it."""
 
 
-def _late() -> None:
+def _late(say: Any) -> None:
+    say({"late": True})  # where C++ code calls Python and expects no exception, raising one ends the process
     raise OutOfTime
 
 
@@ -87,10 +89,10 @@ def _one(entry: Entry, settings: Settings, limit: float, say: Any) -> None:
 
     def row(content: dict[str, Any]) -> None:
         said.append(content["dtype"])
-        say(content)
+        say({"row": content})
 
     try:
-        with limited(limit, _late):
+        with limited(limit, partial(_late, say)):
             measure(entry, settings, row)
         return
     except OutOfTime:
@@ -101,7 +103,7 @@ def _one(entry: Entry, settings: Settings, limit: float, say: Any) -> None:
         outcome, detail = EAGER_FAILS, f"{type(problem).__name__}: {problem}"[:300]
     for dtype in settings.dtypes:
         if dtype not in said:
-            say(dataclasses.asdict(Row(entry.library, entry.name, entry.family, dtype, outcome, detail)))
+            row(dataclasses.asdict(Row(entry.library, entry.name, entry.family, dtype, outcome, detail)))
 
 
 if __name__ == "__main__":

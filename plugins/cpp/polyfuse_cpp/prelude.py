@@ -44,6 +44,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "online": ("reduce", "math_f32"),
     "matmul": ("tile", "interleave", "kernel", "reduce"),
     "pairs": ("matmul",),
+    "nibbles": ("matmul",),
     "attention": ("pairs", "math_f32"),
     "taps": (),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.backend import CppBackend
-from polyfuse_cpp.isa import dot_instructions
+from polyfuse_cpp.isa import detect_isa, dot_instructions
 from polyfuse_cpp.matmul.narrow import converted as conversion
 
 WHY = "it reads an operand as it is stored"
@@ -257,6 +258,33 @@ def test_halves_of_bytes(
     zero, scale = torch.randint(0, 16, (37, 6)).to(dtype), torch.rand(37, 6, dtype=dtype) + 0.5
     report = run(function, torch.randn(rows, 480, dtype=dtype), w, zero, scale)
     assert is_narrow(report) and not report.extern_calls
+
+
+@pytest.mark.skipif(detect_isa().name != "avx512", reason="sixteen numbers fit a vector of AVX-512 alone")
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", [nibbles, upper_first, signed])
+@pytest.mark.parametrize("size", [32, 64, 128, 384])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_sums_of_groups_are_scaled(
+    run: Any, rows: int, size: int, function: Callable[..., torch.Tensor], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """In place of their numbers, unless a row holds one that is not finite."""
+    columns = 37 if rows < 3 else 517  # where few columns have several rows, the depth is cut
+    w = torch.randint(0, 256, (columns, 10 * size), dtype=torch.uint8)
+    zero, scale = torch.randint(0, 16, (columns, 20)).to(dtype), torch.rand(columns, 20).to(dtype) + 0.5
+    x = torch.randn(rows, 20 * size, dtype=dtype)
+    stages = tmp_path / "stages"
+    assert is_narrow(run(function, x, w, zero, scale, dump=str(stages)))
+    pairs = dtype is torch.bfloat16 and rows > 2 and "PF_DOT_BF16" in dot_instructions()
+    texts = [file.read_text(encoding="utf-8") for file in stages.rglob("*.c++")]
+    assert any("nibble_products<" in text for text in texts) != pairs
+    call = torch.compile(function, backend="polyfuse", options={"backends": ["cpp"], "strict": True})
+    for number in (float("inf"), float("-inf"), float("nan")):
+        x[-1, 3] = number
+        torch.testing.assert_close(
+            call(x, w, zero, scale), function(x, w, zero, scale), rtol=3e-2, atol=size / 10, equal_nan=True
+        )
 
 
 @pytest.mark.slow

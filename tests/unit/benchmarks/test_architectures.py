@@ -190,6 +190,9 @@ for line in sys.stdin:
     if entry["name"] == "dies":
         print("last words", file=sys.stderr, flush=True)
         os._exit(3)
+    if entry["name"] == "late":
+        print(json.dumps({"late": True}), flush=True)
+        os.abort()
     if entry["name"] == "sleeps":
         time.sleep(60)
     row = {"library": "own", "name": entry["name"], "family": "", "dtype": "float32", "outcome": "agree"}
@@ -201,7 +204,7 @@ for line in sys.stdin:
 def test_a_worker_that_dies_or_sleeps_costs_one_architecture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = [Entry("own", name, name) for name in ("first", "dies", "full", "sleeps", "last")]
+    everything = [Entry("own", name, name) for name in ("first", "dies", "full", "late", "sleeps", "last")]
     monkeypatch.setattr(catalogue, "entries", lambda libraries, only: everything)
     monkeypatch.setattr(campaign, "COMMAND", (sys.executable, "-c", STUB))
     ask = campaign._Worker.ask
@@ -215,7 +218,7 @@ def test_a_worker_that_dies_or_sleeps_costs_one_architecture(
     rows = run_campaign(plan(tmp_path, limit=1.0))
     found = {row["name"]: (row["outcome"], row.get("detail", "")) for row in rows}
     assert found["dies"] == (CRASH, "the process ended with status 3: last words")
-    assert found["sleeps"][0] == TIMED_OUT
+    assert found["sleeps"][0] == found["late"][0] == TIMED_OUT
     assert [found[name][0] for name in ("first", "full", "last")] == [AGREE] * 3
     assert [row["name"] for row in campaign.read_log(tmp_path / "log.jsonl")] == [
         entry.name for entry in everything

@@ -23,8 +23,9 @@ from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parts, kernel_unit
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
+from polyfuse_cpp.matmul.narrow.nibble_products import NibbleProducts
 from polyfuse_cpp.matmul.operand_a import OperandAText
-from polyfuse_cpp.matmul.operand_b import OperandBText, later_block, layout_cost, turned_later
+from polyfuse_cpp.matmul.operand_b import OperandBText, later_block, layout_cost, steps_ahead, turned_later
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.plans import columns_beside, most_varying
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
@@ -43,16 +44,8 @@ _FETCHING = (
 )
 """Ways in which tiles of some rows are added up for long enough to fetch what finishes them."""
 
-_AHEAD = {OperandPath.DIRECT: 8, OperandPath.PREPACKED: 64}
-"""Steps ahead for which a tile asks operand B. What was packed once comes from memory, from where 64 steps
-arrive in time, unless tiles before have asked (`later_block`). Rows of a matrix that is read where it is lie
-far apart."""
-
 TILES_AHEAD = 8 << 10
-"""The same for matrix registers, in elements: they are quick to multiply."""
-
-_NEAR = 128 << 10
-"""Bytes of operand B that stay in the near caches from tile to tile."""
+"""Elements ahead for which matrix registers ask operand B: they are quick to multiply."""
 
 _TILES = 64
 """Tiles of rows whose sums wait in memory where the depth is cut."""
@@ -84,6 +77,8 @@ class MatmulText:
         self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
         if self.plan.path.paired or self.a.across:
             self.features.add("pairs")
+        self.products = NibbleProducts.of(self.a, self.b, self.isa)
+        self.features |= set() if self.products is None else {"nibbles"}
 
     def text(self) -> KernelText:
         """Both functions: the part of one thread, and the one that callers see."""
@@ -163,14 +158,15 @@ class MatmulText:
             room_b, room_a = self.b.room(), self.a.room()
             sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.blocks}) * {tile}"
             tables = f"{self.tables.count} * table_length" if self.tables else "0"
+            laid = f" + {self.products.room}" if self.products is not None else ""
             if self.tables:
                 out.line(f"const i64 table_length = across_count * {plan.vectors * self.lanes};")
-            out.line(
-                f"{kind}* const packed_b = "
-                f"({kind}*)matmul_scratch((({room_b}) + ({room_a}) + {sums} + {tables}) * {kind.itemsize});"
-            )
+            room = f"(({room_b}) + ({room_a}) + {sums} + {tables}{laid}) * {kind.itemsize}"
+            out.line(f"{kind}* const packed_b = ({kind}*)matmul_scratch({room});")
             out.line(f"{kind}* const packed_a = packed_b + {room_b};")
             out.line(f"{kind}* const sums = packed_a + {room_a};")
+            if self.products is not None:
+                out.line(f"{kind}* const laid = sums + {sums} + {tables};")
             self._fill_tables(f"sums + {sums}")
             if self.a.across:
                 out.line("matrix_begin<32>();")
@@ -220,6 +216,8 @@ class MatmulText:
         out, plan = self.out, self.plan
         self._declare_item()
         self.a.before_item()
+        if self.products is not None:
+            self.products.before_item()
         with out.block(f"for (i64 block_a = block_from; block_a < block_to; block_a += {plan.blocks})"):
             out.line(f"const i64 block_e = index_min(block_to, block_a + {plan.blocks});")
             # blocks are packed anew for the tiles whose sums wait; where none do, once for all
@@ -305,7 +303,7 @@ class MatmulText:
         columns, following = self.b.columns_at()
         row, step = self.a.layout_steps()
         later = "" if self.is_one_tile() else later_block(self.b, columns)
-        ahead = 0 if later else _ahead(plan, self.matmul)
+        ahead = 0 if later else steps_ahead(plan, self.matmul)
         begin = f"matmul_tile<{plan.rows}, {vectors}, {plan.vectors}, {self.matmul.dtype}"
         end = f"{columns}, {following}, depth_here, sum, pass == pass_from{later});"
         fixed = following if following.isdigit() else "0"
@@ -327,29 +325,14 @@ class MatmulText:
             out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
 
     def _dots(self) -> None:
-        """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
-        plan, out = self.plan, self.out
-        if self.a.across:
-            _add_up_converted(self)
+        """Add up a tile along the depth, or look up its numbers where rows allow that."""
+        if self.products is None:
+            _tiles_along(self)
             return
-        heights = {plan.rows: plan.columns}
-        if most_varying(self.matmul, plan.path):
-            heights = {n: columns_beside(self.matmul, self.isa, n) for n in range(1, plan.rows + 1)}
-        wide = plan.vectors * self.lanes
-        kinds = f"{self.matmul.dtype}, {self.a.element()}, {self.b.element}"
-        fetches = plan.path is OperandPath.DOTS
-        # the first tile of rows fetches the columns for all
-        one = self.is_one_tile() or not fetches
-        ahead = str(fetches).lower() if one else "tile == tile_a"
-        passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
-        for rows, columns in heights.items():
-            test = f"if (rows_here == {rows}) " if len(heights) > 1 else ""
-            with out.block(
-                f"{test}for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {columns})"
-            ):
-                if self.b.converts_groups:
-                    self.b.convert_group()
-                out.line(f"matmul_dots<{rows}, {columns}, {kinds}>(rows_at, columns_at + j, {passed});")
+        with self.out.block("if (fit)"):
+            self.products.add_up()
+        with self.out.block("else"):
+            _tiles_along(self)
 
     def is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""
@@ -432,11 +415,30 @@ def _affine(text: MatmulText, frame: Frame) -> None:
     frame.env[affine.target] = Value(text.matmul.dtype, True, tuple(texts))
 
 
-def _ahead(plan: MatmulPlan, matmul: Matmul) -> int:
-    """Steps ahead for which a tile asks operand B; 0: it does not ask."""
-    size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
-    near = plan.path is OperandPath.PREPACKED and size <= _NEAR
-    return 0 if near else _AHEAD.get(plan.path, 0)
+def _tiles_along(text: MatmulText) -> None:
+    """Add up a tile along the depth. Where rows vary, it has exactly as many as there are."""
+    plan, out = text.plan, text.out
+    if text.a.across:
+        _add_up_converted(text)
+        return
+    heights = {plan.rows: plan.columns}
+    if most_varying(text.matmul, plan.path):
+        heights = {n: columns_beside(text.matmul, text.isa, n) for n in range(1, plan.rows + 1)}
+    wide = plan.vectors * text.lanes
+    kinds = f"{text.matmul.dtype}, {text.a.element()}, {text.b.element}"
+    fetches = plan.path is OperandPath.DOTS
+    # the first tile of rows fetches the columns for all
+    one = text.is_one_tile() or not fetches
+    ahead = str(fetches).lower() if one else "tile == tile_a"
+    passed = f"depth_from, depth_here, sum + j, {wide}, pass == pass_from, {ahead}"
+    for rows, columns in heights.items():
+        test = f"if (rows_here == {rows}) " if len(heights) > 1 else ""
+        with out.block(
+            f"{test}for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {columns})"
+        ):
+            if text.b.converts_groups:
+                text.b.convert_group()
+            out.line(f"matmul_dots<{rows}, {columns}, {kinds}>(rows_at, columns_at + j, {passed});")
 
 
 def _add_up_pairs(text: MatmulText) -> None:

@@ -16,8 +16,8 @@ from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.narrow.converted import axis_of_bytes, multiplies_pairs
 from polyfuse_cpp.matmul.narrow.nibbles import nibbles_of
 from polyfuse_cpp.matmul.operand import OperandText
-from polyfuse_cpp.matmul.paths import OperandPath
-from polyfuse_cpp.matmul.problem import MatrixOperand, is_far_layer, tile_steps
+from polyfuse_cpp.matmul.paths import MatmulPlan, OperandPath
+from polyfuse_cpp.matmul.problem import Matmul, MatrixOperand, is_far_layer, tile_steps
 from polyfuse_cpp.matmul.tiled.turned import STEPS
 from polyfuse_cpp.memory.address import index_text
 
@@ -37,6 +37,15 @@ for each byte of a vector."""
 
 _COPIES = 4
 """Vectors of a column that are converted side by side."""
+
+
+_AHEAD = {OperandPath.DIRECT: 8, OperandPath.PREPACKED: 64}
+"""Steps ahead for which a tile asks operand B. What was packed once comes from memory, from where 64 steps
+arrive in time, unless tiles before have asked (`later_block`). Rows of a matrix that is read where it is lie
+far apart."""
+
+_NEAR = 128 << 10
+"""Bytes of operand B that stay in the near caches from tile to tile."""
 
 
 @dataclass
@@ -424,6 +433,13 @@ def turned_later(text: OperandBText, columns: str, one_tile: bool) -> str:
     size = f"block + beside < block_to ? {wide * depth * 2} : 0"
     steps = f"{depth // STEPS}, tile - tile_a, tile_e - tile_a"
     return f"matmul_later_part({columns} + beside * {wide * depth}, {size}, {steps})"
+
+
+def steps_ahead(plan: MatmulPlan, matmul: Matmul) -> int:
+    """Steps ahead for which a tile asks operand B; 0: it does not ask."""
+    size = matmul.extent(matmul.depth) * matmul.extent(matmul.b.axes) * matmul.b.memory.itemsize
+    near = plan.path is OperandPath.PREPACKED and size <= _NEAR
+    return 0 if near else _AHEAD.get(plan.path, 0)
 
 
 def layout_cost(text: OperandBText, rows_at_once: bool) -> int:

@@ -32,7 +32,7 @@ class Nibbles:
     Attributes:
         byte: reads the byte.
         shifts: where the bits of both numbers begin.
-        instead: for both numbers: which loads give the byte, and which one of their other values.
+        instead: for both numbers: which loads give the byte, and which loads and choices another value.
     """
 
     byte: Load
@@ -141,7 +141,9 @@ class _Point:
         args, target = stmt.args, stmt.target
         values = [self.known.get(a) for a in args]
         if stmt.op == "where" and values[0] is not None:
-            self._same(target, args[1] if values[0] else args[2])
+            chosen = args[1] if values[0] else args[2]
+            self._same(target, chosen)
+            self.instead[target] = chosen
             return
         self.bits[target] = 0
         for a in args:
