@@ -187,10 +187,9 @@ def _windows(image: Any, weight: Any, result: Any, numbers: Sequence[Any]) -> _W
     if rank < 1 or not all(isinstance(n, int) for n in sizes):
         raise UnsupportedError("a window of unknown size is the library's")
     read, made = (result, image) if transposed else (image, result)
-    every = ([*values] * (rank if len(values) == 1 else 1) for values in (steps, margins, gaps))
-    return _Windows(
-        tuple(read.shape[2:]), tuple(made.shape[2:]), sizes, *map(tuple, every), channels=int(weight.shape[1])
-    )
+    every = [tuple(values) * (rank if len(values) == 1 else 1) for values in (steps, margins, gaps)]
+    sides = tuple(read.shape[2:]), tuple(made.shape[2:])
+    return _Windows(*sides, sizes, every[0], every[1], every[2], channels=int(weight.shape[1]))
 
 
 def _widened(ctx: LoweringContext, fake: torch.Tensor, value: TensorValue) -> TensorValue:
