@@ -160,6 +160,48 @@ def test_copy_that_begins_elsewhere_stays_where_it_is_viewed() -> None:
         assert "clone.default" not in calls(module) and counts["remove-copies"] == 1
 
 
+def test_a_copy_that_undoes_another_is_a_view() -> None:
+    form = torch.contiguous_format
+    numbers = torch.arange(24.0).view(2, 3, 4)
+
+    def heads(x: torch.Tensor, y: torch.Tensor) -> Any:
+        copy = x.sin().transpose(1, 2).clone(memory_format=form)
+        return copy.transpose(1, 2).clone(memory_format=form).view(-1, 4) @ y, copy.view(-1, 3) @ y[:3]
+
+    module, counts = rewritten(lambda x, y: heads(x, y)[0], numbers, torch.randn(4, 4))
+    assert "clone.default" not in calls(module) and counts["undo-copies"] == 1
+    # the first one stays where somebody else reads it
+    module, counts = rewritten(heads, numbers, torch.randn(4, 4))
+    assert calls(module).count("clone.default") == 1 and counts["undo-copies"] == 1
+
+
+def test_copies_that_undo_nothing_stay() -> None:
+    form = torch.contiguous_format
+    numbers = torch.arange(24.0).view(2, 3, 4)
+
+    def elsewhere(x: torch.Tensor) -> torch.Tensor:
+        copy = x.transpose(1, 2).clone(memory_format=form)
+        return copy.permute(2, 0, 1).clone(memory_format=form).view(-1).sin()
+
+    def returned(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2).clone(memory_format=form).transpose(1, 2).clone(memory_format=form)
+
+    def source_written(x: torch.Tensor) -> torch.Tensor:
+        value = x.sin()
+        copy = value.transpose(1, 2).clone(memory_format=form)
+        value.add_(1)
+        return copy.transpose(1, 2).clone(memory_format=form).view(-1).sin()
+
+    def copy_written(x: torch.Tensor) -> torch.Tensor:
+        copy = x.sin().transpose(1, 2).clone(memory_format=form)
+        copy.add_(1)
+        return copy.transpose(1, 2).clone(memory_format=form).view(-1).sin()
+
+    for function in (elsewhere, returned, source_written, copy_written):
+        module, counts = rewritten(function, numbers.clone())
+        assert "clone.default" in calls(module) and "undo-copies" not in counts
+
+
 def test_reshape_that_copies_is_no_identity() -> None:
     rewritten(lambda x: x.t().reshape(4, 4).sin(), torch.arange(16.0).view(4, 4))
     rewritten(lambda x: x.t().contiguous().view(4, 4).t().sin(), torch.arange(16.0).view(4, 4))

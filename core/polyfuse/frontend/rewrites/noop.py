@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.fx import Node
@@ -76,6 +76,34 @@ def _same_window(a: torch.Tensor, b: torch.Tensor) -> bool:
 def remove_copies(state: Rewriting) -> int:
     """Copies with the layout of their source, where nobody can distinguish the two."""
     return _replace_by_sources(state, _COPIES)
+
+
+def undo_copies(state: Rewriting) -> int:
+    """A copy that lays the elements of a copy as they lay before: a view of what was copied first.
+
+    torch lays results of attention with a bias out anew, and models theirs back.
+    """
+
+    def undone(node: Node) -> Callable[[], Node] | None:
+        reordered = node.args[0] if node.target is aten.clone.default else None
+        if not isinstance(reordered, Node) or reordered.target is not aten.permute.default:
+            return None
+        copy, order = reordered.args[:2]
+        source = copy.args[0] if isinstance(copy, Node) and copy.target is aten.clone.default else None
+        value, original = tensor_value(node), tensor_value(source)
+        if not isinstance(source, Node) or value is None or original is None:
+            return None
+        sizes, strides = (
+            [of[d] for d in cast(list[int], order)] for of in (original.shape, original.stride())
+        )
+        if not (same_sizes(value.shape, sizes) and same_sizes(value.stride(), strides)):
+            return None
+        # the source is read later than it was, and in place of both copies: nobody may write to any of them
+        if any(map(state.escapes, (source, copy, node))) or not state.may_share(node, source):
+            return None
+        return lambda: state.call_before(node, aten.permute.default, (source, order))
+
+    return state.replace_each(undone)
 
 
 def _replace_by_sources(state: Rewriting, finders: Mapping[Any, Callable[[Node], Node | None]]) -> int:

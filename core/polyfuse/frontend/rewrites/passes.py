@@ -22,7 +22,12 @@ from polyfuse.frontend.rewrites.constant_folding import (
 )
 from polyfuse.frontend.rewrites.cse import merge_duplicates
 from polyfuse.frontend.rewrites.masks.causal import call_causal
-from polyfuse.frontend.rewrites.noop import remove_copies, remove_identity_views, remove_neutral_arithmetic
+from polyfuse.frontend.rewrites.noop import (
+    remove_copies,
+    remove_identity_views,
+    remove_neutral_arithmetic,
+    undo_copies,
+)
 from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
 from polyfuse.frontend.rewrites.shared_heads import share_heads
@@ -68,6 +73,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("merge-views", merge_views),
     ("remove-identity-views", remove_identity_views),
     ("remove-neutral-arithmetic", remove_neutral_arithmetic),
+    ("undo-copies", undo_copies),
     ("remove-copies", remove_copies),
     ("fuse-attention", fuse_attention),
     ("share-heads", share_heads),
