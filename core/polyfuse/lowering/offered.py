@@ -102,9 +102,11 @@ class OpenContext(LoweringContext):
         kwargs: Mapping[str, Any] | None = None,
         *,
         offered: bool = False,
+        results: Any = None,
     ) -> Any:
-        """A library call whose results are those of `node`."""
-        return extern.call(self, node.meta["val"], op, args, kwargs, template=offered)
+        """A library call whose results are those of `node`, or like `results`."""
+        fakes = node.meta["val"] if results is None else results
+        return extern.call(self, fakes, op, args, kwargs, template=offered)
 
 
 def combined(

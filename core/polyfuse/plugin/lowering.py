@@ -157,8 +157,10 @@ class LoweringContext(Protocol):
         kwargs: Mapping[str, Any] | None = None,
         *,
         offered: bool = False,
+        results: Any = None,
     ) -> Any:
-        """Call an operator of the library, by its name, whose results are those of `node`; `offered`:
+        """Call an operator of the library, by its name, whose results are those of `node`, or like the fake
+        tensors `results`, in a list where there are several, None for one that is not made; `offered`:
         plugins' choices may take the call over.
         """
 

@@ -57,12 +57,13 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
 
 @hookimpl
 def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
-    """Bring attention in matrix registers."""
+    """Bring attention in matrix registers, and compute in single precision what the library gets wrong."""
     if device_type != "cpu":
         return {}
     from polyfuse_cpp.attention.lowering import LOWERINGS
+    from polyfuse_cpp.onednn import wrong_results
 
-    return LOWERINGS
+    return {**LOWERINGS, **wrong_results.LOWERINGS}
 
 
 @hookimpl

@@ -140,6 +140,18 @@ def test_nodes_of_the_plugins_own_and_library_calls(monkeypatch):
     assert report.calls == ("aten.exp.default",) and not report.fallbacks
 
 
+def test_library_calls_with_results_of_another_type(monkeypatch):
+    def wide(ctx, node, value):
+        fake = node.meta["val"]
+        operand = ctx.lazy(fake.double(), cast(value.at(ctx.axes(value)), DType.f64))
+        found = ctx.call(node, "aten.exp.default", (operand,), results=fake.double())
+        return ctx.lazy(fake, cast(found.at(ctx.axes(found)), DType.f32))
+
+    offer(monkeypatch, {"aten.exp.default": Lowering(wide, library=True)})
+    report = check(lambda x: torch.exp(x * 2) + 1, torch.randn(3, 4).t(), strict=True)
+    assert report.calls == ("aten.exp.default",) and report.kernels == 2
+
+
 def test_it_comes_before_the_cores_own(monkeypatch):
     seen = []
 
