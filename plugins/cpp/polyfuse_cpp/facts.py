@@ -6,9 +6,14 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from polyfuse.ir.rounding import coarse_values
-from polyfuse.ir.statements import Statement, is_check
+from polyfuse.ir.statements import Compute, Statement, is_check
 from polyfuse.kit import KernelFacts
 from polyfuse_cpp.loops.ops import cost_of
+from polyfuse_cpp.prelude import functions_apart
+
+_MOST_COPIES = 24
+"""Calls of functions that are inlined. A copy takes 10 (`exp`) to 50 ms (`sin`) to compile, and gains nothing
+where there are so many: 300 of `exp`, `log`, `sin` and `tanh` took 27 to 31 us either way."""
 
 
 class Facts(KernelFacts):
@@ -37,6 +42,14 @@ class Facts(KernelFacts):
     def coarse(self) -> frozenset[str]:
         """Values that need be no more exact than bf16 (`polyfuse.ir.rounding`)."""
         return coarse_values(self.kernel)
+
+    @cached_property
+    def apart(self) -> bool:
+        """Whether functions of f32 are called in so many places that copies of them would cost more to compile
+        than all else.
+        """
+        known = functions_apart()
+        return sum(s.op in known for s in self.statements if isinstance(s, Compute)) > _MOST_COPIES
 
     @cached_property
     def cost(self) -> int:

@@ -22,6 +22,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "reduce": (),
     "check": ("reduce",),
     "divide": ("reduce",),
+    "apart": (),
     "math_f32": (),
     "math_f64": ("math_f32",),
     "trig_f32": ("math_f32", "reduce"),
@@ -63,6 +64,13 @@ def features_for(op: str, dtype: str) -> tuple[str, ...]:
     """The features that scalar operator *op* on *dtype* needs beyond the core (often none)."""
     headers = _SCALAR_HEADERS.get(dtype, ("divide",))
     return next(((name,) for name in headers if op in _functions(name)), ())
+
+
+@cache
+def functions_apart() -> frozenset[str]:
+    """Functions of one f32 that the feature `apart` has a second time, not inlined: `apart_exp` beside `exp`."""
+    headers = (header_text(name) for name in _SCALAR_HEADERS["f32"])
+    return frozenset(name for text in headers for name in re.findall(r"PF_F32_1\((\w+)\)", text)) - {"NAME"}
 
 
 @cache

@@ -9,6 +9,7 @@ from cpp_kernels import KernelBuilder, compiled
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.loops.kernel import kernel_text
 from polyfuse_cpp.tiling import choose_plan
 
 f32, i64, boolean = DType.f32, DType.i64, DType.bool
@@ -27,6 +28,37 @@ def test_contiguous(size: int, isa: str) -> None:
     a, b, o = torch.randn(size), torch.randn(size), torch.zeros(size)
     compiled(k.build(), isa)(a, b, o)
     torch.testing.assert_close(o, (a + b) * 2)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_functions_of_very_many_calls(isa: str) -> None:
+    """Each is a function of its own, with the same numbers, also at the end of a line."""
+    names = ("sin", "exp", "tanh", "acosh", "erfinv")
+    k = KernelBuilder({"x0": 21})
+    k.arg("a"), k.out("o")
+    s = k.section()
+    value = s.load("a", k["x0"])
+    for name in names * 6:
+        value = s.op(name, s.op("sigmoid", value)) if name == "erfinv" else s.op(name, value)
+        value = s.op("add", value, s.const(0.5))
+    s.store("o", k["x0"], value)
+    assert "apart_sin(" in kernel_text(k.build(), 16).text
+    a, o = torch.randn(21), torch.zeros(21)
+    compiled(k.build(), isa)(a, o)
+    right = a.double()
+    for name in names * 6:
+        right = torch.erfinv(right.sigmoid()) if name == "erfinv" else getattr(torch, name)(right)
+        right = right + 0.5
+    torch.testing.assert_close(o, right.float(), rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+def test_functions_of_few_calls_are_inlined() -> None:
+    k = KernelBuilder({"x0": 21})
+    k.arg("a"), k.out("o")
+    s = k.section()
+    s.store("o", k["x0"], s.op("sin", s.op("exp", s.load("a", k["x0"]))))
+    text = kernel_text(k.build(), 16)
+    assert "apart_" not in text.text and "apart" not in text.features
 
 
 def test_dynamic_sizes_share_a_kernel() -> None:

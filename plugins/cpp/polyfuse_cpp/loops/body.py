@@ -19,7 +19,7 @@ from polyfuse_cpp.loops.ops import literal, unsupported_op
 from polyfuse_cpp.memory.access import MemoryScope
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index
-from polyfuse_cpp.prelude import features_for
+from polyfuse_cpp.prelude import features_for, functions_apart
 
 _NARROW_OPS = frozenset(("add", "sub", "mul", "neg", "minimum", "maximum", "where"))
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
@@ -116,8 +116,13 @@ class Frame(MemoryScope):
         self._bind(stmt, vector, texts, narrow=result and first is DType.i64)
 
     def _function(self, stmt: Statement) -> str:
-        """The function of an operation: one that is as exact as bf16 where results are rounded to that."""
-        return f"coarse_{stmt.op}" if stmt.targets[0] in self.facts.coarse else stmt.op
+        """The function of an operation: one that is as exact as bf16 where results are rounded to that, and
+        one that is not inlined where there are very many."""
+        name = f"coarse_{stmt.op}" if stmt.targets[0] in self.facts.coarse else stmt.op
+        if self.facts.apart and stmt.dtype is DType.f32 and name in functions_apart():
+            self.features.add("apart")
+            return f"apart_{name}"
+        return name
 
     def _limit_checked(self, stmt: Statement) -> bool:
         """Limit an index and check it in one step, unless a part of a vector is left out."""

@@ -261,16 +261,22 @@ template <class V> PF_INLINE V coarse_erf_f32(V x) {
   V p = r * horner(r, 0.693136856, 0.240232522, 0.0558373201, 0.00961811548);
   return copysign(madd(-s, p, fill<V>(1.0f) - s), x);
 }
-// Public names, scalar and vector.
+// Public names, scalar and vector; those of `apart.h` are one function for all that call them.
+#ifndef PF_APART
+#define PF_APART(T, NAME)
+#endif
 #if PF_W > 1
 #define PF_F32_1(NAME)                                    \
   PF_INLINE f32 NAME(f32 x) { return NAME##_f32(x); }     \
-  PF_INLINE vf32 NAME(vf32 x) { return NAME##_f32(x); }
+  PF_INLINE vf32 NAME(vf32 x) { return NAME##_f32(x); }   \
+  PF_APART(f32, NAME) PF_APART(vf32, NAME)
 #define PF_F32_2(NAME)                                                \
   PF_INLINE f32 NAME(f32 x, f32 y) { return NAME##_f32(x, y); }       \
   PF_INLINE vf32 NAME(vf32 x, vf32 y) { return NAME##_f32(x, y); }
 #else
-#define PF_F32_1(NAME) PF_INLINE f32 NAME(f32 x) { return NAME##_f32(x); }
+#define PF_F32_1(NAME)                                \
+  PF_INLINE f32 NAME(f32 x) { return NAME##_f32(x); } \
+  PF_APART(f32, NAME)
 #define PF_F32_2(NAME) PF_INLINE f32 NAME(f32 x, f32 y) { return NAME##_f32(x, y); }
 #endif
 PF_F32_1(exp) PF_F32_1(exp2) PF_F32_1(expm1) PF_F32_1(log) PF_F32_1(log2) PF_F32_1(log10) PF_F32_1(log1p)
