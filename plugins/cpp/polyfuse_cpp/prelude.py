@@ -68,7 +68,7 @@ def features_for(op: str, dtype: str) -> tuple[str, ...]:
 
 @cache
 def functions_apart() -> frozenset[str]:
-    """Functions of one f32 that the feature `apart` has a second time, not inlined: `apart_exp` beside `exp`."""
+    """Functions of one f32 that the feature `apart` has twice: `apart_exp`, not inlined, beside `exp`."""
     headers = (header_text(name) for name in _SCALAR_HEADERS["f32"])
     return frozenset(name for text in headers for name in re.findall(r"PF_F32_1\((\w+)\)", text)) - {"NAME"}
 
