@@ -45,7 +45,7 @@ class Facts(KernelFacts):
 
     @cached_property
     def apart(self) -> bool:
-        """Whether functions of f32 are called in so many places that copies of them would cost more to compile
+        """Whether functions of f32 are called in so many places that their copies take longer to compile
         than all else.
         """
         known = functions_apart()
