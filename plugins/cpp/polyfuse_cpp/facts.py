@@ -45,7 +45,7 @@ class Facts(KernelFacts):
 
     @cached_property
     def apart(self) -> bool:
-        """Whether functions of f32 are called so often that their copies take longer to compile than all else."""
+        """Whether functions of f32 are called so often that to compile copies takes longest."""
         known = functions_apart()
         return sum(s.op in known for s in self.statements if isinstance(s, Compute)) > _MOST_COPIES
 
