@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import polyfuse
 from requirements import needs_amx
 
 
@@ -71,3 +72,12 @@ def test_results_and_gradients(made: Any, size: tuple[int, ...]) -> None:
         pairs += [(p.grad, q.grad) for p, q in zip(layer.parameters(), exact.parameters(), strict=True)]
         for given, wanted in pairs:
             assert error(given, wanted) < 0.02
+
+
+@needs_amx
+def test_odd_numbers_of_channels_stay_in_sixteen_bits() -> None:
+    """The library gets windows right that fill registers with an odd number of channels."""
+    torch.compiler.reset()
+    layer = nn.Conv2d(3, 8, (4, 32), stride=(4, 1)).bfloat16().requires_grad_(False)
+    report = str(polyfuse.explain(layer)(torch.randn(2, 3, 16, 40).bfloat16()))
+    assert "fused_dot" in report and "0 library calls" in report
