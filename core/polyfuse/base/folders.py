@@ -8,7 +8,9 @@ import secrets
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 
@@ -94,6 +96,8 @@ def _try(root: Path) -> str:
     return ""
 
 
+Made = TypeVar("Made")
+
 _MADE: dict[int, Path] = {}
 _LOCK = ForkedLock()
 
@@ -116,6 +120,14 @@ def process_folder() -> Path:
                 ) from error
             atexit.register(_remove, mine)
         return _MADE[mine]
+
+
+def made_in_cache(root: Path, make: Callable[[Path], Made]) -> Made:
+    """What `make` makes in a cache's folder, or in this process's own where that one cannot be written."""
+    try:
+        return make(root)
+    except OSError:
+        return make(process_folder())
 
 
 def _remove(owner: int) -> None:

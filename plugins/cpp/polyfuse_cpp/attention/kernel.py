@@ -6,7 +6,7 @@ builds one for each width of a head and each way in which scores become weights.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import built_folder
-from polyfuse.base.folders import process_folder, writable_root
+from polyfuse.base.folders import made_in_cache, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.process import Background, ForkedLock
 from polyfuse.base.settings import Settings
@@ -131,10 +131,7 @@ class AttentionKernel:
         width, form, settings = self._parts
         backend = CppBackend(settings)
         source = attention_source(width, form, backend.isa.name)
-        try:
-            return _load(backend, source, writable_root(settings))
-        except OSError:
-            return _load(backend, source, process_folder())
+        return made_in_cache(writable_root(settings), partial(_load, backend, source))
 
 
 def attention_kernel(width: int, form: Form, settings: Settings) -> AttentionKernel:

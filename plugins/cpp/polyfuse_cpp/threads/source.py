@@ -18,7 +18,7 @@ import torch
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import built_once
-from polyfuse.base.folders import process_folder, writable_root
+from polyfuse.base.folders import made_in_cache, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.process import Background, ForkedLock, run_program
 from polyfuse.base.settings import Settings
@@ -214,10 +214,7 @@ def _begun(source: Path, toolchain: Toolchain, settings: Settings) -> Background
 
 def _built(source: Path, toolchain: Toolchain, settings: Settings) -> Path:
     """Build a library, or find it built, in the cache or in a folder of this process."""
-    try:
-        return _library(source, toolchain, writable_root(settings))
-    except OSError:
-        return _library(source, toolchain, process_folder())
+    return made_in_cache(writable_root(settings), partial(_library, source, toolchain))
 
 
 def _library(source: Path, toolchain: Toolchain, root: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.base.folders import process_folder, writable_root
+from polyfuse.base.folders import made_in_cache, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.process import Background, ForkedLock
 from polyfuse.base.settings import Settings
@@ -78,13 +78,12 @@ class LauncherSource:
 def _build(root: Path) -> Path:
     from polyfuse_triton.launch.native import build_library, library_path
 
-    path = library_path(root)
-    try:
+    def build(folder: Path) -> Path:
+        path = library_path(folder)
         build_library(path)
-    except OSError:
-        path = library_path(process_folder())
-        build_library(path)
-    return path
+        return path
+
+    return made_in_cache(root, build)
 
 
 def _load(built: Background[Path] | Future[Path]) -> Launcher:
