@@ -62,14 +62,19 @@ else:
         """As the library's, at a sixth of its time, which is most of what importing a small module takes.
 
         The library compiles the text of up to six methods for each class. Here `__init__` is compiled when
-        the first instance is made, and the others need no text. Options other than `frozen`, and classes
-        that extend a dataclass, are the library's.
+        the first instance is made, and the others need no text. Options other than `frozen`, classes that
+        extend a dataclass and those without fields are the library's.
         """
         if cls is None:
             return lambda cls: dataclass(cls, **options)
+        kinds = inspect.get_annotations(cls)
         extends = any(hasattr(base, _FIELDS) for base in cls.__bases__)
-        pseudo = any("InitVar" in str(kind) for kind in inspect.get_annotations(cls).values())
-        if extends or pseudo or not options.keys() <= {"frozen"}:
+        if (
+            extends
+            or not kinds
+            or any("InitVar" in str(k) for k in kinds.values())
+            or options.keys() - {"frozen"}
+        ):
             return dataclasses.dataclass(cls, **options)
         return _with_late_methods(cls, **options)
 
