@@ -158,7 +158,7 @@ def _init_text(cls: Any, frozen: bool) -> tuple[str, dict[str, Any]]:
             known[f"_default{number}"] = f.default
             given = f"=_default{number}"
         if f.init:
-            heads[f.kw_only].append(f.name + given)
+            heads[bool(f.kw_only)].append(f.name + given)
         elif f.default_factory is dataclasses.MISSING:
             continue  # the class has a default, or `__post_init__` sets it
         body.append(f"_put(self, {f.name!r}, {value})" if frozen else f"self.{f.name} = {value}")
@@ -193,18 +193,18 @@ def _shown(names: list[str]) -> Callable[[Any], str]:
     return shown
 
 
-def _refusing(cls: type, names: frozenset[str]) -> dict[str, Any]:
+def _refusing(cls: Any, names: frozenset[str]) -> dict[str, Any]:
     """What keeps values as they are."""
 
     def put(self: Any, name: str, value: object) -> None:
         if type(self) is cls or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-        super(cls, self).__setattr__(name, value)  # type: ignore[misc]
+        super(cls, self).__setattr__(name, value)
 
     def delete(self: Any, name: str) -> None:
         if type(self) is cls or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-        super(cls, self).__delattr__(name)  # type: ignore[misc]
+        super(cls, self).__delattr__(name)
 
     return {"__setattr__": put, "__delattr__": delete}
 
@@ -220,6 +220,6 @@ class _Signature:
             raise AttributeError("__signature__")
         _compiled(self._class, "__init__", _init_text, self._frozen)
         kinds = {f.name: f.type for f in dataclasses.fields(self._class)}
-        found = inspect.signature(self._class.__init__)
+        found = inspect.signature(vars(self._class)["__init__"])
         given = [p.replace(annotation=kinds[name]) for name, p in found.parameters.items() if name in kinds]
         return found.replace(parameters=given, return_annotation=None)
