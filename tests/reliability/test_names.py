@@ -139,14 +139,14 @@ SHORT = [name for i, name in enumerate(WORDS) if i % 10 == 0]
 
 
 @pytest.mark.parametrize(
-    "model", [function(SHORT[:6]), pytest.param(module(SHORT[20:32]), marks=pytest.mark.slow)]
+    "model", [function(SHORT[:4]), pytest.param(module(SHORT[20:32]), marks=pytest.mark.slow)]
 )
 def test_functions_and_modules(model):
     compiled_agrees(model, 6)
 
 
 def test_packages(tmp_path):
-    made = programs([SHORT[::8], SHORT[1::6]])
+    made = programs([SHORT[::16], SHORT[1::14]])
     path = packaged(made, tmp_path / "a.pf", native=True)
     check_python(path, made)
     check_native(path, made)

@@ -106,7 +106,7 @@ def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -
     agrees(call, model, x)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 def test_windows_over_images_of_any_size(groups: int) -> None:
     model = nn.Conv2d(8, 2 * LANES, 3, stride=2, padding=1, groups=groups)
