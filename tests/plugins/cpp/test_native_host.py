@@ -115,6 +115,7 @@ def test_sizes_that_only_python_computes(tmp_path):
     assert all(text == NATIVE or text.startswith("Python: ") for text in reports) and reports
 
 
+@pytest.mark.slow
 def test_sizes_that_data_decide(tmp_path):
     def f(x):
         where = torch.nonzero(x > 0)
@@ -227,6 +228,7 @@ def test_errors_are_those_of_python_programs(tmp_path):
     assert said[0] == said[1] and "aten.embedding" in said[1][1]
 
 
+@pytest.mark.slow
 def test_memory_that_cannot_be_had_is_an_error(tmp_path):
     def f(x):
         return x.cumsum(0).sum()
