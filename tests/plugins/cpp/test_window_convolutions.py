@@ -10,7 +10,9 @@ from torch import nn
 
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.ir.text.parse import parse_kernel
-from polyfuse_cpp.isa import detect_isa
+from polyfuse_cpp.isa import ISAS, detect_isa
+from polyfuse_cpp.matmul.paths import OperandPath
+from polyfuse_cpp.matmul.plans import matmul_plans, nearby_plans
 from polyfuse_cpp.matmul.problem import matmul_of
 
 pytestmark = [
@@ -106,6 +108,46 @@ def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -
     agrees(call, model, x)
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv2d(1, 2 * LANES, 5, padding=2), (2, 1, 9, 28)),
+        (nn.Conv2d(1, LANES, (3, 7), stride=(1, 2), padding=(2, 3)), (1, 1, 8, 61)),
+        (nn.Conv1d(1, 4 * LANES, 20, 4, padding=10), (2, 1, 200)),
+    ],
+    ids=["5x5", "3x7 and stride", "along one axis"],
+)
+def test_images_of_one_channel(layer: Any, size: tuple[int, ...]) -> None:
+    """Taps of a line are read side by side, as channels of a pixel are."""
+    line, channels = len(size) == 3, layer.out_channels
+    norm, pool = (nn.BatchNorm1d, nn.MaxPool1d(2)) if line else (nn.BatchNorm2d, nn.MaxPool2d(2))
+    first = nn.Sequential(layer, norm(channels), nn.ReLU(), pool)
+    second = type(layer)(channels, LANES, 3)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x: torch.Tensor) -> Any:
+            found = self.first(x)
+            return found, self.second(found)
+
+    model = Both()
+    call, x = compiled(model), torch.randn(size)
+    bad = x.clone()
+    bad[0, 0, ..., 3], bad[-1, 0, ..., -1] = NAN, INF
+    for image in (x, bad):
+        with torch.no_grad():
+            torch.testing.assert_close(call(image), model(image), rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert {name.replace("together.", "") for name in last_reports()[-1].calls} == {PACKS}
+    with torch.no_grad():
+        layer.weight[0].fill_(INF)
+        found, _ = call(torch.ones(size))
+    assert not found.isnan().any(), "weights beyond the border count"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 def test_windows_over_images_of_any_size(groups: int) -> None:
@@ -140,6 +182,40 @@ def test_a_packed_weight_stays_along_the_lanes_where_results_have_their_channels
     matmul = matmul_of(parse_kernel(SECOND))
     assert (matmul.b.axes, matmul.b.packed_width) == (("p1",), 16)
     assert matmul.a.axes == ("p0", "p2", "p3")
+
+
+STEM = """
+kernel stem on cpu {{
+  numerics fast
+  axes p0{{2}} ~ 2, p1{{32}} ~ 32, p2{{32}} ~ 32, p3{{{columns}}} ~ {columns}
+  raxes r0{{3}} ~ 3, r1{{3}} ~ 3, r2{{3}} ~ 3
+  in in0: f32[6936]
+  in in1: f32[{weight}]
+  out out0: f32[{out}]
+  loop {{
+    v1 = load f32 in0[3468*p0 + 102*p1 + 3*p2 + 102*r0 + 3*r1 + r2]
+    v2 = load f32 in1[{tap}*r0 + {line}*r1 + {columns}*r2 + p3]
+    v3 = reduce f32 dot (v1, v2)
+  }}
+  once {{
+    store f32 set out0[{image}*p0 + {row}*p1 + {columns}*p2 + p3] = v3
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_no_tile_reads_behind_the_last_step_of_a_weight(isa: str) -> None:
+    """What lies there is no number of the program's, and adding up denormal ones takes ten times as long."""
+    machine = ISAS[isa]
+    for columns in (machine.lanes, 2 * machine.lanes, 3 * machine.lanes, 4 * machine.lanes):
+        sizes = {"columns": columns, "weight": 27 * columns, "tap": 9 * columns, "line": 3 * columns}
+        sizes |= {"row": 32 * columns, "image": 1024 * columns, "out": 2048 * columns}
+        matmul = matmul_of(parse_kernel(STEM.format(**sizes)))
+        plans = matmul_plans(matmul, machine)
+        plans += [near for plan in plans for near in nearby_plans(matmul, machine, plan)]
+        assert any(plan.path is OperandPath.PREPACKED for plan in plans)
+        assert all(columns % (plan.vectors * machine.lanes) == 0 for plan in plans)
 
 
 def test_what_follows_is_done_in_the_same_kernel() -> None:

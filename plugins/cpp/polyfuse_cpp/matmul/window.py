@@ -16,8 +16,9 @@ from polyfuse_cpp.memory.address import index_text
 _TESTS = ("ge", "lt", "le", "gt", "bitwise_and")
 _PAGE, _MOST_ROWS = 4096, 6
 """Bytes after which addresses share a set of the L1 cache, and rows that find room there."""
-_HIDES = 20
-"""Sums of a tile that surely hide how long an addition takes, also where fewer would do."""
+_HIDES, _ENOUGH = 20, 16
+"""Sums of a tile that surely hide how long an addition takes, also where fewer would do, and fewer that do
+where a tile has all columns: others would have columns that nobody needs, or rows of two lines."""
 _BEGINNING, _COPYING, _TILE = 24, 3, 120
 """Half cycles to begin packing a run of a row, to copy a vector of it, and to begin and end a tile."""
 _FEWEST_COLUMNS, _PARTS = 8, 5
@@ -32,6 +33,9 @@ _SIDE_BY_SIDE = 4
 _ALONE = 14
 """Rows of a tile of one block alone, of whose weight each vector serves all of them."""
 
+_CHANNEL = "channel"
+"""The name of a run of one element."""
+
 _FETCHED = 2
 """Multiplications in whose time a byte comes from memory to one thread."""
 
@@ -43,13 +47,16 @@ class Window:
     Attributes:
         load: of an element.
         conditions: the statements that tell whether that is there.
-        run: the axis of the depth along which elements lie side by side, its last one.
+        run: the axis of the depth along which elements lie side by side, its last one; a name of no axis for
+            an image of one channel, where a run is one element.
+        length: elements of a run.
         taps: the other axes of the depth.
     """
 
     load: Load
     conditions: tuple[Statement, ...]
     run: str
+    length: IndexLike
     taps: tuple[str, ...]
 
     @property
@@ -125,14 +132,18 @@ def window_of(matmul: Matmul) -> Window | None:
         return None
     taps = matmul.depth[: matmul.depth.index(run)]
     if load.mask is None:
-        return Window(load, (), run, taps)
+        return Window(load, (), run, facts.sizes[run], taps)
     conditions = backward_slice(side.operand.body[:-1], [load.mask])
     other = facts.definition(load.other or "")
     if not isinstance(other, Constant) or other.value != 0:
         return None
-    if any(run in facts.depends_of(stmt) or isinstance(stmt, Load) for stmt in conditions):
+    if any(isinstance(stmt, Load) for stmt in conditions):
         return None
-    return Window(load, conditions, run, taps)
+    if not any(run in facts.depends_of(stmt) for stmt in conditions):
+        return Window(load, conditions, run, facts.sizes[run], taps)
+    if any(facts.sizes[name] != 1 for name in matmul.batch):
+        return None
+    return Window(load, conditions, _CHANNEL, 1, matmul.depth)
 
 
 def group_of(matmul: Matmul, lanes: int) -> str:
@@ -189,7 +200,7 @@ def slide_of(matmul: Matmul, window: Window, rows: int) -> Slide | None:
         return None
     if pitch * matmul.dtype.itemsize % _PAGE == 0 and rows > _MOST_ROWS:
         return None
-    length, outer = sizes[window.run], [name for name in window.taps if sizes[name] != 1]
+    length, outer = window.length, [name for name in window.taps if sizes[name] != 1]
     while outer and stride(index, outer[-1]) == length:
         length = length * sizes[outer.pop()]
     apart = [step for name in outer if (step := stride(index, name)) is not None]
@@ -203,7 +214,7 @@ def strip_of(matmul: Matmul, window: Window, slide: Slide, rows: int, depth: int
     sizes = matmul.facts.sizes
     inner = window.taps[window.taps.index(slide.outer[-1]) + 1 :] if slide.outer else window.taps
     across = [name for name in inner if sizes[name] != 1]
-    width, length = sizes[window.run], slide.length
+    width, length = window.length, slide.length
     if len(across) != 1 or not isinstance(width, int) or not isinstance(length, int):
         return None
     if not window.mask and not slide.planes:  # everything is read in place
@@ -267,14 +278,18 @@ def work_of(matmul: Matmul, points: str) -> str:
     return f"matmul_work({points}, row_count, batch_count, depth_count, {costs})"
 
 
-def heights(matmul: Matmul, rows: int, most: int, width: int) -> list[int]:
+def heights(matmul: Matmul, rows: int, most: int, width: int, spans: bool) -> list[int]:
     """Rows that tiles of `width` vectors may have: up to `most`, in tiles of like height, or so many that a
     line of an image is whole tiles.
+
+    Args:
+        spans: whether a tile has all columns.
     """
     fewest = -(-rows // most)
     found = [-(-rows // tiles) for tiles in (fewest, fewest + 1)]
     line = _line(matmul) if window_of(matmul) is not None else 0
-    found += [n for n in range(min(most, line), -(-_HIDES // width) - 1, -1) if line % n == 0][:1]
+    least = _ENOUGH if spans else _HIDES
+    found += [n for n in range(min(most, line), -(-least // width) - 1, -1) if line % n == 0][:1]
     return list(dict.fromkeys(found))
 
 
@@ -286,7 +301,8 @@ def packing_cycles(matmul: Matmul, rows: int, across: int, width: int, lanes: in
     window = window_of(matmul)
     if window is None:
         return 0.0
-    run, line, share = matmul.extent((window.run,)), _line(matmul), 1.0
+    run = matmul.extent((window.run,)) if window.run in matmul.depth else 1
+    line, share = _line(matmul), 1.0
     depth = max(1, matmul.extent(matmul.depth))
     if slide_of(matmul, window, rows) is not None:
         tiles = line // gcd(line, rows)
@@ -295,11 +311,13 @@ def packing_cycles(matmul: Matmul, rows: int, across: int, width: int, lanes: in
     return (share * packed + _TILE * -(-across // (width * lanes))) / depth
 
 
-def is_one_block(matmul: Matmul, lanes: int) -> bool:
-    """Whether all columns of a convolution are one block, whose vectors are whole: it is as if packed."""
+def one_block(matmul: Matmul, lanes: int) -> int:
+    """Columns of a convolution if all of them are one block, whose vectors are whole: it is as if packed. A
+    tile has no others, since behind the last step of the depth nothing may be read. 0: they are not.
+    """
     alike = window_of(matmul) is not None and matmul.b.memory is matmul.dtype
     width = block_width(matmul) if alike else 0
-    return 0 < width <= 4 * lanes and width % lanes == 0
+    return width if width <= 4 * lanes and width % lanes == 0 else 0
 
 
 def _line(matmul: Matmul) -> int:
