@@ -146,7 +146,7 @@ def test_functions_and_modules(model):
 
 
 def test_packages(tmp_path):
-    made = programs([SHORT[::16], SHORT[1::14]])
+    made = programs([SHORT[::8], SHORT[1::6]])
     path = packaged(made, tmp_path / "a.pf", native=True)
     check_python(path, made)
     check_native(path, made)
