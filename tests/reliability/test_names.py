@@ -139,7 +139,7 @@ SHORT = [name for i, name in enumerate(WORDS) if i % 10 == 0]
 
 
 @pytest.mark.parametrize(
-    "model", [function(SHORT[:4]), pytest.param(module(SHORT[20:32]), marks=pytest.mark.slow)]
+    "model", [function(SHORT[:6]), pytest.param(module(SHORT[20:32]), marks=pytest.mark.slow)]
 )
 def test_functions_and_modules(model):
     compiled_agrees(model, 6)
