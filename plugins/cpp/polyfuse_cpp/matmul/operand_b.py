@@ -153,6 +153,10 @@ class OperandBText(OperandText):
             return self._address("depth_from", "column_from"), index_text(step)
         return self._block_at(), str(self.wide)
 
+    def stored_at(self) -> str:
+        """Where the columns of the current block are stored, as text."""
+        return self._address("depth_from", "column_from")
+
     # Layouts.
 
     def _axes_of(self, block: str) -> None:
@@ -403,6 +407,9 @@ def later_block(text: OperandBText, columns: str) -> str:
     now in the next pass, or by the next group of blocks; else "".
     """
     matmul, out, wide, plan = text.matmul, text.out, text.wide, text.plan
+    if plan.path is OperandPath.PACKED and text.layout == "across" and is_far_layer(matmul):
+        stored = text.stored_at()
+        return f", {stored_later(text, stored, _STEPS_AT_ONCE, False)}"
     alone = plan.path is OperandPath.PREPACKED and wide == matmul.b.packed_width
     if not is_far_layer(matmul) or not (alone or plan.path is OperandPath.PREPACKED_TILES):
         return ""
@@ -419,20 +426,21 @@ def later_block(text: OperandBText, columns: str) -> str:
     return ", ahead"
 
 
-def turned_later(text: OperandBText, columns: str, one_tile: bool) -> str:
-    """The same, where columns are read as they are, all of the depth at once: a part of the block that is
-    read there by the next group of blocks, or where there is one tile of rows all of the next block.
+def stored_later(text: OperandBText, columns: str, at_once: int, one_tile: bool) -> str:
+    """The same of columns that lie along the depth, read in one pass from where they are stored, `columns`: a
+    part of what the next group of blocks reads, or where there is one tile of rows all of the next block.
+    `at_once`: steps of the depth behind which a tile asks.
     """
-    out, wide = text.out, text.wide
+    out, wide, size = text.out, text.wide, text.operand.memory.itemsize
     depth = product(text.facts.sizes[name] for name in text.matmul.depth)
     if depth != text.operand.apart or not isinstance(depth, int) or depth > text.plan.depth:
         return "{nullptr, 0}"
     if one_tile:
         return f"{{(const char*)({columns} + {wide * depth}), block + 1 < block_to ? {wide} : 0}}"
     out.line("const i64 beside = block_e - block_a;")
-    size = f"block + beside < block_to ? {wide * depth * 2} : 0"
-    steps = f"{depth // STEPS}, tile - tile_a, tile_e - tile_a"
-    return f"matmul_later_part({columns} + beside * {wide * depth}, {size}, {steps})"
+    bytes_ = f"block + beside < block_to ? {wide * depth * size} : 0"
+    steps = f"{depth // at_once}, tile - tile_a, tile_e - tile_a"
+    return f"matmul_later_part({columns} + beside * {wide * depth}, {bytes_}, {steps})"
 
 
 def steps_ahead(plan: MatmulPlan, matmul: Matmul) -> int:
