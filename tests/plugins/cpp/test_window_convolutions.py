@@ -10,7 +10,9 @@ from torch import nn
 
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.ir.text.parse import parse_kernel
-from polyfuse_cpp.isa import detect_isa
+from polyfuse_cpp.isa import ISAS, detect_isa
+from polyfuse_cpp.matmul.paths import OperandPath
+from polyfuse_cpp.matmul.plans import matmul_plans, nearby_plans
 from polyfuse_cpp.matmul.problem import matmul_of
 
 pytestmark = [
@@ -140,6 +142,40 @@ def test_a_packed_weight_stays_along_the_lanes_where_results_have_their_channels
     matmul = matmul_of(parse_kernel(SECOND))
     assert (matmul.b.axes, matmul.b.packed_width) == (("p1",), 16)
     assert matmul.a.axes == ("p0", "p2", "p3")
+
+
+STEM = """
+kernel stem on cpu {{
+  numerics fast
+  axes p0{{2}} ~ 2, p1{{32}} ~ 32, p2{{32}} ~ 32, p3{{{columns}}} ~ {columns}
+  raxes r0{{3}} ~ 3, r1{{3}} ~ 3, r2{{3}} ~ 3
+  in in0: f32[6936]
+  in in1: f32[{weight}]
+  out out0: f32[{out}]
+  loop {{
+    v1 = load f32 in0[3468*p0 + 102*p1 + 3*p2 + 102*r0 + 3*r1 + r2]
+    v2 = load f32 in1[{tap}*r0 + {line}*r1 + {columns}*r2 + p3]
+    v3 = reduce f32 dot (v1, v2)
+  }}
+  once {{
+    store f32 set out0[{image}*p0 + {row}*p1 + {columns}*p2 + p3] = v3
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_no_tile_reads_behind_the_last_step_of_a_weight(isa: str) -> None:
+    """What lies there is no number of the program's, and adding up denormal ones takes ten times as long."""
+    machine = ISAS[isa]
+    for columns in (machine.lanes, 2 * machine.lanes, 3 * machine.lanes, 4 * machine.lanes):
+        sizes = {"columns": columns, "weight": 27 * columns, "tap": 9 * columns, "line": 3 * columns}
+        sizes |= {"row": 32 * columns, "image": 1024 * columns, "out": 2048 * columns}
+        matmul = matmul_of(parse_kernel(STEM.format(**sizes)))
+        plans = matmul_plans(matmul, machine)
+        plans += [near for plan in plans for near in nearby_plans(matmul, machine, plan)]
+        assert any(plan.path is OperandPath.PREPACKED for plan in plans)
+        assert all(columns % (plan.vectors * machine.lanes) == 0 for plan in plans)
 
 
 def test_what_follows_is_done_in_the_same_kernel() -> None:

@@ -19,8 +19,8 @@ from polyfuse_cpp.matmul.window import (
     group_of,
     grouped_tile,
     heights,
-    is_one_block,
     lines_of,
+    one_block,
     packing_cycles,
     window_of,
 )
@@ -133,7 +133,7 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         tiles = pairs and reads and has_matrix_registers(isa)
         yield OperandPath.PREPACKED_TILES if tiles else OperandPath.PACKED
         return
-    if right.packed_width or group_of(matmul, isa.lanes) or is_one_block(matmul, isa.lanes):
+    if right.packed_width or group_of(matmul, isa.lanes) or one_block(matmul, isa.lanes):
         yield OperandPath.PREPACKED if right.memory is matmul.dtype else OperandPath.PACKED
         return
     if right.index is not None and right.step == 1:
@@ -236,7 +236,8 @@ class _Machine:
                 continue
             vectors = width if not path.along_depth else max(1, -(-width // self.isa.lanes))
             columns = width if path.along_depth else 0
-            for high in heights(self.matmul, rows, most, width):
+            spans = width * self.isa.lanes == across
+            for high in heights(self.matmul, rows, most, width, spans):
                 tiles = -(-rows // high)
                 if path.along_depth:
                     cycles = tiles * self._cycles(high, width, tiles > 1) / width
@@ -335,7 +336,8 @@ class _Machine:
         """How many vectors (two to four registers) or columns a tile may span."""
         if path.along_depth:
             return (8, 4, 2)
-        most, packed = 8 if path is OperandPath.DIRECT else 4, self.matmul.b.packed_width
+        most = 8 if path is OperandPath.DIRECT else 4
+        packed = self.matmul.b.packed_width or one_block(self.matmul, self.isa.lanes)
         # one vector is wide enough where it holds all columns
         least = 1 if self.matmul.extent(self.matmul.b.axes[-1:]) <= self.isa.lanes else 2
         widths = (width for width in (8, 4, 3, 2, 1) if least <= width * self.each <= most)

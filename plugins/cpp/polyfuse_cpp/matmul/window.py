@@ -16,8 +16,9 @@ from polyfuse_cpp.memory.address import index_text
 _TESTS = ("ge", "lt", "le", "gt", "bitwise_and")
 _PAGE, _MOST_ROWS = 4096, 6
 """Bytes after which addresses share a set of the L1 cache, and rows that find room there."""
-_HIDES = 20
-"""Sums of a tile that surely hide how long an addition takes, also where fewer would do."""
+_HIDES, _ENOUGH = 20, 16
+"""Sums of a tile that surely hide how long an addition takes, also where fewer would do, and fewer that do
+where a tile has all columns: others would have columns that nobody needs, or rows of two lines."""
 _BEGINNING, _COPYING, _TILE = 24, 3, 120
 """Half cycles to begin packing a run of a row, to copy a vector of it, and to begin and end a tile."""
 _FEWEST_COLUMNS, _PARTS = 8, 5
@@ -267,14 +268,18 @@ def work_of(matmul: Matmul, points: str) -> str:
     return f"matmul_work({points}, row_count, batch_count, depth_count, {costs})"
 
 
-def heights(matmul: Matmul, rows: int, most: int, width: int) -> list[int]:
+def heights(matmul: Matmul, rows: int, most: int, width: int, spans: bool) -> list[int]:
     """Rows that tiles of `width` vectors may have: up to `most`, in tiles of like height, or so many that a
     line of an image is whole tiles.
+
+    Args:
+        spans: whether a tile has all columns.
     """
     fewest = -(-rows // most)
     found = [-(-rows // tiles) for tiles in (fewest, fewest + 1)]
     line = _line(matmul) if window_of(matmul) is not None else 0
-    found += [n for n in range(min(most, line), -(-_HIDES // width) - 1, -1) if line % n == 0][:1]
+    least = _ENOUGH if spans else _HIDES
+    found += [n for n in range(min(most, line), -(-least // width) - 1, -1) if line % n == 0][:1]
     return list(dict.fromkeys(found))
 
 
@@ -295,11 +300,13 @@ def packing_cycles(matmul: Matmul, rows: int, across: int, width: int, lanes: in
     return (share * packed + _TILE * -(-across // (width * lanes))) / depth
 
 
-def is_one_block(matmul: Matmul, lanes: int) -> bool:
-    """Whether all columns of a convolution are one block, whose vectors are whole: it is as if packed."""
+def one_block(matmul: Matmul, lanes: int) -> int:
+    """Columns of a convolution if all of them are one block, whose vectors are whole: it is as if packed. A
+    tile has no others, since behind the last step of the depth nothing may be read. 0: they are not.
+    """
     alike = window_of(matmul) is not None and matmul.b.memory is matmul.dtype
     width = block_width(matmul) if alike else 0
-    return 0 < width <= 4 * lanes and width % lanes == 0
+    return width if width <= 4 * lanes and width % lanes == 0 else 0
 
 
 def _line(matmul: Matmul) -> int:
