@@ -112,9 +112,7 @@ def engine(
     return lambda: flatten_outputs(call(**inputs))
 
 
-def openvino_call(
-    prepared: Prepared, dtype: torch.dtype = torch.float32
-) -> Callable[[], list[torch.Tensor]]:
+def openvino_call(prepared: Prepared, dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
     """The network by OpenVINO, one stream, with as many threads as torch has, computing in `dtype`."""
     openvino = importlib.import_module("openvino")
     values = tuple(prepared.inputs.values())

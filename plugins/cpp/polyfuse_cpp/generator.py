@@ -97,9 +97,9 @@ both take as long."""
 _ROWS_OF_THREADS = ((16, 1536), (8, 512))
 """From so many threads on, a kernel whose weight is packed once is faster up to so many rows."""
 _MOST_STORED, _DEEP_ENOUGH = 512, 256
-"""Rows of a linear layer of f32 up to which a kernel is faster than a library though its weight was not packed
-before, and the depth from which adding up lanes does not matter: it reads the weight along its depth, or
-packs each part of it while it is near, and asks for the next one.
+"""Rows of a linear layer of f32 up to which a kernel is faster than a library though its weight was not
+packed before, and the depth from which adding up lanes does not matter: it reads the weight along its depth,
+or packs each part of it while it is near, and asks for the next one.
 """
 _WIDE = 64
 """Bytes of the registers of AVX-512."""

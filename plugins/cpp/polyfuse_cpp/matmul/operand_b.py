@@ -18,7 +18,6 @@ from polyfuse_cpp.matmul.narrow.nibbles import nibbles_of
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.paths import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul, MatrixOperand, is_far_layer, tile_steps
-from polyfuse_cpp.matmul.tiled.turned import STEPS
 from polyfuse_cpp.memory.address import index_text
 
 _PAD = 32
