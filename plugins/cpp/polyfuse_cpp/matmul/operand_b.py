@@ -138,23 +138,21 @@ class OperandBText(OperandText):
         """Declare the indices of the outer axes and the first column of the current block."""
         self._axes_of("block")
 
-    def columns_at(self) -> tuple[str, str]:
-        """Where the current block is, and elements between steps of its depth."""
+    def columns_at(self, stored: bool = False) -> tuple[str, str]:
+        """Where the current block is, and elements between steps of its depth; or where it is `stored`, and
+        elements between its columns.
+        """
+        if stored or self.plan.path is OperandPath.TURNED:
+            return self._address("depth_from", "column_from"), str(self.operand.apart)
         if self.plan.path is OperandPath.DIRECT:
             return "block_at", "block_step"
         if self.plan.path is OperandPath.PREPACKED_TILES:
             return self._address("depth_from", "column_from"), str(self.wide)
-        if self.plan.path is OperandPath.TURNED:
-            return self._address("depth_from", "column_from"), str(self.operand.apart)
         if self.plan.path is OperandPath.PREPACKED:
             step = self.operand.step
             assert step is not None
             return self._address("depth_from", "column_from"), index_text(step)
         return self._block_at(), str(self.wide)
-
-    def stored_at(self) -> str:
-        """Where the columns of the current block are stored, as text."""
-        return self._address("depth_from", "column_from")
 
     # Layouts.
 
@@ -407,8 +405,8 @@ def later_block(text: OperandBText, columns: str) -> str:
     """
     matmul, out, wide, plan = text.matmul, text.out, text.wide, text.plan
     if plan.path is OperandPath.PACKED and text.layout == "across" and is_far_layer(matmul):
-        stored = text.stored_at()
-        return f", {stored_later(text, stored, _STEPS_AT_ONCE, False)}"
+        at, _ = text.columns_at(stored=True)
+        return f", {stored_later(text, at, _STEPS_AT_ONCE, False)}"
     alone = plan.path is OperandPath.PREPACKED and wide == matmul.b.packed_width
     if not is_far_layer(matmul) or not (alone or plan.path is OperandPath.PREPACKED_TILES):
         return ""
