@@ -108,6 +108,45 @@ def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -
     agrees(call, model, x)
 
 
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv2d(1, 2 * LANES, 5, padding=2), (2, 1, 9, 28)),
+        (nn.Conv2d(1, LANES, (3, 7), stride=(1, 2), padding=(2, 3)), (1, 1, 8, 61)),
+        (nn.Conv1d(1, 4 * LANES, 20, 4, padding=10), (2, 1, 200)),
+    ],
+    ids=["5x5", "3x7 and stride", "along one axis"],
+)
+def test_images_of_one_channel(layer: Any, size: tuple[int, ...]) -> None:
+    """Taps of a line are read side by side, as channels of a pixel are."""
+    line, channels = len(size) == 3, layer.out_channels
+    norm, pool = (nn.BatchNorm1d, nn.MaxPool1d(2)) if line else (nn.BatchNorm2d, nn.MaxPool2d(2))
+    first = nn.Sequential(layer, norm(channels), nn.ReLU(), pool)
+    second = type(layer)(channels, LANES, 3)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x: torch.Tensor) -> Any:
+            found = self.first(x)
+            return found, self.second(found)
+
+    model = Both()
+    call, x = compiled(model), torch.randn(size)
+    bad = x.clone()
+    bad[0, 0, ..., 3], bad[-1, 0, ..., -1] = NAN, INF
+    for image in (x, bad):
+        with torch.no_grad():
+            torch.testing.assert_close(call(image), model(image), rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert {name.replace("together.", "") for name in last_reports()[-1].calls} == {PACKS}
+    with torch.no_grad():
+        layer.weight[0].fill_(INF)
+        found, _ = call(torch.ones(size))
+    assert not found.isnan().any(), "weights beyond the border count"
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_windows_over_images_of_any_size(groups: int) -> None:
