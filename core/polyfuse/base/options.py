@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, field
 from functools import partial
 from typing import Any, Final
 
 from polyfuse.base.errors import InvalidOptionError
+from polyfuse.base.lazy import dataclass
 from polyfuse.base.text import join_words, nearest
 
 PREFIX: Final = "POLYFUSE_"

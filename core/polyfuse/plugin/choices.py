@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
+
+from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     from polyfuse.base.config import Config

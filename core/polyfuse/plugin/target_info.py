@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     from polyfuse.ir.types import DType

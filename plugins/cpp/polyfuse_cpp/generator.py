@@ -98,9 +98,10 @@ _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 both take as long."""
 _ROWS_OF_THREADS = ((16, 1536), (8, 512))
 """From so many threads on, a kernel whose weight is packed once is faster up to so many rows."""
-_MOST_STORED, _DEEP_ENOUGH = 96, 256
-"""Rows of a linear layer of f32 up to which reading the weight along its depth takes less time than packing
-it, and the depth from which adding up lanes does not matter.
+_MOST_STORED, _DEEP_ENOUGH = 512, 256
+"""Rows of a linear layer of f32 up to which a kernel is faster than a library though its weight was not
+packed before, and the depth from which adding up lanes does not matter: it reads the weight along its depth,
+or packs each part of it while it is near, and asks for the next one.
 """
 _WIDE = 64
 """Bytes of the registers of AVX-512."""
@@ -162,8 +163,8 @@ def _beats_packing_again(matmul: Reduction, isa: Isa) -> bool:
 
 
 def _reads_as_stored(matmul: Reduction, hints: Mapping[str, int]) -> bool:
-    """Whether a linear layer of f32 has so few rows that reading its weight along the depth is faster than
-    packing it.
+    """Whether a linear layer of f32 has so few rows that reading its weight as it is stored, at each call, is
+    faster than the library.
     """
     steps = axis_size(matmul.raxes[0])
     deep = isinstance(steps, int) and steps >= _DEEP_ENOUGH

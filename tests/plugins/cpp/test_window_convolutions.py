@@ -108,6 +108,7 @@ def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -
     agrees(call, model, x)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -148,7 +149,7 @@ def test_images_of_one_channel(layer: Any, size: tuple[int, ...]) -> None:
     assert not found.isnan().any(), "weights beyond the border count"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 def test_windows_over_images_of_any_size(groups: int) -> None:
     model = nn.Conv2d(8, 2 * LANES, 3, stride=2, padding=1, groups=groups)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     from polyfuse.plugin.manifest import Manifest

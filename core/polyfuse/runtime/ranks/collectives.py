@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from polyfuse.base.digest import digest
+from polyfuse.base.lazy import dataclass
 
 _SHOWN = 160
 
