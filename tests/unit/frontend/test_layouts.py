@@ -196,6 +196,18 @@ def test_sequences_are_images_of_one_line(dynamic: bool) -> None:
     assert targets.count(aten.clone.default) == 2
 
 
+def test_an_image_of_one_channel_is_convolved_to_channels_that_come_last() -> None:
+    """Such an image lies either way, and torch then takes it for one whose channels come second."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(F.max_pool2d(F.conv2d(x, w).relu(), 2), v)
+
+    inner = check(fn, torch.randn(2, 1, 9, 9), torch.randn(4, 1, 3, 3), torch.randn(4, 4, 3, 3))
+    nodes = inner.graphs[0].module.graph.nodes
+    pooled = next(n for n in nodes if n.target is aten.max_pool2d_with_indices.default).args[0]
+    assert pooled.meta["val"].stride(1) == 1
+
+
 @pytest.mark.slow
 def test_unknown_sizes() -> None:
     assert convolutions(check(block, X, W, V, dynamic=True).graphs[0]) == [(True,)] * 3

@@ -148,6 +148,7 @@ class _Walk:
         if node in self.convolutions:
             self._bring(node)
         if node.args is before and not any(a in self.traced for a in node.all_input_nodes):
+            self._one_channel(node)
             return
         if not _follows(node, self.elementwise):
             self.restore(node)
@@ -169,6 +170,19 @@ class _Walk:
             node = self._behind(node)
         if _strides(node.meta["val"]) != _strides(before_value):
             self.traced[node] = before_value
+
+    def _one_channel(self, node: Node) -> None:
+        """Have the result of a convolution of an image of one channel, which torch takes for one with its
+        channels second, lie with its channels last.
+        """
+        value = node.meta.get("val")
+        if node not in self.convolutions or node.target is not aten.convolution.default or _is_last(value):
+            return
+        if all(user.op == "output" for user in node.users):
+            return
+        self.changed += 1
+        before = self.traced.pop(node, value)
+        self.traced[self._behind(node)] = before
 
     def _behind(self, node: Node) -> Node:
         """A convolution's result with its channels last, for all who read it."""

@@ -33,6 +33,9 @@ _SIDE_BY_SIDE = 4
 _ALONE = 14
 """Rows of a tile of one block alone, of whose weight each vector serves all of them."""
 
+_CHANNEL = "channel"
+"""The name of a run of one element."""
+
 _FETCHED = 2
 """Multiplications in whose time a byte comes from memory to one thread."""
 
@@ -44,13 +47,16 @@ class Window:
     Attributes:
         load: of an element.
         conditions: the statements that tell whether that is there.
-        run: the axis of the depth along which elements lie side by side, its last one.
+        run: the axis of the depth along which elements lie side by side, its last one; a name of no axis for
+            an image of one channel, where a run is one element.
+        length: elements of a run.
         taps: the other axes of the depth.
     """
 
     load: Load
     conditions: tuple[Statement, ...]
     run: str
+    length: IndexLike
     taps: tuple[str, ...]
 
     @property
@@ -126,14 +132,18 @@ def window_of(matmul: Matmul) -> Window | None:
         return None
     taps = matmul.depth[: matmul.depth.index(run)]
     if load.mask is None:
-        return Window(load, (), run, taps)
+        return Window(load, (), run, facts.sizes[run], taps)
     conditions = backward_slice(side.operand.body[:-1], [load.mask])
     other = facts.definition(load.other or "")
     if not isinstance(other, Constant) or other.value != 0:
         return None
-    if any(run in facts.depends_of(stmt) or isinstance(stmt, Load) for stmt in conditions):
+    if any(isinstance(stmt, Load) for stmt in conditions):
         return None
-    return Window(load, conditions, run, taps)
+    if not any(run in facts.depends_of(stmt) for stmt in conditions):
+        return Window(load, conditions, run, facts.sizes[run], taps)
+    if any(facts.sizes[name] != 1 for name in matmul.batch):
+        return None
+    return Window(load, conditions, _CHANNEL, 1, matmul.depth)
 
 
 def group_of(matmul: Matmul, lanes: int) -> str:
@@ -190,7 +200,7 @@ def slide_of(matmul: Matmul, window: Window, rows: int) -> Slide | None:
         return None
     if pitch * matmul.dtype.itemsize % _PAGE == 0 and rows > _MOST_ROWS:
         return None
-    length, outer = sizes[window.run], [name for name in window.taps if sizes[name] != 1]
+    length, outer = window.length, [name for name in window.taps if sizes[name] != 1]
     while outer and stride(index, outer[-1]) == length:
         length = length * sizes[outer.pop()]
     apart = [step for name in outer if (step := stride(index, name)) is not None]
@@ -204,7 +214,7 @@ def strip_of(matmul: Matmul, window: Window, slide: Slide, rows: int, depth: int
     sizes = matmul.facts.sizes
     inner = window.taps[window.taps.index(slide.outer[-1]) + 1 :] if slide.outer else window.taps
     across = [name for name in inner if sizes[name] != 1]
-    width, length = sizes[window.run], slide.length
+    width, length = window.length, slide.length
     if len(across) != 1 or not isinstance(width, int) or not isinstance(length, int):
         return None
     if not window.mask and not slide.planes:  # everything is read in place
@@ -291,7 +301,8 @@ def packing_cycles(matmul: Matmul, rows: int, across: int, width: int, lanes: in
     window = window_of(matmul)
     if window is None:
         return 0.0
-    run, line, share = matmul.extent((window.run,)), _line(matmul), 1.0
+    run = matmul.extent((window.run,)) if window.run in matmul.depth else 1
+    line, share = _line(matmul), 1.0
     depth = max(1, matmul.extent(matmul.depth))
     if slide_of(matmul, window, rows) is not None:
         tiles = line // gcd(line, rows)

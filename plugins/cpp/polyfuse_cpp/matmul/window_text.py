@@ -182,7 +182,7 @@ class WindowText(OperandText):
     def _runs(self, present: str, absent: str = "") -> None:
         """What is done with each run of a row: `count` elements from the step `k` of a pass on."""
         out, window = self.out, self.window
-        run, length = window.run, index_text(self.facts.sizes[window.run])
+        run, length = window.run, index_text(window.length)
         self._start(window.taps, f"depth_from / ({length})", fixed=False)
         out.line(f"i64 {run} = depth_from % ({length});")
         with out.block("for (i64 k = 0; k < depth_here;)"):
