@@ -155,6 +155,7 @@ def test_normalised_rows_whose_first_chunk_has_nan():
     assert found[1].view(ROWS, LENGTH).isnan().all(1).tolist() == [False, True, False]
 
 
+@pytest.mark.slow
 def test_softmax():
     """Of rows that hold random numbers, and what is special in a chunk, everywhere and in one element."""
     given = torch.randn(5, LENGTH) * 10
