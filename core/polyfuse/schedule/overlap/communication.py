@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from polyfuse.base.settings import Settings
-from polyfuse.ir.communication import Running, never_awaited
+from polyfuse.ir.communication import IN_SHARED_MEMORY, Running, never_awaited
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode, Node, Reduction, View, Wait
 from polyfuse.ir.ops import CONTRACTIONS
@@ -28,8 +28,6 @@ _GEMMS: Final = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation
 """Calls that compute more than they move, and the argument whose sizes say how much: the last one, or those
 of a filter.
 """
-
-_READ_IN_PLACE: Final = ("polyfuse_symmetric.exchange.", "polyfuse_symmetric.operand.")
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ def communication_seconds(
     within a host where all processes of the group are on one. Where a rank reads what another one has,
     whoever reads it takes that time.
     """
-    if node.op.startswith(_READ_IN_PLACE):
+    if node.op.startswith(IN_SHARED_MEMORY):
         return 0.0
     largest = max(nbytes(graph, names, hint) for names in (reads(node), node.writes()))
     return collective_seconds(node.op, largest, node.group, device, bandwidth)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from polyfuse.ir.nodes import ADDS_IN_PLACE, ExternCall, View
+from polyfuse.ir.communication import IN_SHARED_MEMORY
+from polyfuse.ir.nodes import ADDS_IN_PLACE, Collective, ExternCall, View
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike
@@ -59,9 +60,12 @@ def live(context: ScheduleContext, units: Sequence[Unit], removed: Iterable[str]
 
 
 def storages(context: ScheduleContext, removed: Iterable[str] = ()) -> Storages:
-    """The storages of a graph, without buffers that stay inside a kernel."""
+    """The storages of a graph, without buffers inside a kernel and those in memory that processes share."""
     graph, roots, hint = context.graph, context.roots, context.hint
     gone, sizes, given = set(removed), dict[str, int](), set[str]()
+    for node in graph.nodes:
+        if isinstance(node, Collective) and node.op.startswith(IN_SHARED_MEMORY):
+            gone.update(node.writes())
     saved = {
         item.name
         for item in graph.inputs
