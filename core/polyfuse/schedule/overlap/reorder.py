@@ -67,12 +67,16 @@ def overlapped(
     Args:
         sizes: bytes of each storage.
         live_out: storages that live on after the last step.
-        growth: by which part more memory may be in use than in the given order.
+        growth: how much more memory may be in use than in the given order, as a part of the most that the
+            steps themselves make.
         given: storages that are there before the first step.
     """
+    order = tuple(range(len(tasks)))
     memory = _Memory(tasks, sizes, live_out, given)
-    usual = _measured(tuple(range(len(tasks))), tasks, memory)
-    limit = int(usual.peak * (1 + growth))
+    usual = _measured(order, tasks, memory)
+    made = sizes | dict.fromkeys(given, 0)
+    own = _measured(order, tasks, _Memory(tasks, made, live_out, frozenset())).peak
+    limit = usual.peak + int(own * growth)
     best = usual
     for eager in (True, False):
         found = _measured(_Search(tasks, memory, limit, eager).order(), tasks, memory)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.communication import IN_SHARED_MEMORY
+from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ADDS_IN_PLACE, Collective, ExternCall, View
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.units import Unit
@@ -66,11 +67,7 @@ def storages(context: ScheduleContext, removed: Iterable[str] = ()) -> Storages:
     for node in graph.nodes:
         if isinstance(node, Collective) and node.op.startswith(IN_SHARED_MEMORY):
             gone.update(node.writes())
-    saved = {
-        item.name
-        for item in graph.inputs
-        if graph.kind == "backward" and item.kind == "tensor" and not item.name.startswith(_CALLERS)
-    }
+    saved = saved_inputs(graph)
     for name, buffer in graph.buffers.items():
         if name not in gone and (buffer.kind == "temp" or name in saved):
             root = roots[name]
@@ -79,6 +76,14 @@ def storages(context: ScheduleContext, removed: Iterable[str] = ()) -> Storages:
                 given.add(root)
     live_out = frozenset(roots[name] for name in graph.output_buffers())
     return Storages(sizes, frozenset(given), live_out)
+
+
+def saved_inputs(graph: Graph) -> frozenset[str]:
+    """What a backward gets from its forward, and can release once it was read."""
+    if graph.kind != "backward":
+        return frozenset()
+    tensors = (item.name for item in graph.inputs if item.kind == "tensor")
+    return frozenset(name for name in tensors if not name.startswith(_CALLERS))
 
 
 def _step(unit: Unit, found: Storages, context: ScheduleContext) -> Step:
