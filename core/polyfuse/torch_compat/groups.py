@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.settings import environment
 
 

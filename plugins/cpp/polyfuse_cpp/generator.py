@@ -88,7 +88,9 @@ read it as it is, and more do not notice.
 _MOSTLY = 0.94
 """Part of the taps of a dilated window in the image, from which on a kernel is as fast as a library."""
 _FEW_TAPS = 9
-"""Taps of a window over an image of one channel, whose tiles take longer to pack than to multiply."""
+"""Taps of a dilated window over an image of one channel, whose tiles take longer to gather, number by number,
+than to multiply.
+"""
 _MOST_PARTIAL = 5
 """Vectors of channels from which on a library is as fast where they fill no whole ones."""
 _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
@@ -96,9 +98,10 @@ _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 both take as long."""
 _ROWS_OF_THREADS = ((16, 1536), (8, 512))
 """From so many threads on, a kernel whose weight is packed once is faster up to so many rows."""
-_MOST_STORED, _DEEP_ENOUGH = 96, 256
-"""Rows of a linear layer of f32 up to which reading the weight along its depth takes less time than packing
-it, and the depth from which adding up lanes does not matter.
+_MOST_STORED, _DEEP_ENOUGH = 512, 256
+"""Rows of a linear layer of f32 up to which a kernel is faster than a library though its weight was not
+packed before, and the depth from which adding up lanes does not matter: it reads the weight along its depth,
+or packs each part of it while it is near, and asks for the next one.
 """
 _WIDE = 64
 """Bytes of the registers of AVX-512."""
@@ -140,8 +143,10 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
         # with few channels, or with many, vectors that are not full cost more than a library
         if not isa.lanes < channels < _MOST_PARTIAL * isa.lanes:
             return False
-    one_channel = axis_size(matmul.raxes[0]) == 1
-    few_taps = one_channel and isinstance(depth, int) and depth <= _FEW_TAPS
+    gathered = (
+        axis_size(matmul.raxes[0]) == 1 and coefficient(matmul.values[0].index, axis_name(taps[-1])) != 1
+    )
+    few_taps = gathered and isinstance(depth, int) and depth <= _FEW_TAPS
     alone = grouped or len(taps) == _SPACE_AND_TIME
     return not few_taps and pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
 
@@ -158,8 +163,8 @@ def _beats_packing_again(matmul: Reduction, isa: Isa) -> bool:
 
 
 def _reads_as_stored(matmul: Reduction, hints: Mapping[str, int]) -> bool:
-    """Whether a linear layer of f32 has so few rows that reading its weight along the depth is faster than
-    packing it.
+    """Whether a linear layer of f32 has so few rows that reading its weight as it is stored, at each call, is
+    faster than the library.
     """
     steps = axis_size(matmul.raxes[0])
     deep = isinstance(steps, int) and steps >= _DEEP_ENOUGH

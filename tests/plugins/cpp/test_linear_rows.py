@@ -69,7 +69,7 @@ def test_which_layers_of_f32_are_packed_once(monkeypatch: pytest.MonkeyPatch) ->
         assert generator.prefers(linear(rows, 96, 70), {"s0": 40}, isa)
         assert generator.prepacks(linear(rows, 96, 70), {"s0": 40}, isa)
     # few rows of a deep one are as fast from the weight as it is
-    assert [generator.prepacks(linear(n, 96, 256), {}, isa) for n in (9, 96, 97)] == [False, False, True]
+    assert [generator.prepacks(linear(n, 96, 256), {}, isa) for n in (9, 512, 513)] == [False, False, True]
     assert generator.prepacks(linear(9, 96, 256, step=2), {}, isa)
     assert not generator.prefers(linear(some, 96, 70), {}, isa)
     assert not generator.prefers(linear(128, 100, 70), {}, isa)  # no whole blocks of columns
@@ -91,7 +91,7 @@ class Gated(nn.Module):
         return y + self.down(F.gelu(self.gate(x)) * self.up(x))
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing, dynamic", [(False, True), (True, False), (True, True)])
 def test_layers_of_f32_that_are_generated(
     freezing: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch
@@ -106,7 +106,7 @@ def test_layers_of_f32_that_are_generated(
     options = {"strict": True, "freezing": freezing}
     compiled = torch.compile(model, backend="polyfuse", dynamic=dynamic, options=options)
     with torch.no_grad():
-        for rows in (33, 9, 128, 96, 200) if dynamic else (37,):
+        for rows in (33 if freezing else 128, 9, 33, 96, 200) if dynamic else (37,):
             x, y = torch.randn(rows, depth), torch.randn(rows, 64)
             x[0, -1], x[1, 0] = float("nan"), float("inf")
             expected = model.double()(x.double(), y.double()).float()
@@ -122,7 +122,7 @@ def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.hardswish(F.linear(x, w, b)) + 1
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "rows, columns, depth", [(1, 1000, 640), (1, 10, 33), (3, 77, 129), (8, 64, 2048), (1, 1, 70), (4, 1, 70)]
 )
@@ -138,7 +138,7 @@ def test_results(rows: int, columns: int, depth: int) -> None:
         assert not any("addmm" in decision.second for decision in last_reports()[-1].decisions)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @needs_amx
 @pytest.mark.parametrize("rows, columns, depth", [(1, 1000, 640), (1, 10, 33), (3, 77, 129), (4, 64, 2048)])
 def test_results_in_bf16(rows: int, columns: int, depth: int) -> None:

@@ -21,6 +21,8 @@ from triton_interpreted import in_interpreter, run_text
 ROWS, LENGTH = 3, 2603
 JOINED = Config.of(rows=3, r=512)
 """Six chunks of each row, the last of them short."""
+WALKED = Config.of(rows=4, r=256, programs=4)
+"""Four programs for each row, which has eleven chunks; the last one has two of them."""
 TARGET = known_target("sm_90")
 
 
@@ -90,9 +92,11 @@ def numbers(dtype: str, count: int = ROWS * LENGTH) -> torch.Tensor:
     )
 
 
-def outcome(made: str, operands: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    found, wanted, written = in_interpreter(run_text, made, JOINED, operands)
-    assert "wait_for(" in written
+def outcome(
+    made: str, operands: list[torch.Tensor], config: Config = JOINED
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    found, wanted, written = in_interpreter(run_text, made, config, operands)
+    assert "wait_for(" in written and ("for r0" in written) == (config is WALKED)
     return found, wanted
 
 
@@ -105,6 +109,26 @@ def test_chunks_give_what_the_row_gives(kind, dtype):
     found, wanted = outcome(reduced(kind, dtype), [given, torch.zeros_like(given), *positions])
     for got, true in zip(found[1:], wanted[1:], strict=True):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["sum", "argmax", "welford", "online_softmax"])
+def test_programs_that_walk_their_part_of_a_row(kind):
+    given, more = torch.randn(5 * LENGTH) * 3 + 100, []
+    if kind == "online_softmax":
+        given = torch.randn(5, LENGTH) * 10
+        given[1, 512:1024], given[2] = -torch.inf, -torch.inf
+        given[3, 2599], given[4, 2599] = torch.inf, torch.nan
+        made = text(SOFTMAX, rows=5)
+    elif kind == "welford":
+        made, more = text(NORMALISED, results="out out1: f32[5]\n", rows=5), [torch.zeros(5)]
+    else:
+        given, more = numbers("f32"), [torch.zeros(ROWS, dtype=torch.int64)] if kind == "argmax" else []
+        made = reduced(kind, "f32")
+    found, wanted = outcome(made, [given.view(-1), torch.zeros(given.numel()), *more], WALKED)
+    if kind == "online_softmax":
+        wanted[1] = torch.softmax(given, 1).view(-1)
+    for got, true in zip(found[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(got, true, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
 def test_matmuls_of_a_row():
@@ -131,6 +155,7 @@ def test_normalised_rows_whose_first_chunk_has_nan():
     assert found[1].view(ROWS, LENGTH).isnan().all(1).tolist() == [False, True, False]
 
 
+@pytest.mark.slow
 def test_softmax():
     """Of rows that hold random numbers, and what is special in a chunk, everywhere and in one element."""
     given = torch.randn(5, LENGTH) * 10

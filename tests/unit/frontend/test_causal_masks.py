@@ -1,4 +1,4 @@
-"""Attention whose mask is computed from positions: called without it where it is the causal one."""
+"""Attention whose mask is computed from positions: called without it where it hides nothing or is causal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.frontend.rewrites.passes import rewrite_graph
 
-BATCH, HEADS, WIDTH = 2, 3, 16
+BATCH, HEADS, WIDTH, KEYS = 2, 3, 16, 7
 
 Mask = Callable[[Tensor], Tensor]
 
@@ -62,6 +62,22 @@ def in_a_wide_window(x: Tensor) -> Tensor:
 CAUSAL = [by_comparison, by_distance, later_ones_hidden, added, of_one_sequence]
 
 
+def at_least_the_first(x: Tensor) -> Tensor:
+    """As `transformers` lets an encoder see all keys."""
+    return (torch.arange(x.shape[-2])[None, None, :, None] + 0 >= 0).expand(BATCH, -1, -1, KEYS)
+
+
+def nothing_added(x: Tensor) -> Tensor:
+    return torch.where(at_least_the_first(x), 0.0, torch.finfo(torch.float32).min)
+
+
+def zeros(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape[-2], KEYS)
+
+
+NOTHING_HIDDEN = [at_least_the_first, nothing_added, zeros]
+
+
 def in_a_window(x: Tensor) -> Tensor:
     at = torch.arange(x.shape[-2])
     return by_comparison(x) & (at[None, :] > at[:, None] - 4)
@@ -101,6 +117,15 @@ def in_32_bits(x: Tensor) -> Tensor:
     return at[None, :] <= at[:, None]
 
 
+def all_but_the_first(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[-2])[:, None] >= torch.ones(1, x.shape[-2], dtype=torch.int64)
+
+
+def one_added(x: Tensor) -> Tensor:
+    at = torch.arange(x.shape[-2])[None, :]
+    return torch.where(at >= 0, at * 0.5, float("-inf"))
+
+
 def by_data(x: Tensor) -> Tensor:
     """Positions that the values of a tensor decide."""
     at = torch.arange(x.shape[-2]) * (x[0, 0, 0, 0] < 1e6)
@@ -121,6 +146,8 @@ OTHER = [
     weakly_hidden,
     raised,
     in_32_bits,
+    all_but_the_first,
+    one_added,
     by_data,
     with_a_gap,
 ]
@@ -131,8 +158,8 @@ def operands(queries: int, keys: int, gradients: bool = False) -> list[Tensor]:
     return [torch.randn(size, requires_grad=gradients) for size in sizes]
 
 
-def found_causal() -> int:
-    return sum(dict(report.rewrites).get("call-causal", 0) for report in last_reports())
+def left_out() -> int:
+    return sum(dict(report.rewrites).get("leave-out-masks", 0) for report in last_reports())
 
 
 def compiled(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
@@ -147,6 +174,7 @@ def masked(mask: Mask) -> Callable[..., Tensor]:
     return lambda q, k, v: attention(q, k, v, attn_mask=mask(q))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mask", CAUSAL)
 def test_for_any_length(mask: Mask) -> None:
     function = masked(mask)
@@ -156,14 +184,30 @@ def test_for_any_length(mask: Mask) -> None:
         for tensor in given:
             torch._dynamo.mark_dynamic(tensor, 2)
         torch.testing.assert_close(run(*given), function(*given))
-    assert found_causal() == 1
+    assert left_out() == 1
 
 
 @pytest.mark.parametrize("mask", [*CAUSAL, in_a_wide_window])
 def test_for_one_length(mask: Mask) -> None:
     function, given = masked(mask), operands(9, 9)
     torch.testing.assert_close(compiled(function)(*given), function(*given))
-    assert found_causal() == 1
+    assert left_out() == 1
+    (report,) = last_reports()
+    assert not report.kernels, "no mask is computed"
+
+
+@pytest.mark.parametrize("mask", NOTHING_HIDDEN)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_hides_nothing(mask: Mask, dynamic: bool) -> None:
+    """Of other keys than queries, too."""
+    function = masked(mask)
+    run = compiled(function)
+    for length in (9, 5) if dynamic else (9,):
+        given = operands(length, KEYS)
+        if dynamic:
+            torch._dynamo.mark_dynamic(given[0], 2)
+        torch.testing.assert_close(run(*given), function(*given))
+    assert left_out() == 1
     (report,) = last_reports()
     assert not report.kernels, "no mask is computed"
 
@@ -172,9 +216,10 @@ def test_for_one_length(mask: Mask) -> None:
 def test_other_masks_are_left(mask: Mask) -> None:
     function, given = masked(mask), operands(9, 9)
     torch.testing.assert_close(compiled(function)(*given), function(*given))
-    assert found_causal() == 0
+    assert left_out() == 0
 
 
+@pytest.mark.slow
 def test_a_window_of_any_length_is_left() -> None:
     """Some lengths are longer than the window."""
     function = masked(in_a_wide_window)
@@ -184,7 +229,7 @@ def test_a_window_of_any_length_is_left() -> None:
         for tensor in given:
             torch._dynamo.mark_dynamic(tensor, 2)
         torch.testing.assert_close(run(*given), function(*given))
-    assert found_causal() == 0
+    assert left_out() == 0
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(4, 9), (9, 4)])
@@ -195,7 +240,7 @@ def test_other_keys_than_queries_are_left(queries: int, keys: int) -> None:
 
     given = operands(queries, keys)
     torch.testing.assert_close(compiled(function)(*given), function(*given))
-    assert found_causal() == 0
+    assert left_out() == 0
 
 
 def test_gradients() -> None:
@@ -213,7 +258,7 @@ def test_gradients() -> None:
 def test_numbers_of_eager_mode() -> None:
     function, given = masked(by_comparison), operands(9, 9)
     torch.testing.assert_close(compiled(function, numerics="eager")(*given), function(*given))
-    assert found_causal() == 0
+    assert left_out() == 0
 
 
 def test_an_index_outside_raises_as_in_eager_mode() -> None:
@@ -225,7 +270,7 @@ def test_an_index_outside_raises_as_in_eager_mode() -> None:
     run = compiled(function)
     with pytest.raises((IndexError, RuntimeError)):
         run(*operands(9, 9))
-    assert found_causal() == 0
+    assert left_out() == 0
 
 
 def on_a_gpu(function: Callable[..., Any], length: int) -> tuple[Node, int]:
@@ -237,7 +282,7 @@ def on_a_gpu(function: Callable[..., Any], length: int) -> tuple[Node, int]:
         graph = make_fx(function, decomposition_table=torch._decomp.core_aten_decompositions())(*given)
         done = dict(rewrite_graph(graph, Settings(), stage="inference"))
     (call,) = (node for node in graph.graph.nodes if "attention" in str(node.target))
-    return call, done.get("call-causal", 0)
+    return call, done.get("leave-out-masks", 0)
 
 
 def bias_of(seen: Tensor, length: int, padded: int = 0, hidden: float = float("-inf")) -> Tensor:
@@ -268,6 +313,17 @@ def test_on_a_gpu(operator: Any, length: int) -> None:
     call, found = on_a_gpu(function, length)
     assert found == 1
     assert (call.args[3:], call.kwargs) == ((None, True, 0.0, True, *call.args[7:]), {"scale": 0.3})
+
+
+@pytest.mark.parametrize("operator", [EFFICIENT, CUDNN])
+def test_on_a_gpu_what_hides_nothing(operator: Any) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Any:
+        seen = (torch.arange(19, device="cuda").unsqueeze(1) >= 0).expand(19, 19)
+        return operator(q, k, v, bias_of(seen, 19, -19 % 8, -65504.0), True, scale=0.3)[:2]
+
+    call, found = on_a_gpu(function, 19)
+    assert found == 1
+    assert (call.args[3:], call.kwargs) == ((None, True, 0.0, False, *call.args[7:]), {"scale": 0.3})
 
 
 @pytest.mark.parametrize(("operator", "expected"), [(EFFICIENT, 0), (CUDNN, 1)])

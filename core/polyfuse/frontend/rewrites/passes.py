@@ -21,7 +21,7 @@ from polyfuse.frontend.rewrites.constant_folding import (
     spell_as_full,
 )
 from polyfuse.frontend.rewrites.cse import merge_duplicates
-from polyfuse.frontend.rewrites.masks.causal import call_causal
+from polyfuse.frontend.rewrites.masks.calls import leave_out_masks
 from polyfuse.frontend.rewrites.noop import (
     remove_copies,
     remove_identity_views,
@@ -67,7 +67,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("fold-constants", fold_constants),
     ("fold-uniform", fold_uniform),
     ("compute-in-pairs", compute_in_pairs),
-    ("call-causal", call_causal),
+    ("leave-out-masks", leave_out_masks),
     ("spell-out-log-softmax", spell_out_log_softmax),
     ("merge-casts", merge_casts),
     ("merge-views", merge_views),

@@ -25,11 +25,12 @@ from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.narrow.nibble_products import NibbleProducts
 from polyfuse_cpp.matmul.operand_a import OperandAText
-from polyfuse_cpp.matmul.operand_b import OperandBText, later_block, layout_cost, steps_ahead, turned_later
+from polyfuse_cpp.matmul.operand_b import OperandBText, later_block, layout_cost, steps_ahead, stored_later
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.plans import columns_beside, most_varying
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
 from polyfuse_cpp.matmul.tables import column_tables
+from polyfuse_cpp.matmul.tiled.turned import STEPS
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.matmul.window import work_of
 from polyfuse_cpp.memory.address import index_text
@@ -480,7 +481,7 @@ def _add_up_converted(text: MatmulText) -> None:
 def _add_up_turned(text: MatmulText) -> None:
     """Add up a tile whose columns are read as rows of a left operand."""
     (columns, apart), plan = text.b.columns_at(), text.plan
-    later = turned_later(text.b, columns, text.is_one_tile())
+    later = stored_later(text.b, columns, STEPS, text.is_one_tile())
     where = f"{columns}, {apart}, {text.a.across_at('tile')}"
     passes = "pass == pass_from, pass + 1 == pass_to"
     name = f"matrix_turned<{plan.rows // TILE}, {plan.vectors}>"

@@ -18,7 +18,6 @@ from polyfuse_cpp.matmul.narrow.nibbles import nibbles_of
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.paths import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul, MatrixOperand, is_far_layer, tile_steps
-from polyfuse_cpp.matmul.tiled.turned import STEPS
 from polyfuse_cpp.memory.address import index_text
 
 _PAD = 32
@@ -139,14 +138,16 @@ class OperandBText(OperandText):
         """Declare the indices of the outer axes and the first column of the current block."""
         self._axes_of("block")
 
-    def columns_at(self) -> tuple[str, str]:
-        """Where the current block is, and elements between steps of its depth."""
+    def columns_at(self, stored: bool = False) -> tuple[str, str]:
+        """Where the current block is, and elements between steps of its depth; or where it is `stored`, and
+        elements between its columns.
+        """
+        if stored or self.plan.path is OperandPath.TURNED:
+            return self._address("depth_from", "column_from"), str(self.operand.apart)
         if self.plan.path is OperandPath.DIRECT:
             return "block_at", "block_step"
         if self.plan.path is OperandPath.PREPACKED_TILES:
             return self._address("depth_from", "column_from"), str(self.wide)
-        if self.plan.path is OperandPath.TURNED:
-            return self._address("depth_from", "column_from"), str(self.operand.apart)
         if self.plan.path is OperandPath.PREPACKED:
             step = self.operand.step
             assert step is not None
@@ -403,6 +404,9 @@ def later_block(text: OperandBText, columns: str) -> str:
     now in the next pass, or by the next group of blocks; else "".
     """
     matmul, out, wide, plan = text.matmul, text.out, text.wide, text.plan
+    if plan.path is OperandPath.PACKED and text.layout == "across" and is_far_layer(matmul):
+        at, _ = text.columns_at(stored=True)
+        return f", {stored_later(text, at, _STEPS_AT_ONCE, False)}"
     alone = plan.path is OperandPath.PREPACKED and wide == matmul.b.packed_width
     if not is_far_layer(matmul) or not (alone or plan.path is OperandPath.PREPACKED_TILES):
         return ""
@@ -419,20 +423,21 @@ def later_block(text: OperandBText, columns: str) -> str:
     return ", ahead"
 
 
-def turned_later(text: OperandBText, columns: str, one_tile: bool) -> str:
-    """The same, where columns are read as they are, all of the depth at once: a part of the block that is
-    read there by the next group of blocks, or where there is one tile of rows all of the next block.
+def stored_later(text: OperandBText, columns: str, at_once: int, one_tile: bool) -> str:
+    """The same of columns that lie along the depth, read in one pass from where they are stored, `columns`: a
+    part of what the next group of blocks reads, or where there is one tile of rows all of the next block.
+    `at_once`: steps of the depth behind which a tile asks.
     """
-    out, wide = text.out, text.wide
+    out, wide, size = text.out, text.wide, text.operand.memory.itemsize
     depth = product(text.facts.sizes[name] for name in text.matmul.depth)
     if depth != text.operand.apart or not isinstance(depth, int) or depth > text.plan.depth:
         return "{nullptr, 0}"
     if one_tile:
         return f"{{(const char*)({columns} + {wide * depth}), block + 1 < block_to ? {wide} : 0}}"
     out.line("const i64 beside = block_e - block_a;")
-    size = f"block + beside < block_to ? {wide * depth * 2} : 0"
-    steps = f"{depth // STEPS}, tile - tile_a, tile_e - tile_a"
-    return f"matmul_later_part({columns} + beside * {wide * depth}, {size}, {steps})"
+    bytes_ = f"block + beside < block_to ? {wide * depth * size} : 0"
+    steps = f"{depth // at_once}, tile - tile_a, tile_e - tile_a"
+    return f"matmul_later_part({columns} + beside * {wide * depth}, {bytes_}, {steps})"
 
 
 def steps_ahead(plan: MatmulPlan, matmul: Matmul) -> int:

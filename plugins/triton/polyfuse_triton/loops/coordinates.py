@@ -134,6 +134,8 @@ class Coordinates:
     def is_inside(self) -> str:
         """The condition that the one dimension's tile lies inside the data."""
         dim = self.plan.dims[0]
+        if self.plan.walkers:
+            return f"rb * {self.plan.part} + {self.plan.part} <= {self.extent(dim.extent)}"
         return f"{dim.name}0 + {dim.constant} <= {self.extent(dim.extent)}"
 
     @contextmanager
@@ -177,6 +179,16 @@ class Coordinates:
             return str(size)
         return Indexer(self.variable, self._arguments).value(size)[0]
 
+    def turns(self) -> str:
+        """The values of `r0` in the loop over chunks of what is reduced."""
+        plan = self.plan
+        assert plan.reduced is not None
+        first, last = "0", self.extent(plan.reduced.extent)
+        if plan.walkers:
+            first = f"rb * {plan.part}"
+            last = f"tl.minimum({first} + {plan.part}, {last})"
+        return f"range({first}, {last}, {plan.reduced.constant})"
+
     def grid(self) -> int | str:
         """The number of programs, or of clusters of them, as a Python expression over size arguments."""
         counts = [step.count for step in self._steps() if not (self.plan.joins and step.name == "rb")]
@@ -198,6 +210,8 @@ class Coordinates:
         steps = []
         for dim in reversed(self.plan.program_dims):
             count: IndexLike = 1 if dim.is_one else (dim.extent + (dim.block - 1)) // dim.block
+            if dim is self.plan.reduced and self.plan.walkers:
+                count = self.plan.chunks
             if isinstance(dim.extent, int) and dim.extent == 0:
                 count = 0
             steps.append(_Step(f"{dim.name}b", count))

@@ -183,7 +183,7 @@ class _Sections:
         with out.detached() as body, out.indented(len(heads)):
             for stmt in section.body:
                 if isinstance(stmt, Reduce):
-                    accumulators.append((stmt, Accumulator(scope, stmt)))
+                    accumulators.append((stmt, Accumulator(scope, stmt, self._join)))
                     accumulators[-1][1].step()
                 elif isinstance(stmt, Scan):
                     scans.append(ScanWriter(scope, stmt))
@@ -206,9 +206,7 @@ class _Sections:
             size = scope.coordinates.extent(scope.facts.sizes[name])
             heads.append(f"for q{number} in range(0, {size}):")
         if plan.walks:
-            assert plan.reduced is not None
-            extent = scope.coordinates.extent(plan.reduced.extent)
-            heads.append(f"for r0 in range(0, {extent}, {plan.reduced.constant}):")
+            heads.append(f"for r0 in {self._coordinates.turns()}:")
         return heads
 
     def _write_loop(self, heads: list[str], body: list[str]) -> None:

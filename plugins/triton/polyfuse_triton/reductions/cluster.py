@@ -1,4 +1,5 @@
-"""Long rows that several programs reduce together, so that each keeps its chunk in registers.
+"""Long rows that several programs reduce together, so that each keeps its chunk in registers, or finds its
+part of the row in the last cache when it walks it again.
 
 The programs of a row are started as one cluster: the device runs them side by side or not at all, so they may
 wait for each other. Each publishes what it found of its chunk, waits until all have, and joins what
@@ -43,10 +44,11 @@ class Join:
 
     def points(self, dtype: DType) -> str:
         """How many points this chunk has, as a number of a type."""
-        extent, block, constant = self._extent()
-        if extent % block == 0:
-            return literal(float(block), dtype)
-        return f"tl.minimum({extent} - r0, {constant}).to({triton_type(dtype)})"
+        extent, part, constant = self._extent()
+        if extent % part == 0:
+            return literal(float(part), dtype)
+        first = f"rb * {part}" if self._scope.plan.walkers else "r0"
+        return f"tl.minimum({extent} - {first}, {constant}).to({triton_type(dtype)})"
 
     def points_of_all(self, dtype: DType) -> str:
         """How many points each chunk has, as a vector; none where there is no chunk."""
@@ -65,4 +67,5 @@ class Join:
     def _extent(self) -> tuple[int, int, str]:
         reduced = self._scope.plan.reduced
         assert reduced is not None and isinstance(reduced.extent, int)
-        return reduced.extent, reduced.block, reduced.constant
+        part = self._scope.plan.part
+        return reduced.extent, part, reduced.constant if part == reduced.block else str(part)

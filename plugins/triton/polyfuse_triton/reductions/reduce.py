@@ -104,10 +104,14 @@ def reduce_whole(scope: MemoryScope, stmt: Reduce, join: Join | None = None) -> 
     if kind == "online_softmax":
         return _softmax(scope, stmt, operands[0].text, join)
     found = _finish(scope, stmt, [o.text for o in operands], operands[-1].narrow, full - {"r"})
-    if join is None:
-        return found
-    neutral = [_neutral(kind, position, stmt.dtype, v.narrow) for position, v in enumerate(found)]
-    return _finish(scope, stmt, join.of([v.text for v in found], neutral), found[-1].narrow, full - {"r"})
+    return found if join is None else _joined(scope, stmt, found, join)
+
+
+def _joined(scope: MemoryScope, stmt: Reduce, found: Sequence[Value], join: Join) -> tuple[Value, ...]:
+    """What this program found of a row, with what the others did."""
+    neutral = [_neutral(stmt.kind, position, stmt.dtype, v.narrow) for position, v in enumerate(found)]
+    texts = join.of([v.text for v in found], neutral)
+    return _finish(scope, stmt, texts, found[-1].narrow, found[0].dims)
 
 
 def _finish(
@@ -209,9 +213,17 @@ def _moments(
     mean = scope.define(_corrected(near, moved), plain)
     squares = scope.define(f"tl.sum({left.text} * {left.text}, {axis}{keep})", plain)
     if join is not None:
-        parts = [*join.of([mean.text, squares.text], ["0.0", "0.0"]), join.points_of_all(stmt.dtype)]
-        mean, squares, _ = _finish(scope, stmt, parts, False, dims)
+        mean, squares = _joined_moments(scope, stmt, mean, squares, join)
     return mean, squares, count
+
+
+def _joined_moments(
+    scope: MemoryScope, stmt: Reduce, mean: Value, squares: Value, join: Join
+) -> tuple[Value, Value]:
+    """Those of a row, of those of the part that this program has."""
+    parts = [*join.of([mean.text, squares.text], ["0.0", "0.0"]), join.points_of_all(stmt.dtype)]
+    mean, squares, _ = _finish(scope, stmt, parts, False, mean.dims)
+    return mean, squares
 
 
 def _softmax(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> tuple[Value, ...]:
@@ -238,12 +250,15 @@ def _softmax(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> 
 
 
 class Accumulator:
-    """A reduction in a loop: tiles that collect partial results, joined after it."""
+    """A reduction in a loop: tiles that collect partial results, joined after it; and then, if there is a
+    `join`, with what other programs found of the row.
+    """
 
-    def __init__(self, scope: MemoryScope, stmt: Reduce) -> None:
+    def __init__(self, scope: MemoryScope, stmt: Reduce, join: Join | None = None) -> None:
         self._scope = scope
         self._stmt = stmt
         self._kind = stmt.kind
+        self._join = join
         count = {"welford": 4, "online_softmax": 2}.get(self._kind, len(stmt.args))
         self._names = [scope.name() for _ in range(count)]
         self._narrow = False
@@ -329,7 +344,8 @@ class Accumulator:
             return self._softmax()
         if kind == "welford":
             return self._moments()
-        return _finish(scope, stmt, self._names, self._narrow, _tiles(scope))
+        found = _finish(scope, stmt, self._names, self._narrow, _tiles(scope))
+        return found if self._join is None else _joined(scope, stmt, found, self._join)
 
     def _moments(self) -> tuple[Value, ...]:
         """Means of parts are compared as distances from a number near that of all: they lose no digits."""
@@ -339,13 +355,17 @@ class Accumulator:
         mean, squares, _, first = self._names
         counts = scope.define(self._counts() if self._evenly else self._names[2], tile).text
         total = scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
-        share = f"divide({counts}, {total.text})"
+        here, join = total, self._join
+        if join is not None:
+            here = scope.define(join.points(stmt.dtype), Value("", stmt.dtype))
+        share = f"divide({counts}, {here.text})"
         near = scope.define(f"tl.sum({share} * ({first} + {mean}), {axis}{keep})", plain)
         part = scope.define(f"tl.where({counts} > 0.0, {first} - {near.text} + {mean}, 0.0)", tile)
-        moved = scope.define(f"divide(tl.sum({counts} * {part.text}, {axis}{keep}), {total.text})", plain)
+        moved = scope.define(f"divide(tl.sum({counts} * {part.text}, {axis}{keep}), {here.text})", plain)
         away = scope.define(f"{part.text} - {moved.text}", tile)
         whole = f"tl.sum({squares} + {counts} * {away.text} * {away.text}, {axis}{keep})"
-        return scope.define(_corrected(near, moved), plain), scope.define(whole, plain), total
+        found = scope.define(_corrected(near, moved), plain), scope.define(whole, plain)
+        return *(found if join is None else _joined_moments(scope, stmt, *found, join)), total
 
     def _softmax(self) -> tuple[Value, ...]:
         """Sums are brought to the largest maximum before they are added: that takes fewer exponentials than
@@ -358,8 +378,13 @@ class Accumulator:
         high = scope.define(f"tl.max({largest}, {axis}{keep})", plain)
         moved = f"{total} * libdevice.exp({largest} - {high.text})"
         whole = scope.define(f"tl.sum({moved}, {axis}{keep})", plain)
-        names = scope.name(), scope.name()
         lowest = literal(_LOWEST[stmt.dtype], stmt.dtype)
+        if self._join is not None:
+            highs, wholes = self._join.of([high.text, whole.text], [lowest, "0.0"])
+            high = scope.define(f"tl.max({highs}, 0)", plain)
+            brought = f"{wholes} * libdevice.exp({highs} - {high.text})"
+            whole = scope.define(f"tl.sum({brought}, 0)", plain)
+        names = scope.name(), scope.name()
         scope.out.line(f"{', '.join(names)} = finish_softmax({high.text}, {whole.text}, {lowest})")
         return tuple(Value(n, stmt.dtype, plain.dims) for n in names)
 
@@ -371,6 +396,9 @@ class Accumulator:
         text, had = count, frozenset[str]()
         if not reduced.is_full:
             last = scope.coordinates.extent((reduced.extent - 1) % reduced.block + 1)
+            if scope.plan.walkers:
+                # beyond the end is only the last program's
+                last = f"{last} + {reduced.constant} * (rb < {scope.plan.chunks - 1})"
             text, had = f"tl.where(rl < {last}, {count}, {count} - 1.0)", frozenset(("r",))
         return scope.spread(text, had, frozenset(d.name for d in scope.plan.dims))
 

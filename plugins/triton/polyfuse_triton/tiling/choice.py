@@ -14,7 +14,7 @@ from polyfuse_triton.reductions.row_groups import row_groups
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
 from polyfuse_triton.tiling.pointwise import can_split, pointwise_plan
-from polyfuse_triton.tiling.reduction import joined_plan, reduction_plan
+from polyfuse_triton.tiling.reduction import joined_plan, reduction_plan, walkers_plan
 from polyfuse_triton.tiling.register_pressure import Facts
 from polyfuse_triton.tiling.vector_width import with_neighbours
 
@@ -23,7 +23,7 @@ _MOST_OF_THREAD = 64
 """Points of a thread, at most, that are tried: with hundreds, the assembler alone takes minutes."""
 _SPLIT = Config.of(x=128, y=8)
 """Rows and columns apart, where a plan has them as one."""
-_PERSISTENT, _LOOPED, _JOINED = 1, 2, 3
+_PERSISTENT, _LOOPED, _JOINED, _WALKERS = 1, 2, 3, 4
 """Values of a configuration's ``rows``."""
 
 
@@ -43,13 +43,19 @@ def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) ->
     persistent = None if wanted == 0 else wanted == _PERSISTENT
     if wanted == _JOINED:
         plan = joined_plan(kernel, facts, target, rows, (config or Config()).get("r"))
+    elif wanted == _WALKERS:
+        plan = walkers_plan(kernel, facts, target, rows, (config or Config()).get("programs"))
     else:
         plan = reduction_plan(kernel, facts, target, rows, persistent)
     plan = _overridden(plan, facts, config)
-    if rows.must_stay and not plan.persistent and not plan.is_shared:
+    if rows.must_stay and not plan.persistent and (plan.walks or not plan.is_shared):
         raise UnsupportedError(
             f"kernel {kernel.name} computes rows that can neither be computed again nor fit in registers",
             "let the scheduler split it",
+        )
+    if plan.walkers and plan.chunks < 2:
+        raise UnsupportedError(
+            f"kernel {kernel.name} has rows of one chunk of so many numbers", "walk them in shorter ones"
         )
     return plan
 
@@ -89,8 +95,17 @@ def _config_of(plan: Plan) -> Config:
         # a missing value is 0, which says nothing
         values["together"] = 1 + max(dim.together for dim in plan.dims)
     if plan.reduced is not None:
-        values["rows"] = _JOINED if plan.joins else _PERSISTENT if plan.persistent else _LOOPED
+        if plan.walkers:
+            values["programs"] = plan.walkers
+        values["rows"] = _rows_of(plan)
     return Config.of(**values, warps=plan.num_warps, stages=plan.num_stages)
+
+
+def _rows_of(plan: Plan) -> int:
+    """The value of `rows`."""
+    if plan.joins:
+        return _WALKERS if plan.walkers else _JOINED
+    return _PERSISTENT if plan.persistent else _LOOPED
 
 
 def _around(plan: Plan) -> Iterator[Config]:
@@ -112,9 +127,12 @@ def _around(plan: Plan) -> Iterator[Config]:
         if base.get("together", 1 + count) != 1 + count:
             yield Config.of(**{**base, "together": 1 + count})
     if plan.reduced is not None:
-        for rows in (_PERSISTENT, _LOOPED, _JOINED):
+        for rows in (_PERSISTENT, _LOOPED, _JOINED, _WALKERS):
             if rows != base["rows"]:
                 yield Config.of(rows=rows)
+        if plan.walkers:
+            for programs in (4, 8):
+                yield Config.of(**{**base, "programs": programs})
         if plan.groups is not None or not (plan.persistent or plan.joins):
             for stages in (1, 2, 3, 4):
                 yield Config.of(**{**base, "stages": stages})

@@ -69,6 +69,8 @@ class Plan:
             continue from one to the next.
         joins: the same for reductions: programs of one row run side by side, and exchange what they
             found.
+        walkers: with `joins`, programs of a row at most, each of which walks its part of the row in chunks;
+            0: a program has one chunk, and keeps it.
     """
 
     tiles: tuple[Dim, ...]
@@ -81,6 +83,7 @@ class Plan:
     groups: Groups | None = None
     looks_back: bool = False
     joins: bool = False
+    walkers: int = 0
 
     @property
     def is_shared(self) -> bool:
@@ -92,7 +95,16 @@ class Plan:
         """Programs of one row that run side by side."""
         if not self.joins or self.reduced is None or not isinstance(self.reduced.extent, int):
             return 1
-        return max(1, -(-self.reduced.extent // self.reduced.block))
+        return max(1, -(-self.reduced.extent // self.part))
+
+    @property
+    def part(self) -> int:
+        """Points of a row that one program has of the reduced tile dimension, where its programs join."""
+        assert self.reduced is not None and isinstance(self.reduced.extent, int)
+        if not self.walkers:
+            return self.reduced.block
+        turns = -(-self.reduced.extent // self.reduced.block)
+        return -(-turns // self.walkers) * self.reduced.block
 
     @property
     def program_dims(self) -> tuple[Dim, ...]:
@@ -107,7 +119,7 @@ class Plan:
     @property
     def walks(self) -> bool:
         """Whether a program loops over chunks of the reduced tile dimension."""
-        if self.reduced is None or self.persistent or self.is_shared:
+        if self.reduced is None or self.persistent or (self.is_shared and not self.walkers):
             return False
         return not self.reduced.is_one
 

@@ -56,6 +56,10 @@ _CLUSTER, _LARGEST_CLUSTER = 8, 16
 """Programs of a cluster that every device has room for, and the most of any."""
 _CACHED = 32
 """Points of such a chunk for each thread."""
+_WALKERS, _LONGEST_WALK = 1024, 1 << 30
+"""Threads of a program of a cluster that walks its part of a row, and points of a row whose numbers have room
+in 32 bits.
+"""
 _VALUES = 4
 """Values of such a point that fit in registers."""
 _CACHED_COLUMNS = 64
@@ -86,6 +90,21 @@ def joined_plan(kernel: Kernel, facts: Facts, target: Target, rows: Rows, chunk:
     if plan is None:
         raise UnsupportedError(
             f"kernel {kernel.name} has no rows that a cluster of programs could hold",
+            "let one program walk them",
+        )
+    return plan
+
+
+def walkers_plan(kernel: Kernel, facts: Facts, target: Target, rows: Rows, programs: int = 0) -> Plan:
+    """The plan of a kernel with rows that so many programs walk together, each its own part.
+
+    Raises `UnsupportedError` where that is impossible.
+    """
+    shape = _shape(kernel, facts, target, rows)
+    plan = shape.walkers(programs or _CLUSTER) if shape.lead() in facts.raxes else None
+    if plan is None:
+        raise UnsupportedError(
+            f"kernel {kernel.name} has no rows that a cluster of programs could walk",
             "let one program walk them",
         )
     return plan
@@ -170,6 +189,21 @@ class _Shape:
         reduced = Dim("r", facts.raxes, length, block)
         warps = max(1, min(32, block // (_WARP * _CACHED)))
         return Plan((), reduced, facts.axes, (), False, warps, 1, joins=True)
+
+    def walkers(self, programs: int) -> Plan | None:
+        """A part of a row for each of some programs of a cluster, which walk it together."""
+        facts = self.facts
+        length = product(facts.sizes[r] for r in facts.raxes)
+        if not isinstance(length, int) or not self.joins or length > _LONGEST_WALK:
+            return None
+        block = _WALKERS * per_thread(self.looped, facts)
+        while block * programs > length:
+            block //= 2
+        if block < _SHORTEST_CHUNK // 4 or programs < 2:
+            return None
+        warps = min(_WALKERS, block // 4) // _WARP
+        reduced = Dim("r", facts.raxes, length, block)
+        return Plan((), reduced, facts.axes, (), False, warps, 1, joins=True, walkers=programs)
 
     def _gains_by_joining(self) -> bool:
         """Whether rows that are read again are too long for the last cache, and programs of a cluster are

@@ -1,4 +1,4 @@
-"""Attention with a mask that lets each query see the keys up to its own position."""
+"""Attention with a mask that lets each query see all keys, or those up to its own position."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import torch
 from torch.fx import Node
 
-from polyfuse.frontend.rewrites.masks.positions import AtMost, Positions
+from polyfuse.frontend.rewrites.masks.positions import AtMost, Even, Known, Positions
 from polyfuse.frontend.rewrites.tools import (
     Rewriting,
     aten,
@@ -23,7 +24,7 @@ from polyfuse.torch_compat import ops
 
 @dataclass(frozen=True)
 class _Operands:
-    """Positions in the arguments of an attention that may leave out what a causal mask hides.
+    """Positions in the arguments of an attention that can be called without its mask.
 
     Attributes:
         query: of the queries, which keys follow.
@@ -46,7 +47,7 @@ _FINITE: Final = (-65504.0, -65536.0)
 """What torch adds to scores for one of its libraries where a mask hides: of f16 and of bf16."""
 
 
-_CAUSAL: Final = {
+_CALLS: Final = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _Operands(0, 4, None, 3),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _Operands(1, 7, None, 6),
     aten._scaled_dot_product_efficient_attention.default: _Operands(0, 6, 3, 5),
@@ -56,12 +57,13 @@ _CAUSAL: Final = {
 }
 
 
-def call_causal(state: Rewriting) -> int:
-    """Attention that is causal by its argument, where its mask is what positions make of it.
+def leave_out_masks(state: Rewriting) -> int:
+    """Attention without a mask, where positions alone make it, and it hides nothing; or by the argument that
+    says that it is causal, where it is that.
 
-    While a graph is captured, models compute the mask that they leave out in eager mode: whether a batch
-    holds several sequences, and with it whether the mask is the plain causal one, is data to them. Attention
-    then looks at all keys, where a causal one leaves out half of them.
+    While a graph is captured, models compute a mask that they leave out in eager mode: whether a batch
+    holds several sequences, and with it whether the mask is the plain one, is data to them. Libraries
+    read a mask for each pair of a query and a key, and a causal attention leaves out half of the keys.
     """
     if state.settings.numerics == "eager":
         return 0
@@ -70,9 +72,9 @@ def call_causal(state: Rewriting) -> int:
 
 
 def _instead(state: Rewriting, node: Node, positions: Positions) -> Callable[[], Node] | None:
-    if node.target not in _CAUSAL:
+    if node.target not in _CALLS:
         return None
-    at = _CAUSAL[node.target]
+    at = _CALLS[node.target]
     args = _positional(node)
     mask = node.kwargs.get("attn_mask") if at.mask is None else args[at.mask]
     if args[at.causal] is not False or not isinstance(mask, Node):
@@ -81,11 +83,17 @@ def _instead(state: Rewriting, node: Node, positions: Positions) -> Callable[[],
     if not same_number(args[at.dropout], 0.0) or (at.gradients is not None and args[at.gradients][3]):
         return None
     query, key = (tensor_value(argument) for argument in args[at.query : at.query + 2])
-    if query is None or key is None or not same_number(query.shape[-2], key.shape[-2]):
+    if query is None or key is None:
         return None
-    if not _is_causal(mask, query.shape[-2], at.hidden, positions):
-        return None
-    args[at.causal] = True
+    seen, hidden = _seen(mask)
+    found = positions.of(seen)
+    if not _is_true(found):
+        square = same_number(query.shape[-2], key.shape[-2])
+        if hidden not in (-math.inf, *at.hidden) or not square:
+            return None
+        if not _is_causal(mask, found, query.shape[-2]):
+            return None
+        args[at.causal] = True
     if at.mask is not None:
         args[at.mask] = None
     options = {k: v for k, v in node.kwargs.items() if k == "scale"}
@@ -100,13 +108,16 @@ def _positional(node: Node) -> list[Any]:
     return [*node.args, *(node.kwargs.get(a.name, a.default_value) for a in rest)]
 
 
-def _is_causal(mask: Node, length: Any, hidden: tuple[float, ...], positions: Positions) -> bool:
+def _is_true(found: Known | None) -> bool:
+    """Whether truth values hide nothing."""
+    return isinstance(found, Even) and found.uniform and same_number(found.start, 1)
+
+
+def _is_causal(mask: Node, found: Known | None, length: Any) -> bool:
     """Whether a mask hides the keys behind each query's position, and no other one."""
     value = tensor_value(mask)
     if value is None or value.dim() < 2 or not all(same_number(n, length) for n in value.shape[-2:]):
         return False
-    seen = _seen(mask, hidden)
-    found = positions.of(seen) if seen is not None else None
     if not isinstance(found, AtMost) or len(found.numbers.steps) < 2:
         return False
     *outer, queries, keys = found.numbers.steps
@@ -114,15 +125,19 @@ def _is_causal(mask: Node, length: Any, hidden: tuple[float, ...], positions: Po
     return all(same_number(a, b) for a, b in wanted)
 
 
-def _seen(mask: Node, numbers_that_hide: tuple[float, ...]) -> Node | None:
-    """The truth values of a mask, or of what is added to scores: zero, or minus infinity."""
+def _seen(mask: Node) -> tuple[Node | bool | None, Any]:
+    """The truth values of a mask, or of what is added to scores, which is zero where they are true; and the
+    number that is added elsewhere, None where it is none.
+    """
     source = _source(mask)
+    value = tensor_value(source)
+    if value is None or value.dtype is torch.bool:
+        return mask, -math.inf
     if source.target is not aten.where.self:
-        return mask
+        return uniform_value(source) == 0 or None, None
     condition, shown, hidden = source.args
-    numbers = uniform_value(shown), uniform_value(hidden)
-    added = numbers[0] == 0 and numbers[1] in (-math.inf, *numbers_that_hide)
-    return condition if added and isinstance(condition, Node) else None
+    seen = condition if uniform_value(shown) == 0 and isinstance(condition, Node) else None
+    return seen, uniform_value(hidden)
 
 
 def _source(mask: Node) -> Node:
