@@ -31,6 +31,7 @@ from polyfuse.schedule.overlap.communication import (
     communication_bits,
     overlap_units,
     started_in_order,
+    waits_at_once,
 )
 from polyfuse.schedule.peak.divide import allowed, divisions, peak_of
 from polyfuse.schedule.peak.live import live
@@ -132,7 +133,8 @@ def _in_order(
     units = fused.ordered
     removed = kernel_local(graph, units, roots)
     communicates = any(isinstance(node, Collective) for node in graph.nodes)
-    if counts_memory or (communicates and settings.reuse_buffers):
+    # an order that overlaps by itself, as that of chunks, is as it should be
+    if counts_memory or (communicates and settings.reuse_buffers and waits_at_once(units)):
         edges = started_in_order(units, unit_edges(units, fused.deps))
         units = [units[i] for i in lower_peak(edges, live(rewritten, units, removed))]
     overlap = Overlap(units, [])
@@ -169,7 +171,7 @@ def _counts_memory(graph: Graph, settings: Settings) -> bool:
     """Whether the peak of memory decides between fusions and between orders.
 
     So it does on the host, where the copies that libraries make are known. Between orders it also decides
-    where processes communicate.
+    where processes communicate, if nothing runs beside that in the program's order.
     """
     communicates = any(isinstance(node, Collective) for node in graph.nodes)
     on_host = all(not b.device or device_of(b.device).is_host for b in graph.buffers.values())

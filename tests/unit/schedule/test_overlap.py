@@ -220,6 +220,21 @@ def test_where_processes_communicate_less_memory_decides_the_order(overlaps: boo
     assert found[:2] == ["n0", "n2"], "the large operand is gone before the large result is made"
 
 
+def test_an_order_that_overlaps_by_itself_stays() -> None:
+    m = Maker()
+    for name, columns in (("x", 512), ("v", 8)):
+        m.buffer(name, 512, columns, kind="input")
+    for name, columns in (("a", 512), ("r", 512), ("b", 8)):
+        m.buffer(name, 512, columns)
+    m.call("aten.mm.out", ("a",), "x", "x", out="out")
+    m.start("a")
+    m.call("aten.mm.out", ("r",), "x", "x", out="out")
+    m.wait("a")
+    m.call("aten.mm.out", ("b",), "a", "v", out="out")
+    found = [n.name for n in names(m.schedule("r", "b", overlap_collectives=False))]
+    assert found == ["n0", "n1", "n2", "n3", "n4"]
+
+
 def test_collectives_of_all_groups_start_in_the_order_of_the_program() -> None:
     m = Maker()
     for name in ("a", "b", "c"):

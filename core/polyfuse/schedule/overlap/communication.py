@@ -139,6 +139,17 @@ def _ends(nodes: Sequence[Node]) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def waits_at_once(units: Sequence[Unit]) -> bool:
+    """Whether nothing runs beside a collective in this order: the step behind each one waits for it."""
+    nodes = [unit.members[0].node for unit in units]
+    after = [*nodes[1:], None]
+    return all(
+        isinstance(wait, Wait) and set(wait.mutates).issuperset(start.writes())
+        for start, wait in zip(nodes, after, strict=True)
+        if isinstance(start, Collective)
+    )
+
+
 def started_in_order(units: Sequence[Unit], edges: Sequence[set[int]]) -> list[set[int]]:
     """Edges, and those that make collectives of whichever groups start in the order that they have: other
     processes, whose sizes may differ, start them in that order too."""
