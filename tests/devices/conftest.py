@@ -27,13 +27,24 @@ CASES = [
 
 
 @pytest.fixture(scope="session")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every case gave. The last one, which brings a plugin of its own, packages models into a folder."""
+def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What every case gave that a test of this run asks for. The last one, which brings a plugin of its own,
+    packages models into a folder: all of them where slow tests run.
+    """
     folder = str(tmp_path_factory.mktemp("packages"))
+    asked = {
+        item.callspec.params.get("answer") for item in request.session.items if hasattr(item, "callspec")
+    }
+    models = ["block"]
+    if any(item.get_closest_marker("slow") for item in request.session.items):
+        models += ["sorting", "counting"]
     # code of its packages names libraries in the cache, which must outlive the process
     found: dict[str, Any] = fake_device.run(
         "fake_device.cases:every_case",
-        [*CASES, ["native_packages", folder]],
+        [
+            *(case for case in CASES if " ".join(map(str, case[:2])) in asked),
+            ["native_packages", folder, models],
+        ],
         POLYFUSE_CACHE_DIR=f"{folder}/cache",
     )
     return {**found, "packages": folder}

@@ -91,6 +91,7 @@ def test_without_memory_it_ends_in_torchs_error_and_works_again(answer: dict[str
     assert not answer["eager"] and answer["launches"] == ["interpreter"]
 
 
+@pytest.mark.slow
 @case("operators cuda:0")
 def test_operators_of_the_database(answer: dict[str, Any]) -> None:
     names = {name.partition(".")[0] for name in answer}

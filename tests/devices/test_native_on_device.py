@@ -75,6 +75,7 @@ def test_results_and_memory(packaged: Packaged) -> None:
     assert counts["launches"] and counts["waits"]
 
 
+@pytest.mark.slow
 def test_sorted_rows(packaged: Packaged) -> None:
     calls, expected = packaged.read("sorting", "inputs"), packaged.read("sorting", "results")
     found, counts = packaged.run("sorting", calls)
@@ -97,6 +98,7 @@ def test_threads_share_a_model(packaged: Packaged) -> None:
     assert counts["left"] == 0
 
 
+@pytest.mark.slow
 def test_buffers_and_arguments_are_written_to(packaged: Packaged) -> None:
     """Both are the CPU's, so the library copies them there and back."""
     ((x, total),), (wanted,) = packaged.read("counting", "inputs"), packaged.read("counting", "results")

@@ -48,12 +48,12 @@ def every_case(cases: list[list[Any]]) -> dict[str, Any]:
     return found
 
 
-def native_packages(folder: str) -> dict[str, str]:
-    """Paths of packages with libraries that run without Python."""
+def native_packages(folder: str, models: list[str]) -> dict[str, str]:
+    """Paths of packages of these models with libraries that run without Python."""
     from fake_device.native_models import packages
 
     torch.compiler.reset()
-    return packages(folder)
+    return packages(folder, models)
 
 
 def training_step(device: str) -> dict[str, Any]:

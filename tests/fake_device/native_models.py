@@ -127,8 +127,8 @@ def sorted_inputs(count: int) -> tuple[torch.Tensor, ...]:
     return short, long.bfloat16(), torch.randint(-3, 3, (2, 40)) << 40
 
 
-def packages(folder: str) -> dict[str, Any]:
-    """Packages with inputs and what the models return for them."""
+def packages(folder: str, models: Sequence[str]) -> dict[str, Any]:
+    """Packages of `models`, with inputs and what the models return for them."""
     register(Plugin)
     torch.manual_seed(0)
     batch = torch.export.Dim("batch", min=1, max=64)
@@ -141,6 +141,8 @@ def packages(folder: str) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for name, (model, calls) in ways.items():
+        if name not in models:
+            continue
         model = model.to("cuda")
         moved = tuple(t.to("cuda") for t in calls[0])
         path = aot.package(

@@ -84,7 +84,9 @@ def run_database(names: tuple[str, ...] | None, dtype: torch.dtype, samples: int
                 run(sample.input, *sample.args, **sample.kwargs)
 
 
-@pytest.mark.parametrize("names", [FEW[::2], pytest.param(FEW[1::2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "names", [FEW[::4], *(pytest.param(FEW[n::4], marks=pytest.mark.slow) for n in (1, 2, 3))]
+)
 def test_some_operators(names):
     run_database(names, torch.float32, 1)
     agreed()
@@ -125,9 +127,8 @@ def check_training(model: nn.Module, *given: Any, **named: Any) -> None:
     agreed()
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_training(dtype):
     torch.manual_seed(0)
     check_training(Residual().to(dtype), torch.randn(2, 3, 8, 8).to(dtype), torch.tensor([1, 4]))

@@ -74,7 +74,7 @@ def test_from_eight_bits(generated: Callable[..., Any]) -> None:
         assert same(found, wanted), wanted.dtype
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_elements_that_are_moved(generated: Callable[..., Any]) -> None:
     indices = torch.tensor([3, 200, 7, 7, 0])
 

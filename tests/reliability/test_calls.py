@@ -25,8 +25,15 @@ def check(**arguments: object) -> None:
     torch.testing.assert_close(torch.compile(f, backend="polyfuse", **arguments)(X), f(X))
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "default",
+        "reduce-overhead",
+        pytest.param("max-autotune", marks=pytest.mark.slow),
+        pytest.param("max-autotune-no-cudagraphs", marks=pytest.mark.slow),
+    ],
+)
 def test_modes(mode, warned):
     check(mode=mode)
     assert not warned

@@ -90,6 +90,7 @@ def test_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(graph_counts().hits) == bool(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_buckets_whose_sizes_vary_are_compiled(count: int) -> None:
     """Nothing of them is stored, so that a second process compiles them, too."""

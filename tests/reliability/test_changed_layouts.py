@@ -69,6 +69,7 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
     return partial(torch.compiler.set_stance, skip_guard_eval_unsafe=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("mode", ["inference", "frozen", "training"])
 def test_results_and_gradients_are_as_in_eager_mode(unguarded, native, mode):
@@ -94,6 +95,7 @@ def smaller(net: Net) -> None:
     net.weight.data = net.weight.data[:1]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("change", [doubled, smaller])
 @torch.no_grad()
@@ -128,6 +130,7 @@ class Scaled(torch.nn.Module):
         return (x[:, None] * self.weight.exp()).sum(-1)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("parameters", [1, 3])
 @pytest.mark.parametrize("frozen", [False, True])
 @torch.no_grad()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import random
 import subprocess
 import sys
 import zipfile
@@ -100,12 +101,12 @@ def test_ten_thousand_hostile_packages_are_refused(whole, model, tmp_path):
     assert refused > 7_000
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(data=st.binary(max_size=400))
-def test_anything_behind_the_mark_of_an_archive(data, tmp_path_factory):
-    for content in (data, b"PK\3\4" + data, data + b"PK\5\6" + bytes(18)):
-        with pytest.raises(DamagedArchiveError):
-            ZipReader(io.BytesIO(content)).read("package.json")
+def test_anything_behind_the_mark_of_an_archive():
+    for length in (0, 1, 3, *range(17, 400, 18)):
+        data = random.randbytes(length)
+        for content in (data, b"PK\3\4" + data, data + b"PK\5\6" + bytes(18)):
+            with pytest.raises(DamagedArchiveError):
+                ZipReader(io.BytesIO(content)).read("package.json")
 
 
 @pytest.mark.slow

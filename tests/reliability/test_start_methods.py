@@ -38,6 +38,7 @@ def compile_and_time(rows: int, folder: str) -> tuple[list[str], list[str]]:
     return timed, built
 
 
+@pytest.mark.slow
 def test_processes_of_a_pool_compile_build_and_time(context, tmp_path):
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         timed, built = pool.submit(compile_and_time, 33, str(tmp_path)).result()

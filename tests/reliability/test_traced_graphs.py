@@ -84,6 +84,7 @@ def test_what_differs_or_is_damaged_is_compiled(names: tuple[str, ...], tmp_path
     assert found(Net()) == 2
 
 
+@pytest.mark.slow
 def test_sizes_that_vary_are_compiled() -> None:
     for _ in range(2):
         assert found(Net(), dynamic=True) == 0

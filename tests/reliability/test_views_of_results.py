@@ -92,6 +92,7 @@ def test_windows_of_pooled_memory() -> None:
         torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(
     "view",

@@ -16,14 +16,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import InvalidOptionError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import warn_once
 from polyfuse.base.options import PREFIX, OptionInfo, info_of, neutral, option, parse_text, unknown, validate
 from polyfuse.base.text import join_words

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.settings import environment
 
 

@@ -88,7 +88,9 @@ read it as it is, and more do not notice.
 _MOSTLY = 0.94
 """Part of the taps of a dilated window in the image, from which on a kernel is as fast as a library."""
 _FEW_TAPS = 9
-"""Taps of a window over an image of one channel, whose tiles take longer to pack than to multiply."""
+"""Taps of a dilated window over an image of one channel, whose tiles take longer to gather, number by number,
+than to multiply.
+"""
 _MOST_PARTIAL = 5
 """Vectors of channels from which on a library is as fast where they fill no whole ones."""
 _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
@@ -141,8 +143,10 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
         # with few channels, or with many, vectors that are not full cost more than a library
         if not isa.lanes < channels < _MOST_PARTIAL * isa.lanes:
             return False
-    one_channel = axis_size(matmul.raxes[0]) == 1
-    few_taps = one_channel and isinstance(depth, int) and depth <= _FEW_TAPS
+    gathered = (
+        axis_size(matmul.raxes[0]) == 1 and coefficient(matmul.values[0].index, axis_name(taps[-1])) != 1
+    )
+    few_taps = gathered and isinstance(depth, int) and depth <= _FEW_TAPS
     alone = grouped or len(taps) == _SPACE_AND_TIME
     return not few_taps and pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
 

@@ -119,7 +119,7 @@ def check(
 
 
 @needs_amx
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("width", [32, 64, 128, 40, 72, 256])
 @pytest.mark.parametrize("causal", [False, True])
 def test_widths(width: int, causal: bool, calls: list[str]) -> None:
@@ -128,6 +128,7 @@ def test_widths(width: int, causal: bool, calls: list[str]) -> None:
     assert calls == [f"attention_{width}_plain"]
 
 
+@pytest.mark.each_value
 @needs_amx
 @pytest.mark.parametrize(
     "queries, keys", [(2, 600), (7, 33), (8, 1), (17, 31), (32, 32), (33, 257), (50, 700), (600, 33)]
@@ -139,7 +140,7 @@ def test_lengths(queries: int, keys: int, causal: bool, calls: list[str]) -> Non
 
 
 @needs_amx
-@pytest.mark.each_value
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.3, -0.2, 0.0, 2.0])
 def test_scales(scale: float, causal: bool, calls: list[str]) -> None:
@@ -157,7 +158,7 @@ def test_masks(size: tuple[int, ...], dtype: torch.dtype, calls: list[str]) -> N
     assert len(calls) == 1
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [(50, 1), (1, 1), (2, 1, 50, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bool, BF16])
 def test_masks_that_repeat_along_keys_are_the_library_call(
@@ -180,6 +181,7 @@ def test_rows_that_see_nothing_are_zero(calls: list[str]) -> None:
     assert not found[:, :, 3].any() and found[:, :, 7].any() and len(calls) == 2
 
 
+@pytest.mark.quick(2)
 @needs_amx
 @pytest.mark.parametrize("layout", ["heads second", "heads third", "one tensor", "expanded"])
 def test_layouts(layout: str, calls: list[str]) -> None:
@@ -292,6 +294,7 @@ def test_training(causal: bool, calls: list[str]) -> None:
         torch.testing.assert_close(a, b, rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.quick(1)
 @needs_amx
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads(threads: int, calls: list[str]) -> None:
@@ -308,6 +311,7 @@ def test_threads(threads: int, calls: list[str]) -> None:
             torch.set_num_threads(before)
 
 
+@pytest.mark.quick(1)
 @needs_amx
 @pytest.mark.parametrize("shared", [1, 3])
 def test_many_heads(shared: int) -> None:
@@ -384,6 +388,7 @@ def test_it_is_in_the_profile() -> None:
     assert [row[2] for row in rows if row[-1] == "attention_64_plain"] == ["2"]
 
 
+@pytest.mark.slow
 @needs_amx
 def test_programs_with_it_are_stored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, calls: list[str]
@@ -537,7 +542,7 @@ def test_a_wrong_kernel_is_named_and_replaced(defect: Any, planted: Any, capsys:
 
 
 @needs_amx
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e18])
 @pytest.mark.parametrize("kind", ["plain", "causal", "masked", "shared", "scaled", "training"])
 def test_a_right_kernel_is_not_reported(scale: float, kind: str, planted: Any) -> None:

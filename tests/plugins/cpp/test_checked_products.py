@@ -99,7 +99,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     forget_sessions()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("defect", [one_is_off, the_end_is_left_out, honest])
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("name", CASES)

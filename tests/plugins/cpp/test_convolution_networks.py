@@ -288,7 +288,7 @@ def test_channels_joined_with_lines_of_one_pixel(sizes: tuple[int, ...], dynamic
             torch.testing.assert_close(run(x), model(x))
 
 
-@pytest.mark.each_value
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_expanded(window: int, dtype: torch.dtype) -> None:
@@ -402,6 +402,7 @@ def test_types_whose_channels_come_last(
     assert bool(wants(value, weight, True)) == narrow
 
 
+@pytest.mark.slow
 def test_graphs_with_gradients_stay_as_they_are() -> None:
     model = network()
     call = compiled(model)
@@ -413,6 +414,7 @@ def test_graphs_with_gradients_stay_as_they_are() -> None:
     assert all(name.startswith("aten.convolution") for r in last_reports() for name in r.calls)
 
 
+@pytest.mark.slow
 def test_eager_numerics_and_switched_off_layouts_leave_all_to_torch() -> None:
     model = network()
     for options in ({"numerics": "eager"}, {"channels_last": "off"}):
@@ -421,6 +423,7 @@ def test_eager_numerics_and_switched_off_layouts_leave_all_to_torch() -> None:
         assert set(agrees(call, model, X).calls) == {"aten.convolution.default"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_bf16_goes_to_the_library_where_it_has_instructions(
     freezing: bool, monkeypatch: pytest.MonkeyPatch
@@ -444,6 +447,7 @@ def test_bf16_goes_to_the_library_where_it_has_instructions(
     assert found.count("aten.convolution.default") == (0 if freezing else 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_depthwise_loops_add_up_16_bits_in_single_precision(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -20,7 +20,7 @@ def any_bits(*shape: int, dtype: DType) -> Tensor:
     return torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16).view(dtype.torch)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_copies_keep_every_bit(dtype: DType, isa: str) -> None:

@@ -68,7 +68,7 @@ def agrees(model: nn.Module, x: torch.Tensor, **options: Any) -> GraphReport:
     return next(report for report in reversed(last_reports()) if report.kind == "backward")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("channels", "window", "stride", "padding", "dilation"),
@@ -99,6 +99,7 @@ def test_gradients_agree(
     agrees(network(layer).to(dtype), torch.randn(2, 4, 15, 13, dtype=dtype))
 
 
+@pytest.mark.slow
 def test_windows_that_a_library_is_slow_at_are_loops() -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(16, 16, 5, padding=2, groups=16)
@@ -106,6 +107,7 @@ def test_windows_that_a_library_is_slow_at_are_loops() -> None:
     assert report.calls.count(BACKWARD) == 2  # those of the layers around it
 
 
+@pytest.mark.slow
 def test_small_windows_stay_with_the_library() -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=16)
@@ -113,6 +115,7 @@ def test_small_windows_stay_with_the_library() -> None:
     assert report.calls.count(BACKWARD) == 3
 
 
+@pytest.mark.slow
 def test_sizes_may_vary() -> None:
     torch.manual_seed(0)
     model = network(nn.Conv2d(16, 16, 5, padding=2, groups=16))
@@ -124,6 +127,7 @@ def test_sizes_may_vary() -> None:
         )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("frozen", [(), ("weight",), ("bias",)])
 def test_gradients_that_nobody_asks_for(frozen: Sequence[str]) -> None:
     torch.manual_seed(0)
@@ -133,6 +137,7 @@ def test_gradients_that_nobody_asks_for(frozen: Sequence[str]) -> None:
     agrees(network(layer), torch.randn(2, 4, 9, 9))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_infinite_numbers_do_not_count_beyond_the_border(dtype: torch.dtype) -> None:
     def gradient(x: torch.Tensor, weight: torch.Tensor, change: torch.Tensor) -> Any:

@@ -50,6 +50,7 @@ def test_along_rows(function: Callable[..., tuple[torch.Tensor, torch.Tensor]], 
             assert torch.equal(mine.signbit()[number], eager.signbit()[number])
 
 
+@pytest.mark.slow
 def test_of_an_unknown_length() -> None:
     call = torch.compile(lambda x: torch.cummax(x, -1), backend="polyfuse", dynamic=True)
     for length in (200, 65, 7, 1):

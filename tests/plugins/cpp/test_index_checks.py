@@ -54,7 +54,7 @@ def checked_gather(wrapped: bool) -> Kernel:
     return found
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_kernel_says_which_index_is_wrong(isa: str, wrapped: bool) -> None:

@@ -124,6 +124,7 @@ def test_tiles(dtype: DType, shape: tuple[int, int], isa: str) -> None:
     assert torch.equal(o, a.t())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_large_results_in_new_pages_are_written_through_the_caches(symbolic: bool) -> None:
     """Whether a result's pages are there already changes its stores, and not its values."""

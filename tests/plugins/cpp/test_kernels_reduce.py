@@ -30,7 +30,7 @@ def reduction(kind: str, m: int, n: int, dim: int, dtype: DType = f32) -> Kernel
 SHAPES = ((1, 1), (5, 3), (33, 70), (7, 16), (3, 1000), (1000, 3), (2, 33333))
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("shape", "isa"), [(s, isa) for s in SHAPES for isa in ISAS if not isa or s[0] * s[1] <= 3000]
 )

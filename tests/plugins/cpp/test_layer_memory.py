@@ -12,6 +12,8 @@ import torch
 from cpp_layer import DTYPES, Level, build, level_params
 
 MEMORY_TYPES = tuple(DTYPES)
+FEW_TYPES = ("f32", "f64", "bf16", "i8", "i64", "bool")
+"""Types of one size are moved alike."""
 
 
 def text_for(dtype: str) -> tuple[str, dict[str, str]]:
@@ -58,11 +60,12 @@ extern "C" void fill_{dtype}({dtype}* o) {{
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "types", [FEW_TYPES, pytest.param(MEMORY_TYPES, marks=pytest.mark.slow)], ids=["few", "all"]
+)
 @pytest.mark.parametrize("gathers", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("level", level_params())
-def test_moving_elements(level: Level, gathers: bool) -> None:
-    # without the machine's gathers, elements are read one by one, in the same way for types of one size
-    types = MEMORY_TYPES if gathers else ("f32", "f64", "bf16", "i8", "i64", "bool")
+def test_moving_elements(level: Level, gathers: bool, types: tuple[str, ...]) -> None:
     texts, kernels = [], {}
     for dtype in types:
         text, signatures = text_for(dtype)
@@ -167,6 +170,7 @@ def check_backwards(run: Callable[..., None], dtype: str, lanes: int, memory: Fe
             assert torch.equal(out, wanted), (dtype, mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [p for p in level_params() if p.values[0].lanes > 1])
 def test_windows(level: Level) -> None:
     dtypes = ("f32", "f64", "bf16", "i8", "i64", "bool")

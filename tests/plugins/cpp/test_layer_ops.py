@@ -134,8 +134,8 @@ def exact_ops(group: tuple[str, ...]) -> list[Op]:
 # of integers the smallest and the largest are quick: those between them are lanes of other widths
 GROUPS = {
     "float": FLOATS,
-    "signed": ("i8", "i64"),
-    "more signed": ("i16", "i32"),
+    "signed": ("i64",),
+    "more signed": ("i8", "i16", "i32"),
     "unsigned": ("u8", "bool"),
     "more unsigned": tuple(name for name in UNSIGNED if name != "u8"),
 }

@@ -55,6 +55,7 @@ def test_linear_layers_with_an_activation(run: Any, then: Callable[..., Any]) ->
     assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 0
 
 
+@pytest.mark.slow
 def test_linear_layers_with_a_residual(run: Any) -> None:
     for function in (lambda x, r: LINEAR(x) + r, lambda x, r: r + LINEAR(x)):
         report = run(function, X, OTHER)
@@ -224,12 +225,13 @@ def test_who_made_the_processor(tmp_path):
     preferences.vendor.cache_clear()
 
 
+@pytest.mark.slow
 def test_sizes_that_are_not_known(run: Any) -> None:
     report = run(lambda x: F.gelu(LINEAR(x)), X[0], dynamic=True)
     assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 0
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("then", [F.silu, F.hardswish, lambda x: F.leaky_relu(x, 0.3)])
 def test_convolutions_with_an_activation(run: Any, then: Callable[..., Any]) -> None:
     report = run(lambda x: then(CONVOLUTION(x)), torch.randn(3, 4, 9, 11))
@@ -264,6 +266,7 @@ def test_activations_that_make_numbers_of_nan_are_refused(run: Any, then: Callab
     assert report.kernels == 1 and "nothing follows" in reasons(report)["cpp:onednn_fused_conv"]
 
 
+@pytest.mark.slow
 def test_relu_behind_a_linear_layer_keeps_nan(run: Any) -> None:
     report = run(lambda x: F.relu(LINEAR(x)).isnan(), torch.full((3, 24), float("nan")))
     assert "nothing follows" in reasons(report)["cpp:onednn_fused"]
@@ -370,6 +373,7 @@ def test_weights_are_laid_out_once_and_again_after_a_change(
     assert report.calls == (f"frozen.{once}.default", f"mkldnn.{call}")
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_stored(run: Any) -> None:
     found = reasons(run(lambda x: F.silu(LINEAR(x)), X))
     assert "only with freezing" in found["cpp:onednn_fused_packed"]

@@ -91,7 +91,7 @@ class Gated(nn.Module):
         return y + self.down(F.gelu(self.gate(x)) * self.up(x))
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing, dynamic", [(False, True), (True, False), (True, True)])
 def test_layers_of_f32_that_are_generated(
     freezing: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch
@@ -122,7 +122,7 @@ def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.hardswish(F.linear(x, w, b)) + 1
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "rows, columns, depth", [(1, 1000, 640), (1, 10, 33), (3, 77, 129), (8, 64, 2048), (1, 1, 70), (4, 1, 70)]
 )
@@ -138,7 +138,7 @@ def test_results(rows: int, columns: int, depth: int) -> None:
         assert not any("addmm" in decision.second for decision in last_reports()[-1].decisions)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @needs_amx
 @pytest.mark.parametrize("rows, columns, depth", [(1, 1000, 640), (1, 10, 33), (3, 77, 129), (4, 64, 2048)])
 def test_results_in_bf16(rows: int, columns: int, depth: int) -> None:

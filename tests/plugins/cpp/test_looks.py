@@ -189,6 +189,7 @@ def test_arguments_of_another_number_are_none_of_them() -> None:
     assert entry.look([torch.ones(1), *given])
 
 
+@pytest.mark.slow
 def test_random_changes_in_a_network_that_is_compiled() -> None:
     torch.manual_seed(3)
     layers = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(3)]

@@ -116,7 +116,7 @@ def test_depths_that_are_cut(right: str, isa: str) -> None:
     check(Matmul(30, 50, 1500, right=right, bias=True), isa)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "avx2"])
 @pytest.mark.parametrize("columns", [72, 112, 116, 200])
@@ -125,7 +125,7 @@ def test_a_last_block_of_fewer_vectors(columns: int, isa: str) -> None:
     check(Matmul(131, columns, 1100, right="bkn", residual=True), isa)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_more_than_one_thread(right: str) -> None:
@@ -374,6 +374,7 @@ def test_packed_weights_laid_out_before(shape: tuple[int, int, int], packed: int
     check(Matmul(m, n, k, dtype=dtype, right="kn", packed=packed, left="bkm", dynamic="m", residual=True))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("configurations")
 def test_packed_weights_of_another_type_are_laid_out_again() -> None:
     mm = Matmul(9, 128, 37, dtype=bf16, right="kn", packed=64, out_dtype=bf16)
@@ -440,7 +441,7 @@ def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_p
     made.build(sources, tmp_path)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("configurations")
 @pytest.mark.parametrize("isa", ["", "scalar"])
 @pytest.mark.parametrize("right", ["bkn", "bnk"])

@@ -24,7 +24,7 @@ class Squeezed(nn.Module):
         return y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True)))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 3])
 def test_means_of_channels_of_one_large_image(window: int) -> None:
     """No kernel is interpreted: `strict` raises where one would be."""

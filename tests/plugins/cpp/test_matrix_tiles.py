@@ -98,6 +98,7 @@ def test_numbers_that_are_none_stay_in_their_pixels(freezing: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
+@pytest.mark.quick(1)
 @needs_amx
 @pytest.mark.parametrize("freezing", [False, True])
 def test_changed_weights_are_seen(freezing: bool) -> None:
@@ -110,7 +111,7 @@ def test_changed_weights_are_seen(freezing: bool) -> None:
     assert (PACK in last_reports()[-1].calls) == freezing
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [32, 96, 48])
 @pytest.mark.parametrize("depth", [16, 40])
 def test_weights_in_pairs_of_steps(depth: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +196,7 @@ def test_windows_are_as_near_as_those_of_eager_mode(
 
 
 @needs_amx
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("channels", "stride", "dilation"), [(32, 1, 1), (32, 2, 1), (16, 1, 2), (3, 2, 1)])
 @pytest.mark.parametrize("freezing", [False, True])
 def test_what_is_no_number_stays_under_its_windows(
@@ -219,6 +220,7 @@ def test_what_is_no_number_stays_under_its_windows(
         torch.testing.assert_close(ours.float(), wanted, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
+@pytest.mark.quick(1)
 @needs_amx
 @pytest.mark.parametrize("last", [False, True])
 def test_results_with_pixels_side_by_side_have_a_loop_of_their_own(last: bool) -> None:
@@ -235,7 +237,7 @@ def test_results_with_pixels_side_by_side_have_a_loop_of_their_own(last: bool) -
 
 
 @needs_amx
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("freezing", [False, True])
 def test_changed_weights_of_windows_are_seen(freezing: bool) -> None:
     torch.manual_seed(0)
@@ -271,6 +273,7 @@ def test_sizes_of_images_may_vary(images: tuple[tuple[int, int, int], ...]) -> N
             torch.testing.assert_close(call(x), model(x), rtol=4e-2, atol=4e-2)
 
 
+@pytest.mark.quick(1)
 @needs_amx
 @pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv3d])
 def test_windows_of_one_and_three_dimensions(layer: type[nn.Module]) -> None:
@@ -314,7 +317,7 @@ class Sound(nn.Module):
 
 
 @needs_amx
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(("channels", "inside", "length"), [(80, 64, 301), (32, 512, 700), (1, 16, 90)])
 def test_convolutions_along_one_axis(channels: int, inside: int, length: int, freezing: bool) -> None:
@@ -330,6 +333,7 @@ def test_convolutions_along_one_axis(channels: int, inside: int, length: int, fr
         assert not any("convolution" in name for name in last_reports()[-1].calls)
 
 
+@pytest.mark.slow
 @needs_amx
 def test_lengths_of_lines_may_vary_and_gradients_are_as_before() -> None:
     torch.manual_seed(0)
@@ -435,7 +439,7 @@ def test_weights_are_read_as_they_are(width: int, inside: int, rows: int, thread
 
 
 @needs_amx
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [9, 40])
 def test_columns_of_one_register(rows: int) -> None:
     torch.manual_seed(0)
@@ -446,6 +450,7 @@ def test_columns_of_one_register(rows: int) -> None:
     assert last_reports()[-1].calls == ()
 
 
+@pytest.mark.quick(1)
 @needs_amx
 @pytest.mark.parametrize(("width", "inside"), [(264, 256), (256, 250), (128, 256)])
 def test_weights_that_do_not_fill_matrix_registers_are_left_to_the_library(width: int, inside: int) -> None:
@@ -457,16 +462,24 @@ def test_weights_that_do_not_fill_matrix_registers_are_left_to_the_library(width
 
 
 @needs_amx
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("freezing", [False, True])
-def test_linear_layers_of_any_number_of_rows(freezing: bool) -> None:
+@pytest.mark.parametrize("freezing", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rows_of_calls",
+    [
+        (40, 31, 257),
+        # with one row, which is a program of its own
+        pytest.param((40, 33, 100, 2, 31, 257, 1, 64), marks=pytest.mark.slow),
+    ],
+    ids=["some", "more"],
+)
+def test_linear_layers_of_any_number_of_rows(freezing: bool, rows_of_calls: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     width = 64 if freezing else 256
     model = Gated(width, width + 32).eval().bfloat16()
     options = {"strict": True, "freezing": freezing}
     call = torch.compile(model, backend="polyfuse", dynamic=True, options=options)
     with torch.no_grad():
-        for rows in (40, 33, 100, 2, 31, 257, 1, 64):
+        for rows in rows_of_calls:
             x = torch.randn(rows, width).bfloat16()
             torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
             model.down.weight.mul_(-1)  # is seen

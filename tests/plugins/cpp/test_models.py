@@ -183,6 +183,7 @@ def test_wrong_arguments_are_refused(attention, x, reason):
     assert reason in result.error
 
 
+@pytest.mark.slow
 def test_an_example_with_expanded_dimensions_takes_no_other_layout(folder):
     """A copy of the elements into one that they share would keep the last."""
     x, model = torch.randn(5, 1).expand(5, 4), torch.nn.Softmax(0)
@@ -232,6 +233,7 @@ def test_arguments_and_buffers_that_are_written_to(folder):
     torch.testing.assert_close(call(path, [[wide.t()]])[0].inputs[0], wide.t() * 2)
 
 
+@pytest.mark.slow
 def test_each_model_has_its_own_buffers(folder):
     path = package(exported(mixed()), path=folder / "mixed.pf", native=True)
     x, y = torch.randn(5, 8), torch.randn(6)

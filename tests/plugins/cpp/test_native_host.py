@@ -54,7 +54,7 @@ def test_programs_of_kernels_alone(tmp_path):
     assert compare(chain, tmp_path, (x, torch.randn(7, 33))) == [NATIVE]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(0, 4), (1, 1), (4, 1)])
 def test_empty_and_tiny_inputs(tmp_path, size):
     def f(x):
@@ -84,6 +84,7 @@ def test_mutated_inputs_and_aliases(tmp_path):
         assert got[1] is other and got[2].data_ptr() == other.data_ptr()
 
 
+@pytest.mark.slow
 def test_results_that_are_no_new_tensors(tmp_path):
     assert compare(odd_results, tmp_path, (torch.randn(4, 3),), dynamic=True) == [NATIVE]
 
@@ -104,6 +105,7 @@ def test_dynamic_sizes(tmp_path):
     assert compare(f, tmp_path, *calls, dynamic=True)[-1] == NATIVE
 
 
+@pytest.mark.slow
 def test_sizes_that_only_python_computes(tmp_path):
     def f(x):
         return torch.nn.functional.interpolate(x, scale_factor=1.5, mode="nearest") * 2
@@ -113,6 +115,7 @@ def test_sizes_that_only_python_computes(tmp_path):
     assert all(text == NATIVE or text.startswith("Python: ") for text in reports) and reports
 
 
+@pytest.mark.slow
 def test_sizes_that_data_decide(tmp_path):
     def f(x):
         where = torch.nonzero(x > 0)
@@ -123,6 +126,7 @@ def test_sizes_that_data_decide(tmp_path):
         assert compare(f, tmp_path, *calls, fullgraph=True) == [NATIVE]
 
 
+@pytest.mark.slow
 def test_numbers_read_from_data(tmp_path):
     def f(x, n):
         count = n.item()
@@ -135,6 +139,7 @@ def test_numbers_read_from_data(tmp_path):
         assert set(compare(f, tmp_path, *calls, fullgraph=True)) == {NATIVE}
 
 
+@pytest.mark.slow
 def test_a_fraction_read_from_data_leaves_the_program_to_python(tmp_path):
     def f(x, n):
         return x * n.item()
@@ -163,16 +168,20 @@ def test_lengths_of_ragged_tensors_leave_the_program_to_python(tmp_path):
     assert {"length of ragged tensors" in report.host.text() for report in last_reports()} == {True}
 
 
-def test_branches_and_loops(tmp_path):
+def test_branches(tmp_path):
     def branch(x):
         return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,)) + 1
 
+    assert NATIVE in compare(branch, tmp_path, (torch.ones(4),), (-torch.ones(4),), fullgraph=True)
+
+
+@pytest.mark.slow
+def test_loops(tmp_path):
     def loop(x):
         from torch._higher_order_ops import while_loop
 
         return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
 
-    assert NATIVE in compare(branch, tmp_path, (torch.ones(4),), (-torch.ones(4),), fullgraph=True)
     assert NATIVE in compare(loop, tmp_path, (torch.randn(4),), fullgraph=True)
 
 
@@ -194,6 +203,7 @@ def test_training(tmp_path):
     assert_same(grads[1], grads[0])
 
 
+@pytest.mark.slow
 def test_memory_pools(tmp_path):
     def f(x, w):
         for _ in range(3):
@@ -218,6 +228,7 @@ def test_errors_are_those_of_python_programs(tmp_path):
     assert said[0] == said[1] and "aten.embedding" in said[1][1]
 
 
+@pytest.mark.slow
 def test_memory_that_cannot_be_had_is_an_error(tmp_path):
     def f(x):
         return x.cumsum(0).sum()
@@ -294,11 +305,13 @@ def test_what_stands_in_the_way_is_reported(tmp_path, monkeypatch):
         assert "#error no" in report(cache_dir=str(tmp_path / "another"))
 
 
+@pytest.mark.slow
 def test_kernels_without_a_c_symbol_are_launched_from_python(tmp_path, monkeypatch):
     monkeypatch.setattr(CppBackend, "host", lambda self, source: None)
     assert compare(chain, tmp_path, (torch.randn(7, 9), torch.randn(7, 9))) == [NATIVE]
 
 
+@pytest.mark.slow
 def test_small_memory_lies_on_the_stack(tmp_path):
     def f(x):
         return torch.softmax((x * 2).sum(0, keepdim=True) + x, -1).cumsum(0)

@@ -80,7 +80,7 @@ def test_rows_of_any_length(width: int) -> None:
         agrees(kernel, 24)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [8, 16, 17, 40])
 def test_any_number_of_channels(channels: int) -> None:
     kernels = [

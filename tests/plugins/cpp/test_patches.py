@@ -46,7 +46,7 @@ def image(*size: int) -> Tensor:
 
 
 @needs_amx
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(
@@ -58,12 +58,14 @@ def test_patches_become_rows(window: Any, outputs: int, bias: bool, rows: bool, 
     assert rewritten(model, image(2, 3, 5 * down, 4 * along), freezing=freezing) == 1
 
 
+@pytest.mark.slow
 @needs_amx
 def test_images_with_channels_last() -> None:
     x = image(2, 3, 64, 48).contiguous(memory_format=torch.channels_last)
     assert rewritten(Patches(16, 64).bfloat16().eval(), x) == 1
 
 
+@pytest.mark.quick(2)
 @needs_amx
 @pytest.mark.parametrize(
     "window, options",
@@ -87,6 +89,7 @@ def test_a_border_that_is_cut_off_stays() -> None:
     assert rewritten(Patches(16, 64).bfloat16().eval(), image(1, 3, 70, 64)) == 0
 
 
+@pytest.mark.slow
 @needs_amx
 def test_who_asks_for_the_library_gets_it() -> None:
     for options in ({"gemm": "library"}, {"numerics": "eager"}, {"cpp.isa": "avx2"}):
@@ -99,6 +102,7 @@ def test_nothing_changes_without_matrix_registers_or_in_f32(monkeypatch: pytest.
     assert rewritten(Patches(16, 64).bfloat16().eval(), image(1, 3, 64, 64)) == 0
 
 
+@pytest.mark.slow
 @needs_amx
 def test_gradients_are_as_before() -> None:
     model, x = Patches(16, 64).bfloat16(), image(2, 3, 64, 64)

@@ -94,6 +94,7 @@ def test_packed_weights_are_inputs_but_not_one_that_is_written(run: Run, tmp_pat
     assert report.calls.count(LAYS_OUT) == 2 and len(report.calls) == 2 + report.extern_calls
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_laid_out(run: Run) -> None:
     assert "cpp+packed" not in reasons(run(LAYER, X))
     cases: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {

@@ -65,7 +65,7 @@ def agrees(k: KernelBuilder, isa: str, width: int, rows: int, dtype: DType, *siz
 KINDS = ("zeros", "edge", "mirror", "wrap")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_margins_of_any_size(kind: str) -> None:
     # many rows, each range by range; few rows, each range by itself

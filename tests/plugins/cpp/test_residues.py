@@ -63,7 +63,7 @@ def agrees(kernel: Kernel, isa: str, inputs: list[Tensor], out: Tensor, *sizes: 
     assert torch.equal(fenced[out.numel() :], out)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("by", [2, 3, 4])
@@ -124,7 +124,7 @@ def test_questions_about_remainders_are_answered() -> None:
     agrees(kernel, "", [filled(32, f32)], filled(64, f32))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "stride"),
     [

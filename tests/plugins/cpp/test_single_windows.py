@@ -43,7 +43,7 @@ def check(layer: nn.Module, x: torch.Tensor, count: int, training: bool, **optio
 
 
 @needs_amx
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     "layer, size",

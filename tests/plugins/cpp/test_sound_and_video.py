@@ -70,6 +70,7 @@ def test_along_one_axis(layer: nn.Conv1d, size: tuple[int, ...]) -> None:
     agrees_on_all(compiled(model), model, layer, torch.randn(size))
 
 
+@pytest.mark.slow
 def test_groups_along_one_axis_behind_another_layer() -> None:
     model = nn.Sequential(
         nn.Conv1d(3, 32, 3), nn.Conv1d(32, 64, 3, padding=2, dilation=2, groups=2), nn.ELU()
@@ -107,7 +108,7 @@ def test_over_space_and_time(layer: nn.Conv3d, size: tuple[int, ...]) -> None:
 def test_sizes_of_any_number() -> None:
     along = nn.Sequential(nn.Conv1d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(32, 16, 3))
     call = compiled(along, dynamic=True)
-    for size in ((2, 3, 50), (3, 3, 81), (5, 3, 24)):
+    for size in ((2, 3, 50), (5, 3, 81)):
         agrees(call, along, torch.randn(size))
 
 
@@ -119,6 +120,7 @@ def test_space_and_time_of_any_size() -> None:
         agrees(call, over, torch.randn(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_few_pixels_pack_their_weight_at_each_call(axes: int) -> None:
     """Looking whether a small packed weight has changed would take longer, and the copy its memory."""
@@ -133,6 +135,7 @@ def test_few_pixels_pack_their_weight_at_each_call(axes: int) -> None:
     agrees(call, model, x, ())
 
 
+@pytest.mark.slow
 def test_what_learns_convolves_as_it_is_written() -> None:
     model = nn.Sequential(nn.Conv1d(3, 16, 3), nn.ReLU(), nn.Conv1d(16, 8, 3, padding=1))
     call, x = torch.compile(model, backend="polyfuse", options={"strict": True}), torch.randn(2, 3, 60)

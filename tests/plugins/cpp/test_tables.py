@@ -77,7 +77,7 @@ def test_what_is_cheap_or_read_from_memory_is_no_table() -> None:
     assert "table_" not in backend().emit(k.build()).text
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("corners", [False, True])
 def test_interpolation_by_any_factor(corners: bool) -> None:
     def resample(x: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ def centred(
     return k
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize("shape", [(64, 32), (37, 23), (16, 7), (70, 5), (100, 33), (9, 300)])

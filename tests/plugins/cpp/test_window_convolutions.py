@@ -108,14 +108,16 @@ def test_kinds_of_windows(layer: nn.Conv2d, size: tuple[int, ...], last: bool) -
     agrees(call, model, x)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
         (nn.Conv2d(1, 2 * LANES, 5, padding=2), (2, 1, 9, 28)),
         (nn.Conv2d(1, LANES, (3, 7), stride=(1, 2), padding=(2, 3)), (1, 1, 8, 61)),
+        (nn.Conv2d(1, LANES, 3, padding=1), (2, 1, 17, 23)),
         (nn.Conv1d(1, 4 * LANES, 20, 4, padding=10), (2, 1, 200)),
     ],
-    ids=["5x5", "3x7 and stride", "along one axis"],
+    ids=["5x5", "3x7 and stride", "3x3", "along one axis"],
 )
 def test_images_of_one_channel(layer: Any, size: tuple[int, ...]) -> None:
     """Taps of a line are read side by side, as channels of a pixel are."""
@@ -147,7 +149,7 @@ def test_images_of_one_channel(layer: Any, size: tuple[int, ...]) -> None:
     assert not found.isnan().any(), "weights beyond the border count"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 def test_windows_over_images_of_any_size(groups: int) -> None:
     model = nn.Conv2d(8, 2 * LANES, 3, stride=2, padding=1, groups=groups)
@@ -242,7 +244,7 @@ def test_what_follows_is_done_in_the_same_kernel() -> None:
         (nn.Conv2d(4, 16, 3), (1, 4, 3, 5), "not known to be faster here"),
         (nn.Conv2d(16, 16, 5, groups=4), (1, 16, 20, 20), "its 4 columns are no multiple of"),
         (nn.Conv2d(4, 16, 3).double(), (1, 4, 20, 20), "not known to be faster here"),
-        (nn.Conv2d(1, 16, 3, padding=1), (1, 1, 20, 20), "not known to be faster here"),
+        (nn.Conv2d(1, 16, 3, dilation=2), (1, 1, 20, 20), "not known to be faster here"),
         (nn.Conv2d(8, 32, 3, padding=9, dilation=9), (1, 8, 14, 14), "not known to be faster here"),
     ],
     ids=["6 channels", "few pixels", "groups of 4", "f64", "one channel", "dilated over the border"],

@@ -60,7 +60,7 @@ def test_text_of_gradients(name, golden):
     golden(f"cutlass/attention_backward_{name}.txt", generated_part(backward(SHORTER[name]).source))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("name", SHORTER)
 def test_gradients_compile(tmp_path, name):
@@ -152,8 +152,9 @@ def test_gradients_in_any_order_are_refused_where_they_must_be_equal():
         lowering.HopperKernels(Context(), "cuda:1", ())
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("name", [*list(EMULATED)[:3], pytest.param("dynamic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [n if n == "short" else pytest.param(n, marks=pytest.mark.slow) for n in EMULATED]
+)
 def test_gradients_in_a_graph(name):
     pytest.importorskip("triton", reason=TRITON)
     from triton_interpreted import in_interpreter

@@ -64,7 +64,7 @@ def test_compiles_without_spills(tmp_path, name):
     assert artifact.meta == source.meta and artifact.symbol == source.symbol
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(
     "tiling", (Tiling(2, 128, pingpong=True, stages=6), Tiling(1, 256)), ids=("pingpong", "wide")
@@ -75,7 +75,7 @@ def test_matmuls_do_not_wait_for_each_other_where_the_depth_is_a_symbol(tmp_path
     assert not read_unit(tmp_path)[source.key].serial
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("batch", (0, 96))
 def test_neighbours_are_stored_at_once(tmp_path, batch):

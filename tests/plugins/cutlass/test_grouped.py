@@ -121,6 +121,7 @@ def test_operands_are_described_to_the_copy_engine():
         assert sizes.tiles == (ROWS // 128 + GROUPS) * 2
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(
     ("along", "every"),

@@ -100,7 +100,7 @@ def test_rounded_results_arrive_through_the_copy_engine(tmp_path, columns, block
     assert arrives_once(("rounded.cuh",), numbers, False, tmp_path)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "chunk", "blocks", "count", "buffers"),
     (

@@ -104,7 +104,7 @@ def test_without_freezing(size: tuple[int, ...], weights: str, kind: tuple[int, 
     assert report.calls.count(MULTIPLIES) == (0 not in size)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("weights", ["symmetric", "asymmetric", "one scale"])
 @pytest.mark.parametrize("kind", [U8, S8], ids=["u8", "s8"])
@@ -126,6 +126,7 @@ def test_the_longest_sums_of_the_largest_numbers(zero: int) -> None:
     assert MULTIPLIES not in run(longer, torch.randn(2, (1 << 15) + 1)).calls
 
 
+@pytest.mark.slow
 def test_rows_that_vary() -> None:
     model = Layer()
     for rows in (7, 2, 30):

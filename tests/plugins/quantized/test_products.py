@@ -95,7 +95,7 @@ def applied(report: GraphReport) -> dict[str, int]:
 
 
 @needs_instructions
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [(5, 24), (3, 7, 24), (1, 24), (0, 24)], ids=str)
 @pytest.mark.parametrize(
     "how",
@@ -169,7 +169,7 @@ class OneScale(nn.Module):
 
 
 @needs_instructions
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("last", [False, True])
@@ -194,6 +194,7 @@ def test_weights_of_convolutions_are_packed_once(
     assert applied(report)["convolution"] == 1
 
 
+@pytest.mark.quick(1)
 @needs_instructions
 @pytest.mark.parametrize("freezing", [False, True])
 def test_a_convolution_with_one_scale(freezing: bool) -> None:
@@ -320,7 +321,7 @@ class Residual(nn.Module):
 
 
 @needs_instructions
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("then", "kind"), [(F.relu, U8), (lambda x: x, U8), (lambda x: x, S8), (F.gelu, U8)])

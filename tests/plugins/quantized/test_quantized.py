@@ -228,6 +228,7 @@ def test_maxima_of_windows_are_taken_of_bytes(kind, last, window):
     assert cancelled(report) == 1 and report.calls == ()
 
 
+@pytest.mark.slow
 def test_maxima_with_positions_or_another_scale_are_not_cancelled():
     def positions(x):
         q = ops.quantize_per_tensor.default(x, *parameters())

@@ -49,7 +49,7 @@ kernel k on cuda {
 """
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "rows", "numerics"),
     [

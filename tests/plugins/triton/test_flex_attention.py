@@ -14,8 +14,9 @@ from triton_interpreted import in_interpreter
 from triton_written import FLEX_DEFECTS, faults_of_checked_attention
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [n if n == "odd" else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_beside_eager_mode(name):
     assert in_interpreter(flex_faults, name) == []
 
@@ -26,9 +27,8 @@ def test_what_is_refused_is_left_to_eager_mode_alone(name):
     assert in_interpreter(refused_faults, name) == []
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
-@pytest.mark.parametrize("name", ["bf16", "soft cap"])
+@pytest.mark.parametrize("name", [pytest.param("bf16", marks=pytest.mark.slow), "soft cap"])
 def test_compiles_without_spilling(name, arch):
     from polyfuse_triton.build.pipeline import compile_kernel, function_of
 

@@ -75,6 +75,7 @@ def test_compiles_without_spilling(case):
     assert compiled(case, 90).spilled_bytes == 0
 
 
+@pytest.mark.slow
 def test_rows_of_unknown_length_are_copied_in_wide_chunks_where_they_are_aligned():
     made = compiled(Case("s0~4096", "s1~4096", "s2~4096"), 90)
     assert "cp.async" in made.ptx and made.spilled_bytes == 0

@@ -111,7 +111,7 @@ def test_layers(name: str, rows: int, group: int, dtype: torch.dtype) -> None:
     assert not in_interpreter(faults, name, rows, group, dtype)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [8, 33])
 def test_parts_of_each_group(rows: int) -> None:
     """22 groups are divided once, and then each group is."""

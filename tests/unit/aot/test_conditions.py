@@ -42,6 +42,7 @@ class Pooled(torch.nn.Module):
         return torch.nn.functional.max_pool2d(x, 2).flatten(1).sum(1) + torch.cat([y, y]).view(3, -1).sum()
 
 
+@pytest.mark.slow
 def test_several_conditions_at_once(tmp_path: Path) -> None:
     dynamic = ({0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}, (Dim.AUTO,))
     model = Pooled()

@@ -115,6 +115,7 @@ def test_what_an_entry_writes_to_is_folded_in_none(tmp_path):
         torch.testing.assert_close(bias, counts.conv.bias)
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_stay_so(tmp_path):
     model, x = Network().eval(), torch.randn(2, 3, 12, 12)
     with torch.no_grad():
@@ -123,6 +124,7 @@ def test_values_that_are_not_finite_stay_so(tmp_path):
     torch.testing.assert_close(found(x), model(x), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_sixteen_bits(tmp_path):
     model, x = Network().eval().bfloat16(), torch.randn(2, 3, 16, 16, dtype=torch.bfloat16)
     found = load(package(model, (x,), path=tmp_path / "frozen.pf", options=FROZEN))(x)

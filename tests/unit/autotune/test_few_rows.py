@@ -99,6 +99,7 @@ def test_parts_of_the_depth(run: Any, rows: int, dtype: torch.dtype) -> None:
     assert report.kernels == 2, "the sums of the parts are added where they are used"
 
 
+@pytest.mark.slow
 def test_parts_for_a_class_of_sizes(run: Any) -> None:
     """Rows from 2 to 8 are one program, further ones others, all with bounds for their number."""
     x, w, b = of(3, 72), of(48, 72), of(48)
@@ -133,6 +134,7 @@ def test_tiles_of_as_many_rows_as_there_are(depth: int, columns: int) -> None:
     assert streamed(first) == ["cpp"] and not first.extern_calls
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dear, parts", [(1 << 20, [2, 2, 4]), (0, [4, 4, 4])], ids=["dear", "cheap"])
 def test_what_is_launched_together_is_split_together(
     run: Any, monkeypatch: pytest.MonkeyPatch, dear: int, parts: list[int]

@@ -79,7 +79,7 @@ def test_one_row(run: Any, function: Callable[..., torch.Tensor], dtype: torch.d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [2, 9, 40])
 @pytest.mark.parametrize("function", [converted, scaled, turned, shifted])
@@ -89,7 +89,7 @@ def test_some_rows(run: Any, function: Callable[..., torch.Tensor], rows: int, d
     assert is_narrow(report) and report.kernels == 1 and not report.extern_calls
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("then", [torch.nn.functional.silu, lambda x: x.relu() * 2], ids=["silu", "relu"])
@@ -176,7 +176,7 @@ def test_fewer_rows_where_the_library_has_tiles(
         assert is_narrow(run(converted, x, weights()[:, :64].contiguous(), scale)) == narrow
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["avx2", "sse", "scalar"])
 @pytest.mark.parametrize("rows", [1, 4, 9])
 def test_other_instruction_sets(run: Any, rows: int, isa: str) -> None:
@@ -246,7 +246,7 @@ def mixed(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor, scale: torch.Ten
     return torch.nn.functional.linear(x, weight.reshape(w.shape[0], -1))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [nibbles, upper_first, signed, mixed])
 @pytest.mark.parametrize("rows", [1, 9])
@@ -297,7 +297,7 @@ def test_groups_on_other_instruction_sets(run: Any, rows: int, isa: str) -> None
     assert is_narrow(report) == (isa != "scalar")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_halves_of_bytes_one_behind_the_other(run: Any, dtype: torch.dtype, rows: int) -> None:
@@ -306,7 +306,7 @@ def test_halves_of_bytes_one_behind_the_other(run: Any, dtype: torch.dtype, rows
     run(halves, torch.randn(rows, 96, dtype=dtype), w, zero, scale)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("function", [converted, shifted, turned])
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"), [(3, 32, 16), (5, 4160, 40), (20, 2080, 33), (32, 64, 200), (2, 96, 48)]
@@ -330,7 +330,7 @@ def test_any_number_of_rows_in_matrix_registers() -> None:
         assert error < 1e-2 * shifted(x.double(), w, scale.double()).norm()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_other_bytes_in_matrix_registers(run: Any, kind: torch.dtype) -> None:
     x, scale = torch.randn(7, 128).bfloat16(), torch.rand(50).bfloat16()
@@ -346,6 +346,7 @@ def test_a_weight_in_groups_that_is_used_twice_is_stored(run: Any) -> None:
     assert not is_narrow(run(function, torch.randn(1, 70), weights(), torch.rand(48, 2) + 0.5))
 
 
+@pytest.mark.slow
 def test_a_weight_that_lies_across_the_depth(run: Any) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ w.to(x.dtype)
@@ -407,6 +408,7 @@ def test_every_code_of_eight_bit_floats(run: Any, rows: int, kind: torch.dtype) 
     torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_a_batch_of_rows(run: Any) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.bmm(x, w.to(x.dtype))
@@ -432,11 +434,12 @@ def test_a_converted_weight_that_is_used_twice_is_stored(run: Any) -> None:
     assert not is_narrow(run(function, torch.randn(1, 70), weights()))
 
 
+@pytest.mark.slow
 def test_rows_that_are_unknown(run: Any) -> None:
     assert not is_narrow(run(converted, torch.randn(5, 70), weights(), torch.rand(48) + 0.5, dynamic=True))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rows, narrow", [(5, True), (20, False)])
 def test_the_most_rows_of_a_class_count(
     run: Any, monkeypatch: pytest.MonkeyPatch, rows: int, narrow: bool

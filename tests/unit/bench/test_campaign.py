@@ -146,7 +146,7 @@ def test_a_busy_machine_is_warned_about(pretending, capsys, monkeypatch):
     assert "busy (load 64.0" in json.loads(out)["warnings"][0]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["png", "svg"])
 @pytest.mark.parametrize("sweep", [[], ["--sweep", "batch=1..4"]])
 def test_pictures(pretending, capsys, tmp_path, ending, sweep):

@@ -83,6 +83,7 @@ def test_networks_that_were_measured_are_not_planned_again() -> None:
     assert planned["name"] == "unet" and planned["effort"]["rest_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_rows_of_an_earlier_run_stay_and_each_candidate_has_the_rounds_asked_for(tmp_path: Path) -> None:
     words = ["engines", "--tiny", "--batch", "1", "--backends", "eager", "--quick", "--rounds", "2"]
     words += ["--together", "2", "--out", str(tmp_path / "rows.json")]

@@ -24,6 +24,7 @@ def no_better_judge() -> None:
     return None
 
 
+@pytest.mark.slow
 def test_compare_tells_slow_from_fast() -> None:
     now = [0.0]
 
@@ -187,6 +188,7 @@ def test_building_a_kernel_is_shown_without_what_dynamo_takes(tmp_path: Path) ->
     assert "| softmax | 4 s | 1 s |" in text and "**0.25×**" in text
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("then", sorted(linear.FUNCTIONS))
 def test_a_linear_layer_is_measured(then: str) -> None:
     name = next(name for name, case in linear.CASES.items() if case.then == then)

@@ -63,6 +63,7 @@ def test_layers_alternate_and_a_failure_costs_its_backend_alone(monkeypatch: pyt
     assert row["failures"] == {"dynamo": "it cannot"} and row["seconds"]["polyfuse"]["8"] == [8.0, 8.0]
 
 
+@pytest.mark.slow
 def test_one_function_serves_all_sizes_beside_static_twins() -> None:
     prepared = any_size.prepare("mlp", "default", (2, 8))
     assert prepared.graphs == 1 and set(prepared.calls) == {2, 8}

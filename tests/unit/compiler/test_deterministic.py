@@ -62,6 +62,7 @@ def test_values_for_one_index_are_stored_in_order(name: str, warn_only: bool) ->
         assert torch.equal(run(*inputs), first)
 
 
+@pytest.mark.slow
 def test_gradients_too() -> None:
     torch.use_deterministic_algorithms(True)
     table = torch.randn(ROWS, COLUMNS, requires_grad=True)

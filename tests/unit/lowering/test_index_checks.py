@@ -59,7 +59,7 @@ def check(case: IndexCase, run: Callable[..., Any]) -> None:
         torch.testing.assert_close(run(*case.arguments()), wanted)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 def test_out_of_range_raises_as_eager_mode_does(name: str) -> None:
     check(CASES[name], compiled(CASES[name].function))

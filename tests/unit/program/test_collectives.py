@@ -213,7 +213,7 @@ def test_complex_numbers(check: Any) -> None:
     check(function, torch.randn(4, 6, dtype=torch.complex64), strict=False)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64, torch.int64, torch.uint8))
 def test_single_numbers_and_other_types(check: Any, dtype: torch.dtype) -> None:
     def function(x: torch.Tensor) -> Any:

@@ -225,6 +225,7 @@ def test_graphs_of_one_number_keep_their_own_memory(tmp_path: Path) -> None:
     assert all(graph["memory"]["eager"]["peak"] > 0 for graph in found)
 
 
+@pytest.mark.slow
 def test_a_native_host_program_is_measured_in_its_python_form(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x @ x.sin(), -1)

@@ -121,9 +121,9 @@ def _convolution(
     if not transposed:
         return NotImplemented
     dims = len(stride)
-    side_by_side = list(stride) == list(weight.shape[2:]) and all(n == 1 for n in dilation)
-    if side_by_side and groups == 1 and not any((*padding, *output_padding)):
-        return _blocks(x, weight, bias)
+    if groups == 1 and lie_side_by_side(weight.shape[2:], stride, padding, dilation, output_padding):
+        sizes = x.shape[0], *x.shape[2:]
+        return blocks_of_pixels(_called, _called, (x, weight, bias), sizes, weight.shape, last=False)
     for d in range(dims):
         x = _spread(x, x.dim() - dims + d, stride[d])
     margins: list[int] = []
@@ -138,22 +138,70 @@ def _convolution(
     return _aten.convolution(x, flipped, bias, ones, none, dilation, False, none, groups)
 
 
-def _blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A transposed convolution whose windows lie side by side: each pixel gives a block, as a convolution of
-    windows of one pixel does that has a channel for each number of a block.
+def lie_side_by_side(
+    window: Sequence[Any],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+) -> bool:
+    """Whether no result of a transposed convolution is the sum of several windows, or left without one."""
+    return (
+        list(stride) == list(window)
+        and all(n == 1 for n in dilation)
+        and not any((*padding, *output_padding))
+    )
+
+
+def blocks_of_pixels(
+    call: Callable[..., Any],
+    of_weight: Callable[..., Any],
+    operands: tuple[Any, Any, Any],
+    sizes: Sequence[Any],
+    shape: Sequence[int],
+    last: bool,
+) -> Any:
+    """A transposed convolution whose windows lie side by side: each pixel gives a block of results, as a
+    convolution of windows of one pixel does that has a channel for each number of a block.
+
+    Args:
+        call: calls an operator, on tensors or as a new node of a graph.
+        of_weight: the same, for what follows from the weight and the bias alone.
+        operands: the image, the weight, and the bias or None.
+        sizes: how many images there are (-1: any number), and their extents.
+        shape: of the weight.
+        last: whether the results lie with their channels last, as the image does.
     """
-    inputs, outputs, *window = weight.shape
+    image, weight, bias = operands
+    inputs, outputs, *window = shape
+    batch, *extents = sizes
     dims, count = len(window), prod(window)
-    last = [*range(2, 2 + dims), 1, 0]
-    flat = weight.permute(last).reshape(count * outputs, inputs, *[1] * dims)
-    repeated = None if bias is None else bias.repeat(count)
+    # the numbers of a block in the order in which they will lie: by the window, then by channel
+    flat = of_weight(_aten.permute.default, weight, [*range(2, 2 + dims), 1, 0])
+    flat = of_weight(_aten.clone.default, flat, memory_format=torch.contiguous_format)
+    flat = of_weight(_aten.view.default, flat, [count * outputs, inputs, *[1] * dims])
+    if bias is not None:
+        bias = of_weight(_aten.repeat.default, bias, [count])
     ones, none = [1] * dims, [0] * dims
-    y = _aten.convolution(x, flat, repeated, ones, none, ones, False, none, 1)
-    batch, _, *extents = y.shape
-    pairs = zip(range(2 + dims, 2 + 2 * dims), range(1, 1 + dims), strict=True)  # extents, windows
-    order = [0, 1 + dims, *(d for pair in pairs for d in pair)]
-    blocks = y.view(batch, *window, outputs, *extents).permute(order)
-    return blocks.reshape(batch, outputs, *(n * k for n, k in zip(extents, window, strict=True)))
+    made = call(_aten.convolution.default, image, flat, bias, ones, none, ones, False, none, 1)
+    joined = [n * k for n, k in zip(extents, window, strict=True)]
+    if last:
+        made = call(_aten.permute.default, made, [0, *range(2, 2 + dims), 1])
+        made = call(_aten.view.default, made, [batch, *extents, *window, outputs])
+        order = [0, *(at for d in range(dims) for at in (1 + d, 1 + dims + d)), 1 + 2 * dims]
+        joined = [*joined, outputs]
+    else:
+        made = call(_aten.view.default, made, [batch, *window, outputs, *extents])
+        order = [0, 1 + dims, *(at for d in range(dims) for at in (2 + dims + d, 1 + d))]
+        joined = [outputs, *joined]
+    made = call(_aten.permute.default, made, order)
+    made = call(_aten.clone.default, made, memory_format=torch.contiguous_format)
+    made = call(_aten.view.default, made, [batch, *joined])
+    return call(_aten.permute.default, made, [0, 1 + dims, *range(1, 1 + dims)]) if last else made
+
+
+def _called(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return operator(*args, **kwargs)
 
 
 def _spread(x: Tensor, dim: int, step: int) -> Tensor:
