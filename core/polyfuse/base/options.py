@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import Field, field
+from dataclasses import Field, dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from polyfuse.base.errors import InvalidOptionError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.text import join_words, nearest
 
 PREFIX: Final = "POLYFUSE_"

@@ -17,11 +17,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Generic, TypeVar
 
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.settings import child_environment, environment
 
 # So much is retained of what a program prints, from its beginning and from its end.

@@ -16,14 +16,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import InvalidOptionError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import warn_once
 from polyfuse.base.options import PREFIX, OptionInfo, info_of, neutral, option, parse_text, unknown, validate
 from polyfuse.base.text import join_words
@@ -243,10 +242,11 @@ class Settings:
     )
     symmetric_memory: str = option(
         "sums",
-        "What goes through memory that the GPUs of a host map of each other, in groups for which the program "
-        "enabled that: all-reduces of 16-bit numbers, of up to 64 MiB between two ranks and of up to 512 KiB "
-        "between more (`sums`), or nothing.",
-        choices=("off", "sums"),
+        "What goes through memory that the GPUs of a host map of each other: all-reduces of 16-bit numbers, "
+        "of up to 64 MiB between two ranks and of up to 512 KiB between more, in groups for which the "
+        "program enabled that (`sums`), or in all groups of NCCL whose ranks torch's launcher started on one "
+        "host (`host`; all ranks must run compiled at the same calls); or nothing.",
+        choices=("off", "sums", "host"),
     )
     network_bandwidth: int = option(
         0,

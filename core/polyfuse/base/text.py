@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
-
-from polyfuse.base.lazy import dataclass
 
 _FARTHER: Final = 0.25
 """How much less like it a second suggestion may be than the first."""

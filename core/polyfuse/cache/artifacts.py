@@ -11,12 +11,12 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from polyfuse.base.digest import DIGEST_LENGTH
 from polyfuse.base.files import remove_folder
-from polyfuse.base.lazy import dataclass
 from polyfuse.cache.records import read_record
 
 CONTENTS = "contents.json"

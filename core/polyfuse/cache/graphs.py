@@ -6,11 +6,10 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyfuse.base.files import atomic_write, remove_folder
-from polyfuse.base.lazy import dataclass
 from polyfuse.cache.artifacts import mark_used
 
 

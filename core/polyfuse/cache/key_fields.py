@@ -10,13 +10,13 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
 from polyfuse.base.errors import CacheError
 from polyfuse.base.files import atomic_write
-from polyfuse.base.lazy import dataclass
 
 # Bytes of a list of reasons; beyond, no more are counted.
 _MOST: Final = 1 << 20

@@ -9,12 +9,12 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from filelock import FileLock, Timeout
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import get_logger
 from polyfuse.cache.artifacts import artifacts
 

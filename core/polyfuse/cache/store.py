@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfuse.base.files import locked, publish_folder, remove_folder, scratch_folder
 from polyfuse.base.folders import process_folder, readable_root, writable_root
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import warn_once
 from polyfuse.cache.artifacts import CONTENTS, is_address, mark_used
 from polyfuse.cache.keys import unit_key

@@ -12,10 +12,10 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import warn_once
 from polyfuse.cache.artifacts import CONTENTS, kernels_in
 from polyfuse.cache.records import read_record, write_record

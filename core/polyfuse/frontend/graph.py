@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-
-from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     from polyfuse.base.text import PassText

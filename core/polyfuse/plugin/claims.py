@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from polyfuse.base.lazy import dataclass
 
 
 @dataclass(frozen=True)

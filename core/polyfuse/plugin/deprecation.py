@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import warn_once
 
 _MINORS: Final = 2

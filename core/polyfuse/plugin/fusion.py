@@ -5,9 +5,8 @@ returns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     from polyfuse.ir.nodes import Node

@@ -12,9 +12,8 @@ operator in the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-
-from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,8 @@ error; one of other strides, or one that would make two tensors of the caller sh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     import torch

@@ -4,11 +4,10 @@ host program calls it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from polyfuse.base.digest import digest
-from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     from polyfuse.ir.types import DType

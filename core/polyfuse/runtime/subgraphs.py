@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.runtime.checks import conform
 
 DENSE = "dense"

@@ -9,6 +9,7 @@ import torch
 from torch._dynamo.source import LocalSource
 from torch._guards import Guard, GuardsSet
 
+from polyfuse.torch_compat.captures import guard_repeats
 from polyfuse.torch_compat.captures.shortcuts import shortcuts
 
 
@@ -71,6 +72,19 @@ def test_a_set_that_others_changed_is_looked_at_again() -> None:
         held.inner = type(held.inner)()
         held.add(_guard("x", 1))
     assert len(held) == 1
+
+
+def test_guards_that_torch_takes_out_do_not_have_all_looked_at_again(monkeypatch: Any) -> None:
+    """It does so for each constant of a program, so that long programs took a square of their length."""
+    held, looked = GuardsSet(), []
+    meaning = guard_repeats._meaning
+    monkeypatch.setattr(guard_repeats, "_meaning", lambda guard: looked.append(guard) or meaning(guard))
+    with shortcuts():
+        for index in range(10):
+            held.add(_guard("x", index))
+            held.inner.discard(next(iter(held)))
+            held.add(_guard("x", index))
+    assert len(held) == 1 and len(looked) == 20
 
 
 def test_a_loop_over_one_list_makes_each_guard_once() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ import torch
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import atomic_write
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings, child_environment
 from polyfuse.cache.artifacts import mark_used

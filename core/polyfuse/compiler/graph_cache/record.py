@@ -10,14 +10,13 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.errors import CacheError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings, option_infos
 from polyfuse.checking.first import FirstLaunch

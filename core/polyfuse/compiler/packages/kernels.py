@@ -5,10 +5,9 @@ from __future__ import annotations
 import pickle
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
-
-from polyfuse.base.lazy import dataclass
 
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.compiler.reports.watch import note_report
 
 if TYPE_CHECKING:

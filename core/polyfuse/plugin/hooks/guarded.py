@@ -11,7 +11,7 @@ import contextvars
 import copy
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final, TypeVar, cast
@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar, cast
 import pluggy
 
 from polyfuse.base.errors import BackendError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.text import brief
 from polyfuse.plugin.hooks.answers import MUST_ANSWER, checked, parts
 from polyfuse.plugin.hooks.faults import is_fault

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-
-from polyfuse.base.lazy import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Final, cast
 
 from polyfuse.base.errors import DuplicateBackendError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import environment
 from polyfuse.base.text import brief

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.plugin.session.fusion_rules import FusionRules
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ the next backend itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, wraps
 from types import new_class
 from typing import Any, Final
 
 from polyfuse.base.config import Config
 from polyfuse.base.errors import BackendError, UnsupportedError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.text import brief
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.claims import No, Yes

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Mapping, Set
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial, wraps
 from types import new_class
 from typing import Any, Final, TypeGuard
 
 import torch
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import warn_once
 from polyfuse.base.text import brief
 from polyfuse.plugin.hooks.faults import as_error, is_fault

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from polyfuse.base.errors import BackendError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.text import brief
 from polyfuse.plugin.hooks.faults import as_error, is_fault
 

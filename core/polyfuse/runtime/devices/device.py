@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.devices.launching import current_stream
 

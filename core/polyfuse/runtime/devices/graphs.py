@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-
-from polyfuse.base.lazy import dataclass
 
 Program = Callable[[list[Any]], Sequence[Any]]
 """A compiled program: a list of inputs, which it empties, in; results out."""

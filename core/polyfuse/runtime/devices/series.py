@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.runtime.explain import line_map, running_note
 from polyfuse.runtime.native import allocator, reinterpret_tensor
 from polyfuse.runtime.provisional import Provisional

@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.process import ForkedLock
 from polyfuse.runtime.frozen.checksums import Checksum, Region, checksum
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of

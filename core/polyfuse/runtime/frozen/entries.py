@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.runtime.frozen.looks import Look
 from polyfuse.torch_compat.bindings import alike, may_skip_guards
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.torch_compat.bindings import storage_address, tensor_data_ptr_address, tensor_view_address
 
 FEW = 8

@@ -6,14 +6,13 @@ import operator
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from polyfuse.base.errors import InputLayoutError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.process import ForkedLock
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.runtime.frozen.large_pages import on_large_pages

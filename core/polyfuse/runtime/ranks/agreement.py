@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from polyfuse.base.errors import RankError
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import get_logger
 from polyfuse.base.text import shorten
 from polyfuse.runtime.ranks.collectives import CollectiveRow, difference, digest_of

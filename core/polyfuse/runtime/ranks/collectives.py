@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from polyfuse.base.digest import digest
-from polyfuse.base.lazy import dataclass
 
 _SHOWN = 160
 

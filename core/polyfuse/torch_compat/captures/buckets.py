@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.torch_compat.captures.guards import Unstorable
 
 _NAMES = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan, "NoneType": type(None)}

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
 from inspect import getclosurevars, signature
@@ -16,7 +16,6 @@ from itertools import count
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.torch_compat.captures.buckets import Stitched, limits, stitched
 from polyfuse.torch_compat.captures.code_objects import dumped, loaded, mentions, renamed
 from polyfuse.torch_compat.captures.conversions import watch_conversions

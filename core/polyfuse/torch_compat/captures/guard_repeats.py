@@ -10,15 +10,7 @@ _COMPARED = (str, int, bool, bytes, type(None))
 """Types of arguments that mean the same when they are equal; others must be one object."""
 
 _INDEX = "_polyfuse_meanings"
-
-
-class _Meanings:
-    """What the guards of a set say, as long as nobody else has changed the set."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.count = len(inner)
-        self.said = {_meaning(guard) for guard in inner}
+"""Attribute of a set: its guards by what they say, and some that were taken out."""
 
 
 def added_once(add: Callable[..., None]) -> Callable[..., None]:
@@ -33,16 +25,17 @@ def added_once(add: Callable[..., None]) -> Callable[..., None]:
     """
 
     def added(self: Any, guard: Any, **named: Any) -> None:
-        known = vars(self).get(_INDEX)
-        if known is None or known.inner is not self.inner or known.count != len(self.inner):
-            known = _Meanings(self.inner)
+        known: dict[Hashable, Any] | None = vars(self).get(_INDEX)
+        if known is None:
+            known = {_meaning(other): other for other in self.inner}
             setattr(self, _INDEX, known)
         said = _meaning(guard)
-        if said in known.said:
+        # torch takes guards out again, for each constant that it was slow to look at
+        earlier = known.get(said)
+        if earlier is not None and earlier in self.inner:
             return
         add(self, guard, **named)
-        known.said.add(said)
-        known.count = len(self.inner)
+        known[said] = guard
 
     return added
 

@@ -15,7 +15,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
@@ -24,8 +24,6 @@ from torch._dynamo import guards as dynamo_guards
 from torch._dynamo.guards import CheckFunctionManager
 from torch._guards import GuardsSet, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
-
-from polyfuse.base.lazy import dataclass
 
 Describe = Callable[[object], str]
 """What an object is, as text that is the same in every process; `Unstorable` where there is none."""

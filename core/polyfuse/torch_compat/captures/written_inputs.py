@@ -9,6 +9,7 @@ another. Graphs that write nothing pay nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import combinations, islice, pairwise
 from operator import itemgetter
@@ -19,7 +20,6 @@ from torch._prims_common import compute_required_storage_length
 from torch.fx import GraphModule
 
 from polyfuse.base.errors import InputLayoutError
-from polyfuse.base.lazy import dataclass
 from polyfuse.torch_compat.tracing import shapes
 
 _MOST = 256

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,6 @@ from torch._functorch._aot_autograd import autograd_cache, schemas
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.base.log import get_logger
 from polyfuse.torch_compat.captures.bucket_layouts import (
     Layouts,

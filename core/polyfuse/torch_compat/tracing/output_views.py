@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeGuard
 
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.base.lazy import dataclass
 from polyfuse.torch_compat.tracing import shapes
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
