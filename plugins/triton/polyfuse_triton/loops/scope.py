@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.rounding import COARSE, QUICK, coarse_values, stores_halves
+from polyfuse.ir.rounding import QUICK, coarse_values, stores_halves
 from polyfuse.ir.statements import (
     Cast,
     Compute,
@@ -211,8 +211,10 @@ class Scope:
         """A quotient or an exponential in fewer instructions; None where there is no such way."""
         if plain.dtype is not DType.f32 or not operands[0].dims:
             return None
-        if (stmt.op in QUICK and self.halves) or (stmt.op in COARSE and stmt.target in self._coarse):
+        if stmt.op in QUICK and self.halves:
             return self.define(f"quick_{stmt.op}({self.typed(operands[0])})", plain)
+        if stmt.op == "erf" and stmt.target in self._coarse:
+            return self.define(f"quick_erf({self.typed(operands[0])})", plain)
         if stmt.op != "div" or not self._is_fast:
             return None
         numerator, divisor = operands
