@@ -267,7 +267,7 @@ def test_the_winner_of_tuning_is_checked_in_any_mode(install, warned):
     assert any("of backend 'toy' (x=" in text for text in warned)
 
 
-@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("right", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_winner_of_tuning_is_checked_before_a_native_program_calls_it(warned, monkeypatch, right):
     if not right:
         monkeypatch.setattr(launch, "agree", lambda found, *_: torch.zeros_like(found, dtype=torch.bool))
