@@ -96,7 +96,7 @@ def test_nan_reaches_its_row_alone(clusters: list[int]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-@pytest.mark.parametrize(("rows", "length"), [(2048, LENGTH), (8192, 32000), (300, 131072)])
+@pytest.mark.parametrize(("rows", "length"), [(2048, LENGTH), (8192, 32000), (1024, 131072)])
 def test_rows_that_are_walked_together(rows: int, length: int, mode: str, clusters: list[int]) -> None:
     """Softmax, with a row of infinities and one with NaN, again and again."""
     compiled = torch.compile(lambda x: torch.softmax(x, -1), backend="polyfuse", dynamic=False, mode=mode)
@@ -106,6 +106,6 @@ def test_rows_that_are_walked_together(rows: int, length: int, mode: str, cluste
     with torch.no_grad():
         found = [compiled(x).clone() for _ in range(4)]
     assert 2 <= max(clusters) <= 8
-    assert (found[0] - wanted).nan_to_num().abs().max().item() < 1e-7
+    assert (found[0] - wanted).nan_to_num().abs().max().item() < 1e-6
     assert torch.equal(found[0].isnan(), wanted.isnan())
     assert all(torch.equal(found[0].nan_to_num(7.0), again.nan_to_num(7.0)) for again in found[1:])
