@@ -90,7 +90,7 @@ def engines_section(content: dict[str, Any]) -> list[str]:
 
 
 def engines_readme(results: Path) -> str | None:
-    """What the README shows of the newest result file of all networks: the chart, its machine and the means."""
+    """What the README shows of the newest results of all networks: the chart, its machine and the means."""
     content = _shown(results)
     if content is None:
         return None
