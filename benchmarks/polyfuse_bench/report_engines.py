@@ -75,7 +75,7 @@ def engines_section(content: dict[str, Any]) -> list[str]:
     table.append(["**geometric mean**", *([""] * len(names)), *means, ""])
     versions = ", ".join(f"{title(name)} {version}" for name, version in content.get("engines", {}).items())
     return [
-        f"## Engines{_threads(content)}{sizes(content)}",
+        f"## {_title(content)}{_threads(content)}{sizes(content)}",
         "",
         "Inference of whole networks by what a user could pick on a CPU, with the same weights and number of",
         "threads. OpenVINO and ONNX Runtime treat weights as constants, as `freezing` does. *best over the",
@@ -159,6 +159,11 @@ def _ratio(column: list[float], other: float | None, mine: float | None) -> str:
         return ""
     column.append(other / mine)
     return f"{other / mine:.2f}×"
+
+
+def _title(content: dict[str, Any]) -> str:
+    """What a section begins with: files of one sort of networks have it in their label."""
+    return "Engines, transformers" if "-transformers" in content["kind"] else "Engines"
 
 
 def _threads(content: dict[str, Any]) -> str:

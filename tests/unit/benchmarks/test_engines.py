@@ -122,7 +122,9 @@ def test_the_table_compares_the_faster_form_with_the_fastest_peer(results: Path)
     content = json.loads((results / "engines.json").read_text())
     text = "\n".join(engines_section(content))
     bert = "| bert | 4 s | 3 s | 2 s | 2.5 s | 2 s | 1 s | 1.50× | 2.00× | 2.00× | 1e-06 |"
-    assert bert in text and "OpenVINO 1.2" in text
+    assert bert in text and "OpenVINO 1.2" in text and "## Engines with" in text
+    labelled = engines_section({**content, "kind": "engines-transformers-batch1"})
+    assert labelled[0].startswith("## Engines, transformers with")
     assert "PYTHONPATH=benchmarks OMP_NUM_THREADS=2 python -m polyfuse_bench engines --batch 4" in text
     assert "| resnet50, engines | ONNX Runtime | 1 s | 0.50× |" in "\n".join(engines_slower(results))
 
