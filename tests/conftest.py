@@ -35,6 +35,8 @@ os.environ.setdefault("POLYFUSE_VERIFY", "1")
 # an error under CI alone otherwise
 os.environ.setdefault("TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING", "1")
 os.environ.setdefault("POLYFUSE_CACHE_DIR", _caches.name)
+# Trio's plugin of Hypothesis imports Trio, and collects garbage among all that a worker has imported
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -75,6 +75,7 @@ def test_random_numbers(answer: dict[str, Any]) -> None:
     assert 0.4 < answer["share"] < 0.6 and answer["values"] == [0.0, 2.0]
 
 
+@pytest.mark.slow
 @case("optimizer cuda:0")
 def test_optimizer_steps(answer: dict[str, Any]) -> None:
     assert not answer["eager"]

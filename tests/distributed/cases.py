@@ -185,7 +185,7 @@ def exchanged(rank: int, compile: Callable[..., Any]) -> Answer:
     x = own_data(rank, 6)
     w = torch.randn(6, 8, generator=torch.Generator().manual_seed(11 + rank))
     with (
-        patch.object(rewrites, "symmetric_groups", lambda: (name,)),
+        patch.object(rewrites, "symmetric_groups", lambda how: (name,)),
         patch.object(symmetric, "is_supported", lambda value, group: group == name),
     ):
         found = compile(run)(x, w)

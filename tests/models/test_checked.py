@@ -32,7 +32,7 @@ def agreed() -> None:
     assert found.kernels and not found.skipped
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("numerics", ["fast", "eager"])
 def test_an_optimizer(numerics):
     torch.manual_seed(0)

@@ -609,6 +609,7 @@ def test_machines_that_give_to_a_remote_store_at_once(monkeypatch, tmp_path, sec
     assert outcome(start())[:4] == [2, 0, {}, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("built_kernels")
 def test_native_host_programs_are_cached(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:

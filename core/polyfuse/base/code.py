@@ -105,10 +105,11 @@ def _contents(folder: str) -> Iterator[bytes]:
     """Names and contents of all files, by name."""
     for directory, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
+        inside = os.path.relpath(directory, folder).replace(os.sep, "/")
         for name in sorted(names):
-            path = Path(directory, name)
-            yield path.relative_to(folder).as_posix().encode()
-            yield path.read_bytes()
+            yield (name if inside == "." else f"{inside}/{name}").encode()
+            with open(os.path.join(directory, name), "rb") as file:
+                yield file.read()
 
 
 def _files(folder: str) -> Iterator[tuple[str, float]]:

@@ -242,10 +242,11 @@ class Settings:
     )
     symmetric_memory: str = option(
         "sums",
-        "What goes through memory that the GPUs of a host map of each other, in groups for which the program "
-        "enabled that: all-reduces of 16-bit numbers, of up to 64 MiB between two ranks and of up to 512 KiB "
-        "between more (`sums`), or nothing.",
-        choices=("off", "sums"),
+        "What goes through memory that the GPUs of a host map of each other: all-reduces of 16-bit numbers, "
+        "of up to 64 MiB between two ranks and of up to 512 KiB between more, in groups for which the "
+        "program enabled that (`sums`), or in all groups of NCCL whose ranks torch's launcher started on one "
+        "host (`host`; all ranks must run compiled at the same calls); or nothing.",
+        choices=("off", "sums", "host"),
     )
     network_bandwidth: int = option(
         0,

@@ -5,9 +5,14 @@ nobody's, and what they read stays as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from polyfuse.ir.graph import reads
 from polyfuse.ir.nodes import Collective, Node, Wait
+
+IN_SHARED_MEMORY: Final = ("polyfuse_symmetric.exchange.", "polyfuse_symmetric.operand.")
+"""How operators begin whose results lie in memory that processes map of each other: whoever reads them takes
+the time of the message, and no program allocates it."""
 
 
 def is_communication(node: object) -> bool:

@@ -2,7 +2,8 @@
 
 `facts` (what is known of a kernel), made of `values` and `access`; `slices`, `spans` (bounds of values),
 `affine` (steps of indices), `aliasing`, `contraction` (matrix multiplications recognised), `products` (that
-must be rounded once), `names` (that generated text can use), `roofline` (estimates of time), `writer`
+must be rounded once), `names` (that generated text can use), `patches`
+(convolutions as matmuls), `roofline` (estimates of time), `writer`
 (indented text), `c_text` (indices as C, which is like them in many languages).
 """
 
@@ -13,6 +14,7 @@ from polyfuse.kit.c_text import INFIX, c_index
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.kit.facts import KernelFacts
 from polyfuse.kit.names import with_safe_names
+from polyfuse.kit.patches import patches_as_rows
 from polyfuse.kit.products import shared_products
 from polyfuse.kit.roofline import Machine, Work, fill, rounds, seconds, work_of
 from polyfuse.kit.slices import backward_slice
@@ -38,6 +40,7 @@ __all__ = [
     "is_multiple",
     "match",
     "memories",
+    "patches_as_rows",
     "rounds",
     "row_major",
     "seconds",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from dataclasses import dataclass
 
 from polyfuse.base.settings import Settings
+from polyfuse.ir.communication import IN_SHARED_MEMORY
 from polyfuse.ir.graph import Graph, views_in
 from polyfuse.ir.nodes import ADDS_IN_PLACE, View
 from polyfuse.program.memory import Lifetime, storage_bytes
 from polyfuse.schedule.kernels.lifetimes import storage_key
+from polyfuse.schedule.peak.live import saved_inputs
 from polyfuse.schedule.result import Call, Launch, Schedule
 
 
@@ -40,7 +43,7 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
             found[name] = Lifetime(
                 name=name,
                 key=storage_key(buffer),
-                size=storage_bytes(buffer, graph.symbol_hints),
+                size=0 if _is_shared(step) else storage_bytes(buffer, graph.symbol_hints),
                 first=position,
                 last=None if name in live_out else last.get(name),
                 poolable=own and (checked or not made),
@@ -48,6 +51,29 @@ def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
                 takes=takes,
             )
     return list(found.values())
+
+
+@dataclass(frozen=True)
+class Released:
+    """An input that a program releases: bytes, the first step, and the last one that reads it."""
+
+    size: int
+    first: int
+    last: int
+
+
+def released_inputs(schedule: Schedule) -> list[Released]:
+    """What a backward got from its forward and nobody else holds."""
+    graph = schedule.graph
+    last = {name: i for i, names in enumerate(schedule.last_use) for name in names}
+    last |= dict.fromkeys(graph.output_buffers(), len(schedule.steps) - 1)
+    found = sorted(saved_inputs(graph).intersection(last))
+    return [Released(storage_bytes(graph.buffers[n], graph.symbol_hints), 0, last[n]) for n in found]
+
+
+def _is_shared(step: Launch | Call) -> bool:
+    """Whether what a step makes lies in memory that processes share."""
+    return isinstance(step, Call) and step.node.op.startswith(IN_SHARED_MEMORY)
 
 
 def _written_over(step: Launch | Call, graph: Graph) -> dict[str, str]:

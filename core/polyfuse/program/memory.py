@@ -80,7 +80,11 @@ class Block(Protocol):
 
 
 def plan_memory(
-    lifetimes: Sequence[Lifetime], steps: int, reuse: bool = True, blocks: Sequence[Block] = ()
+    lifetimes: Sequence[Lifetime],
+    steps: int,
+    reuse: bool = True,
+    blocks: Sequence[Block] = (),
+    inputs: Sequence[Block] = (),
 ) -> MemoryPlan:
     """Decide reuse for buffers in the order of their first writes.
 
@@ -89,18 +93,24 @@ def plan_memory(
         steps: number of steps of the program.
         reuse: whether storage is shared other than where the scheduler decided so.
         blocks: other memory that the program holds.
+        inputs: those that it releases, which say when its peak really is.
     """
     live = _live_bytes(lifetimes, steps)
-    for block in blocks:
-        for step in range(block.first, block.last + 1):
-            live[step] += block.size
+    _hold(live, blocks)
     peak = max(live, default=0)
     takes = {b.name: b.takes for b in lifetimes if b.takes}
     if reuse:
-        _share(lifetimes, live, peak, takes)
+        _hold(live, inputs)
+        _share(lifetimes, live, max(live, default=0), takes)
     fresh = sum(b.size for b in lifetimes if b.allocated and b.name not in takes)
     fresh += sum(block.size for block in blocks)
     return MemoryPlan(takes, peak, fresh)
+
+
+def _hold(live: list[int], blocks: Sequence[Block]) -> None:
+    for block in blocks:
+        for step in range(block.first, block.last + 1):
+            live[step] += block.size
 
 
 def _live_bytes(lifetimes: Sequence[Lifetime], steps: int) -> list[int]:

@@ -26,7 +26,13 @@ from polyfuse.schedule.kernels.alignment import aligned_buffers
 from polyfuse.schedule.kernels.groups import group_launches
 from polyfuse.schedule.kernels.kernelize import KernelContext, SharedKernels
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
-from polyfuse.schedule.overlap.communication import Overlap, communication_bits, overlap_units
+from polyfuse.schedule.overlap.communication import (
+    Overlap,
+    communication_bits,
+    overlap_units,
+    started_in_order,
+    waits_at_once,
+)
 from polyfuse.schedule.peak.divide import allowed, divisions, peak_of
 from polyfuse.schedule.peak.live import live
 from polyfuse.schedule.peak.order import lower_peak
@@ -126,14 +132,16 @@ def _in_order(
     graph, roots = rewritten.graph, rewritten.roots
     units = fused.ordered
     removed = kernel_local(graph, units, roots)
-    if counts_memory:
-        order = lower_peak(unit_edges(units, fused.deps), live(rewritten, units, removed))
-        units = [units[i] for i in order]
+    communicates = any(isinstance(node, Collective) for node in graph.nodes)
+    # an order that overlaps by itself, as that of chunks, is as it should be
+    if counts_memory or (communicates and settings.reuse_buffers and waits_at_once(units)):
+        edges = started_in_order(units, unit_edges(units, fused.deps))
+        units = [units[i] for i in lower_peak(edges, live(rewritten, units, removed))]
     overlap = Overlap(units, [])
-    if any(isinstance(node, Collective) for node in graph.nodes):
+    if communicates:
         first = cache(partial(_first_target_info, backends))
         edges = unit_edges(units, fused.deps)
-        overlap = overlap_units(units, edges, graph, settings, removed, roots, first, hint)
+        overlap = overlap_units(units, edges, rewritten, settings, removed, first)
     if settings.overlap_collectives:
         units = overlap.units
         decisions.extend(overlap.decisions)
@@ -162,7 +170,8 @@ def _in_order(
 def _counts_memory(graph: Graph, settings: Settings) -> bool:
     """Whether the peak of memory decides between fusions and between orders.
 
-    So it does on the host, where the copies that libraries make are known.
+    So it does on the host, where the copies that libraries make are known. Between orders it also decides
+    where processes communicate, if nothing runs beside that in the program's order.
     """
     communicates = any(isinstance(node, Collective) for node in graph.nodes)
     on_host = all(not b.device or device_of(b.device).is_host for b in graph.buffers.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -118,12 +119,37 @@ def group_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(g.group_name) for g in (dist.group.WORLD, *members)))
 
 
-def symmetric_groups() -> tuple[str, ...]:
-    """The names of the groups of this process for which the program enabled torch's symmetric memory."""
+def symmetric_groups(how: str = "sums") -> tuple[str, ...]:
+    """The names of the groups of this process with torch's symmetric memory.
+
+    Args:
+        how: the option `symmetric_memory`: `off` none, `sums` those for which the program enabled it, `host`
+            also groups of GPUs of this host, for which it is enabled here. That waits for nobody.
+    """
+    if how == "host":
+        _enable_on_this_host()
     module: Any = sys.modules.get("torch.distributed._symmetric_memory")
-    if module is None:  # who did not import it enabled nothing
+    if module is None or how == "off":  # who did not import it enabled nothing
         return ()
     return tuple(name for name in group_names() if module.is_symm_mem_enabled_for_group(name))
+
+
+def _enable_on_this_host() -> None:
+    """Enable symmetric memory for groups of several processes that are all on one host. All ranks find the
+    same ones."""
+    per_host, names = processes_of_host(), list[str]()
+    for group in filter(None, map(group_of, group_names())):
+        shared = group.store is not None and len(group.ranks) > 1 and group.is_on_one_host(per_host)
+        if shared and group.library("cuda") == "nccl":
+            names.append(group.name)
+    if not names:
+        return
+    from torch.distributed import _symmetric_memory
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 says that nobody need enable a group
+        for name in names:
+            _symmetric_memory.enable_symm_mem_for_group(name)
 
 
 def group_of(name: str = "") -> Group | None:

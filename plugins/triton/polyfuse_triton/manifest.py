@@ -59,12 +59,12 @@ def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:
 
 @hookimpl
 def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:
-    """Let the library compute activations in its matmuls' epilogues."""
+    """Let the library compute activations in its matmuls' epilogues, and patches of images as matmuls."""
     if device_type != "cuda":
         return ()
-    from polyfuse_triton.activations import REWRITES
+    from polyfuse_triton import activations, patches
 
-    return REWRITES
+    return (*activations.REWRITES, *patches.REWRITES)
 
 
 @hookimpl

@@ -131,7 +131,7 @@ def test_widths(width: int, causal: bool, calls: list[str]) -> None:
 @pytest.mark.each_value
 @needs_amx
 @pytest.mark.parametrize(
-    "queries, keys", [(8, 1), (16, 16), (17, 31), (32, 32), (33, 257), (50, 700), (197, 197), (600, 33)]
+    "queries, keys", [(2, 600), (7, 33), (8, 1), (17, 31), (32, 32), (33, 257), (50, 700), (600, 33)]
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_lengths(queries: int, keys: int, causal: bool, calls: list[str]) -> None:
@@ -223,13 +223,28 @@ def test_sizes_that_vary(calls: list[str]) -> None:
 
 
 @needs_amx
-def test_few_queries_of_a_size_that_varies_are_the_library_call() -> None:
-    kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
-    q, k = random(1, 2, 3, 64), random(1, 2, 50, 64)
-    result = torch.empty(1, 3, 2, 64, dtype=BF16).transpose(1, 2)
+@pytest.mark.parametrize(
+    "queries, heads, shared, keys, width", [(1, 2, 4, 1030, 64), (1, 1, 7, 257, 40), (3, 2, 3, 65, 144)]
+)
+def test_few_queries(queries: int, heads: int, shared: int, keys: int, width: int, calls: list[str]) -> None:
+    """Rows that share a head of keys, of a cache whose last positions are hidden."""
+    q, k, v = (random(2, n, m, width) for n, m in ((heads * shared, queries), (heads, keys), (heads, keys)))
+    check(q, k, v, (torch.arange(keys) < keys - 3)[None, None, None])
+    check(q, k, v, torch.randn(queries, keys))
+    kernel = attention_kernel(width, Form.PLAIN, Settings.resolve(None, {}))
+    result, logs = torch.empty_like(q), torch.empty(q.shape[:3])
+    steps = [n for t in (q, k, v) for n in t.stride()[:3]]
+    steps += [0, 0, 0, *result.stride()[:3], *logs.stride()]
     scale = 1040187392  # the bits of 0.125
-    kernel(q, k, k, q, result, result, 1, 2, 2, 3, 50, *(0,) * 18, scale, 0, 0)
-    assert torch.equal(result, F.scaled_dot_product_attention(q, k, k))
+    before = torch.get_num_threads()
+    for threads in (1, 5):
+        torch.set_num_threads(threads)
+        kernel(q, k, v, q, result, logs, 2, heads * shared, heads, queries, keys, *steps, scale, 0, 1)
+        torch.set_num_threads(before)
+        assert error(result, exact(q, k, v, scale=0.125)) < 4e-3
+        scores = q.double() @ k.double().repeat_interleave(shared, 1).mT * 0.125
+        torch.testing.assert_close(logs.double(), scores.logsumexp(-1), rtol=1e-3, atol=1e-3)
+    assert len(calls) == 4
 
 
 @needs_amx
@@ -238,8 +253,10 @@ def test_few_queries_of_a_size_that_varies_are_the_library_call() -> None:
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_what_is_no_number(special: float, where: int, calls: list[str]) -> None:
     """It reaches the rows that it reaches in eager mode, and no others."""
-    operands = [random(1, 2, 45, 64) for _ in range(3)]
-    operands[where][0, 1, 44, 5] = special
+    # few queries with numbers that are none among the keys
+    rows = 3 if where == 1 else 45
+    operands = [random(1, 2, rows, 64), *(random(1, 2, 45, 64) for _ in range(2))]
+    operands[where][0, 1, 44 if rows == 45 or where else 2, 5] = special
     with torch.no_grad():
         found = compiled(lambda *t: F.scaled_dot_product_attention(*t))(*operands)
     eager = F.scaled_dot_product_attention(*operands)
@@ -316,12 +333,12 @@ def test_many_heads(shared: int) -> None:
 def test_no_keys_and_many_keys() -> None:
     """Rows of no keys are zero; what many keys take is not held."""
     kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
-    for keys in (0, 5000):
-        q, k, v = random(1, 2, 40, 64), random(1, 2, keys, 64), random(1, 2, keys, 64)
-        result = torch.full((1, 2, 40, 64), float("nan"), dtype=BF16)
+    for keys, queries in ((0, 40), (5000, 40), (0, 2), (5000, 2)):
+        q, k, v = random(1, 2, queries, 64), random(1, 2, keys, 64), random(1, 2, keys, 64)
+        result = torch.full((1, 2, queries, 64), float("nan"), dtype=BF16)
         scale = 1040187392  # the bits of 0.125
         steps = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], 0, 0, 0, *result.stride()[:3], 0, 0, 0]
-        kernel(q, k, v, q, result, result, 1, 2, 2, 40, keys, *steps, scale, 0, 0)
+        kernel(q, k, v, q, result, result, 1, 2, 2, queries, keys, *steps, scale, 0, 0)
         if keys:
             assert error(result, exact(q, k, v)) < 4e-3
         else:
@@ -330,11 +347,11 @@ def test_no_keys_and_many_keys() -> None:
 
 @needs_amx
 def test_what_the_library_computes(calls: list[str]) -> None:
-    """Few queries, dropout, other types, and where somebody asked for the library."""
-    few, wide, f32 = random(1, 2, 2, 64), random(1, 2, 40, 264), torch.randn(1, 2, 40, 64)
+    """One query a head, wide heads, other types, and where somebody asked for the library."""
+    one, wide, f32 = random(1, 2, 1, 64), random(1, 2, 40, 264), torch.randn(1, 2, 40, 64)
     attention = lambda *t: F.scaled_dot_product_attention(*t)  # noqa: E731
     with torch.no_grad():
-        for operand in (few, wide, f32):
+        for operand in (one, wide, f32):
             torch.compiler.reset()
             found = compiled(attention)(operand, operand, operand)
             torch.testing.assert_close(found, attention(operand, operand, operand), rtol=2e-2, atol=2e-2)

@@ -52,7 +52,7 @@ def test_text(name, golden):
     golden(f"cutlass/{name}.txt", generated_part(source))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("name", CASES)
 def test_compiles_without_spills(tmp_path, name):

@@ -169,7 +169,7 @@ class OneScale(nn.Module):
 
 
 @needs_instructions
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("last", [False, True])
@@ -321,7 +321,7 @@ class Residual(nn.Module):
 
 
 @needs_instructions
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("then", "kind"), [(F.relu, U8), (lambda x: x, U8), (lambda x: x, S8), (F.gelu, U8)])

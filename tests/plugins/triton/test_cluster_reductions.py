@@ -252,9 +252,8 @@ loop {
         (GRADIENT, 2048, 65537, False),
         (GRADIENT, 2048, 16384, False),
         (GRADIENT, 64, 50304, False),
-        (SOFTMAX, 2048, 50304, False),
     ],
-    ids=["long", "longest", "too long", "short", "few", "two exchanges"],
+    ids=["long", "longest", "too long", "short", "few"],
 )
 def test_rows_that_are_held_together_without_tuning(body, rows, length, joined):
     more = f"in in1: f32[{rows * length}] aligned\n"
@@ -263,6 +262,53 @@ def test_rows_that_are_held_together_without_tuning(body, rows, length, joined):
     assert plan.joins == joined and (not joined or plan.chunks <= 8)
     assert not choose_plan(parse(made), known_target("sm_80")).joins
     assert configs(parse(made), TARGET)[0].get("rows") == (3 if joined else configs_rows(plan))
+
+
+TWO_EXCHANGES = """loop {
+  v1 = load f32 in0ROW
+  m = reduce f32 max (v1)
+}
+loop {
+  v2 = load f32 in0ROW
+  v3 = sub f32 (v2, m)
+  v4 = mul f32 (v3, v3)
+  s = reduce f32 sum (v4)
+}
+loop {
+  v5 = load f32 in0ROW
+  v6 = mul f32 (v5, s)
+  store f32 set out0ROW = v6
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "rows", "length", "programs"),
+    [
+        (SOFTMAX, 2048, 128256, 8),
+        (SOFTMAX, 2048, 50304, 2),
+        (NORMALISED, 512, 262144, 8),
+        (SOFTMAX, 2048, 50257, 0),
+        (SOFTMAX, 32, 128256, 0),
+        (SOFTMAX, 2048, 1 << 20, 0),
+        (TWO_EXCHANGES, 2048, 50304, 0),
+    ],
+    ids=["long", "two", "moments", "not aligned", "few", "too long", "two exchanges"],
+)
+def test_rows_that_are_walked_together_without_tuning(body, rows, length, programs):
+    made = parse(text(body, f"out out1: f32[{rows}]\n" if body is NORMALISED else "", rows, length))
+    plan = choose_plan(made, TARGET)
+    assert (plan.walkers, plan.walks and plan.joins) == (programs, programs > 0)
+    assert choose_plan(made, known_target("sm_80")).walkers == 0
+    config = configs(made, TARGET)[0]
+    assert (config.get("rows") == 4, config.get("programs")) == (programs > 0, programs)
+    assert choose_plan(made, TARGET, config) == plan
+
+
+@pytest.mark.parametrize("config", [Config.of(rows=4, programs=1), Config.of(rows=4, r=4096)], ids=str)
+def test_rows_that_no_cluster_walks(config):
+    with pytest.raises(UnsupportedError, match=r"a cluster of programs could walk|rows of one chunk"):
+        emit(parse(text(SOFTMAX)), config, TARGET)
 
 
 def configs_rows(plan) -> int:

@@ -84,6 +84,7 @@ def test_built_in_a_worker_stored_loaded_and_launched(backend, tmp_path):
     assert len(driver.launches()) == 2
 
 
+@pytest.mark.slow
 def test_candidates_all_compile(backend, tmp_path):
     made, _ = backend
     large = kernel(4096, 1000)

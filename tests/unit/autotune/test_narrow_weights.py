@@ -160,7 +160,7 @@ def test_weights_are_frozen_where_the_backend_reads_them_wide() -> None:
 
 
 @pytest.mark.skipif("PF_DOT_BF16" not in dot_instructions(), reason="this CPU multiplies no pairs of bf16")
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [False, True])
 def test_fewer_rows_where_the_library_has_tiles(
     run: Any, tiles: bool, monkeypatch: pytest.MonkeyPatch

@@ -122,7 +122,9 @@ def test_the_table_compares_the_faster_form_with_the_fastest_peer(results: Path)
     content = json.loads((results / "engines.json").read_text())
     text = "\n".join(engines_section(content))
     bert = "| bert | 4 s | 3 s | 2 s | 2.5 s | 2 s | 1 s | 1.50× | 2.00× | 2.00× | 1e-06 |"
-    assert bert in text and "OpenVINO 1.2" in text
+    assert bert in text and "OpenVINO 1.2" in text and "## Engines with" in text
+    labelled = engines_section({**content, "kind": "engines-transformers-batch1"})
+    assert labelled[0].startswith("## Engines, transformers with")
     assert "PYTHONPATH=benchmarks OMP_NUM_THREADS=2 python -m polyfuse_bench engines --batch 4" in text
     assert "| resnet50, engines | ONNX Runtime | 1 s | 0.50× |" in "\n".join(engines_slower(results))
 
@@ -132,6 +134,20 @@ def test_the_chart_has_a_bar_for_each_engine(results: Path) -> None:
     texts = [item.text for item in drawing.findall(".//{*}text")]
     assert {"OpenVINO", "ONNX Runtime", "Inductor", "bert", "8.00"} <= set(texts)
     assert "Polyfuse (freezing) 4.00×" in str(engines_readme(results))
+
+
+def test_the_newest_file_of_all_networks_is_shown(results: Path) -> None:
+    content = json.loads((results / "engines.json").read_text())
+    for row in content["rows"]:
+        row["timings"] = [timing for timing in row["timings"] if timing["name"] != "inductor"]
+        row["batch"] = 1
+    newer = {**content, "kind": "engines-other", "taken": "2026-01-02"}
+    (results / "engines-other.json").write_text(json.dumps(newer))
+    some = {**newer, "kind": "engines-some", "taken": "2026-01-03", "rows": newer["rows"][:1]}
+    (results / "engines-some.json").write_text(json.dumps(some))
+    shown = str(engines_readme(results))
+    assert "Inductor" not in shown and "batch 1" in shown and "f32, batch 1" in str(engines_chart(results))
+    assert "resnet50" in str(engines_chart(results))
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:

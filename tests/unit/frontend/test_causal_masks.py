@@ -174,6 +174,7 @@ def masked(mask: Mask) -> Callable[..., Tensor]:
     return lambda q, k, v: attention(q, k, v, attn_mask=mask(q))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mask", CAUSAL)
 def test_for_any_length(mask: Mask) -> None:
     function = masked(mask)
@@ -218,6 +219,7 @@ def test_other_masks_are_left(mask: Mask) -> None:
     assert left_out() == 0
 
 
+@pytest.mark.slow
 def test_a_window_of_any_length_is_left() -> None:
     """Some lengths are longer than the window."""
     function = masked(in_a_wide_window)

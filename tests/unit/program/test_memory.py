@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from polyfuse.base.settings import Settings
 from polyfuse.ir.types import DType
 from polyfuse.program import memory_plan
+from polyfuse.program.lifetimes import Released, released_inputs
+from polyfuse.program.memory import Lifetime, plan_memory
 from polyfuse.program.steps import Allocate, Free, Reuse
 from polyfuse.symbolic import symbol
 from program_builder import Builder, add, add_one
@@ -216,6 +219,34 @@ def test_waiting_storage_never_raises_the_peak() -> None:
     assert "late" not in memory.takes
     frees = [s.names for s in b.program().steps if isinstance(s, Free)]
     assert ("small",) in frees
+
+
+def _made(name: str, size: int, first: int, last: int) -> Lifetime:
+    return Lifetime(name, ("cpu", size), size, first, last, poolable=True, allocated=True)  # type: ignore[arg-type]
+
+
+def test_waiting_storage_does_not_raise_the_peak_that_inputs_make() -> None:
+    """What a backward got from its forward is most of what is in use when it begins."""
+    a, b = _made("a", 10, 0, 0), _made("b", 10, 3, 3)
+    others = [_made("c", 20, 1, 1), _made("d", 30, 3, 3)]
+    without = plan_memory([a, others[0], b, others[1]], 4)
+    assert without.takes == {"b": "a"} and without.peak == 40
+    saved = plan_memory([a, others[0], b, others[1]], 4, inputs=[Released(45, 0, 1)])
+    assert not saved.takes and saved.peak == 40, "inputs are not the program's own"
+    assert plan_memory([a, others[0], b, others[1]], 4, inputs=[Released(45, 0, 0)]).takes == {"b": "a"}
+
+
+def test_what_a_backward_can_release() -> None:
+    b = Builder()
+    for name in ("primals_1", "mm", "tanh", "unread", "tangents_1"):
+        b.tensor(name, (4, 4))
+    b.launch(add, [b.buffer("a", (4, 4))], ["mm", "tangents_1"])
+    b.launch(add, [b.buffer("c", (4, 4))], ["tanh", "primals_1"])
+    b.output("c", "tanh")
+    schedule = b.schedule()
+    assert released_inputs(schedule) == []
+    backward = replace(schedule, graph=replace(schedule.graph, kind="backward"))
+    assert released_inputs(backward) == [Released(64, 0, 0), Released(64, 0, 1)]
 
 
 def test_two_kernel_inputs_in_one_step_are_both_released_once() -> None:

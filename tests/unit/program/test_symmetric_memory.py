@@ -41,7 +41,7 @@ def chosen(group: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[st
     rewrites applied."""
     from polyfuse.frontend.rewrites import symmetric as rewrites
 
-    monkeypatch.setattr(rewrites, "symmetric_groups", lambda: ("0",))
+    monkeypatch.setattr(rewrites, "symmetric_groups", lambda how: ("0",) if how != "off" else ())
     monkeypatch.setattr(symmetric, "is_supported", lambda value, name: name == "0" and value.dim() > 0)
 
     def run(function: Callable[..., Any], *args: torch.Tensor, **options: Any) -> dict[str, int]:
@@ -245,13 +245,50 @@ def test_groups_for_which_symmetric_memory_was_enabled(group: Any) -> None:
         assert groups.symmetric_groups() == ("0",)
 
 
+@pytest.mark.parametrize(
+    "ranks, library, stored, per_host, expected",
+    [
+        ((0, 1), "nccl", True, 2, ["0"]),
+        ((2, 3), "nccl", True, 4, ["0"]),
+        ((0, 1, 2, 3), "nccl", True, 2, []),
+        ((0, 2), "nccl", True, 2, []),
+        ((0, 1), "nccl", True, 0, []),
+        ((0,), "nccl", True, 1, []),
+        ((0, 1), "gloo", True, 2, []),
+        ((0, 1), "nccl", False, 2, []),
+    ],
+)
+def test_an_option_enables_groups_of_one_host(
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: Any,
+    library: str,
+    stored: bool,
+    per_host: int,
+    expected: list[str],
+) -> None:
+    from torch.distributed import _symmetric_memory
+
+    store: Any = object() if stored else None
+    group = groups.Group("0", ranks, store, None)
+    enabled: list[str] = []
+    monkeypatch.setattr(groups, "group_names", lambda: ("0",))
+    monkeypatch.setattr(groups, "group_of", lambda name: group)
+    monkeypatch.setattr(groups.Group, "library", lambda self, kind: library)
+    monkeypatch.setattr(groups, "processes_of_host", lambda: per_host)
+    monkeypatch.setattr(_symmetric_memory, "enable_symm_mem_for_group", enabled.append)
+    monkeypatch.setattr(_symmetric_memory, "is_symm_mem_enabled_for_group", enabled.__contains__)
+    assert groups.symmetric_groups() == groups.symmetric_groups("off") == ()
+    assert list(groups.symmetric_groups("host")) == expected == enabled
+    assert groups.symmetric_groups("off") == ()
+
+
 @pytest.mark.parametrize("ranks", (2, 4))
 def test_keys_know_the_size_of_groups(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     from polyfuse.compiler.graph_cache import lookup
     from polyfuse.compiler.session import session_for
 
     group = groups.Group("0", tuple(range(ranks)), None, None)
-    monkeypatch.setattr(lookup, "symmetric_groups", lambda: ("0",))
+    monkeypatch.setattr(lookup, "symmetric_groups", lambda how: ("0",))
     monkeypatch.setattr(lookup, "group_of", lambda name: group if name == "0" else None)
     lines = lookup.environment_of(session_for(Settings(backends=("interpreter",))))["device"]
     assert f"symmetric memory of {ranks} in group 0" in lines

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from polyfuse.ir.expr import apply
+from polyfuse.schedule.overlap.communication import started_in_order
 from polyfuse.schedule.overlap.reorder import Plan, Task, overlapped
 from polyfuse.schedule.result import Schedule
 from schedule_builder import Maker, axes
@@ -28,8 +30,10 @@ class Tasks:
         self.names.append(name)
         self.tasks.append(Task(kind, before, seconds, ends, tuple(touches.split())))
 
-    def plans(self, sizes: dict[str, int] | None = None, growth: float = 0.0) -> tuple[Plan, Plan]:
-        return overlapped(self.tasks, sizes or {}, frozenset(), growth)
+    def plans(
+        self, sizes: dict[str, int] | None = None, growth: float = 0.0, given: frozenset[str] = frozenset()
+    ) -> tuple[Plan, Plan]:
+        return overlapped(self.tasks, sizes or {}, frozenset(), growth, given)
 
     def best(self, **more) -> str:
         return " ".join(self.names[n] for n in self.plans(**more)[1].order)
@@ -100,6 +104,19 @@ def test_memory_bounds_it() -> None:
     assert best.peak == 201 and best.seconds < given.seconds
     assert t.best(sizes=sizes, growth=1.0).startswith("gather0 gather1 wait0 use0 gather2")
     assert t.plans(sizes, 2.0)[1].seconds == best.seconds == 4.0, "two at a time are enough"
+
+
+def test_what_was_saved_counts_until_it_was_read() -> None:
+    t = Tasks()
+    t.add("start", kind="start", seconds=2.0)
+    t.add("wait", "start", "wait")
+    t.add("read", "wait", touches="saved")
+    t.add("other", touches="other")
+    sizes = {"saved": 100, "other": 100}
+    assert t.best(sizes=sizes, growth=0.0) == "start other wait read"
+    given, best = t.plans(sizes, 0.0, frozenset({"saved"}))
+    assert best.order == given.order and given.peak == 100
+    assert t.plans(sizes, 1.0, frozenset({"saved"}))[1].peak == 200
 
 
 def test_what_has_nothing_beside_it_stays() -> None:
@@ -185,6 +202,51 @@ def test_a_graph_is_put_in_order_and_explained() -> None:
     before, after = (int(n) for n in re.findall(r"(\d+) us", whole.reason))
     assert whole.reason.startswith("exposed communication by estimates") and after < before
     assert first.reason.startswith("1 steps of computing are between its start and the wait; by estimates")
+
+
+@pytest.mark.parametrize("overlaps", (False, True))
+def test_where_processes_communicate_less_memory_decides_the_order(overlaps: bool) -> None:
+    m = Maker()
+    for name, columns in (("x", 512), ("v", 8)):
+        m.buffer(name, 512, columns, kind="input")
+    for name, columns in (("a", 512), ("r", 512), ("b", 8)):
+        m.buffer(name, 512, columns)
+    m.call("aten.mm.out", ("a",), "x", "x", out="out")
+    m.call("aten.mm.out", ("r",), "x", "x", out="out")
+    m.call("aten.mm.out", ("b",), "a", "v", out="out")
+    m.start("b")
+    m.wait("b")
+    found = [n.name for n in names(m.schedule("r", "b", overlap_collectives=overlaps))]
+    assert found[:2] == ["n0", "n2"], "the large operand is gone before the large result is made"
+
+
+def test_an_order_that_overlaps_by_itself_stays() -> None:
+    m = Maker()
+    for name, columns in (("x", 512), ("v", 8)):
+        m.buffer(name, 512, columns, kind="input")
+    for name, columns in (("a", 512), ("r", 512), ("b", 8)):
+        m.buffer(name, 512, columns)
+    m.call("aten.mm.out", ("a",), "x", "x", out="out")
+    m.start("a")
+    m.call("aten.mm.out", ("r",), "x", "x", out="out")
+    m.wait("a")
+    m.call("aten.mm.out", ("b",), "a", "v", out="out")
+    found = [n.name for n in names(m.schedule("r", "b", overlap_collectives=False))]
+    assert found == ["n0", "n1", "n2", "n3", "n4"]
+
+
+def test_collectives_of_all_groups_start_in_the_order_of_the_program() -> None:
+    m = Maker()
+    for name in ("a", "b", "c"):
+        m.buffer(name, 64)
+    i = axes(64)
+    m.pointwise("c", i, apply("exp", m.load("a", *i)))
+    for name in ("a", "c", "b"):
+        m.start(name)
+    units = [SimpleNamespace(members=[SimpleNamespace(node=node)]) for node in m.graph("c").nodes]
+    edges: list[set[int]] = [set(), set(), {0}, set()]
+    assert started_in_order(units, edges) == [set(), set(), {0, 1}, {2}]
+    assert edges[3] == set()
 
 
 def test_a_slow_network_is_given_more_beside_it() -> None:

@@ -272,7 +272,7 @@ def environment_of(session: CompileSession) -> Mapping[str, Sequence[str]]:
     if session.settings.autotunes:  # what is fastest depends on the machine
         devices.append(device_of("cpu").facts())
     devices += costs_facts(session.device_types())
-    for group in filter(None, map(group_of, symmetric_groups())):
+    for group in filter(None, map(group_of, symmetric_groups(session.settings.symmetric_memory))):
         devices.append(f"symmetric memory of {len(group.ranks)} in group {group.name}")
     return {
         "switch": global_state.switches(),

@@ -32,6 +32,9 @@ _WEIGHTS: Final = {aten.convolution.default: 1, aten.convolution_backward.defaul
 """Position of the weight. Some libraries lay it out for their algorithm anyway; torch copies it for others at
 every call, and here one copy serves the forward and its gradients."""
 
+_IMAGE: Final = 0
+"""Position of the image of a convolution."""
+
 _ONE_AXIS: Final = 3
 """Dimensions of what is convolved along one axis."""
 
@@ -148,7 +151,6 @@ class _Walk:
         if node in self.convolutions:
             self._bring(node)
         if node.args is before and not any(a in self.traced for a in node.all_input_nodes):
-            self._one_channel(node)
             return
         if not _follows(node, self.elementwise):
             self.restore(node)
@@ -171,19 +173,6 @@ class _Walk:
         if _strides(node.meta["val"]) != _strides(before_value):
             self.traced[node] = before_value
 
-    def _one_channel(self, node: Node) -> None:
-        """Have the result of a convolution of an image of one channel, which torch takes for one with its
-        channels second, lie with its channels last.
-        """
-        value = node.meta.get("val")
-        if node not in self.convolutions or node.target is not aten.convolution.default or _is_last(value):
-            return
-        if all(user.op == "output" for user in node.users):
-            return
-        self.changed += 1
-        before = self.traced.pop(node, value)
-        self.traced[self._behind(node)] = before
-
     def _behind(self, node: Node) -> Node:
         """A convolution's result with its channels last, for all who read it."""
         wanted = {"memory_format": CHANNELS_LAST[node.meta["val"].dim()]}
@@ -205,7 +194,12 @@ class _Walk:
             positions = (*positions, _WEIGHTS[node.target])
         for position in positions:
             source, value = args[position], tensor_value(args[position])
-            if not isinstance(source, Node) or value is None or _is_last(value):
+            if not isinstance(source, Node) or value is None:
+                continue
+            if position == _IMAGE and node.target is aten.convolution.default and _lies_either_way(value):
+                args[position] = self._one_channel_last(node, source, value.dim())
+                continue
+            if _is_last(value):
                 continue
             if source not in self._last:
                 wanted = {"memory_format": CHANNELS_LAST[value.dim()]}
@@ -213,6 +207,15 @@ class _Walk:
             args[position] = self._last[source]
         if args != list(node.args):
             node.args = tuple(args)
+
+    def _one_channel_last(self, node: Node, source: Node, dims: int) -> Node:
+        """A view of an image of one channel whose strides say that its channels come last."""
+        if source not in self._last:
+            plain = self._call(node, aten.squeeze.dim, (source, 1), {})
+            last = self._call(node, aten.unsqueeze.default, (plain, -1), {})
+            order = [0, dims - 1, *range(1, dims - 1)]
+            self._last[source] = self._call(node, aten.permute.default, (last, order), {})
+        return self._last[source]
 
     def _as_traced(self, source: Node, user: Node) -> Node:
         """`source`, laid out as it was traced, for `user` and those after it."""
@@ -264,6 +267,13 @@ def _writes_only(node: Node) -> bool:
 
 def _is_last(value: torch.Tensor) -> bool:
     return value.is_contiguous(memory_format=CHANNELS_LAST[value.dim()])
+
+
+def _lies_either_way(value: torch.Tensor) -> bool:
+    """Whether an image of one channel lies in both layouts, and torch takes it for one with its channels
+    second: it then lays out the result of a convolution likewise.
+    """
+    return same_number(value.shape[1], 1) and _is_last(value) and not same_number(value.stride(1), 1)
 
 
 def _joins_apart(value: torch.Tensor, view: torch.Tensor) -> bool:

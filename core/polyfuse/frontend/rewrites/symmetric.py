@@ -1,4 +1,4 @@
-"""Sums over processes through symmetric memory, where the program enabled it for their group.
+"""Sums over processes through symmetric memory, where the program or an option enabled it for their group.
 
     wait(all_reduce(x)), of two processes      -> x + what the other one has
     wait(all_reduce(x)), a short one of others -> all_reduce(x), each process reading from all others
@@ -26,7 +26,7 @@ _SUM: Final = "_c10d_functional.all_reduce.default"
 def symmetric_sums(state: Rewriting) -> int:
     """Have each process add up what others have."""
     # without such a group our operators need not be imported
-    if state.settings.symmetric_memory == "off" or state.stage == "joint" or not symmetric_groups():
+    if state.stage == "joint" or not symmetric_groups(state.settings.symmetric_memory):
         return 0
     exchanges: dict[str, int] | None = {}
     if any(ops.facts(node.target).is_higher_order for node in state.nodes()):

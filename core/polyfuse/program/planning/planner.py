@@ -10,7 +10,7 @@ from polyfuse.ir.graph import Graph, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
 from polyfuse.program.device_graphs import doubtful, graph_facts, partition_fault, preventing_option
-from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_buffers, used_constants
+from polyfuse.program.lifetimes import lifetimes, released_inputs, unused_inputs, used_buffers, used_constants
 from polyfuse.program.loops.finding import LoopFinder, NotALoop, Skipped
 from polyfuse.program.memory import Block, MemoryPlan, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
@@ -106,6 +106,7 @@ class _Planner:
             len(schedule.steps),
             settings.reuse_buffers,
             blocks,
+            released_inputs(schedule),
         )
         self.steps = StepList((*graph.buffers, *graph.objects, *(item.name for item in self.inputs)))
         self.storage = Storage(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from polyfuse.base.settings import Settings
-from polyfuse.ir.communication import Running, never_awaited
+from polyfuse.ir.communication import IN_SHARED_MEMORY, Running, never_awaited
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode, Node, Reduction, View, Wait
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.plugin import TargetInfo
 from polyfuse.runtime.ranks.estimates import collective_seconds
+from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.score import nbytes, touched_bytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.schedule.overlap.reorder import Plan, Task, overlapped
+from polyfuse.schedule.peak.live import storages
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import IndexLike, product
 
@@ -25,8 +28,6 @@ _GEMMS: Final = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation
 """Calls that compute more than they move, and the argument whose sizes say how much: the last one, or those
 of a filter.
 """
-
-_READ_IN_PLACE: Final = ("polyfuse_symmetric.exchange.", "polyfuse_symmetric.operand.")
 
 
 @dataclass(frozen=True)
@@ -68,27 +69,25 @@ class Overlap:
 def overlap_units(
     units: Sequence[Unit],
     edges: Sequence[set[int]],
-    graph: Graph,
+    context: ScheduleContext,
     settings: Settings,
     removed: frozenset[str],
-    roots: Mapping[str, str],
     target_info: Callable[[str], TargetInfo],
-    hint: Callable[[IndexLike], int],
 ) -> Overlap:
     """Units in an order in which collectives take less time, and what was decided.
 
     Args:
         units: in an order that respects `edges`, the units that each must follow.
+        context: of the units' graph.
         removed: buffers that get no memory.
-        roots: each buffer's representative among those that may share its storage.
         target_info: that of a device.
-        hint: the example value of a size.
     """
+    graph, roots, hint = context.graph, context.roots, context.hint
     nodes = [unit.members[0].node for unit in units]
     if not any(isinstance(node, Collective) for node in nodes):
         return Overlap(list(units), [])
     ends = _ends(nodes)
-    sizes = _sizes(graph, removed, roots, hint)
+    sizes, given = _storages(context, removed)
     tasks: list[Task] = []
     for number, (unit, node) in enumerate(zip(units, nodes, strict=True)):
         before = frozenset(edges[number])
@@ -106,15 +105,15 @@ def overlap_units(
     live_out = frozenset(
         roots[name] for name in (*graph.output_buffers(), *sorted(never_awaited(graph.nodes)))
     )
-    given, best = overlapped(tasks, sizes, live_out, settings.overlap_memory / 100)
+    usual, best = overlapped(tasks, sizes, live_out, settings.overlap_memory / 100, given)
     decisions = list(_decisions(nodes, tasks, best))
     return Overlap(
         [units[number] for number in best.order],
         decisions,
         best.seconds,
         _exposed(tasks, best),
-        given.seconds,
-        _exposed(tasks, given),
+        usual.seconds,
+        _exposed(tasks, usual),
     )
 
 
@@ -140,18 +139,35 @@ def _ends(nodes: Sequence[Node]) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def _sizes(
-    graph: Graph, removed: frozenset[str], roots: Mapping[str, str], hint: Callable[[IndexLike], int]
-) -> dict[str, int]:
-    """Bytes of the storages that the program allocates."""
-    own = {roots[b.name] for b in graph.buffers.values() if b.kind == "temp" and b.name not in removed}
-    own -= {roots[b.name] for b in graph.buffers.values() if b.kind in ("input", "constant")}
-    found: dict[str, int] = {}
-    for buffer in graph.buffers.values():
-        root = roots[buffer.name]
-        if root in own and buffer.dtype is not None:
-            found[root] = max(found.get(root, 0), hint(buffer.numel) * buffer.dtype.itemsize)
+def waits_at_once(units: Sequence[Unit]) -> bool:
+    """Whether nothing runs beside a collective in this order: the step behind each one waits for it."""
+    nodes = [unit.members[0].node for unit in units]
+    after = [*nodes[1:], None]
+    return all(
+        isinstance(wait, Wait) and set(wait.mutates).issuperset(start.writes())
+        for start, wait in zip(nodes, after, strict=True)
+        if isinstance(start, Collective)
+    )
+
+
+def started_in_order(units: Sequence[Unit], edges: Sequence[set[int]]) -> list[set[int]]:
+    """Edges, and those that make collectives of whichever groups start in the order that they have: other
+    processes, whose sizes may differ, start them in that order too."""
+    starts = [i for i, unit in enumerate(units) if isinstance(unit.members[0].node, Collective)]
+    found = [set(before) for before in edges]
+    for earlier, later in pairwise(starts):
+        found[later].add(earlier)
     return found
+
+
+def _storages(context: ScheduleContext, removed: frozenset[str]) -> tuple[dict[str, int], frozenset[str]]:
+    """Bytes of the storages that the program allocates or can release, and those that are there before it."""
+    found = storages(context, removed)
+    callers = {
+        context.roots[b.name] for b in context.graph.buffers.values() if b.kind in ("input", "constant")
+    }
+    callers -= found.given
+    return {root: n for root, n in found.sizes.items() if root not in callers}, found.given
 
 
 def _decisions(nodes: Sequence[Node], tasks: Sequence[Task], best: Plan) -> list[Decision]:
@@ -203,7 +219,7 @@ def communication_seconds(
     within a host where all processes of the group are on one. Where a rank reads what another one has,
     whoever reads it takes that time.
     """
-    if node.op.startswith(_READ_IN_PLACE):
+    if node.op.startswith(IN_SHARED_MEMORY):
         return 0.0
     largest = max(nbytes(graph, names, hint) for names in (reads(node), node.writes()))
     return collective_seconds(node.op, largest, node.group, device, bandwidth)

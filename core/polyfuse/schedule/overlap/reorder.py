@@ -56,37 +56,48 @@ class Plan:
 
 
 def overlapped(
-    tasks: Sequence[Task], sizes: dict[str, int], live_out: frozenset[str], growth: float
+    tasks: Sequence[Task],
+    sizes: dict[str, int],
+    live_out: frozenset[str],
+    growth: float,
+    given: frozenset[str] = frozenset(),
 ) -> tuple[Plan, Plan]:
     """The plan of the given order, and the best one that is known.
 
     Args:
         sizes: bytes of each storage.
         live_out: storages that live on after the last step.
-        growth: by which part more memory may be in use than in the given order.
+        growth: how much more memory may be in use than in the given order, as a part of the most that the
+            steps themselves make.
+        given: storages that are there before the first step.
     """
-    memory = _Memory(tasks, sizes, live_out)
-    given = _measured(tuple(range(len(tasks))), tasks, memory)
-    limit = int(given.peak * (1 + growth))
-    best = given
+    order = tuple(range(len(tasks)))
+    memory = _Memory(tasks, sizes, live_out, given)
+    usual = _measured(order, tasks, memory)
+    made = sizes | dict.fromkeys(given, 0)
+    own = _measured(order, tasks, _Memory(tasks, made, live_out, frozenset())).peak
+    limit = usual.peak + int(own * growth)
+    best = usual
     for eager in (True, False):
         found = _measured(_Search(tasks, memory, limit, eager).order(), tasks, memory)
         if found.peak <= limit and found.seconds < best.seconds:
             best = found
-    return given, best
+    return usual, best
 
 
 class _Memory:
     """Bytes in use while steps are taken one after another."""
 
-    def __init__(self, tasks: Sequence[Task], sizes: dict[str, int], live_out: frozenset[str]) -> None:
-        self.tasks, self.sizes, self.live_out = tasks, sizes, live_out
+    def __init__(
+        self, tasks: Sequence[Task], sizes: dict[str, int], live_out: frozenset[str], given: frozenset[str]
+    ) -> None:
+        self.tasks, self.sizes, self.live_out, self.given = tasks, sizes, live_out, given
         self.begin()
 
     def begin(self) -> None:
         """Before the first step."""
-        self.live = 0
-        self.seen: set[str] = set()
+        self.live = sum(self.sizes[name] for name in self.given)
+        self.seen = set(self.given)
         self.left: dict[str, int] = {}
         for task in self.tasks:
             for name in task.touches:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from polyfuse.ir.nodes import ADDS_IN_PLACE, ExternCall, View
+from polyfuse.ir.communication import IN_SHARED_MEMORY
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import ADDS_IN_PLACE, Collective, ExternCall, View
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike
@@ -59,14 +61,13 @@ def live(context: ScheduleContext, units: Sequence[Unit], removed: Iterable[str]
 
 
 def storages(context: ScheduleContext, removed: Iterable[str] = ()) -> Storages:
-    """The storages of a graph, without buffers that stay inside a kernel."""
+    """The storages of a graph, without buffers inside a kernel and those in memory that processes share."""
     graph, roots, hint = context.graph, context.roots, context.hint
     gone, sizes, given = set(removed), dict[str, int](), set[str]()
-    saved = {
-        item.name
-        for item in graph.inputs
-        if graph.kind == "backward" and item.kind == "tensor" and not item.name.startswith(_CALLERS)
-    }
+    for node in graph.nodes:
+        if isinstance(node, Collective) and node.op.startswith(IN_SHARED_MEMORY):
+            gone.update(node.writes())
+    saved = saved_inputs(graph)
     for name, buffer in graph.buffers.items():
         if name not in gone and (buffer.kind == "temp" or name in saved):
             root = roots[name]
@@ -75,6 +76,14 @@ def storages(context: ScheduleContext, removed: Iterable[str] = ()) -> Storages:
                 given.add(root)
     live_out = frozenset(roots[name] for name in graph.output_buffers())
     return Storages(sizes, frozenset(given), live_out)
+
+
+def saved_inputs(graph: Graph) -> frozenset[str]:
+    """What a backward gets from its forward, and can release once it was read."""
+    if graph.kind != "backward":
+        return frozenset()
+    tensors = (item.name for item in graph.inputs if item.kind == "tensor")
+    return frozenset(name for name in tensors if not name.startswith(_CALLERS))
 
 
 def _step(unit: Unit, found: Storages, context: ScheduleContext) -> Step:

@@ -23,9 +23,6 @@ from polyfuse_cpp.attention.expected import MORE, STRIDED, Form, expected_attent
 from polyfuse_cpp.backend import KERNEL_LANGUAGE, CppBackend
 
 SIZES: Final = ("images", "heads", "key_heads", "queries", "keys")
-FEWEST_QUERIES: Final = 8
-"""Queries from which laying out keys and values for matrix registers pays."""
-_QUERIES: Final = len(STRIDED) + SIZES.index("queries")
 
 _LOCK = ForkedLock()
 _KERNELS: dict[tuple[object, ...], AttentionKernel] = {}
@@ -80,8 +77,6 @@ class AttentionKernel:
 
     def __call__(self, *operands: Any) -> None:
         """Compute `result`, and `logs` where they are read."""
-        if operands[_QUERIES] < FEWEST_QUERIES:
-            return self.by_library(*operands)
         if self._launch is None:
             self._launch = self._found()
         return self._launch(*operands)
@@ -107,8 +102,6 @@ class AttentionKernel:
 
     def expected(self, *operands: Any) -> Expected | None:
         """What a call has to give; None where it is the library's."""
-        if operands[_QUERIES] < FEWEST_QUERIES:
-            return None
         self._launch = self._launch or self._found()
         return None if self._launch == self.by_library else expected_attention(self._parts[1], operands)
 

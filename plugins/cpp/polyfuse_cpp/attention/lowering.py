@@ -14,7 +14,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Lowering, LoweringContext, TensorValue
 from polyfuse.symbolic import IndexLike, is_equal
 from polyfuse_cpp.attention.expected import Form
-from polyfuse_cpp.attention.kernel import FEWEST_QUERIES, attention_kernel
+from polyfuse_cpp.attention.kernel import attention_kernel
 from polyfuse_cpp.isa import choose_isa, has_matrix_registers
 
 WIDTHS: Final = range(16, 257)
@@ -94,11 +94,11 @@ def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
     query = operands[0]
     if any(operand.dtype is not DType.bf16 or operand.rank != _RANK for operand in operands):
         raise UnsupportedError("attention of other types than bf16 is the library's")
-    width, queries = query.size[-1], query.size[2]
+    width = query.size[-1]
     if not isinstance(width, int) or width not in WIDTHS:
         raise UnsupportedError(f"attention of heads of {width} is the library's")
-    if isinstance(queries, int) and queries < FEWEST_QUERIES:
-        raise UnsupportedError(f"attention of {queries} queries is the library's")
+    if is_equal(query.size[2], 1) and is_equal(query.size[1], operands[1].size[1]):
+        raise UnsupportedError("attention of one query for each head of keys is the library's")
     if not _shares_heads(*operands):
         raise UnsupportedError(
             "attention whose heads of keys do not divide those of queries is the library's"

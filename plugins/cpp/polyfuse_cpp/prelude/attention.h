@@ -2,6 +2,8 @@
 namespace pf {
 #if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16 && PF_DOT_BF16 && PF_AMX
 enum { attention_rows = 32, attention_keys = 256, attention_pitch = attention_keys + 16 };
+// Queries from which laying out keys and values for matrix registers pays.
+enum { attention_fewest = 8 };
 // How scores become logarithms of weights: as they are, times a positive factor; times any factor; with a mask.
 enum { attention_plain, attention_scaled, attention_added, attention_added_bf16 };
 
@@ -281,7 +283,207 @@ static __attribute__((noinline)) void attention_run(const attention_call& c, con
   if (bytes > stays) scratch_free(own);
 }
 
+// Few queries: keys and values are read where they are, in vectors along a head's numbers, once for all rows that share them.
+// A row is a query of one of the heads that share a head of keys. What a thread has of each of them:
+template <int D> struct attention_few_memory {
+  enum { wide = (D + 15) / 16 * 16, held = 16 * (attention_pitch + wide / 2 + 16) };
+  f32* scores;
+  bf16* packed;
+  f32 *sums, *weights, *most;
+  static i64 bytes(i64 rows) { return (held + rows * (wide + 17)) * i64(sizeof(f32)); }
+  attention_few_memory(void* at, i64 rows) {
+    scores = (f32*)at;
+    packed = (bf16*)(scores + 16 * attention_pitch);
+    sums = scores + held;
+    weights = sums + rows * wide;
+    most = weights + rows * 16;
+  }
+};
+// C vectors of the sums of R rows, of which the last one has N numbers, over `count` keys.
+template <int R, int C, int N, int WIDE>
+static __attribute__((noinline)) void attention_add(const f32* weights, const bf16* value, i64 next, i64 count, f32* sums) {
+  vf32 sum[R * C];
+#pragma GCC unroll 16
+  for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(sums + i / C * WIDE + i % C * 16);
+  for (i64 k = 0; k < count; ++k, value += next) {
+    vf32 v[C];
+#pragma GCC unroll 4
+    for (int j = 0; j < C; ++j) __builtin_prefetch(value + 16 * next + j * 16);
+#pragma GCC unroll 4
+    for (int j = 0; j < C; ++j) v[j] = j + 1 < C || N == 16 ? load<Vec>(value + j * 16) : load_n<Vec>(value + j * 16, N);
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) {
+      const vf32 weight = fill<vf32>(weights[i * attention_pitch + k]);
+#pragma GCC unroll 4
+      for (int j = 0; j < C; ++j) accumulate(sum[i * C + j], weight, v[j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < R * C; ++i) store(sums + i / C * WIDE + i % C * 16, sum[i]);
+}
+template <int R, int D, int FROM>
+PF_INLINE void attention_values(const f32* weights, const bf16* value, i64 next, i64 count, f32* sums) {
+  constexpr int C = D - FROM >= 64 ? 4 : (D - FROM + 15) / 16, N = D - FROM >= 64 ? 16 : (D - FROM - 1) % 16 + 1;
+  attention_add<R, C, N, attention_few_memory<D>::wide>(weights, value + FROM, next, count, sums + FROM);
+  if constexpr (FROM + 64 < D) attention_values<R, D, FROM + 64>(weights, value, next, count, sums);
+}
+// Rows of a head of keys: a query of one of the heads that share it.
+struct attention_row_at { i64 head, query; const bf16* numbers; };
+PF_INLINE attention_row_at attention_few_row(const attention_call& c, i64 image, i64 pair, i64 row) {
+  const i64 head = pair * (c.heads / c.key_heads) + row / c.queries, query = row % c.queries;
+  return {head, query, c.query + image * c.query_step[0] + head * c.query_step[1] + query * c.query_step[2]};
+}
+// Scores of R rows with `count` keys, `next` from each other.
+template <int R, int D>
+static __attribute__((noinline)) void attention_dots(const bf16* const* rows, const bf16* key, i64 next, i64 count, f32* scores) {
+  enum { C = 16 / R };
+  for (i64 k = 0; k < count; k += C) {
+    const bf16* keys[C];
+#pragma GCC unroll 16
+    for (int j = 0; j < C; ++j) keys[j] = key + index_min(k + j, count - 1) * next;
+    matmul_dots<R, C, f32, bf16, bf16>(rows, keys, 0, D, scores + k, attention_pitch, true, false);
+  }
+}
+// The same of up to 16 rows with 16 keys or more: keys are left operands as they are, `rows` are the right ones.
+template <int D>
+static __attribute__((noinline)) void attention_turned(const bf16* rows, int count, const bf16* key, i64 next, i64 keys, f32* scores) {
+  alignas(64) f32 found[16 * 16];
+  for (i64 from = 0; from < keys; from += 16) {
+    const i64 k = index_min(from, keys - 16);  // the last ones overlap those before
+    const bf16* const at = key + k * next;
+    PF_TILE_ZERO(0);
+#pragma GCC unroll 8
+    for (int d = 0; d < D; d += 32) {
+      PF_TILE_LOAD(4, at + d, next * 2);
+      PF_TILE_LOAD(6, rows + d * 16, 64);
+      PF_TILE_DOT(0, 4, 6);
+    }
+    PF_TILE_STORE(0, found, 64);
+    const bf16* const later = at + 32 * next;
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+#pragma GCC unroll 8
+      for (int d = 0; d < D; d += 32) __builtin_prefetch(later + i * next + d);
+    vi32 tile[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) tile[i] = raw_load<vi32>(found + i * 16);
+    transpose_rows(tile);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+      if (i < count) store(scores + i * attention_pitch + k, (vf32)tile[i]);
+  }
+}
+// `count` rows, at most 16, from row `first` on, the first of which is number `local` of the thread's, and the `here` keys of a
+// block from key `from` on.
+template <int D, int MODE>
+static __attribute__((noinline)) void attention_few_block(const attention_call& c, i64 image, i64 pair, i64 first, int count, i64 local,
+                                                          i64 from, i64 here, attention_few_memory<D> m) {
+  enum { wide = attention_few_memory<D>::wide };
+  const i64 width = (here + 31) / 32 * 32, key_next = c.key_step[2], next = c.value_step[2];
+  const bf16* const key = c.key + image * c.key_step[0] + pair * c.key_step[1] + from * key_next;
+  const bf16* rows[16];
+  for (int i = 0; i < count; ++i) rows[i] = attention_few_row(c, image, pair, first + i).numbers;
+  if (D % 32 == 0 && here >= 16) {
+    for (int i = 0; i < count; ++i)
+      for (int d = 0; d < D; d += 2) __builtin_memcpy(m.packed + d * 16 + 2 * i, rows[i] + d, 4);
+    attention_turned<D>(m.packed, count, key, key_next, here, m.scores);
+  } else {
+    int i = 0;
+    for (; i + 4 <= count; i += 4) attention_dots<4, D>(rows + i, key, key_next, here, m.scores + i * attention_pitch);
+    for (; i < count; ++i) attention_dots<1, D>(rows + i, key, key_next, here, m.scores + i * attention_pitch);
+  }
+  const f32 to_two = MODE == attention_plain ? c.scale * 1.44269504f : 1.44269504f;
+  for (int i = 0; i < count; ++i) {
+    f32 *const s = m.scores + i * attention_pitch, *const sums = m.sums + (local + i) * wide;
+    const attention_row_at row = attention_few_row(c, image, pair, first + i);
+    const i64 there = c.causal ? index_max(0, index_min(here, row.query + 1 - from)) : here;
+    if (MODE != attention_plain || there < width) {
+      const void* mask = nullptr;
+      if (MODE >= attention_added) {
+        const i64 at = image * c.mask_step[0] + row.head * c.mask_step[1] + row.query * c.mask_step[2] + from;
+        mask = (const char*)c.mask + at * (MODE == attention_added ? 4 : 2);
+      }
+      attention_row<MODE>(s, there, width, c.scale, mask);
+    }
+    f32 lanes[16], most = m.most[local + i];
+    store(lanes, attention_most(s, width));
+    for (int j = 0; j < 16; ++j) most = lanes[j] > most ? lanes[j] : most;
+    // a row that has seen nothing as yet has no greatest score
+    const f32 before = m.most[local + i], finite = most == -__builtin_inff() ? 0.0f : most;
+    m.most[local + i] = most;
+    vf32 sum = load<Vec>(m.weights + (local + i) * 16);
+    if (from && before != most) {
+      const vf32 factor = exp2(fill<vf32>((before - finite) * to_two));
+      sum *= factor;
+      for (int d = 0; d < wide; d += 16) store(sums + d, load<Vec>(sums + d) * factor);
+    }
+    for (i64 j = 0; j < width; j += 16) {
+      const vf32 weight = attention_power((load<Vec>(s + j) - fill<vf32>(finite)) * fill<vf32>(to_two));
+      store(s + j, weight);
+      sum += weight;
+    }
+    store(m.weights + (local + i) * 16, sum);
+  }
+  const bf16* const value = c.value + image * c.value_step[0] + pair * c.value_step[1] + from * next;
+  int i = 0;
+  for (; i + 4 <= count; i += 4)
+    attention_values<4, D, 0>(m.scores + i * attention_pitch, value, next, here, m.sums + (local + i) * wide);
+  for (; i < count; ++i)
+    attention_values<1, D, 0>(m.scores + i * attention_pitch, value, next, here, m.sums + (local + i) * wide);
+}
+// Items first up to `end`: heads of keys, whose rows are in `groups` parts.
+template <int D, int MODE>
+static __attribute__((noinline)) void attention_few_run(const attention_call& c, i64 groups, i64 first, i64 end) {
+  enum { wide = attention_few_memory<D>::wide };
+  const i64 rows = c.heads / c.key_heads * c.queries, most = (rows + groups - 1) / groups;
+  const attention_few_memory<D> m(matmul_scratch(attention_few_memory<D>::bytes(most)), most);
+  const attention_mode mode;
+  const i64 seen = c.causal ? index_min(c.keys, c.queries) : c.keys;
+  for (i64 item = first; item < end; ++item) {
+    const i64 image = item / groups / c.key_heads, pair = item / groups % c.key_heads;
+    const i64 row_a = rows * (item % groups) / groups, row_e = rows * (item % groups + 1) / groups;
+    for (i64 i = 0; i < most * (wide + 16); i += 16) store(m.sums + i, vf32{});
+    for (i64 i = 0; i < row_e - row_a; ++i) m.most[i] = -__builtin_inff();
+    for (i64 from = 0; from < seen; from += attention_keys) {
+      const i64 here = index_min(attention_keys, seen - from);
+      for (i64 row = row_a; row < row_e; row += 16)
+        attention_few_block<D, MODE>(c, image, pair, row, int(index_min(16, row_e - row)), row - row_a, from, here, m);
+    }
+    for (i64 i = 0; i < row_e - row_a; ++i) {
+      const attention_row_at row = attention_few_row(c, image, pair, row_a + i);
+      const f32 sum = reduce_add(load<Vec>(m.weights + i * 16));
+      if (c.logs) {
+        const f32 log_of = m.most[i] * (MODE == attention_plain ? c.scale : 1.0f) + log(fill<vf32>(sum))[0];
+        c.logs[image * c.logs_step[0] + row.head * c.logs_step[1] + row.query * c.logs_step[2]] = sum == 0 ? 0.0f : log_of;
+      }
+      // a row without keys is zero, as in eager mode
+      const vf32 factor = fill<vf32>(sum == 0 ? 0.0f : 1.0f / sum);
+      bf16* const to = c.result + image * c.result_step[0] + row.head * c.result_step[1] + row.query * c.result_step[2];
+#pragma GCC unroll 16
+      for (int d = 0; d < D; d += 16) {
+        const vf32 x = load<Vec>(m.sums + i * wide + d) * factor;
+        if (d + 16 <= D) store(to + d, x);
+        else store_n(to + d, x, D - d);
+      }
+    }
+  }
+}
+template <int D, int MODE> static __attribute__((noinline)) void attention_few(const attention_call& c) {
+  const i64 pairs = c.images * c.key_heads, rows = c.key_heads ? c.heads / c.key_heads * c.queries : 0;
+  if (pairs * rows <= 0) return;
+  const i64 work = pairs * rows * c.keys * D * 2;
+  const int team = team_for(pairs * rows, work);
+  if (team == 1) return attention_few_run<D, MODE>(c, 1, 0, pairs);
+  // what is read stays in a cache where several threads have rows of one head of keys
+  const i64 groups = index_max(1, index_min((rows + 3) / 4, (team + pairs - 1) / pairs));
+  const auto run = [&](i64 at, i64 of) {
+    attention_few_run<D, MODE>(c, groups, pairs * groups * at / of, pairs * groups * (at + 1) / of);
+  };
+  in_parts(team, parts_for(team, pairs * groups, work), run);
+}
+
 template <int D, int MODE> static __attribute__((noinline)) void attention(const attention_call& c) {
+  if (c.queries < attention_fewest) return attention_few<D, MODE>(c);
   constexpr int WIDE = (D + 31) / 32 * 32;
   const i64 pairs = c.images * c.key_heads, items = c.images * c.heads * c.blocks();
   if (items <= 0) return;

@@ -51,6 +51,7 @@ __all__ = [
     "low_half",
     "nextafter",
     "of_groups",
+    "quick_erf",
     "quick_exp",
     "quick_sigmoid",
     "quick_tanh",
@@ -245,6 +246,22 @@ def nextafter(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 def quick_exp(a: tl.tensor) -> tl.tensor:
     """The exponential of an f32, exact enough for results of 16 bits."""
     return quick_exp2(a * 1.4426950408889634)
+
+
+@triton.jit
+def quick_erf(a: tl.tensor) -> tl.tensor:
+    """The error function of an f32, exact enough for results of bf16: to 6e-5 of its value, and to 1e-5 of
+    what it lacks of one, or to half a unit in the last place of that.
+    """
+    size = tl.abs(a)
+    # one less exp(-a^2) times t and a polynomial in t, fitted to the least largest relative error (9e-6)
+    t = quick_inverse(size * 0.45 + 1.0)
+    p = ((t * -0.13457903265953064 + 0.2882189154624939) * t + 0.09428989142179489) * t
+    p = ((p + 0.24573130905628204) * t + 0.25243425369262695) * t + 0.25389575958251953
+    large = 1.0 - p * t * quick_exp2(size * size * -1.4426950408889634)
+    # near zero the difference above has few digits; the first two terms of the series have enough
+    small = size * (size * size * -0.37612638903183754 + 1.1283791670955126)
+    return libdevice.copysign(tl.where(size < 0.125, small, large), a)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.rounding import QUICK, stores_halves
+from polyfuse.ir.rounding import QUICK, coarse_values, stores_halves
 from polyfuse.ir.statements import (
     Cast,
     Compute,
@@ -87,6 +87,7 @@ class Scope:
         self._count = 0
         self._is_fast = kernel.numerics == "fast"
         self.halves = self._is_fast and stores_halves(facts.kernel)
+        self._coarse = coarse_values(facts.kernel)
         # where the compiler contracts, these would be different numbers in different statements
         self._rounded = shared_products(facts) if self._is_fast else frozenset[str]()
 
@@ -206,12 +207,14 @@ class Scope:
             return replace(operand, dtype=DType.i64, narrow=True)
         return self.define(cast_text(self.typed(operand), operand.dtype, stmt.dtype), plain)
 
-    def _shorter(self, stmt: Statement, operands: Sequence[Value], plain: Value) -> Value | None:
+    def _shorter(self, stmt: Compute, operands: Sequence[Value], plain: Value) -> Value | None:
         """A quotient or an exponential in fewer instructions; None where there is no such way."""
         if plain.dtype is not DType.f32 or not operands[0].dims:
             return None
         if stmt.op in QUICK and self.halves:
             return self.define(f"quick_{stmt.op}({self.typed(operands[0])})", plain)
+        if stmt.op == "erf" and stmt.target in self._coarse:
+            return self.define(f"quick_erf({self.typed(operands[0])})", plain)
         if stmt.op != "div" or not self._is_fast:
             return None
         numerator, divisor = operands

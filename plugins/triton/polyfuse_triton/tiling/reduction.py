@@ -15,6 +15,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Reduce
 from polyfuse.kit import Access
 from polyfuse.symbolic import IndexLike, product
+from polyfuse_triton.reductions.passes import with_fewer_passes
 from polyfuse_triton.reductions.row_buffers import Rows
 from polyfuse_triton.reductions.row_groups import Groups, row_groups
 from polyfuse_triton.reductions.row_products import matrices_of_row, normalises_row
@@ -56,10 +57,18 @@ _CLUSTER, _LARGEST_CLUSTER = 8, 16
 """Programs of a cluster that every device has room for, and the most of any."""
 _CACHED = 32
 """Points of such a chunk for each thread."""
-_WALKERS, _LONGEST_WALK = 1024, 1 << 30
+_WALKERS, _LONGEST_WALK = 512, 1 << 30
 """Threads of a program of a cluster that walks its part of a row, and points of a row whose numbers have room
 in 32 bits.
 """
+_WALKERS_TOGETHER = 2
+"""Such programs that a multiprocessor has room for."""
+_STAYS, _STAYS_IN_PART = 0.6, 0.8
+"""Shares of the last cache: rows under way that stay in it, and those of which enough does to gain."""
+_WIDE = 16
+"""Bytes of the widest access, which begin at multiples of as many."""
+_MOVED = 6
+"""Bytes that are read and stored for a point, below which few threads take longer to compute than to read."""
 _VALUES = 4
 """Values of such a point that fit in registers."""
 _CACHED_COLUMNS = 64
@@ -120,8 +129,14 @@ def _shape(kernel: Kernel, facts: Facts, target: Target, rows: Rows) -> _Shape:
     joins = target.clusters and groups is None and can_join(kernel, facts)
     rounds = sum(any(s.op == "reduce" for s in section.body) for section in kernel.sections)
     rounds += "online_softmax" in kinds
+    exchanges = 0
+    if joins:
+        walked = with_fewer_passes(kernel).sections
+        exchanges = sum(any(s.op == "reduce" for s in section.body) for section in walked)
     matrices = matrices_of_row(kernel, facts) if normalises_row(kernel, facts) else 0
-    return _Shape(facts, target, looped, rows, scans, groups, positions, looks_back, joins, rounds, matrices)
+    return _Shape(
+        facts, target, looped, rows, scans, groups, positions, looks_back, joins, rounds, exchanges, matrices
+    )
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,7 @@ class _Shape:
     looks_back: bool
     joins: bool
     rounds: int
+    exchanges: int
     matrices: int
 
     def lead(self) -> str:
@@ -164,6 +180,8 @@ class _Shape:
         if self.looks_back and target_info_of(self.target).splits(count, points):
             return self._chunks(count * points)
         together = self.joined(_CLUSTER_CHUNKS[:1]) if unsaid and self._gains_by_joining() else None
+        if together is None and unsaid and (programs := self._walkers_that_gain()):
+            together = self.walkers(programs)
         return together or self._walked_rows()
 
     def _chunks(self, points: int) -> Plan:
@@ -215,6 +233,31 @@ class _Shape:
         programs = facts.points(facts.axes) * facts.points(facts.raxes) // _CLUSTER_CHUNKS[0]
         under_way = _RESIDENT // _LARGEST * target.multiprocessors * self._row_bytes()
         return programs >= _PROGRAMS * target.multiprocessors and under_way > target.l2_bytes
+
+    def _walkers_that_gain(self) -> int:
+        """How many programs of a cluster walk a row together, where rows that are read again would be under
+        way in greater number than the last cache holds, and programs wait for each other once: the fewest
+        with which it holds them. 0: one program walks a row.
+        """
+        facts, target = self.facts, self.target
+        if not self.joins or not self.rows.rereads or self.rows.must_stay or self.exchanges != 1:
+            return 0
+        each = {a.buffer: a.itemsize for a in self.looped if facts.share(a) > 0.5 and not a.is_store}
+        points, count = facts.points(facts.raxes), facts.points(facts.axes)
+        if not each or points * min(each.values()) % _WIDE or self._row_bytes() < _MOVED * points:
+            return 0
+        size = points * sum(each.values())
+        alone = min(count, _RESIDENT // self._threads_of_walk() * target.multiprocessors)
+        if alone * size <= target.l2_bytes:
+            return 0
+        programs = 2
+        while programs <= _CLUSTER:
+            under_way = _WALKERS_TOGETHER * target.multiprocessors * size // programs
+            share = _STAYS if programs < _CLUSTER else _STAYS_IN_PART
+            if under_way <= share * target.l2_bytes:
+                return programs if count * programs >= _PROGRAMS * target.multiprocessors else 0
+            programs *= 2
+        return 0
 
     def _row_bytes(self) -> int:
         """Bytes of a row of everything that loops access."""
