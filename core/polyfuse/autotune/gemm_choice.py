@@ -99,8 +99,9 @@ def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> 
     if graph.kind == "inference":
         written_out = _selection(graph, claimed, _depthwise(tuner, graph, decisions))
         graph, claimed = written_out.graph, written_out.backends
-    if wanted == "known" and graph.kind == "inference":
-        generated = _selection(graph, claimed, _convolutions(tuner, graph, decisions))
+    packs = wanted == "known" or (wanted != "generated" and not tuner.settings.freezing)
+    if packs and graph.kind == "inference":
+        generated = _selection(graph, claimed, _convolutions(tuner, graph, decisions, wanted == "known"))
         graph, claimed = generated.graph, generated.backends
     if wanted == "known":
         return _selection(graph, claimed, _known(tuner, graph, decisions), decisions)
@@ -237,10 +238,16 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
     return found
 
 
-def _convolutions(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
+def _convolutions(
+    tuner: Tuner, graph: Graph, decisions: list[Decision], plain: bool
+) -> Mapping[str, Replacement]:
     """The convolutions of images with channels last that the first backend prefers to generate: those with
     windows of 1x1 as they are (with freezing, as the backend wants them), others with their weights packed
     once, as far as there is room.
+
+    Args:
+        plain: whether to take those as well that are generated as they are. Where calls are timed, these are
+            timed; weights that are packed without freezing are not among what is.
     """
     found: dict[str, Replacement] = {}
     packed: dict[str, Sequence[Alternative]] = {}
@@ -263,6 +270,8 @@ def _convolutions(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapp
             continue
         if item.before:
             packed[node.name] = [Alternative(item.name, item.replacement)]
+            continue
+        if not plain:
             continue
         found[node.name] = item.replacement
         why = "its kernel is known to be faster here"

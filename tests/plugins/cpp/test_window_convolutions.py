@@ -27,7 +27,9 @@ INF, NAN = float("inf"), float("nan")
 
 def compiled(model: nn.Module, **options: Any) -> Any:
     torch.manual_seed(0)
-    return torch.compile(model.eval(), backend="polyfuse", options={"strict": True}, **options)
+    if "mode" not in options:
+        options["options"] = {"strict": True}
+    return torch.compile(model.eval(), backend="polyfuse", **options)
 
 
 def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
@@ -217,6 +219,25 @@ def test_no_tile_reads_behind_the_last_step_of_a_weight(isa: str) -> None:
         plans += [near for plan in plans for near in nearby_plans(matmul, machine, plan)]
         assert any(plan.path is OperandPath.PREPACKED for plan in plans)
         assert all(columns % (plan.vectors * machine.lanes) == 0 for plan in plans)
+
+
+def test_where_calls_are_timed_weights_are_packed_once_too() -> None:
+    """Timed were the library and kernels that pack the weight, or rows, at each call."""
+    model = nn.Sequential(nn.Conv2d(16, 2 * LANES, 3, padding=1), nn.ReLU())
+    call = compiled(model, mode="max-autotune-no-cudagraphs")
+    agrees(call, model, torch.randn(2, 16, 16, 16).to(memory_format=torch.channels_last))
+
+
+def test_a_cached_block_is_seen_as_a_type_in_each_part_of_a_program() -> None:
+    """Recordings divide a program into functions, in and between which the block is used."""
+    model = nn.Sequential(nn.Conv2d(3, LANES, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    model = nn.Sequential(*model, nn.Conv2d(LANES, LANES, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)).eval()
+    x = torch.randn(64 * 16 // LANES, 3, 32, 32)
+    call = torch.compile(model, backend="polyfuse", mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-4)
+    assert last_reports()[-1].kernels > 2
 
 
 def test_what_follows_is_done_in_the_same_kernel() -> None:

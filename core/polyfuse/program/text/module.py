@@ -122,6 +122,9 @@ class _Module:
         given = [writer.variable(name) for name in part.inputs] + list(part.symbols)
         results = tuple_text(writer.variable(name) for name in part.results)
         dead = [writer.variable(name) for name in part.dead]
+        # a block is seen as a type by a variable of the function that does so
+        outside = writer.typed
+        writer.typed = {name: {} for name in outside}
         with writer.function() as lines:
             if given:
                 writer.line(f"{', '.join(given)}{',' if len(given) == 1 else ''} = args")
@@ -140,6 +143,9 @@ class _Module:
         call = f"{part.name}({inputs})"
         writer.line(f"{results} = {call}" if part.results else call)
         writer.dead += dead
+        for name in outside.keys() - writer.typed.keys():
+            writer.dead += outside[name].values()
+        writer.typed = {name: outside.get(name, {}) for name in writer.typed}
 
     def _printed(self, step: Step) -> Callable[[], None]:
         return partial(self.statements.step, step)
