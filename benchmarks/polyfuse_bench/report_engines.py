@@ -42,6 +42,13 @@ def engines_results(results: Path = RESULTS) -> list[dict[str, Any]]:
     return [content for name in ("engines", *others) if (content := read_results(name, results)) is not None]
 
 
+def _shown(results: Path) -> dict[str, Any] | None:
+    """The newest of those result files that hold the most networks: what the README and the chart show."""
+    found = engines_results(results)
+    most = max((len(content["rows"]) for content in found), default=0)
+    return max((c for c in found if len(c["rows"]) == most), key=lambda c: c.get("taken", ""), default=None)
+
+
 def _untimed(row: dict[str, Any], name: str) -> str:
     return "failed" if name in row["failures"] else ""
 
@@ -83,21 +90,23 @@ def engines_section(content: dict[str, Any]) -> list[str]:
 
 
 def engines_readme(results: Path) -> str | None:
-    """What the README shows of the first result file: the chart, its machine and the means."""
-    found = engines_results(results)
-    if not found:
+    """What the README shows of the newest results of all networks: the chart, its machine and the means."""
+    content = _shown(results)
+    if content is None:
         return None
-    content = found[0]
     machine = content["machine"]
     means = []
     for name, (words, _) in DRAWN.items():
         ratios = [speed for row in content["rows"] if (speed := _speeds(row).get(name)) is not None]
         if ratios:
             means.append(f"{words} {geometric_mean(ratios):.2f}×")
+    drawn = (words for name, (words, _) in DRAWN.items() if any(name in _speeds(r) for r in content["rows"]))
+    batch = next((row["batch"] for row in content["rows"] if row.get("batch")), None)
+    of = f", batch {batch}" if batch else ""
     lines = [
-        f"![Speed-up over eager mode: {', '.join(words for words, _ in DRAWN.values())}](docs/engines.svg)",
+        f"![Speed-up over eager mode: {', '.join(drawn)}](docs/engines.svg)",
         "",
-        f"Geometric means over eager mode, on {machine['cpu']} with {machine['threads']} threads: "
+        f"Geometric means over eager mode, on {machine['cpu']} with {machine['threads']} threads{of}: "
         f"{', '.join(means)}.",
     ]
     return "\n".join(lines) + "\n"
@@ -178,12 +187,12 @@ STYLE = "font-family: -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; f
 
 def engines_chart(results: Path = RESULTS) -> str | None:
     """Bars of the speed-up over eager mode, a group for each network; None where nothing was measured."""
-    found = engines_results(results)
-    rows = [row for content in found[:1] for row in content["rows"] if _speeds(row)]
-    if not rows:
+    content = _shown(results)
+    rows = [row for row in content["rows"] if _speeds(row)] if content is not None else []
+    if content is None or not rows:
         return None
     names = in_order(name for name in DRAWN for row in rows if name in _speeds(row))
-    machine = found[0]["machine"]
+    machine = content["machine"]
     step = len(names) * BAR + GAP
     height = TOP + len(rows) * step + 24
     unit = (WIDTH - LABEL - 60) / max(max(_speeds(row).values()) for row in rows)

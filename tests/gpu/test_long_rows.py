@@ -1,4 +1,4 @@
-"""Long rows that programs of a cluster hold together, on a real device."""
+"""Long rows that programs of a cluster hold or walk together, on a real device."""
 
 from __future__ import annotations
 
@@ -93,3 +93,19 @@ def test_nan_reaches_its_row_alone(clusters: list[int]) -> None:
     found = torch.compile(CASES["layer norm"][0], backend="polyfuse", dynamic=False)(x)
     assert found[7].isnan().all() and not found[:7].isnan().any() and not found[8:].isnan().any()
     assert max(clusters) == 7
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize(("rows", "length"), [(2048, LENGTH), (8192, 32000), (1024, 131072)])
+def test_rows_that_are_walked_together(rows: int, length: int, mode: str, clusters: list[int]) -> None:
+    """Softmax, with a row of infinities and one with NaN, again and again."""
+    compiled = torch.compile(lambda x: torch.softmax(x, -1), backend="polyfuse", dynamic=False, mode=mode)
+    x = torch.randn(rows, length, device="cuda") * 5
+    x[1], x[2, length - 1] = -torch.inf, torch.nan
+    wanted = torch.softmax(x.double(), -1)
+    with torch.no_grad():
+        found = [compiled(x).clone() for _ in range(4)]
+    assert 2 <= max(clusters) <= 8
+    assert (found[0] - wanted).nan_to_num().abs().max().item() < 1e-6
+    assert torch.equal(found[0].isnan(), wanted.isnan())
+    assert all(torch.equal(found[0].nan_to_num(7.0), again.nan_to_num(7.0)) for again in found[1:])

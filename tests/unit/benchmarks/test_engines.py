@@ -136,6 +136,20 @@ def test_the_chart_has_a_bar_for_each_engine(results: Path) -> None:
     assert "Polyfuse (freezing) 4.00×" in str(engines_readme(results))
 
 
+def test_the_newest_file_of_all_networks_is_shown(results: Path) -> None:
+    content = json.loads((results / "engines.json").read_text())
+    for row in content["rows"]:
+        row["timings"] = [timing for timing in row["timings"] if timing["name"] != "inductor"]
+        row["batch"] = 1
+    newer = {**content, "kind": "engines-other", "taken": "2026-01-02"}
+    (results / "engines-other.json").write_text(json.dumps(newer))
+    some = {**newer, "kind": "engines-some", "taken": "2026-01-03", "rows": newer["rows"][:1]}
+    (results / "engines-some.json").write_text(json.dumps(some))
+    shown = str(engines_readme(results))
+    assert "Inductor" not in shown and "batch 1" in shown and "f32, batch 1" in str(engines_chart(results))
+    assert "resnet50" in str(engines_chart(results))
+
+
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
     assert engines_chart(tmp_path) is None and engines_readme(tmp_path) is None
     assert engines_slower(tmp_path) == []
