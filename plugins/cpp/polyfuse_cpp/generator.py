@@ -103,6 +103,10 @@ _MOST_STORED, _DEEP_ENOUGH = 512, 256
 packed before, and the depth from which adding up lanes does not matter: it reads the weight along its depth,
 or packs each part of it while it is near, and asks for the next one.
 """
+_MANY_ROWS, _NEAR_WEIGHT = 1024, 256 << 10
+"""Rows of such a layer from which packing its weight at each call does not count, if it has so few bytes that
+it stays near.
+"""
 _WIDE = 64
 """Bytes of the registers of AVX-512."""
 _PLANE, _SPACE_AND_TIME = 2, 3
@@ -163,12 +167,14 @@ def _beats_packing_again(matmul: Reduction, isa: Isa) -> bool:
 
 
 def _reads_as_stored(matmul: Reduction, hints: Mapping[str, int]) -> bool:
-    """Whether a linear layer of f32 has so few rows that reading its weight as it is stored, at each call, is
-    faster than the library.
+    """Whether a linear layer of f32 has so few rows, or a weight of so few bytes, that reading it as it is
+    stored, at each call, is faster than the library.
     """
-    steps = axis_size(matmul.raxes[0])
-    deep = isinstance(steps, int) and steps >= _DEEP_ENOUGH
-    return deep and lies_along_depth(matmul) and 1 < _rows(matmul, hints) <= _MOST_STORED
+    steps, columns, rows = axis_size(matmul.raxes[0]), axis_size(matmul.axes[1]), _rows(matmul, hints)
+    if not lies_along_depth(matmul) or not isinstance(steps, int) or not isinstance(columns, int):
+        return False
+    near = rows >= _MANY_ROWS and steps * columns * DType.f32.itemsize <= _NEAR_WEIGHT
+    return near or (steps >= _DEEP_ENOUGH and 1 < rows <= _MOST_STORED)
 
 
 def _rows(matmul: Reduction, hints: Mapping[str, int]) -> int:

@@ -67,9 +67,12 @@ def test_which_layers_of_f32_are_packed_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(generator, "vendor", lambda: "GenuineIntel")
     for rows in (9, 128, 20000, some):
         assert generator.prefers(linear(rows, 96, 70), {"s0": 40}, isa)
-        assert generator.prepacks(linear(rows, 96, 70), {"s0": 40}, isa)
+        assert generator.prepacks(linear(rows, 96, 70), {"s0": 40}, isa) == (rows != 20000)
     # few rows of a deep one are as fast from the weight as it is
     assert [generator.prepacks(linear(n, 96, 256), {}, isa) for n in (9, 512, 513)] == [False, False, True]
+    # nor do many rows notice that a small weight is packed at each call
+    sizes = ((1024, 128, 512), (1024, 160, 512), (1023, 96, 70))
+    assert [generator.prepacks(linear(*size), {}, isa) for size in sizes] == [False, True, True]
     assert generator.prepacks(linear(9, 96, 256, step=2), {}, isa)
     assert not generator.prefers(linear(some, 96, 70), {}, isa)
     assert not generator.prefers(linear(128, 100, 70), {}, isa)  # no whole blocks of columns
