@@ -43,10 +43,19 @@ def engines_results(results: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def _shown(results: Path) -> dict[str, Any] | None:
-    """The newest of those result files that hold the most networks: what the README and the chart show."""
-    found = engines_results(results)
-    most = max((len(content["rows"]) for content in found), default=0)
-    return max((c for c in found if len(c["rows"]) == most), key=lambda c: c.get("taken", ""), default=None)
+    """What the README and the chart show: the result file with the most engines, of those the one with the
+    most networks, of equals the newest.
+    """
+    return max(
+        engines_results(results),
+        key=lambda c: (_engines(c), len(c["rows"]), c.get("taken", "")),
+        default=None,
+    )
+
+
+def _engines(content: dict[str, Any]) -> int:
+    timed = {timing["name"] for row in content["rows"] for timing in row["timings"]}
+    return len(timed & DRAWN.keys())
 
 
 def _untimed(row: dict[str, Any], name: str) -> str:

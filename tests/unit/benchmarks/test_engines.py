@@ -56,8 +56,9 @@ def test_compiled_convolutions_agree_with_eager_mode(name: str) -> None:
     assert not row["failures"] and row["errors"]["polyfuse"] < 1e-4
 
 
+# neither converts the choice of experts
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "mixtral"])
 def test_peers_agree_with_eager_mode(name: str) -> None:
     missing = [peer for peer in PEERS if importlib.util.find_spec(peer) is None]
     if missing:
@@ -136,17 +137,20 @@ def test_the_chart_has_a_bar_for_each_engine(results: Path) -> None:
     assert "Polyfuse (freezing) 4.00×" in str(engines_readme(results))
 
 
-def test_the_newest_file_of_all_networks_is_shown(results: Path) -> None:
+def test_the_file_of_most_engines_then_networks_then_the_newest_is_shown(results: Path) -> None:
     content = json.loads((results / "engines.json").read_text())
     for row in content["rows"]:
-        row["timings"] = [timing for timing in row["timings"] if timing["name"] != "inductor"]
         row["batch"] = 1
-    newer = {**content, "kind": "engines-other", "taken": "2026-01-02"}
-    (results / "engines-other.json").write_text(json.dumps(newer))
-    some = {**newer, "kind": "engines-some", "taken": "2026-01-03", "rows": newer["rows"][:1]}
-    (results / "engines-some.json").write_text(json.dumps(some))
+    other = {**content, "kind": "engines-other", "taken": "2026-01-02"}
+    few = {**other, "kind": "engines-some", "taken": "2026-01-03", "rows": other["rows"][:1]}
+    without = json.loads(json.dumps({**content, "kind": "engines-peers", "taken": "2026-01-04"}))
+    for row in without["rows"]:
+        row["batch"] = 2
+        row["timings"] = [timing for timing in row["timings"] if timing["name"] != "inductor"]
+    for written in (other, few, without):
+        (results / f"{written['kind']}.json").write_text(json.dumps(written))
     shown = str(engines_readme(results))
-    assert "Inductor" not in shown and "batch 1" in shown and "f32, batch 1" in str(engines_chart(results))
+    assert "Inductor" in shown and "batch 1" in shown and "f32, batch 1" in str(engines_chart(results))
     assert "resnet50" in str(engines_chart(results))
 
 
