@@ -36,7 +36,7 @@ def _pays(ctx: RewriteContext, x: torch.Tensor, w: torch.Tensor) -> bool:
         return False
     if x.device.type != "cpu" or not x.dtype == w.dtype == torch.bfloat16 or not x.dim() == w.dim() == _RANK:
         return False
-    if not isinstance(x.shape[1], int) or x.shape[1] > _MOST_CHANNELS or w[0].numel() < _DEEP:
+    if not all(isinstance(n, int) for n in w.shape) or w.shape[1] > _MOST_CHANNELS or w[0].numel() < _DEEP:
         return False
     return has_matrix_registers(choose_isa(str(settings.plugin_option("cpp", "isa", "") or "")))
 
