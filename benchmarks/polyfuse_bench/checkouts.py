@@ -238,7 +238,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--campaigns", type=_names, default=CAMPAIGNS, help="kernels,models,compile")
     parser.add_argument("--only", type=_names, default=(), help="names of kernels and models")
     parser.add_argument("--sizes", type=_names, default=(), help="small,large: of kernels; default all")
-    parser.add_argument("--cache", type=Path, help="folder of caches for kernels and models; default a fresh one")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of caches for kernels and models; default a fresh one"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="processes of each checkout")
     parser.add_argument("--dtype", default="float32", help="of models")
     parser.add_argument("--device", default=CPU)

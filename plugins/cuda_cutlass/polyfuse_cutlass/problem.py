@@ -18,7 +18,7 @@ _SAFE_NAMES = {
     **dict.fromkeys(("arg", "row", "axis"), re.compile(r"[a-z]{1,4}[0-9]+")),
     "val": re.compile(r"[A-Za-z0-9_]+"),
 }
-"""Names that are no keyword, function or macro; what values are called in the text begins with a letter of its own."""
+"""Names that are no keyword, function or macro; names of values get a letter in front."""
 COPY_ALIGNMENT = 16
 """Bytes of which the copy engine wants addresses and strides to be multiples."""
 MOST_BATCHES = 3

@@ -11,8 +11,8 @@ from polyfuse.kit import KernelFacts, row_major, with_safe_names
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, product
 
 _SAFE_NAMES = re.compile(r"(?!log2$|log10$|exp2$|atan2$|(red|once|tile)[0-9]+$)[A-Za-z_]{1,4}[0-9]+")
-"""Names that are no functions of the library, and no stages of generated programs. To a name these append `_n`
-for positions in 32 bits, and `_of` for what fills a row buffer; neither result is a name of this form.
+"""Names that are no functions of the library, and no stages of generated programs. To a name these append
+`_n` for positions in 32 bits, and `_of` for what fills a row buffer; neither result is a name of this form.
 """
 
 _Element = tuple[str, IndexLike]
