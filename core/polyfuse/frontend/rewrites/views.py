@@ -172,6 +172,6 @@ def _joined_products(node: Node) -> Node | None:
     value, result = tensor_value(joined), tensor_value(node)
     if value is None or result is None or not same_layout(value, result):
         return None
-    own = len(parts) == len(joined.args[0])  # type: ignore[arg-type]
+    own = len(parts) == len(joined.args[0])
     alike = all(p.target in _PRODUCTS and len(p.users) == 1 for p in parts)
     return joined if own and alike and all(p.meta["val"].dtype == value.dtype for p in parts) else None
