@@ -25,6 +25,8 @@ from torch._dynamo.guards import CheckFunctionManager
 from torch._guards import GuardsSet, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
 
+from polyfuse.torch_compat.captures.pickled import pickled
+
 Describe = Callable[[object], str]
 """What an object is, as text that is the same in every process; `Unstorable` where there is none."""
 
@@ -129,7 +131,7 @@ def recorded(manager: CheckFunctionManager, graph: Any) -> bytes:
         ),
     )
     try:
-        return pickle.dumps((state, manager.shape_code_parts))
+        return pickled((state, manager.shape_code_parts))
     except Exception as error:
         raise Unstorable(f"its guards cannot be pickled ({error})") from error
 
