@@ -10,7 +10,7 @@ import pytest
 from torch._dynamo.source import AttrSource, DefaultsSource, GetItemSource, LocalSource
 from torch._guards import Source
 
-from polyfuse.torch_compat.captures.pickled import pickled
+from polyfuse.torch_compat.captures.guards import pickled
 
 FUNCTION = AttrSource(LocalSource("model"), "forward")
 SOURCES = (
