@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Node, Reduction, Scatter
 from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES
 from polyfuse.plugin import Backend
@@ -12,7 +13,7 @@ from polyfuse.schedule.fusion.units import Unit
 
 def has_gemm(unit: Unit) -> bool:
     """Whether a unit computes a GEMM as a loop."""
-    return any(isinstance(m.node, Reduction) and m.node.kind in CONTRACTIONS for m in unit.members)
+    return bool(_gemms(unit))
 
 
 def leader(backends: Mapping[str, Backend], first: Unit, second: Unit, epilogues: bool = True) -> Unit | str:
@@ -25,15 +26,40 @@ def leader(backends: Mapping[str, Backend], first: Unit, second: Unit, epilogues
         epilogues: whether a GEMM's kernel may compute anything else.
     """
     gemms = [unit for unit in (first, second) if has_gemm(unit)]
-    if len(gemms) == 2:
-        return "each is a GEMM"
     if gemms and not epilogues:
         return "the option epilogue_fusion is off"
+    if len(gemms) == 2:
+        return second if _are_paired(backends, first, second) else "each is a GEMM"
     if gemms:
         return _with_epilogue(backends, first, second, gemms[0])
     if first.backend != second.backend:
         return f"different backends generate them, {first.backend} and {second.backend}"
     return first
+
+
+def _are_paired(backends: Mapping[str, Backend], first: Unit, second: Unit) -> bool:
+    """Whether two GEMMs of one operand, as a gate and its projection are, become one kernel, whose epilogue
+    reads both (`Backend.pairs_gemms`).
+    """
+    found = [_gemms(unit) for unit in (first, second)]
+    if any(len(gemms) != 1 for gemms in found) or first.backend != second.backend:
+        return False
+    (one,), (other,) = found
+    alike = all(getattr(one, name) == getattr(other, name) for name in ("kind", "sizes", "rsizes"))
+    if (
+        not alike
+        or not second.before & first.bits
+        or len({*one.values, *other.values}) != len(one.values) + 1
+    ):
+        return False
+    if any(item.buffer in first.writes for item in loads(*other.values)):
+        return False  # its loop waits for the other's
+    return all(backends[second.backend].pairs_gemms(gemm) for gemm in (one, other))
+
+
+def _gemms(unit: Unit) -> list[Reduction]:
+    nodes = [member.node for member in unit.members]
+    return [node for node in nodes if isinstance(node, Reduction) and node.kind in CONTRACTIONS]
 
 
 def _with_epilogue(backends: Mapping[str, Backend], first: Unit, second: Unit, gemm: Unit) -> Unit | str:

@@ -40,8 +40,6 @@ _FEW: Final = 16
 """Rows up to which whole bytes, and short groups, are multiplied by the instruction of one warp, which has
 fewer columns and waits for nobody.
 """
-_MOST_GROUPED: Final = 32
-"""Rows up to which tiles of several matmuls fit in shared memory, several times."""
 _HALF_STAGES: Final = 3
 """Where a byte holds two numbers, whose factors take shared memory: more programs at a time gain more than
 more stages.
@@ -84,6 +82,11 @@ def streaming_parts(matmul: Reduction, target: Target) -> int:
             break
         parts *= 2
     return parts
+
+
+def is_paired(matmul: Reduction, target: Target) -> bool:
+    """Whether a matmul streams its weight beside that of another one (`Backend.pairs_gemms`)."""
+    return not _byte_axes(matmul) and streaming_parts(matmul, target) == 1
 
 
 def _narrow_parts(matmul: Reduction, target: Target) -> int:
@@ -249,8 +252,12 @@ def streams(found: Contraction) -> bool:
 
 
 def is_grouped(found: Contraction) -> bool:
-    """Whether a matmul becomes a part of a launch of several."""
-    return streams(found) and min(_extent(found.rows), _extent(found.columns)) <= _MOST_GROUPED
+    """Whether a matmul becomes a part of a launch of several: there is shared memory for tiles of four."""
+    return streams(found) and (narrow_of(found) is None or _few(found) <= _MANY)
+
+
+def _few(found: Contraction) -> int:
+    return min(_extent(found.rows), _extent(found.columns))
 
 
 def _extent(axes: tuple[Index, ...]) -> int:

@@ -85,6 +85,10 @@ def _streaming(found: Matmul, target: Target) -> Iterator[MatmulPlan]:
     if streams(found.contraction) and found.shape[1] >= found.shape[2]:
         m, n, k, warps, stages = tile_of(found.contraction)
         plan = MatmulPlan(m, max(n, target.columns), k, 1, warps, stages)
+        while (
+            found.beside is not None and plan.stages > 2 and shared_bytes(found, plan) > target.shared_bytes
+        ):
+            plan = replace(plan, stages=plan.stages - 1)
         if is_possible(found, target, plan):
             yield plan
 
@@ -110,7 +114,7 @@ def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
     if plan.m < 16 or plan.n < least or max(plan.m, plan.n, plan.k) > 256 or plan.k < found.shortest_depth:
         return False
     threads = 32 * plan.warps
-    held = plan.m * plan.n // threads
+    held = found.weights * plan.m * plan.n // threads
     if held > _most_held(found) or held < 4:
         return False
     if found.narrow is not None and found.narrow.longest % plan.k:
@@ -128,13 +132,14 @@ def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
 def _registers(found: Matmul, plan: MatmulPlan) -> int:
     """An estimate of a thread's registers: results, and where operands are loaded from."""
     threads = 32 * plan.warps
-    held = plan.m * plan.n // threads * max(4, found.contraction.dtype.itemsize) // 4
+    sides = found.weights * plan.m
+    held = sides * plan.n // threads * max(4, found.contraction.dtype.itemsize) // 4
     if found.contraction.left.dtype.is_eight_bit_float:
         # short sums are added to the long ones
         held = held * 3 // 2
     if len(found.contraction.epilogue) > _EPILOGUE:
         held = held * 5 // 4
-    copies = (plan.m + plan.n) * plan.k * found.itemsize // (16 * threads)
+    copies = (sides + plan.n) * plan.k * found.itemsize // (16 * threads)
     return held + copies + 40
 
 
@@ -177,7 +182,7 @@ def shared_bytes(found: Matmul, plan: MatmulPlan) -> int:
 def _shared(found: Matmul, plan: MatmulPlan) -> int:
     """Bytes of shared memory that the operands of all stages take."""
     if found.narrow is None:
-        return plan.stages * (plan.m + plan.n) * plan.k * found.itemsize
+        return plan.stages * (found.weights * plan.m + plan.n) * plan.k * found.itemsize
     # bytes on one side, and what they are multiplied with on the other; both once more as they are multiplied
     few, many = (plan.n, plan.m) if found.narrow.is_left else (plan.m, plan.n)
     wide = few * plan.k * found.numbers * found.itemsize
