@@ -162,7 +162,7 @@ def _contraction(kernel: Kernel, at: int, matmuls: Sequence[Reduce], number: int
 
 
 def _matmuls(kernel: Kernel) -> tuple[int, tuple[Reduce, ...]]:
-    """The one loop's section and its matmuls, all that it carries; none where the kernel is made otherwise."""
+    """The one loop's section and its matmuls, all that it carries; none where there is more."""
     looped = [i for i, section in enumerate(kernel.sections) if section.looped]
     if len(looped) != 1 or kernel.row_buffers:
         return 0, ()

@@ -50,8 +50,8 @@ def add_where_read(
         changed = [_changed(nodes[at], given, claimed[given.name]) for at in positions]
         if any(node is None for node in changed) or not any(_is_shifted(nodes[at], name) for at in positions):
             continue
-        for at, node in zip(positions, changed, strict=True):
-            nodes[at] = node
+        for at, made in zip(positions, changed, strict=True):
+            nodes[at] = made
         nodes[graph.nodes.index(given)] = None
         reason = "its parts are added up where they are read, at several positions"
         decisions.append(Decision("inline", given.name, graph.nodes[positions[0]].name, reason))

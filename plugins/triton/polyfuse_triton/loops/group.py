@@ -35,7 +35,10 @@ class _Call:
         """One call for the programs of both, with arguments that the program's number chooses: of two calls,
         some versions of Triton lay the tiles side by side.
         """
-        choose = lambda one, other: one if one == other else f"tl.where(program < {self.end}, {one}, {other})"  # noqa: E731
+
+        def choose(one: str, other: str) -> str:
+            return one if one == other else f"tl.where(program < {self.end}, {one}, {other})"
+
         given = tuple(map(choose, self.arguments, after.arguments))
         program = choose(self.program, after.program)
         return replace(self, end=after.end, arguments=given, program=program)
