@@ -10,8 +10,7 @@ from torch.fx import GraphModule
 from polyfuse.runtime.ranks.agreement import begin_compiling, end_compiling
 from polyfuse.torch_compat.captures.ending import left_at_the_end
 from polyfuse.torch_compat.captures.frames import Frame, around_frames, collections_deferred
-from polyfuse.torch_compat.tracing.dynamo import watch_compiles
-from polyfuse.torch_compat.tracing.registry import allow_registering_twice
+from polyfuse.torch_compat.tracing.dynamo import allow_registering_twice, watch_compiles
 
 
 def polyfuse(

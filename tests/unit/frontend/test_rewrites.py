@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.decompositions.decompose import decomposition_table
-from polyfuse.frontend.rewrites.casts import holds_exactly
+from polyfuse.frontend.rewrites.noop import holds_exactly
 from polyfuse.frontend.rewrites.passes import PASSES, rewrite_graph
 
 SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 3e38])

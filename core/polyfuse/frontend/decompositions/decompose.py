@@ -23,7 +23,6 @@ from polyfuse.frontend.decompositions import (
     operators,
     optimizers,
     outer_products,
-    padding,
     sampling,
     special,
 )
@@ -125,7 +124,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
         f"{margin}_pad{rank}d{suffix}": partial(function, rank=rank, margin=margin)
         for margin in ("reflection", "replication")
         for rank in (2, 3)
-        for suffix, function in (("", padding.edge_pad), ("_backward", padding.edge_pad_backward))
+        for suffix, function in (("", layouts.edge_pad), ("_backward", layouts.edge_pad_backward))
     },
     "put": indexing.put,
     "take": indexing.take,
@@ -200,7 +199,7 @@ gathers needs no atomic additions, and known sizes make addresses that need no a
 REPLACED: Final[Mapping[str, Callable[..., Any]]] = {
     "multilabel_margin_loss_forward": losses.multilabel_margin_loss_forward,
     "max_pool1d": operators.max_pool1d,
-    "_pad_circular": padding.pad_circular,
+    "_pad_circular": layouts.pad_circular,
     "scaled_dot_product_attention": scaled_dot_product_attention,
 }
 """Operators that torch breaks up before autograd sees them, and whose steps are wrong, computed for types

@@ -11,7 +11,6 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.frontend.graph import Note
 from polyfuse.frontend.rewrites.attention import fuse_attention
-from polyfuse.frontend.rewrites.casts import merge_casts
 from polyfuse.frontend.rewrites.chunked import chunk_matmuls
 from polyfuse.frontend.rewrites.collectives import bucket_collectives, merge_collectives
 from polyfuse.frontend.rewrites.constant_folding import (
@@ -23,6 +22,7 @@ from polyfuse.frontend.rewrites.constant_folding import (
 from polyfuse.frontend.rewrites.cse import merge_duplicates
 from polyfuse.frontend.rewrites.masks.calls import leave_out_masks
 from polyfuse.frontend.rewrites.noop import (
+    merge_casts,
     remove_copies,
     remove_identity_views,
     remove_neutral_arithmetic,

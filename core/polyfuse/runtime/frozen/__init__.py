@@ -16,10 +16,11 @@ from polyfuse.runtime.frozen.calls import (
     CheckedCalls,
     FrozenCall,
     FrozenCalls,
+    once,
+    room_of,
 )
 from polyfuse.runtime.frozen.checksums import Checksum, FindChecksum, Region, has_checksum, offer_checksum
 from polyfuse.runtime.frozen.looks import Look, MakeLook, ParameterState, offer_look
-from polyfuse.runtime.frozen.packing import once, room_of
 from polyfuse.runtime.frozen.values import (
     FrozenOperand,
     FrozenProgram,
