@@ -136,12 +136,6 @@ class Backend(ABC):
         """
         return 0
 
-    def pairs_gemms(self, matmul: Reduction) -> bool:
-        """Return whether one kernel computes such a GEMM beside an equal one of another weight, so that its
-        epilogue reads both sums: a gate and the projection that it multiplies. What both read is read once.
-        """
-        return False
-
     def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
         """Return how many neighbouring results of a matmul its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each

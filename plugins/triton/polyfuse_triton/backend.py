@@ -76,12 +76,6 @@ class TritonBackend(Backend):
 
         return streaming_parts(matmul, self.target)
 
-    def pairs_gemms(self, matmul: Reduction) -> bool:
-        """Where neither is split, and each multiprocessor reads both weights."""
-        from polyfuse_triton.matmul.few_rows import is_paired
-
-        return is_paired(matmul, self.target)
-
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""
         from polyfuse_triton.codegen import configs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
-from polyfuse_triton.target import Target
+from polyfuse_triton.target import FEW_ROWS, STREAMING, Target
 
 _BLOCKS = 4
 """Programs on each multiprocessor that hide the latency of memory."""
@@ -30,6 +30,7 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         two_pass_row=16 << 10,
         licm=False,
         launch_bytes=4 << 20,
+        paired_gemm_rows=FEW_ROWS if target.arch >= STREAMING else 0,
         column_reductions=column_reductions,
         repeated_row=_REPEATED_ROW,
         alignment=16,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Node, Reduction, Scatter
 from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES
 from polyfuse.plugin import Backend
 from polyfuse.schedule.fusion.units import Unit
+from polyfuse.symbolic import IndexLike, bounds
 
 
 def has_gemm(unit: Unit) -> bool:
@@ -39,7 +39,7 @@ def leader(backends: Mapping[str, Backend], first: Unit, second: Unit, epilogues
 
 def _are_paired(backends: Mapping[str, Backend], first: Unit, second: Unit) -> bool:
     """Whether two GEMMs of one operand, as a gate and its projection are, become one kernel, whose epilogue
-    reads both (`Backend.pairs_gemms`).
+    reads both (`TargetInfo.paired_gemm_rows`).
     """
     found = [_gemms(unit) for unit in (first, second)]
     if any(len(gemms) != 1 for gemms in found) or first.backend != second.backend:
@@ -52,9 +52,17 @@ def _are_paired(backends: Mapping[str, Backend], first: Unit, second: Unit) -> b
         or len({*one.values, *other.values}) != len(one.values) + 1
     ):
         return False
-    if any(item.buffer in first.writes for item in loads(*other.values)):
+    if not all(value.op == "load" and not value.args for value in (*one.values, *other.values)):
+        return False
+    if any(item.buffer in first.writes for item in other.values):
         return False  # its loop waits for the other's
-    return all(backends[second.backend].pairs_gemms(gemm) for gemm in (one, other))
+    most = backends[second.backend].target_info(second.device).paired_gemm_rows
+    return len(one.sizes) == 2 and any(_at_most(size, most) for size in one.sizes)
+
+
+def _at_most(size: IndexLike, most: int) -> bool:
+    largest = bounds(size)[1]
+    return largest is not None and largest <= most
 
 
 def _gemms(unit: Unit) -> list[Reduction]:

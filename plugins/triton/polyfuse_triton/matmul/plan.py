@@ -11,7 +11,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match, match_two
 from polyfuse.plugin import Config
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
-from polyfuse_triton.matmul.few_rows import long_side_first, streams
+from polyfuse_triton.matmul.few_rows import exchanged, long_side_first
 from polyfuse_triton.matmul.narrow import BOTH, GROUP, INSIDE, Narrow, narrow_of
 from polyfuse_triton.tiling.plan import Dim, Plan
 
@@ -130,12 +130,10 @@ def is_tile(config: Config) -> bool:
 
 def matmul_of(kernel: Kernel) -> Matmul | None:
     """The matmul that a kernel is; None where it is none, or one without a matrix instruction."""
-    found, beside = match(kernel), None
-    if found is None:
-        found, beside = _streamed_pair(kernel)
+    one = match(kernel)
+    found, beside = (long_side_first(one), None) if one is not None else _pair(kernel)
     if found is None or not _has_instruction(found.left.dtype, found.right.dtype):
         return None
-    found = long_side_first(found)
     groups = (found.batch, found.rows, found.columns, found.depth)
     sizes = {axis_name(a): axis_size(a) for axes in groups for a in axes}
     batch, rows, columns = (tuple(axis_name(a) for a in axes) for axes in groups[:3])
@@ -144,14 +142,12 @@ def matmul_of(kernel: Kernel) -> Matmul | None:
     return Matmul(found, batch, rows, columns, depth, sizes, found.left.dtype.itemsize, narrow, beside)
 
 
-def _streamed_pair(kernel: Kernel) -> tuple[Contraction | None, Contraction | None]:
-    """Two matmuls whose weights are streamed side by side, these on the left."""
+def _pair(kernel: Kernel) -> tuple[Contraction | None, Contraction | None]:
+    """Two matmuls of one operand, this one on the right."""
     two = match_two(kernel)
-    if two is None or not all(map(streams, two)):
+    if two is None or any(map(narrow_of, two)):
         return None, None
-    first, second = map(long_side_first, two)
-    if first.right != second.right or first.rows != second.rows or narrow_of(first) or narrow_of(second):
-        return None, None
+    first, second = two if two[0].right == two[1].right else map(exchanged, two)
     return first, second
 
 
