@@ -181,6 +181,15 @@ def test_a_gate_fits_in_shared_memory(rows: int, stages: int) -> None:
     assert not may_group(kernel, HOPPER)
 
 
+@pytest.mark.parametrize("rows, stages", [(8, 5), (32, 4), (64, 3)])
+def test_two_of_many_programs_fit_on_a_multiprocessor(rows: int, stages: int) -> None:
+    many = configs(kernel_of(Case(rows, 128256, 2048, right_by_rows=False, out="f32")), HOPPER)[0]
+    assert (many.get("k"), many.get("stages")) == (128, stages)
+    gate = configs(gated(rows, 14336, 4096), HOPPER)[0]
+    sides = 2 * gate.get("m") + gate.get("n")
+    assert gate.get("k") == 64 and 2 * (sides * 64 * 2 * gate.get("stages") + 2048) <= HOPPER.shared_bytes
+
+
 @pytest.mark.quick(1)
 def test_a_gate_compiles() -> None:
     """Both weights are copied past registers, and no sum is in memory."""

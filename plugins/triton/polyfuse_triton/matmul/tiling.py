@@ -85,12 +85,28 @@ def _streaming(found: Matmul, target: Target) -> Iterator[MatmulPlan]:
     if streams(found.contraction) and found.shape[1] >= found.shape[2]:
         m, n, k, warps, stages = tile_of(found.contraction)
         plan = MatmulPlan(m, max(n, target.columns), k, 1, warps, stages)
-        while (
-            found.beside is not None and plan.stages > 2 and shared_bytes(found, plan) > target.shared_bytes
-        ):
-            plan = replace(plan, stages=plan.stages - 1)
+        batch, rows, columns, _ = found.shape
+        if found.narrow is None and batch * -(-rows // m) * -(-columns // plan.n) > target.multiprocessors:
+            plan = _two_at_a_time(found, target, plan)
+        elif found.beside is not None:
+            plan = _fitting(found, plan, target.shared_bytes)
         if is_possible(found, target, plan):
             yield plan
+
+
+def _two_at_a_time(found: Matmul, target: Target, plan: MatmulPlan) -> MatmulPlan:
+    """A plan of more programs than there are multiprocessors, in stages that leave room for two of them: the
+    second ones would begin when the first have ended.
+    """
+    shorter = replace(plan, k=plan.k // found.weights, stages=plan.stages * found.weights)
+    return _fitting(found, shorter, target.shared_bytes // 2)
+
+
+def _fitting(found: Matmul, plan: MatmulPlan, most: int) -> MatmulPlan:
+    """A plan with as many of its stages as have room in some bytes of shared memory."""
+    while plan.stages > 2 and shared_bytes(found, plan) > most:
+        plan = replace(plan, stages=plan.stages - 1)
+    return plan
 
 
 def plan_seconds(found: Matmul, target: Target, plan: MatmulPlan) -> float:
