@@ -1,8 +1,8 @@
 """Sums of a split GEMM's parts that are added up where they are read.
 
-A loop that reads a result at several positions, such as a rotation, which exchanges halves of rows, is not fused
-with the one that adds the parts up: a neighbour is another program's. Where a launch costs more than reading
-the parts again, it adds them up at each position itself.
+A loop that reads a result at several positions, such as a rotation, which exchanges halves of rows, is not
+fused with the one that adds the parts up: a neighbour is another program's. Where a launch costs more than
+reading the parts again, it adds them up at each position itself.
 """
 
 from __future__ import annotations
