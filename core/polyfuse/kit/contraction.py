@@ -8,7 +8,7 @@ read as tiles that many results share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,8 +17,28 @@ from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit.facts import KernelFacts
-from polyfuse.kit.slices import backward_slice
 from polyfuse.symbolic import Index, IndexLike, axis_name
+
+
+def backward_slice(
+    statements: Sequence[Statement],
+    names: Iterable[str],
+    leave_out: Callable[[Statement], bool] = lambda stmt: isinstance(stmt, Reduce),
+) -> tuple[Statement, ...]:
+    """The statements among some that values are computed from, in order.
+
+    Args:
+        leave_out: what is neither listed nor followed to its operands; reductions, whose results are known
+            from elsewhere, where nothing is given.
+    """
+    wanted = set(names)
+    found: list[Statement] = []
+    for stmt in reversed(statements):
+        if wanted.intersection(stmt.targets) and not leave_out(stmt):
+            wanted.update(stmt.args)
+            found.append(stmt)
+    return tuple(reversed(found))
+
 
 _LONG = 32
 """Steps of a depth that are worth reading by themselves."""

@@ -5,35 +5,64 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg
-from polyfuse.ir.nodes import Node
+from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS
 from polyfuse.ir.statements import is_check
 from polyfuse.kit import KernelFacts, without_aliases
 from polyfuse.plugin import Claim, Config, No, Source, Yes
 from polyfuse_triton.build.meta import PRODUCT, KernelMeta, MetaArg
-from polyfuse_triton.claims import claim_of
 from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.loops.aliases import refused_aliases
 from polyfuse_triton.loops.group import grouped_text
 from polyfuse_triton.loops.kernel import KernelText, kernel_text
+from polyfuse_triton.loops.memory import ATOMIC_MODES
+from polyfuse_triton.loops.ops import unsupported_op
 from polyfuse_triton.matmul.few_rows import is_grouped
 from polyfuse_triton.matmul.kernel import matmul_text
 from polyfuse_triton.matmul.multiply_add import as_sums
 from polyfuse_triton.matmul.plan import MatmulPlan, is_tile, matmul_of
 from polyfuse_triton.matmul.tiling import around, best_plans, is_possible, prefers_sums, shared_bytes
+from polyfuse_triton.reductions.reduce import REDUCTIONS
 from polyfuse_triton.reductions.row_products import matrices_of_row
+from polyfuse_triton.reductions.scans import SCANS
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import choice
 from polyfuse_triton.tiling.choice import candidates, choose_plan
 
 _FEWEST_STAGES = 2
-_TILES_BESIDE_SUMS = 4
-"""Tilings with matrix instructions that are tried where ordinary loops are likely to do as well."""
+_EIGHT_BIT_FLOATS = 89
+"""The first compute capability with conversions of 8-bit floating-point numbers."""
 
 
 def claims(node: Node, target: Target) -> Claim:
-    """Whether a node can be computed, or why not."""
-    return claim_of(node, target)
+    """All loop nodes on values of the IR's types; anything else is somebody else's."""
+    if not isinstance(node, LoopNode):
+        return No(f"{type(node).__name__} is not a loop")
+    if isinstance(node, Reduction) and node.kind not in (*REDUCTIONS, *CONTRACTIONS):
+        return No(f"the reduction {node.kind} is unknown")
+    if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
+        return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
+    if isinstance(node, Scatter) and node.mode not in ("set", *ATOMIC_MODES, CHECK_MODE):
+        return No(f"the store mode {node.mode} is unknown")
+    for expr in walk(*node.expressions()):
+        if expr.dtype.is_eight_bit_float and (
+            target.arch < _EIGHT_BIT_FLOATS or not expr.dtype.has_negative_zero
+        ):
+            return No(f"{target.name} has no conversions of {expr.dtype}")
+        operand = expr.args[-1].dtype if expr.args else expr.dtype
+        kind = expr.kind if expr.op == "rand" else ""
+        reason = unsupported_op(expr.op, operand, kind)
+        if reason:
+            return No(reason)
+    if isinstance(node, Scatter) and node.mode != "set" and node.value.dtype.is_eight_bit_float:
+        return No(f"there is no atomic {node.mode} on {node.value.dtype}")
+    return Yes()
+
+
+_TILES_BESIDE_SUMS = 4
+"""Tilings with matrix instructions that are tried where ordinary loops are likely to do as well."""
 
 
 def configs(kernel: Kernel, target: Target) -> Sequence[Config]:

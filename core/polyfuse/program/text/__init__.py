@@ -5,6 +5,6 @@
 """
 
 from polyfuse.program.text.module import python_text
-from polyfuse.program.text.origins import origin_text
+from polyfuse.program.text.writer import origin_text
 
 __all__ = ["origin_text", "python_text"]

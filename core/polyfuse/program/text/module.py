@@ -22,9 +22,8 @@ from polyfuse.program.steps import (
     Step,
 )
 from polyfuse.program.text.loops import checked_in_turns, print_loop
-from polyfuse.program.text.origins import origin_text
 from polyfuse.program.text.statements import Statements
-from polyfuse.program.text.writer import Writer, tuple_text
+from polyfuse.program.text.writer import Writer, origin_text, tuple_text
 from polyfuse.runtime.explain import MARK
 from polyfuse.symbolic import IndexLike, example_value
 

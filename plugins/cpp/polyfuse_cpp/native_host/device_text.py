@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from polyfuse.plugin.host_library import DeviceCode, DeviceKernel
-from polyfuse_cpp.native_host.model_sizes import SizePrinter
-from polyfuse_cpp.native_host.quoting import quoted
+from polyfuse_cpp.native_host.model_sizes import SizePrinter, quoted
 
 _LINE = 64
 """Bytes of code in a line of text."""

@@ -24,8 +24,7 @@ from polyfuse.plugin.host_library import (
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.native_host.device_text import kernel_tables, launch_functions, launch_symbol
 from polyfuse_cpp.native_host.model_requests import dtype_code, requests_text
-from polyfuse_cpp.native_host.model_sizes import SizePrinter
-from polyfuse_cpp.native_host.quoting import quoted
+from polyfuse_cpp.native_host.model_sizes import SizePrinter, quoted
 from polyfuse_cpp.native_host.text import host_header, host_text
 
 LIBRARY_LANGUAGE = "c++ model"
