@@ -72,6 +72,8 @@ class TargetInfo:
         separate_gemm_add: whether a library's GEMM and an addition in the kernels that read the sum are
             faster than the library's sum of both. Where no kernel reads it, the library adds; so it does with
             a bias for numbers of 16 bits or fewer, which its kernels add in their epilogue.
+        separate_bias_rows: rows of a GEMM from which that holds for a bias of wider numbers: with fewer, the
+            library may choose slower kernels for the GEMM alone.
         separate_convolution_bias: whether the library's convolutions add a bias by a pass of their own, and
             sum its gradient by another. Kernels that read a convolution's result add the bias instead, and
             the gradient's sum is fused.
@@ -113,6 +115,7 @@ class TargetInfo:
     paired_types: frozenset[DType] = frozenset()
     depthwise_loops: bool = False
     separate_gemm_add: bool = False
+    separate_bias_rows: int = 0
     separate_convolution_bias: bool = False
     scans_look_back: bool = False
     bandwidth: float = 20e9

@@ -17,6 +17,9 @@ _SIZE_MULTIPLE = 8
 _REPEATED_ROW = 8192
 """Elements of a row that a program holds in registers."""
 
+_BIASED_ROWS = 33
+"""Of f32: a network with up to 16 rows took up to 2.8 times as long where kernels added its biases."""
+
 
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:
     """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
@@ -37,6 +40,7 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         channels_last=frozenset({DType.f16, DType.bf16}),
         channels_last_weights=True,
         separate_gemm_add=True,
+        separate_bias_rows=_BIASED_ROWS,
         separate_convolution_bias=True,
         scans_look_back=True,
         bandwidth=target.bandwidth,

@@ -28,6 +28,8 @@ _SCATTERED = 32
 _CANDIDATES = 12
 _RESOLUTION = 0.03
 """Parts by which estimates have to differ."""
+_STAGES_OF_TWO = 4
+"""Of a program beside another one: more ask for no more than memory delivers."""
 _WAYS = 3
 """Of these, at most so many have equal sides."""
 _GROUP = 8
@@ -98,7 +100,7 @@ def _two_at_a_time(found: Matmul, target: Target, plan: MatmulPlan) -> MatmulPla
     """A plan of more programs than there are multiprocessors, in stages that leave room for two of them: the
     second ones would begin when the first have ended.
     """
-    shorter = replace(plan, k=plan.k // found.weights, stages=plan.stages * found.weights)
+    shorter = replace(plan, k=plan.k // found.weights, stages=min(plan.stages, _STAGES_OF_TWO))
     return _fitting(found, shorter, target.shared_bytes // 2)
 
 
