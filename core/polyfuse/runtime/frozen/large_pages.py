@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
 
-_PAGE: Final = 2 << 20
-"""Bytes of a large page on x86-64, and on ARM with pages of 4096 bytes."""
+from polyfuse.runtime.workspace import HAS_LARGE_PAGES, LARGE_PAGE, large_block
 
 _LINE: Final = 64
 """Bytes that each value's address is a multiple of, as torch's allocations are."""
@@ -25,16 +23,11 @@ def on_large_pages(values: list[Any], given: Iterable[Any]) -> list[Any]:
         values: tensors, and whatever else a program reads. Each is released once it is copied.
         given: what they were computed from, whose memory is somebody else's.
     """
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return values
     own = _owned(values, given)
     sizes = [_rounded(values[number].nbytes) for number in own]
-    if sum(sizes) < _PAGE:
+    if sum(sizes) < LARGE_PAGE or not HAS_LARGE_PAGES:
         return values
-    block = mmap.mmap(-1, sum(sizes) + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    block.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(block, dtype=torch.uint8)
-    at = -memory.data_ptr() % _PAGE
+    memory, at = large_block(sum(sizes)), 0
     for number, size in zip(own, sizes, strict=True):
         value = values[number]
         room = memory[at : at + value.nbytes].view(value.dtype)
