@@ -63,6 +63,21 @@ def test_every_candidate_fills_the_caches_and_then_they_alternate(monkeypatch):
     assert row["work"]["polyfuse"] == {"lowered": 2, "built": 0} == {**row["work"]["package"], "lowered": 2}
 
 
+def test_a_folder_that_is_full_is_not_filled_again(monkeypatch, tmp_path):
+    asked: list[bool] = []
+
+    def answer(task, environment):
+        asked.append(task["fill"])
+        return {"parts": _start(), "lowered": 0}
+
+    monkeypatch.setattr(child, "run_child", answer)
+    monkeypatch.setattr("polyfuse_bench.compile_time.keep_byte_code", lambda: None)
+    task = {"name": "bert", "size": "tiny"}
+    serving.serving_row(task, ("eager",), 0, str(tmp_path))
+    serving.serving_row(task, ("eager",), 1, str(tmp_path))
+    assert asked == [True, False]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")
 def test_time_of_processes_that_run_counts():
     before = serving.cpu_seconds()

@@ -99,6 +99,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "logit_backward": operators.in_opmath(operators.logit_backward),
     "celu": operators.celu,
     "special_log_ndtr": special.log_ndtr,
+    "ldexp.Tensor": special.ldexp,
     "fake_quantize_per_tensor_affine_cachemask": special.fake_quantize,
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": special.fake_quantize_by_tensors,
     "fake_quantize_per_channel_affine_cachemask": special.fake_quantize_by_channel,
