@@ -31,6 +31,7 @@ from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import choice
 from polyfuse_triton.tiling.choice import candidates, choose_plan
 
+_FEWEST_STAGES = 2
 _EIGHT_BIT_FLOATS = 89
 """The first compute capability with conversions of 8-bit floating-point numbers."""
 
@@ -95,7 +96,7 @@ def may_group(kernel: Kernel, target: Target) -> Claim:
     if not kernel.raxes:
         return Yes()
     matmul = matmul_of(kernel)
-    if matmul is not None and is_grouped(matmul.contraction):
+    if matmul is not None and matmul.beside is None and is_grouped(matmul.contraction):
         return Yes()
     if matmul is None and matrices_of_row(kernel, KernelFacts.of(kernel)):
         plan = choose_plan(kernel, target, None)
@@ -106,12 +107,16 @@ def may_group(kernel: Kernel, target: Target) -> Claim:
 
 def _grouped(kernel: Kernel, target: Target) -> Source:
     """A function that runs those of several kernels, each in programs of its own."""
-    parts = {part: emit(part, None, target) for part in dict.fromkeys(p.kernel for p in kernel.parts)}
+    distinct = dict.fromkeys(p.kernel for p in kernel.parts)
+    parts = {part: emit(part, None, target) for part in distinct}
     metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
+    if _shared_by_parts(metas, _FEWEST_STAGES) > target.shared_bytes:
+        parts = {part: emit(part, _shallow(part, target), target) for part in distinct}
+        metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
     found = grouped_text(kernel, {part: (parts[part], metas[part]) for part in parts})
     stages = max(m.num_stages for m in metas.values())
-    # no version of Triton that is used has the parts' tiles in one memory
-    while stages > 2 and _shared_by_parts(kernel, metas, stages) > target.shared_bytes:
+    # no version of Triton that is used has the tiles of different functions in one memory
+    while stages > _FEWEST_STAGES and _shared_by_parts(metas, stages) > target.shared_bytes:
         stages -= 1
     source = _source(kernel, found, max(m.num_warps for m in metas.values()), stages)
     refused = tuple(
@@ -125,11 +130,20 @@ def _grouped(kernel: Kernel, target: Target) -> Source:
     return Source(source.name, source.text, source.language, meta=meta.text(), refused_aliases=refused)
 
 
-def _shared_by_parts(kernel: Kernel, metas: Mapping[Kernel, KernelMeta], stages: int) -> int:
-    """Bytes of shared memory that the tiles of all parts take together in so many stages."""
+def _shallow(part: Kernel, target: Target) -> Config | None:
+    """The tile of a part that is a matmul, with half the depth."""
+    matmul = matmul_of(part)
+    if matmul is None or matmul.narrow is not None:
+        return None
+    plan = best_plans(matmul, target)[0]
+    return replace(plan, k=plan.k // 2).config()
+
+
+def _shared_by_parts(metas: Mapping[Kernel, KernelMeta], stages: int) -> int:
+    """Bytes of shared memory that the tiles of all functions take together in so many stages."""
     total = 0
-    for part in kernel.parts:
-        matmul, meta = matmul_of(part.kernel), metas[part.kernel]
+    for part, meta in metas.items():
+        matmul = matmul_of(part)
         blocks = dict(meta.constexprs)
         if matmul is not None and PRODUCT in blocks:
             m, n, k = (int(blocks[f"{name}BLOCK"]) for name in "MNK")

@@ -32,7 +32,13 @@ from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
 from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage, is_refused
-from polyfuse.frontend.rewrites.views import look_at_memory, merge_views, spell_as_permute, spell_as_view
+from polyfuse.frontend.rewrites.views import (
+    activate_parts,
+    look_at_memory,
+    merge_views,
+    spell_as_permute,
+    spell_as_view,
+)
 from polyfuse.frontend.saved_values import compute_saved_early
 from polyfuse.torch_compat import ops
 
@@ -77,6 +83,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("share-heads", share_heads),
     ("scatter-into-sums", scatter_into_sums),
     ("pad-slices", pad_slices),
+    ("activate-parts", activate_parts),
     ("merge-duplicates", merge_duplicates),
     ("remove-dead-again", remove_dead),
     ("merge-collectives", merge_collectives),

@@ -4,7 +4,6 @@ kernels read from end to end at each call lie in memory of large pages.
 
 from __future__ import annotations
 
-import mmap
 import operator
 import weakref
 from collections import Counter, OrderedDict
@@ -19,6 +18,7 @@ from polyfuse.base.errors import InputLayoutError
 from polyfuse.base.process import ForkedLock
 from polyfuse.runtime.frozen.entries import MOST_MODELS, Entry, forget, stamp_of
 from polyfuse.runtime.frozen.looks import can_look, look_at
+from polyfuse.runtime.workspace import HAS_LARGE_PAGES, LARGE_PAGE, large_block
 from polyfuse.torch_compat.ops import resolve
 from polyfuse.torch_compat.swaps import ContentsRef
 from polyfuse.torch_compat.tracing.pytree import flatten, unflatten
@@ -266,9 +266,6 @@ def _none() -> None:
     return None
 
 
-_PAGE: Final = 2 << 20
-"""Bytes of a large page on x86-64, and on ARM with pages of 4096 bytes."""
-
 _LINE: Final = 64
 """Bytes that each value's address is a multiple of, as torch's allocations are."""
 
@@ -282,16 +279,11 @@ def on_large_pages(values: list[Any], given: Iterable[Any]) -> list[Any]:
         values: tensors, and whatever else a program reads. Each is released once it is copied.
         given: what they were computed from, whose memory is somebody else's.
     """
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return values
     own = _owned(values, given)
     sizes = [_rounded(values[number].nbytes) for number in own]
-    if sum(sizes) < _PAGE:
+    if sum(sizes) < LARGE_PAGE or not HAS_LARGE_PAGES:
         return values
-    block = mmap.mmap(-1, sum(sizes) + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    block.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(block, dtype=torch.uint8)
-    at = -memory.data_ptr() % _PAGE
+    memory, at = large_block(sum(sizes)), 0
     for number, size in zip(own, sizes, strict=True):
         value = values[number]
         room = memory[at : at + value.nbytes].view(value.dtype)

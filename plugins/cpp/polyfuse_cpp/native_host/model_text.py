@@ -87,7 +87,7 @@ def device_library_text(library: HostLibrary, device: HostDevice, isa: Isa) -> s
     """The whole unit of a model that computes on a device.
 
     Args:
-        library: what to print; its host program launches by the functions of `device_text`.
+        library: what to print; its host program launches by the functions that are printed for the device.
         device: where.
         isa: which the unit is compiled for.
 
