@@ -6,7 +6,7 @@
 | `captures` | what Dynamo made of frames, their guards, and inputs that share memory |
 | `options` | options of torch's own compiler |
 | `devices` | CUDA graphs, streams, memory pools, switches of libraries |
-| `ops`, `custom_operators`, `dispatch`, `refusals` | operators: schemas, tags, kernels, what eager mode refuses |
+| `ops`, `custom_operators`, `dispatch`, `refusals` | operators: schemas, kernels, what eager mode refuses |
 | `bindings`, `calls` | fast C functions, and the cheapest way to call an operator, for generated code |
 | `autograd_functions`, `training_calls` | calls of compiled graphs with gradients |
 | `groups`, `simulated_group`, `symmetric` | groups of processes, simulated ones, memory that they share |
