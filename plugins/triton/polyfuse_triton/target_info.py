@@ -18,8 +18,8 @@ _REPEATED_ROW = 8192
 """Elements of a row that a program holds in registers."""
 
 _BIASED_ROWS = 24
-"""Of f32. With up to 16, cuBLAS's matmul alone took up to nine times as long as cuBLASLt's with a bias; with 24
-and more half as long, or as long.
+"""Of f32. With up to 16, cuBLAS's matmul alone took up to nine times as long as cuBLASLt's with a bias; with
+24 and more half as long, or as long.
 """
 
 
