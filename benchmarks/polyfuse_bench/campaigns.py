@@ -286,7 +286,9 @@ def serving(selection: Selection) -> Plan:
         {"kind": "serving", "name": name, "size": selection.model_size}
         for name in _chosen(NETWORKS, selection.only, "network")
     ]
-    return [functools.partial(serving_row, task, chosen, selection.repeats) for task in tasks]
+    return [
+        functools.partial(serving_row, task, chosen, selection.repeats, selection.cache) for task in tasks
+    ]
 
 
 def any_size(selection: Selection) -> Plan:

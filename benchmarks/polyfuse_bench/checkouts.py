@@ -133,7 +133,7 @@ def _tasks(options: argparse.Namespace, campaign: str) -> list[Row]:
     effort = dataclasses.asdict(QUICK if options.quick else Effort(max_seconds=20.0))
     common = {"backends": (EAGER, POLYFUSE), "effort": effort, "device": options.device}
     if campaign == "kernels":
-        sizes = SIZES if options.device == CPU else (HUGE,)
+        sizes = options.sizes or (SIZES if options.device == CPU else (HUGE,))
         tasks: list[Row] = [
             {"kind": "kernel", "name": name, "size": size, **common} for size in sizes for name in KERNELS
         ]
@@ -211,9 +211,10 @@ def main(arguments: Sequence[str]) -> int:
         for entry in checkout.path:
             compileall.compile_dir(entry, quiet=2)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as fresh:
         for campaign in options.campaigns:
-            for row in _compare(options, campaign, checkouts, Path(folder)):
+            caches = options.cache if options.cache and campaign != "compile" else Path(fresh)
+            for row in _compare(options, campaign, checkouts, caches.resolve()):
                 rows.append(row)
                 print(_line(row), flush=True)
                 # a run that is interrupted keeps the rows it has
@@ -236,6 +237,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("after", type=Path, help="working tree of the later one")
     parser.add_argument("--campaigns", type=_names, default=CAMPAIGNS, help="kernels,models,compile")
     parser.add_argument("--only", type=_names, default=(), help="names of kernels and models")
+    parser.add_argument("--sizes", type=_names, default=(), help="small,large: of kernels; default all")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of caches for kernels and models; default a fresh one"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="processes of each checkout")
     parser.add_argument("--dtype", default="float32", help="of models")
     parser.add_argument("--device", default=CPU)

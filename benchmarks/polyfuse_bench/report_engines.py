@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from polyfuse_bench.backends import EAGER, FREEZING, INDUCTOR, ONNXRUNTIME, OPENVINO, POLYFUSE
 from polyfuse_bench.report_summary import SLOWER
 from polyfuse_bench.report_text import (
@@ -181,7 +183,7 @@ def _threads(content: dict[str, Any]) -> str:
 
 def _failures(rows: Sequence[Row]) -> list[str]:
     failed = [
-        f"* {row['name']}, {title(name)}: {reason[:160]}"
+        f"* {row['name']}, {title(name)}: {Text.from_ansi(reason).plain[:160]}"
         for row in rows
         for name, reason in row["failures"].items()
     ]

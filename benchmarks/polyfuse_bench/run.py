@@ -231,7 +231,9 @@ def _parser() -> argparse.ArgumentParser:
         help="result file of matmuls or engines whose rows stay; architectures: no file is named",
     )
     measured.add_argument(
-        "--cache", default="", help="autotune_backends: keep kernels here; a second run only times them"
+        "--cache",
+        default="",
+        help="autotune_backends, serving: keep kernels here; a second run only times them",
     )
     operators = parser.add_argument_group("opdb")
     operators.add_argument("--dtypes", type=_names, help="opdb: float32,int64,bfloat16 by default")

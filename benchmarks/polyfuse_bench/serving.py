@@ -7,12 +7,13 @@ little on what else the machine does. Candidates alternate.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +165,14 @@ def _children(parent: int) -> list[int]:
     return found
 
 
-def serving_row(task: Mapping[str, Any], backends: Sequence[str], repeats: int) -> dict[str, Any]:
+def serving_row(
+    task: Mapping[str, Any], backends: Sequence[str], repeats: int, cache: str = ""
+) -> dict[str, Any]:
     """The parts of starts of one network by each candidate, as many as `repeats`, and what failed.
 
-    Every candidate starts once beforehand, and fills the caches. `"work"` counts what the others did again:
-    graphs that Polyfuse lowered, and libraries that were built.
+    Every candidate starts once beforehand, and fills the caches; those that filled the folder `cache` in an
+    earlier run do not. `"work"` counts what the others did again: graphs that Polyfuse lowered, and
+    libraries that were built.
     """
     from polyfuse_bench.backends import cache_environment
     from polyfuse_bench.child import ChildFailed, run_child
@@ -178,14 +182,15 @@ def serving_row(task: Mapping[str, Any], backends: Sequence[str], repeats: int) 
     samples: dict[str, list[Any]] = {}
     work: dict[str, dict[str, int]] = {}
     failures: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as name:
-        environment = {**cache_environment(Path(name)), "OMP_NUM_THREADS": "1"}
-        own = {**task, "package": str(Path(name) / "model.pf")}
+    with _folder(cache, f"{task['name']}-{task['size']}") as folder:
+        environment = {**cache_environment(folder), "OMP_NUM_THREADS": "1"}
+        own = {**task, "package": str(folder / "model.pf")}
         for round_ in range(repeats + 1):
             for backend in backends:
-                if backend in failures:
+                filled = folder / f"filled {backend}"
+                if backend in failures or (not round_ and filled.exists()):
                     continue
-                before = _libraries(Path(name))
+                before = _libraries(folder)
                 try:
                     answer = run_child(
                         {**own, "backend": backend, "fill": not round_}, environment=environment
@@ -197,9 +202,23 @@ def serving_row(task: Mapping[str, Any], backends: Sequence[str], repeats: int) 
                     samples.setdefault(backend, []).append(answer["parts"])
                     done = work.setdefault(backend, {"lowered": 0, "built": 0})
                     done["lowered"] += answer["lowered"]
-                    done["built"] += len(_libraries(Path(name)) - before)
+                    done["built"] += len(_libraries(folder) - before)
+                else:
+                    filled.touch()
     row = {"name": task["name"], "size": task["size"], "starts": samples}
     return {**row, "work": work, "failures": failures}
+
+
+@contextlib.contextmanager
+def _folder(cache: str, name: str) -> Iterator[Path]:
+    """A folder for the caches of one network: below a folder that stays, or a temporary one."""
+    if cache:
+        folder = Path(cache).absolute() / name
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as temporary:
+            yield Path(temporary)
 
 
 def _libraries(folder: Path) -> set[Path]:

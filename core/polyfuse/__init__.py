@@ -63,7 +63,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from polyfuse.base.version import version
+        from polyfuse.base.code import version
 
         return version()
     if name == "cache":

@@ -10,8 +10,8 @@ from torch.fx import GraphModule
 from polyfuse.runtime.ranks.agreement import begin_compiling, end_compiling
 from polyfuse.torch_compat.captures.ending import left_at_the_end
 from polyfuse.torch_compat.captures.frames import Frame, around_frames, collections_deferred
-from polyfuse.torch_compat.tracing.dynamo import watch_compiles
-from polyfuse.torch_compat.tracing.registry import allow_registering_twice
+from polyfuse.torch_compat.captures.spared_imports import spare_networkx
+from polyfuse.torch_compat.tracing.dynamo import allow_registering_twice, watch_compiles
 
 
 def polyfuse(
@@ -49,6 +49,9 @@ def _around(frame: Frame, trace: Callable[[], Any]) -> Any:
     with left_at_the_end():
         return around(frame, trace)
 
+
+# AOTAutograd is imported with the first graph.
+spare_networkx()
 
 # Frames may be found that an earlier process traced.
 around_frames(polyfuse, _around)

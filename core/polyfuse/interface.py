@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from polyfuse.base.lazy import rare_collections
+from polyfuse.torch_compat.captures.spared_imports import spare_networkx
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def compile(
         InvalidOptionError: at the first call, for an option or a mode that does not exist.
     """
     given = None if options is None else dict(options)
-    with rare_collections():  # the first one imports Dynamo
+    with rare_collections():  # the first one imports Dynamo, and all backends that torch has
+        spare_networkx()
         compiled: Callable[..., Any] = torch.compile(
             fn, backend="polyfuse", mode=mode, options=given, dynamic=dynamic, fullgraph=fullgraph
         )

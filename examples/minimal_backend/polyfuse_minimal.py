@@ -13,6 +13,7 @@ from polyfuse.plugin import (
     Pointwise,
     Source,
     Store,
+    UnsupportedError,
     Yes,
     axis_name,
     hookimpl,
@@ -70,6 +71,8 @@ def statement(stmt):
             return f"{stmt.target} = {OPS[stmt.op].format(*stmt.args)}"
         case Store(mask=None):
             return f"{stmt.buffer}[{python_text(stmt.index)}] = {stmt.value}"
+        case _:
+            raise UnsupportedError(f"{stmt.op} has no text here", "let another backend take the node")
 
 
 def flat(function):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from polyfuse.reporting.compare import compare
-from polyfuse.reporting.layout import node_corners
 from polyfuse.reporting.page import write_page
+from polyfuse.reporting.steps import node_corners
 
 VIEWS = (
     "summary",

@@ -75,7 +75,7 @@ def another_version(rank: int) -> Any:
     try:
         return compiled(total)(torch.ones(4))
     finally:
-        from polyfuse.base.version import version
+        from polyfuse.base.code import version
 
         ranks.version = version
 

@@ -18,11 +18,11 @@ from polyfuse.aot.launching import Launching
 from polyfuse.aot.loaded import Package, Weights
 from polyfuse.aot.soundness import unsoundness
 from polyfuse.aot.weights import map_weights
+from polyfuse.base.code import version
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import BackendError, CacheError, KernelLoadError, PackageError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import brief, shorten
-from polyfuse.base.version import version
 from polyfuse.cache.store import KernelStore
 from polyfuse.runtime.devices.registry import device_of, known_devices
 from polyfuse.runtime.module import CompiledModule

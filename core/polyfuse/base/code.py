@@ -1,4 +1,4 @@
-"""Which code is installed: what tells one state of a folder of sources from another."""
+"""Which code is installed: its version, and what tells one state of a folder of sources from another."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -124,3 +125,12 @@ def _files(folder: str) -> Iterator[tuple[str, float]]:
 
 def _line(path: str, status: os.stat_result) -> tuple[str, float]:
     return f"{path} {status.st_size} {status.st_mtime_ns}", status.st_mtime
+
+
+@cache
+def version() -> str:
+    """Return the installed version, or `"0+source"` when the package is imported from a plain source tree."""
+    try:
+        return metadata.version("polyfuse")
+    except metadata.PackageNotFoundError:
+        return "0+source"

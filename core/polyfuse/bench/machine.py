@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfuse.base.version import version
+from polyfuse.base.code import version
 
 _BUSY = 0.3
 """Load per CPU above which times mean little."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from polyfuse.bench.campaign import Measured, Point, Results
@@ -54,7 +56,7 @@ def print_results(console: Console, results: Results) -> None:
     """The tables, then what was not run, then why times may be doubted."""
     console.print(results.machine.summary(), markup=False, highlight=False)
     for point in results.points:
-        console.print(_table(point))
+        console.print(_fitting_table(console, point))
     if results.points:
         console.print(
             "speed-up: eager mode's time by this one's next to it, the median over turns; below, bounds that "
@@ -68,30 +70,55 @@ def print_results(console: Console, results: Results) -> None:
         console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
 
 
-def _table(point: Point) -> Table:
+_LEFT_OUT_FIRST = ("over time", "per s", "peak MiB")
+"""Columns that a narrow terminal does without, so that numbers are shown whole."""
+
+
+def _fitting_table(console: Console, point: Point) -> Table:
+    """The table, with as many columns as the terminal has room for."""
+    unlimited = console.options.update(width=1000)
+    for count in range(len(_LEFT_OUT_FIRST)):
+        table = _table(point, _LEFT_OUT_FIRST[:count])
+        if Measurement.get(console, unlimited, table).maximum <= console.width:
+            return table
+    return _table(point, _LEFT_OUT_FIRST)
+
+
+def _table(point: Point, left_out: Sequence[str]) -> Table:
     sizes = " ".join(f"{name}={value}" for name, value in point.sizes.items())
     title = f"{point.about} on {point.device}" + (f", {sizes}" if sizes else "")
     table = Table(title=title, title_justify="left")
-    table.add_column("engine", no_wrap=True)
-    for heading in ("compile s\ncold, warm", "median ms\np90, p99", "speed-up", "per s", "peak MiB", "error"):
-        table.add_column(heading, justify="right")
-    table.add_column("over time", no_wrap=True)
-    for item in point.engines:
-        if item.latency is None:
-            table.add_row(item.engine, "", "failed" if item.failed else "", "", "", "", "", "")
-            continue
-        found = item.latency
-        table.add_row(
-            item.engine,
-            "" if item.cold is None or item.warm is None else f"{item.cold:.1f}, {item.warm:.1f}",
-            f"{found.median:.3g} ±{found.spread:.0%}\n{found.p90:.3g}, {found.p99:.3g}",
-            _speed_up(item),
-            f"{_throughput(item, point):.4g}",
-            f"{item.memory / 2**20:.0f}" if item.memory else "–",
-            _error(item),
-            spark(found.turns),
-        )
+    rows = [_cells(item, point) for item in point.engines]
+    numbers = ("compile s\ncold, warm", "median ms\np90, p99", "speed-up", "per s", "peak MiB", "error")
+    shown = [heading for heading in ("engine", *numbers, "over time") if heading not in left_out]
+    for heading in shown:
+        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row.get(heading.partition("\n")[0], "") for heading in shown))
     return table
+
+
+def _cells(item: Measured, point: Point) -> dict[str, str]:
+    """What stands in the columns, by their headings."""
+    if item.latency is None:
+        return {"engine": item.engine, "median ms": "failed" if item.failed else ""}
+    found = item.latency
+    median, p90, p99 = map(_number, (found.median, found.p90, found.p99))
+    return {
+        "engine": item.engine,
+        "compile s": "" if item.cold is None or item.warm is None else f"{item.cold:.1f}, {item.warm:.1f}",
+        "median ms": f"{median} ±{found.spread:.0%}\n{p90}, {p99}",
+        "speed-up": _speed_up(item),
+        "per s": _number(_throughput(item, point)),
+        "peak MiB": f"{item.memory / 2**20:.0f}" if item.memory else "–",
+        "error": _error(item),
+        "over time": spark(found.turns),
+    }
+
+
+def _number(value: float) -> str:
+    """Three digits, or all before the point: never with an exponent where that is large."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _speed_up(item: Measured) -> str:

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, Protocol
 
+from polyfuse.base.code import version
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import CacheError
 from polyfuse.base.files import atomic_write
-from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS, KINDS, Artifact, kernels_in
 from polyfuse.cache.keys import STORE_FORMAT, unit_key
 from polyfuse.cache.records import parse_record

@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from polyfuse.base.code import version
 from polyfuse.base.digest import digest, stable_json
-from polyfuse.base.version import version
 
 # Raised whenever the layout or meaning of stored files changes; old entries are then simply not found.
 STORE_FORMAT: Final = 2

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from filelock import FileLock, Timeout
 
+from polyfuse.base.code import version
 from polyfuse.base.config import Config
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.log import get_logger
-from polyfuse.base.version import version
 from polyfuse.cache.records import parse_record, read_record, record_text, write_record
 
 if TYPE_CHECKING:

@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.configure(child)
     arguments = parser.parse_args(words)
     if arguments.version:
-        from polyfuse.base.version import version
+        from polyfuse.base.code import version
 
         print(version())
         return 0

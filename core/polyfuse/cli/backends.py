@@ -12,7 +12,7 @@ from rich.markup import escape
 from polyfuse.base.log import unannounced
 from polyfuse.base.settings import Settings
 from polyfuse.cli.availability import Availability, PluginStatus, status_of
-from polyfuse.cli.paragraphs import paragraph
+from polyfuse.cli.terminal import paragraph
 from polyfuse.plugin import PluginManager
 
 EXAMPLE = """

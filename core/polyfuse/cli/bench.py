@@ -19,7 +19,7 @@ from polyfuse.bench.engine import EAGER, TORCH, Engine, parse_engines
 from polyfuse.bench.plot import plot, require_matplotlib
 from polyfuse.bench.table import as_data, print_results
 from polyfuse.cli.availability import Availability, PluginStatus, in_order, status_of
-from polyfuse.cli.durations import seconds_of
+from polyfuse.cli.terminal import seconds_of
 from polyfuse.plugin import PluginManager
 
 EXAMPLE = """

@@ -12,13 +12,13 @@ from importlib import metadata
 
 from rich.console import Console
 
+from polyfuse.base.code import version
 from polyfuse.base.log import unannounced
 from polyfuse.base.settings import Settings
-from polyfuse.base.version import version
 from polyfuse.cache import cache_root, writable_root
 from polyfuse.cli.availability import Availability, PluginStatus, in_order, status_of
 from polyfuse.cli.cache import usage
-from polyfuse.cli.paragraphs import paragraph
+from polyfuse.cli.terminal import paragraph
 from polyfuse.plugin import Finding, PluginManager
 from polyfuse.torch_compat.devices.present import is_present
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.options import OptionInfo
 from polyfuse.base.settings import MODES, Settings, environment, option_infos
-from polyfuse.cli.paragraphs import paragraph
+from polyfuse.cli.terminal import paragraph
 from polyfuse.plugin import PluginManager
 
 EXAMPLE = """

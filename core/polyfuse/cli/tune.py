@@ -19,7 +19,7 @@ from polyfuse.cache.archive import pack, unpack
 from polyfuse.cache.artifacts import artifacts
 from polyfuse.cache.samples import SampleStore
 from polyfuse.cache.timings import Record, TimingStore
-from polyfuse.cli.durations import seconds_of
+from polyfuse.cli.terminal import seconds_of
 
 EXAMPLE = """
 polyfuse tune --budget 5m -o tuned.pft model.py   # search; run it again to go on where it stopped

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from polyfuse.aot.operators import Call, EagerOperators
-from polyfuse.base.code import code_stamp
+from polyfuse.base.code import code_stamp, version
 from polyfuse.base.digest import digest
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.settings import Settings
-from polyfuse.base.version import version
 from polyfuse.plugin import PluginManager
 from polyfuse.plugin.session.inventory import installed
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polyfuse.base.code import version
 from polyfuse.base.settings import Settings, option_infos
-from polyfuse.base.version import version
 from polyfuse.ir.nodes import Collective, Opaque, View
 from polyfuse.runtime.ranks.agreement import Agreement
 from polyfuse.runtime.ranks.collectives import CollectiveRow, row_of

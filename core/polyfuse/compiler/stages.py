@@ -41,7 +41,7 @@ from polyfuse.compiler.kernels import (
     tune_kernels,
 )
 from polyfuse.compiler.layers import Expansion, Layers, program_in_loop, shortened, with_periods
-from polyfuse.compiler.native import native_host
+from polyfuse.compiler.native_host import native_host
 from polyfuse.compiler.ranks import agreed, scheduled_rows
 from polyfuse.compiler.reports import progress
 from polyfuse.compiler.reports.clock import Clock
@@ -49,17 +49,15 @@ from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.reports.logs import publish
 from polyfuse.compiler.reports.rebuilt import TABLE, table_text
 from polyfuse.compiler.reports.report import GraphReport
-from polyfuse.compiler.reports.summary import count_operators, graph_report, schedule_text
-from polyfuse.compiler.reports.tables import append_tables
+from polyfuse.compiler.reports.summary import append_tables, count_operators, graph_report, schedule_text
 from polyfuse.compiler.reports.watch import compiling, entries_for, note_built
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.sizes.choosing import chosen_by_size
 from polyfuse.compiler.sizes.classes import ClassKey
 from polyfuse.compiler.sizes.graphs import SizedGraph
 from polyfuse.compiler.subgraphs import compile_subgraphs
-from polyfuse.frontend.graph import AtenGraph
+from polyfuse.frontend.graph import AtenGraph, graph_text
 from polyfuse.frontend.periods import NotRepeated
-from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Alias, Kernel
 from polyfuse.ir.text.print import text

@@ -1,23 +1,21 @@
 """What code generators share.
 
-`facts` (what is known of a kernel), made of `values` and `access`; `slices`, `spans` (bounds of values),
-`affine` (steps of indices), `aliasing`, `contraction` (matrix multiplications recognised), `products` (that
-must be rounded once), `names` (that generated text can use), `patches`
-(convolutions as matmuls), `roofline` (estimates of time), `writer`
-(indented text), `c_text` (indices as C, which is like them in many languages).
+`facts` (what is known of a kernel, arguments in one memory included), made of `values` and `access`; `spans`
+(bounds of values), `affine` (steps of indices), `contraction` (matrix multiplications recognised), `products`
+(that must be rounded once), `names` (that generated text can use), `patches` (convolutions as matmuls),
+`roofline` (estimates of time), `writer` (indented text), `c_text` (indices as C, which is like them in many
+languages).
 """
 
 from polyfuse.kit.access import Access
 from polyfuse.kit.affine import Affine, affine, fits_i32_throughout, is_multiple, row_major, stride
-from polyfuse.kit.aliasing import memories, without_aliases
 from polyfuse.kit.c_text import INFIX, c_index
-from polyfuse.kit.contraction import Contraction, Operand, match
-from polyfuse.kit.facts import KernelFacts
+from polyfuse.kit.contraction import Contraction, Operand, backward_slice, match
+from polyfuse.kit.facts import KernelFacts, memories, without_aliases
 from polyfuse.kit.names import with_safe_names
 from polyfuse.kit.patches import patches_as_rows
 from polyfuse.kit.products import shared_products
 from polyfuse.kit.roofline import Machine, Work, fill, rounds, seconds, work_of
-from polyfuse.kit.slices import backward_slice
 from polyfuse.kit.values import Definition
 from polyfuse.kit.writer import Writer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from polyfuse.base.errors import UnsupportedError
@@ -12,25 +12,19 @@ from polyfuse.ir.statements import Load, Statement, Store, indices, with_index, 
 from polyfuse.symbolic import IndexLike, atoms, axis, axis_name, axis_size, substitute, symbol
 
 
-def with_safe_names(
-    kernel: Kernel, keep: re.Pattern[str], values: re.Pattern[str] | None = None, derived: Sequence[str] = ()
-) -> Kernel:
+def with_safe_names(kernel: Kernel, keep: Mapping[str, re.Pattern[str]]) -> Kernel:
     """The same kernel, where no two of its axes, buffers, sizes and values have one name; the kernel itself
     where nothing has to be renamed.
 
     Args:
-        keep: names that the target language and the generator's library leave free. Others become `v_` and
-            what of them is ASCII; a number follows where that is taken.
-        values: the same for values, where the generator tells these from axes and buffers itself.
-        derived: what the generator appends to names, so that results are no other names either.
+        keep: by kind (`arg`, `row` for row buffers, `axis`, `val`) the names that the target language and the
+            generator's library leave free. Others become the kind and a number, such as `axis_3`.
     """
-    choose = _chooser(("", *derived))
-    choose_value = choose if values is None else _chooser(("", *derived))
-    axes = {axis_name(a): choose(axis_name(a), keep) for a in (*kernel.axes, *kernel.raxes)}
-    names = [*(a.name for a in kernel.args), *(b.name for b in kernel.row_buffers)]
-    buffers = {name: choose(name, keep) for name in names}
-    targets = (t for section in kernel.sections for s in section.body for t in s.targets)
-    named = {name: choose_value(name, values or keep) if name else name for name in targets}
+    choose = _Names(keep)
+    axes = choose.of("axis", (axis_name(a) for a in (*kernel.axes, *kernel.raxes)))
+    buffers = choose.of("arg", (a.name for a in kernel.args))
+    buffers |= choose.of("row", (b.name for b in kernel.row_buffers))
+    named = choose.of("val", (t for section in kernel.sections for s in section.body for t in s.targets))
     if all(old == new for names in (axes, buffers, named) for old, new in names.items()):
         return kernel
     sizes = {a.name for a in kernel.args if a.kind == "size"}
@@ -82,19 +76,25 @@ def _index_renamer(
     return lambda index: substitute(index, {**symbols, **variables})
 
 
-def _chooser(suffixes: Sequence[str]) -> Callable[[str, re.Pattern[str]], str]:
+class _Names:
     """Gives each name another one than all before."""
-    taken: set[str] = set()
 
-    def choose(name: str, keep: re.Pattern[str]) -> str:
-        base = name
-        if not keep.fullmatch(name):
-            base = "v_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
-        found, number = base, 1
-        while not taken.isdisjoint(found + suffix for suffix in suffixes):
-            number += 1
-            found = f"{base}__{number}"
-        taken.update(found + suffix for suffix in suffixes)
+    def __init__(self, keep: Mapping[str, re.Pattern[str]]) -> None:
+        self._keep = keep
+        self._taken: set[str] = set()
+
+    def of(self, kind: str, names: Iterable[str]) -> dict[str, str]:
+        """What names of a kind become. The empty name, of what nothing reads, stays."""
+        found: dict[str, str] = {}
+        for name in names:
+            if name not in found:
+                found[name] = self._free(kind, name, len(found)) if name else name
         return found
 
-    return choose
+    def _free(self, kind: str, name: str, number: int) -> str:
+        wish = name if self._keep[kind].fullmatch(name) else f"{kind}_{number}"
+        while wish in self._taken:
+            number += 1
+            wish = f"{kind}_{number}"
+        self._taken.add(wish)
+        return wish

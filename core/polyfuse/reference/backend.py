@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from polyfuse.base.code import version
 from polyfuse.base.errors import IRError, KernelBuildError, KernelLoadError
-from polyfuse.base.version import version
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node

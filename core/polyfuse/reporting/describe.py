@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from polyfuse.base.code import version
 from polyfuse.base.text import shorten
-from polyfuse.base.version import version
 from polyfuse.reporting.collect import Capture, Collector, Compiled
 from polyfuse.reporting.eager_memory import eager_memory, phase
 from polyfuse.reporting.memory import as_rows, peak_of, storages_of

@@ -4,9 +4,11 @@ from polyfuse.runtime.checks import (
     assert_finite,
     assert_layout,
     conform,
+    lend_status,
     observe,
     raise_failed,
     realigned,
+    return_status,
     set_observer,
 )
 from polyfuse.runtime.explain import line_map
@@ -23,7 +25,6 @@ from polyfuse.runtime.native import (
     synchronize,
     tensor_data_ptr_address,
 )
-from polyfuse.runtime.statuses import lend_status, return_status
 from polyfuse.runtime.workspace import cached_memory, keep_memory
 
 __all__ = [

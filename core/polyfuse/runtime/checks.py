@@ -1,8 +1,9 @@
-"""Checks that host programs make on values while they run."""
+"""Checks that host programs make on values while they run, and the statuses that kernels leave for them."""
 
 from __future__ import annotations
 
 import builtins
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -12,7 +13,7 @@ import torch
 
 from polyfuse.base.errors import InputLayoutError, PolyfuseError, mark_from_model
 from polyfuse.runtime.devices.addresses import AlignmentCheck, alignment_check
-from polyfuse.torch_compat.bindings import alike, assert_size_stride
+from polyfuse.torch_compat.bindings import alike, assert_size_stride, empty_strided_cpu
 from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat
 
 Aligned = Sequence[tuple[int, int, bool, bool]]
@@ -272,3 +273,37 @@ def observe(label: str, tensor: torch.Tensor) -> None:
     """Show a value to the observer, if there is one."""
     if _observer is not None:
         _observer(label, tensor)
+
+
+_FREE: dict[int, list[torch.Tensor]] = {}
+"""Statuses that no call uses, by their number of elements: as many as calls ran at once. They are zero:
+making, zeroing and reading a tensor of one number would take longer than a small kernel.
+"""
+
+
+def lend_status(count: int) -> torch.Tensor:
+    """A tensor of so many i64 that are zero, which no other call knows. Its attribute `words` are the numbers
+    themselves.
+    """
+    try:
+        return _FREE[count].pop()
+    except (KeyError, IndexError):
+        return _new_status(count)
+
+
+def return_status(status: torch.Tensor, rows: Sequence[tuple[str, str, int]]) -> None:
+    """Raise what a kernel found wrong, as `raise_failed` does; where nothing is, the next call may have the
+    status.
+    """
+    if any(status.words):
+        raise_failed(status, rows)
+    _FREE[len(rows)].append(status)
+
+
+def _new_status(count: int) -> torch.Tensor:
+    _FREE.setdefault(count, [])
+    status = empty_strided_cpu((count,), (1,), torch.int64)
+    words = (ctypes.c_int64 * count).from_address(status.data_ptr())
+    words[:] = [0] * count
+    status.words = memoryview(words).cast("B").cast("q")
+    return status

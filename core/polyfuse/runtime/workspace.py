@@ -1,10 +1,19 @@
 """Memory for large intermediate tensors on the CPU, cached from call to call: memory that comes fresh
-from the system costs a fault for each page.
+from the system costs a fault for each page. Large pages spare lookups of addresses.
 """
 
 from __future__ import annotations
 
+import mmap
+from typing import Final
+
 import torch
+
+LARGE_PAGE: Final = 2 << 20
+"""Bytes of a large page on x86-64, and on ARM with pages of 4096 bytes."""
+
+HAS_LARGE_PAGES: Final = hasattr(mmap, "MADV_HUGEPAGE")
+"""Whether the system can be asked for them."""
 
 _MOST = 16
 """Blocks that are cached: as many calls may run at once and find one."""
@@ -17,6 +26,18 @@ _BLOCKS: list[torch.Tensor] = []
 That of a call which fails is released."""
 
 
+def large_block(size: int) -> torch.Tensor:
+    """So many bytes, for which the system is asked for large pages where it has some and they fill one."""
+    if size < LARGE_PAGE or not HAS_LARGE_PAGES:
+        return torch.empty(size, dtype=torch.uint8)
+    block = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(block, dtype=torch.uint8)
+    start = -memory.data_ptr() % LARGE_PAGE
+    # rebuilt, not viewed: it is a tensor by itself, with a version of its own
+    return torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage(), start, (size,), (1,))
+
+
 def cached_memory(size: int) -> torch.Tensor:
     """A block of at least so many bytes for one call, of which no other call knows."""
     try:
@@ -27,7 +48,7 @@ def cached_memory(size: int) -> torch.Tensor:
         del block
         # operators write to parts of it both in inference mode and outside
         with torch.inference_mode(False):
-            return torch.empty(size, dtype=torch.uint8)
+            return large_block(size)
     return block
 
 

@@ -1,4 +1,4 @@
-"""Operators: names and back, and the facts a schema and its tags state."""
+"""Operators: names and back, whether they come with torch, and the facts a schema and its tags state."""
 
 from __future__ import annotations
 
@@ -313,3 +313,16 @@ def result_names(target: Any) -> tuple[str, ...]:
     """
     schema = getattr(target, "_schema", None)
     return tuple(r.name for r in schema.returns) if schema is not None else ()
+
+
+_OPERATORS = frozenset(
+    {"aten", "prim", "prims", "mkl", "mkldnn", "onednn", "quantized", "_quantized", "_c10d_functional"}
+)
+
+_FUNCTIONS = frozenset({"torch", "operator", "math"})
+"""Before the names of plain functions."""
+
+
+def comes_with_torch(name: str) -> bool:
+    """Whether an operator or function of this name needs no import but that of torch."""
+    return name.partition(".")[0] in _OPERATORS | _FUNCTIONS

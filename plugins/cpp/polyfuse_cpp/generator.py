@@ -17,10 +17,9 @@ from polyfuse_cpp.cuts.residues import planned
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.isa import Isa, has_matrix_registers, has_pair_products
 from polyfuse_cpp.loop_estimate import loop_seconds
-from polyfuse_cpp.loops.entry import KernelText
+from polyfuse_cpp.loops.entry import KernelText, plainly_named
 from polyfuse_cpp.loops.group import distinct_parts, grouped_text
 from polyfuse_cpp.loops.kernel import kernel_text
-from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.reductions import KINDS
 from polyfuse_cpp.matmul.paths import configs_of, plan_of

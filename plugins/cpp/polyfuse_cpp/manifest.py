@@ -72,9 +72,9 @@ def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:
     if device_type != "cpu":
         return ()
     from polyfuse_cpp.matmul import patches
-    from polyfuse_cpp.onednn import single_windows
+    from polyfuse_cpp.onednn import wrong_results
 
-    return (*patches.REWRITES, *single_windows.REWRITES)
+    return (*patches.REWRITES, *wrong_results.REWRITES)
 
 
 @hookimpl

@@ -14,10 +14,11 @@ from polyfuse.kit import affine, with_safe_names
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size
 
-_SAFE_NAMES = re.compile(r"[a-z]{1,4}[0-9]+")
-"""Names of arguments that are no keyword, function or macro."""
-_SAFE_VALUES = re.compile(r"[A-Za-z0-9_]+")
-"""Names of values: what they are called in the text begins with a letter of its own."""
+_SAFE_NAMES = {
+    **dict.fromkeys(("arg", "row", "axis"), re.compile(r"[a-z]{1,4}[0-9]+")),
+    "val": re.compile(r"[A-Za-z0-9_]+"),
+}
+"""Names that are no keyword, function or macro; names of values get a letter in front."""
 COPY_ALIGNMENT = 16
 """Bytes of which the copy engine wants addresses and strides to be multiples."""
 MOST_BATCHES = 3
@@ -120,7 +121,7 @@ class Problem:
 
 def problem_of(kernel: Kernel) -> Problem:
     """`kernel` as a problem; raises `UnsupportedError` where it is none."""
-    kernel = with_safe_names(kernel, _SAFE_NAMES, _SAFE_VALUES)
+    kernel = with_safe_names(kernel, _SAFE_NAMES)
     found = match(kernel)
     if found is None:
         raise UnsupportedError(f"{kernel.name} is no matrix multiplication", "another backend computes it")

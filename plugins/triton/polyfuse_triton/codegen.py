@@ -5,34 +5,64 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg
-from polyfuse.ir.nodes import Node
+from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS
 from polyfuse.ir.statements import is_check
 from polyfuse.kit import KernelFacts, without_aliases
 from polyfuse.plugin import Claim, Config, No, Source, Yes
 from polyfuse_triton.build.meta import PRODUCT, KernelMeta, MetaArg
-from polyfuse_triton.claims import claim_of
 from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.loops.aliases import refused_aliases
 from polyfuse_triton.loops.group import grouped_text
 from polyfuse_triton.loops.kernel import KernelText, kernel_text
+from polyfuse_triton.loops.memory import ATOMIC_MODES
+from polyfuse_triton.loops.ops import unsupported_op
 from polyfuse_triton.matmul.few_rows import is_grouped
 from polyfuse_triton.matmul.kernel import matmul_text
 from polyfuse_triton.matmul.multiply_add import as_sums
 from polyfuse_triton.matmul.plan import MatmulPlan, is_tile, matmul_of
 from polyfuse_triton.matmul.tiling import around, best_plans, is_possible, prefers_sums, shared_bytes
+from polyfuse_triton.reductions.reduce import REDUCTIONS
 from polyfuse_triton.reductions.row_products import matrices_of_row
+from polyfuse_triton.reductions.scans import SCANS
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import choice
 from polyfuse_triton.tiling.choice import candidates, choose_plan
 
-_TILES_BESIDE_SUMS = 4
-"""Tilings with matrix instructions that are tried where ordinary loops are likely to do as well."""
+_FEWEST_STAGES = 2
+_EIGHT_BIT_FLOATS = 89
+"""The first compute capability with conversions of 8-bit floating-point numbers."""
 
 
 def claims(node: Node, target: Target) -> Claim:
-    """Whether a node can be computed, or why not."""
-    return claim_of(node, target)
+    """All loop nodes on values of the IR's types; anything else is somebody else's."""
+    if not isinstance(node, LoopNode):
+        return No(f"{type(node).__name__} is not a loop")
+    if isinstance(node, Reduction) and node.kind not in (*REDUCTIONS, *CONTRACTIONS):
+        return No(f"the reduction {node.kind} is unknown")
+    if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
+        return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
+    if isinstance(node, Scatter) and node.mode not in ("set", *ATOMIC_MODES, CHECK_MODE):
+        return No(f"the store mode {node.mode} is unknown")
+    for expr in walk(*node.expressions()):
+        if expr.dtype.is_eight_bit_float and (
+            target.arch < _EIGHT_BIT_FLOATS or not expr.dtype.has_negative_zero
+        ):
+            return No(f"{target.name} has no conversions of {expr.dtype}")
+        operand = expr.args[-1].dtype if expr.args else expr.dtype
+        kind = expr.kind if expr.op == "rand" else ""
+        reason = unsupported_op(expr.op, operand, kind)
+        if reason:
+            return No(reason)
+    if isinstance(node, Scatter) and node.mode != "set" and node.value.dtype.is_eight_bit_float:
+        return No(f"there is no atomic {node.mode} on {node.value.dtype}")
+    return Yes()
+
+
+_TILES_BESIDE_SUMS = 4
+"""Tilings with matrix instructions that are tried where ordinary loops are likely to do as well."""
 
 
 def configs(kernel: Kernel, target: Target) -> Sequence[Config]:
@@ -66,7 +96,7 @@ def may_group(kernel: Kernel, target: Target) -> Claim:
     if not kernel.raxes:
         return Yes()
     matmul = matmul_of(kernel)
-    if matmul is not None and is_grouped(matmul.contraction):
+    if matmul is not None and matmul.beside is None and is_grouped(matmul.contraction):
         return Yes()
     if matmul is None and matrices_of_row(kernel, KernelFacts.of(kernel)):
         plan = choose_plan(kernel, target, None)
@@ -77,12 +107,16 @@ def may_group(kernel: Kernel, target: Target) -> Claim:
 
 def _grouped(kernel: Kernel, target: Target) -> Source:
     """A function that runs those of several kernels, each in programs of its own."""
-    parts = {part: emit(part, None, target) for part in dict.fromkeys(p.kernel for p in kernel.parts)}
+    distinct = dict.fromkeys(p.kernel for p in kernel.parts)
+    parts = {part: emit(part, None, target) for part in distinct}
     metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
+    if _shared_by_parts(metas, _FEWEST_STAGES) > target.shared_bytes:
+        parts = {part: emit(part, _shallow(part, target), target) for part in distinct}
+        metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
     found = grouped_text(kernel, {part: (parts[part], metas[part]) for part in parts})
     stages = max(m.num_stages for m in metas.values())
-    # no version of Triton that is used has the parts' tiles in one memory
-    while stages > 2 and _shared_by_parts(kernel, metas, stages) > target.shared_bytes:
+    # no version of Triton that is used has the tiles of different functions in one memory
+    while stages > _FEWEST_STAGES and _shared_by_parts(metas, stages) > target.shared_bytes:
         stages -= 1
     source = _source(kernel, found, max(m.num_warps for m in metas.values()), stages)
     refused = tuple(
@@ -96,11 +130,20 @@ def _grouped(kernel: Kernel, target: Target) -> Source:
     return Source(source.name, source.text, source.language, meta=meta.text(), refused_aliases=refused)
 
 
-def _shared_by_parts(kernel: Kernel, metas: Mapping[Kernel, KernelMeta], stages: int) -> int:
-    """Bytes of shared memory that the tiles of all parts take together in so many stages."""
+def _shallow(part: Kernel, target: Target) -> Config | None:
+    """The tile of a part that is a matmul, with half the depth."""
+    matmul = matmul_of(part)
+    if matmul is None or matmul.narrow is not None:
+        return None
+    plan = best_plans(matmul, target)[0]
+    return replace(plan, k=plan.k // 2).config()
+
+
+def _shared_by_parts(metas: Mapping[Kernel, KernelMeta], stages: int) -> int:
+    """Bytes of shared memory that the tiles of all functions take together in so many stages."""
     total = 0
-    for part in kernel.parts:
-        matmul, meta = matmul_of(part.kernel), metas[part.kernel]
+    for part, meta in metas.items():
+        matmul = matmul_of(part)
         blocks = dict(meta.constexprs)
         if matmul is not None and PRODUCT in blocks:
             m, n, k = (int(blocks[f"{name}BLOCK"]) for name in "MNK")

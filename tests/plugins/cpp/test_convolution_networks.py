@@ -19,7 +19,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.types import DType, from_torch
-from polyfuse.runtime.frozen import packing
+from polyfuse.runtime.frozen import calls as packing
 from polyfuse_cpp.isa import dot_instructions
 from polyfuse_cpp.onednn import library, preferences
 from polyfuse_cpp.onednn.choices import library_choices

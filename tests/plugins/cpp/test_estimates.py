@@ -11,7 +11,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
 from polyfuse_cpp.isa import ISAS
-from polyfuse_cpp.loops.names import plainly_named
+from polyfuse_cpp.loops.entry import plainly_named
 from polyfuse_cpp.matmul.paths import OperandPath
 from polyfuse_cpp.matmul.plans import matmul_plans
 from polyfuse_cpp.matmul.problem import matmul_of

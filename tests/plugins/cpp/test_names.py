@@ -11,7 +11,7 @@ from cpp_kernels import KernelBuilder, backend, compiled
 from polyfuse.ir.kernel import Alias, Kernel
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
-from polyfuse_cpp.loops.names import plainly_named
+from polyfuse_cpp.loops.entry import plainly_named
 from strange_names import NAMES, batches
 
 HOSTILE = (

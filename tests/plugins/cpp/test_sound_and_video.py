@@ -58,6 +58,28 @@ def agrees_on_all(call: Any, model: nn.Module, layer: Any, x: torch.Tensor) -> N
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
+        (nn.Conv1d(8, 16, 3, padding=1), (2, 8, 20)),
+        (nn.Conv2d(16, 16, 5, padding=2), (1, 16, 9, 9)),
+        (nn.Conv1d(512, 40, 3, padding=1), (2, 512, 7)),
+        (nn.Conv1d(8, 16, 3, padding=1), (1, 8, 100)),
+    ],
+    ids=["line", "image", "several passes", "a narrow block"],
+)
+def test_infinite_weights_do_not_count_beyond_the_border(layer: Any, size: Any) -> None:
+    """A result with its channels second has its pixels along the lanes, with zeros beyond the border."""
+    with torch.no_grad():
+        layer.weight.flatten()[0] = layer.weight.flatten()[-1] = INF
+        x = torch.rand(size) + 0.1
+        found = torch.compile(nn.Sequential(layer, nn.ReLU()).eval(), backend="polyfuse")(x * 2)
+        beyond = layer.weight.isinf().flatten(1).any(1)
+    assert not found.isnan().any()
+    assert found[:, beyond].isinf().any()
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
         (nn.Conv1d(12, 32, 3, padding=1), (2, 12, 60)),
         (nn.Conv1d(1, 32, 80, stride=4, padding=40), (2, 1, 700)),
         (nn.Conv1d(16, 64, 2, dilation=8, bias=False), (2, 16, 77)),

@@ -16,7 +16,6 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse_cuda.driver import Driver
 from polyfuse_cutlass.build.artifact import Artifact, write_unit
 from polyfuse_cutlass.build.meta import KernelMeta
-from polyfuse_cutlass.launch import driver as real
 from polyfuse_cutlass.launch import launcher as launching
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
@@ -91,8 +90,7 @@ class FakeDriver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
-    for module in (launching, real):
-        monkeypatch.setattr(module, "driver", lambda: Driver(fake))
+    monkeypatch.setattr(launching, "driver", lambda: Driver(fake))
     monkeypatch.setattr(launching, "current_stream", lambda kind: lambda device: 0x5000 + device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(

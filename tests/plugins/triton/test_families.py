@@ -20,8 +20,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
 from polyfuse.symbolic import axis
 from polyfuse_triton.build.meta import KernelMeta
-from polyfuse_triton.claims import claim_of
-from polyfuse_triton.codegen import emit
+from polyfuse_triton.codegen import claims, emit
 from polyfuse_triton.target import known_target
 from triton_interpreted import in_interpreter, list_faults, run_text
 
@@ -92,8 +91,8 @@ def test_floats_of_eight_bits_are_refused_where_no_instruction_converts_them():
     row = axis("p0", 64)
     for dtype in (DType.f8e4m3, DType.f8e5m2):
         node = Pointwise("n", (row,), (), "out", row, cast(load("given", row, DType.f32), dtype))
-        assert claim_of(node, known_target("sm_90"))
-        refusal = claim_of(node, known_target("sm_80"))
+        assert claims(node, known_target("sm_90"))
+        refusal = claims(node, known_target("sm_80"))
         assert not refusal and "sm_80" in refusal.reason
 
 

@@ -11,7 +11,7 @@ import torch
 import preforked
 from packaged_models import in_a_process
 from polyfuse.aot import eager_operators
-from polyfuse.aot.operator_store import OperatorFolder
+from polyfuse.aot.operators import OperatorFolder
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import child_environment
 from polyfuse.cache.records import parse_record, write_record

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError, PolyfuseError
+from polyfuse.bench.campaign import Measured, Point
 from polyfuse.bench.child import Child
 from polyfuse.bench.engine import EAGER, TORCH, Engine, parse_engines
 from polyfuse.bench.machine import this_machine
 from polyfuse.bench.statistics import latency, spark, speed_up
 from polyfuse.bench.subject import load_subject
+from polyfuse.bench.table import _cells, _fitting_table
 from polyfuse.cli.bench import points, sweep_of
 
 
@@ -32,6 +36,26 @@ def test_a_device_whose_module_says_neither_its_name_nor_its_memory(monkeypatch)
     child = Child(Engine(EAGER))
     child._device = "sim"
     assert child.memory() == {"bytes": 0, "what": ""}
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(80, {"over time", "per s", "peak MiB"}), (160, set())])
+def test_numbers_are_shown_whole(width, left_out):
+    measured = Measured("torch.compile", 87.12, 12.3, latency([[21.3e-6, 43.2e-6]] * 9), memory=439 << 20)
+    measured.speed_up = speed_up([0.0213] * 9, [0.0432] * 9)
+    measured.check = {"ok": True, "compared": 1, "error": 2.2e-7}
+    console = Console(width=width, file=StringIO())
+    console.print(_fitting_table(console, Point({}, "step", "cpu", [measured])))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    for part in ("torch.compile", "87.1, 12.3", "0.0323 ±", "2.2e-07"):
+        assert part in shown
+    assert {heading for heading in ("over time", "per s", "peak MiB") if heading not in shown} == left_out
+
+
+def test_large_numbers_have_no_exponent():
+    measured = Measured("eager", latency=latency([[1.5513]] * 3))
+    cells = _cells(measured, Point({"batch": 200_000}))
+    assert cells["median ms"] == "1551 ±0%\n1551, 1551" and cells["per s"] == "128924"
 
 
 class TestSweeps:

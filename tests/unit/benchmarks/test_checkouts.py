@@ -59,3 +59,23 @@ def test_a_folder_without_polyfuse_is_named(tmp_path: Path) -> None:
     (tmp_path / "plugins").mkdir()
     with pytest.raises(SystemExit, match="no core/polyfuse"):
         checkouts.main([str(tmp_path), str(tmp_path)])
+
+
+def test_sizes_and_caches_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[str]] = {"kernels": set(), "compile": set()}
+    sizes = set()
+
+    def run_child(task: Mapping[str, Any], environment: Mapping[str, str], timeout: float) -> Any:
+        for part in task["tasks"]:
+            campaign = "compile" if part["kind"] == "compile" else "kernels"
+            seen[campaign].add(str(Path(environment["POLYFUSE_CACHE_DIR"]).parent.parent))
+            sizes.update({part["size"]} if campaign == "kernels" else ())
+        return [{} for _ in task["tasks"]]
+
+    monkeypatch.setattr(checkouts, "run_child", run_child)
+    trees = [str(tree(tmp_path / label)) for label in ("before", "after")]
+    out, cache = tmp_path / "out.json", tmp_path / "caches"
+    arguments = ["--campaigns", "kernels,compile", "--only", "softmax,bert", "--sizes", "large"]
+    assert checkouts.main([*trees, *arguments, "--cache", str(cache), "--out", str(out)]) == 0
+    assert sizes == {"large"}
+    assert seen["kernels"] == {str(cache)} and str(cache) not in seen["compile"]

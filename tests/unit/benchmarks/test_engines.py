@@ -130,6 +130,14 @@ def test_the_table_compares_the_faster_form_with_the_fastest_peer(results: Path)
     assert "| resnet50, engines | ONNX Runtime | 1 s | 0.50× |" in "\n".join(engines_slower(results))
 
 
+def test_reasons_of_failures_have_no_colours(results: Path) -> None:
+    content = json.loads((results / "engines.json").read_text())
+    content["rows"][0]["failures"] = {"onnxruntime": "ConversionError: \x1b[96mstep 3/3\x1b[0m of 3"}
+    assert any(
+        line.endswith("ONNX Runtime: ConversionError: step 3/3 of 3") for line in engines_section(content)
+    )
+
+
 def test_the_chart_has_a_bar_for_each_engine(results: Path) -> None:
     drawing = ElementTree.fromstring(str(engines_chart(results)))
     texts = [item.text for item in drawing.findall(".//{*}text")]

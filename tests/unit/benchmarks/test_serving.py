@@ -37,8 +37,11 @@ def test_medians_over_starts():
 def test_the_table(monkeypatch):
     monkeypatch.setattr(report_serving, "facts", lambda content: [])
     text = "\n".join(report_serving.serving_section({"rows": [ROW]}))
-    assert "| bert, tiny | Inductor | 0 µs | 0 µs | 0 µs | 0 µs | 6 s | 0 µs | 6 s |  | 1 built |" in text
-    assert "| bert, tiny | Polyfuse | 0 µs | 0 µs | 1 s | 5 s | 2 s | 0 µs | 8 s | 1.40× | 0, 3 |" in text
+    assert "| bert, tiny | Inductor | 0 µs | 0 µs | 0 µs | 0 µs | 6 s | 0 µs | 6 s |  |  | 1 built |" in text
+    assert (
+        "| bert, tiny | Polyfuse | 0 µs | 0 µs | 1 s | 5 s | 2 s | 0 µs | 8 s | 0.33× | 1.40× | 0, 3 |"
+        in text
+    )
     assert "| bert, tiny | Polyfuse, from a package |" in text
     assert "eager 1 s, Inductor 6 s, Polyfuse 8 s" in report.one_line("serving", ROW)
 
@@ -61,6 +64,21 @@ def test_every_candidate_fills_the_caches_and_then_they_alternate(monkeypatch):
     assert asked[len(CANDIDATES) :] == 2 * [(name, False) for name in CANDIDATES if name != "dynamo"]
     assert row["failures"] == {"dynamo": "it cannot"} and len(row["starts"]["package"]) == 2
     assert row["work"]["polyfuse"] == {"lowered": 2, "built": 0} == {**row["work"]["package"], "lowered": 2}
+
+
+def test_a_folder_that_is_full_is_not_filled_again(monkeypatch, tmp_path):
+    asked: list[bool] = []
+
+    def answer(task, environment):
+        asked.append(task["fill"])
+        return {"parts": _start(), "lowered": 0}
+
+    monkeypatch.setattr(child, "run_child", answer)
+    monkeypatch.setattr("polyfuse_bench.compile_time.keep_byte_code", lambda: None)
+    task = {"name": "bert", "size": "tiny"}
+    serving.serving_row(task, ("eager",), 0, str(tmp_path))
+    serving.serving_row(task, ("eager",), 1, str(tmp_path))
+    assert asked == [True, False]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")

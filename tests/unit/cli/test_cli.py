@@ -12,8 +12,8 @@ import torch
 
 from fake_plugins import install, plugin
 from polyfuse import cli
+from polyfuse.base.code import version
 from polyfuse.base.log import reset_warned
-from polyfuse.base.version import version
 from polyfuse.testing import conformance
 from polyfuse.testing.matrix import Cell, Matrix, Status
 

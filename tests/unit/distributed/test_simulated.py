@@ -136,11 +136,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["ranks"] == 8 and found["exposed"] > 60 and found["collectives"]["all_reduce"][0] == 1
 
 
-def test_nothing_known_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_known_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
     program = tmp_path / "program.py"
     program.write_text("")
-    assert main(["explain", "--world", "8", str(program)]) == 1
+    assert main(["explain", "--world", "8,64", str(program)]) == 1
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.count("nothing is known of what collectives cost here") == 1
 
 
 def test_sizes_and_text() -> None:

@@ -13,7 +13,7 @@ from polyfuse import cli
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
-from polyfuse.plugin import PluginManager
+from polyfuse.plugin import DType, IndexValue, Load, PluginManager, UnsupportedError
 from polyfuse.testing.conformance import run
 
 EXAMPLE = ROOT / "examples" / "minimal_backend"
@@ -46,6 +46,14 @@ def test_it_computes_what_it_claims_and_leaves_the_rest(installed: None) -> None
     torch.testing.assert_close(found, f(x, y))
     (report,) = last_reports()
     assert {launch.backend for launch in report.launches} == {"minimal", "interpreter"}
+
+
+def test_an_unknown_statement_is_an_error(installed: None) -> None:
+    from polyfuse_minimal import statement
+
+    for unknown in (IndexValue("v0", 0), Load("v0", "in0", 0, DType.f32, mask="v1", other="v2")):
+        with pytest.raises(UnsupportedError, match=f"{unknown.op} has no text here"):
+            statement(unknown)
 
 
 def test_the_program_of_the_guide_is_explained_as_it_says(installed: None, capsys) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import preforked
-from polyfuse.frontend.printing import graph_text
+from polyfuse.frontend.graph import graph_text
 from polyfuse.torch_compat.tracing import dynamo, shapes
 
 

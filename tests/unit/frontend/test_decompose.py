@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -271,3 +272,19 @@ def test_fake_quantization_rounds_to_the_same_levels(least: int, most: int) -> N
                 assert torch.equal(found.signbit(), wanted.signbit())
     declined = table[aten.fake_quantize_per_tensor_affine_cachemask.default](x.double(), 0.1, 3, least, most)
     assert declined is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_powers_of_two_that_the_type_does_not_hold(dtype: torch.dtype) -> None:
+    """`frexp` gives 128 for f32's largest numbers, and 2 to the 128th is infinite there."""
+    own, limits = decomposition_table("fast")[aten.ldexp.Tensor], torch.finfo(dtype)
+    largest, exponent = torch.frexp(torch.tensor([limits.max, limits.min, 3.0, 0.0], dtype=dtype))
+    assert torch.equal(own(largest, exponent), torch.tensor([limits.max, limits.min, 3.0, 0.0], dtype=dtype))
+    x = torch.tensor([1.0, -0.75, -0.0, float("inf"), float("nan"), limits.tiny, 1e30, -1e-30], dtype=dtype)
+    for n in (0, 1, -7, 128, -149, 277, 1023, -1074, 2098, -(1 << 30)):
+        with np.errstate(over="ignore", under="ignore"):
+            wanted = torch.from_numpy(np.ldexp(x.numpy(), n))
+        found = own(x, torch.tensor(n))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.signbit(), wanted.signbit())
+    assert own(x, torch.tensor(0.5)) is not NotImplemented  # torch's steps

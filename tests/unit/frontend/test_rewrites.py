@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.decompositions.decompose import decomposition_table
-from polyfuse.frontend.rewrites.casts import holds_exactly
+from polyfuse.frontend.rewrites.noop import holds_exactly
 from polyfuse.frontend.rewrites.passes import PASSES, rewrite_graph
 
 SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 3e38])
@@ -205,6 +205,25 @@ def test_copies_that_undo_nothing_stay() -> None:
 def test_reshape_that_copies_is_no_identity() -> None:
     rewritten(lambda x: x.t().reshape(4, 4).sin(), torch.arange(16.0).view(4, 4))
     rewritten(lambda x: x.t().contiguous().view(4, 4).t().sin(), torch.arange(16.0).view(4, 4))
+
+
+def test_an_activation_of_joined_products_goes_to_each() -> None:
+    x, w = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 1, 1)
+
+    def fire(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.conv2d(x, w), torch.conv2d(x, w[1:])], 1).clamp(-0.5, 2.0)
+
+    module, counts = rewritten(fire, x, w)
+    assert counts["activate-parts"] == 1 and calls(module)[-3:] == 2 * ["clamp.default"] + ["cat.default"]
+    # another reader, a part that is no product, one that is there twice
+    others = (
+        lambda x, w: (c := torch.cat([torch.conv2d(x, w), torch.conv2d(x, w[1:])], 1)).relu() + c.sum(),
+        lambda x, w: torch.cat([torch.conv2d(x, w), x], 1).relu(),
+        lambda x, w: torch.cat([y := torch.conv2d(x, w), y], 1).relu(),
+        lambda x, w: torch.cat([torch.conv2d(x, w), torch.conv2d(x, w[1:])], 1).softmax(1),
+    )
+    for other in others:
+        assert "activate-parts" not in rewritten(other, x, w)[1]
 
 
 def test_strides_that_only_regroup_become_a_view() -> None:

@@ -306,6 +306,7 @@ def test_large_intermediates_keep_their_memory_from_call_to_call() -> None:
     torch.testing.assert_close(first, _deep(x, w))  # results lie elsewhere
     torch.testing.assert_close(second, _deep(y, w))
     assert [block] == workspace._BLOCKS and block.numel() >= 2 * x.nbytes
+    assert block.data_ptr() % workspace.LARGE_PAGE == 0 or not workspace.HAS_LARGE_PAGES
     assert workspace.cached_memory(100) is block and not workspace._BLOCKS
     assert call(x, w)[0].data_ptr() != block.data_ptr()
     workspace.keep_memory(block)

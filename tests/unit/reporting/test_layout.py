@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from polyfuse.reporting.layout import HEIGHT, WIDTH, node_corners
+from polyfuse.reporting.steps import HEIGHT, WIDTH, node_corners
 
 
 def overlaps(corners: list[tuple[int, int]]) -> int:

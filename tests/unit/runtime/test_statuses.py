@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.runtime.statuses import lend_status, return_status
+from polyfuse.runtime.checks import lend_status, return_status
 
 ROWS = (("IndexError", "index {index} of {size}", 5), ("RuntimeError", "another", 7))
 

@@ -7,7 +7,7 @@ from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.text.print import text
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.verify import verify_kernel
-from polyfuse.schedule.host_sizes import sizes_as_arguments
+from polyfuse.schedule.kernels.kernelize import sizes_as_arguments
 from polyfuse.symbolic import IndexLike, axis, host, symbol
 from polyfuse.testing.cases.builder import Builder, Store
 

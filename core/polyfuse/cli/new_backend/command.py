@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from polyfuse.base.code import version
 from polyfuse.base.errors import InvalidOptionError
-from polyfuse.base.version import version
 from polyfuse.plugin import API_VERSION
 from polyfuse.plugin.session.discovery import find_candidates
 

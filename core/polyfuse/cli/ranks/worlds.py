@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.process import python_command
 from polyfuse.base.settings import Settings
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.ranks.costs import CollectiveCosts
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +64,12 @@ def world_sizes(text: str) -> tuple[int, ...]:
 
 def run(arguments: argparse.Namespace, program: Callable[[], int]) -> int:
     """Simulate one world here, or each of several in a process of its own; print what a step takes."""
+    tables = _tables(arguments)
     if len(arguments.world) > 1:
         status, worlds = _apart(arguments)
     else:
         with redirect_stdout(sys.stderr if arguments.json else sys.stdout):
-            status, found = _played(arguments, program)
+            status, found = _played(arguments, tables, program)
         worlds = [found]
     if arguments.html is not None:
         from polyfuse.reporting.worlds import write_worlds_page
@@ -80,22 +84,29 @@ def run(arguments: argparse.Namespace, program: Callable[[], int]) -> int:
     return status
 
 
-def _played(arguments: argparse.Namespace, program: Callable[[], int]) -> tuple[int, dict[str, object]]:
+def _tables(arguments: argparse.Namespace) -> tuple[CollectiveCosts, ...]:
+    """What collectives cost, as it was given or measured."""
     from polyfuse.cache import cache_root
-    from polyfuse.distributed.simulated import World, measured_tables, simulated_rank
-    from polyfuse.reporting.collect import Collector
+    from polyfuse.distributed.simulated import measured_tables
     from polyfuse.runtime.ranks.costs import CollectiveCosts
 
-    tables: tuple[CollectiveCosts, ...]
     if arguments.network:
-        tables = (CollectiveCosts.given(arguments.network * 1e6, arguments.latency * 1e-6),)
-    else:
-        tables = measured_tables(cache_root(Settings.resolve()), arguments.library)
+        return (CollectiveCosts.given(arguments.network * 1e6, arguments.latency * 1e-6),)
+    tables = measured_tables(cache_root(Settings.resolve()), arguments.library)
     if not tables:
         raise PolyfuseError(
             "nothing is known of what collectives cost here",
             "run torchrun --nproc-per-node 2 -m polyfuse collectives, or give --network and --latency",
         )
+    return tables
+
+
+def _played(
+    arguments: argparse.Namespace, tables: tuple[CollectiveCosts, ...], program: Callable[[], int]
+) -> tuple[int, dict[str, object]]:
+    from polyfuse.distributed.simulated import World, simulated_rank
+    from polyfuse.reporting.collect import Collector
+
     cores = arguments.cores or Settings().build_worker_count()  # as many CPUs as there are
     with simulated_rank(World(arguments.world[0], arguments.per_host, tables, cores)) as rank:
 

@@ -25,7 +25,7 @@ from polyfuse.frontend.traced import compile_traced
 from polyfuse.ir.text.print import text as ir_text
 from polyfuse.plugin import Backend
 from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER, FrozenValues, PackedInputs, laid_out
-from polyfuse.torch_compat.namespaces import comes_with_torch
+from polyfuse.torch_compat.ops import comes_with_torch
 from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
 
 

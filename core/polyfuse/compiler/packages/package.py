@@ -17,16 +17,15 @@ from polyfuse.aot.container import ArchiveWriter
 from polyfuse.aot.description import BackendNote, Description, Unit
 from polyfuse.aot.schema import SchemaError
 from polyfuse.aot.weights import WEIGHTS, write_weights
+from polyfuse.base.code import version
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import InvalidOptionError, PackageError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
-from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS
-from polyfuse.compiler.packages.convolution_weights import lay_out_weights
 from polyfuse.compiler.packages.entry import PackagedEntry, PackagedKernel, compile_entry
 from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
-from polyfuse.compiler.packages.weights import WeightTable
+from polyfuse.compiler.packages.weights import WeightTable, lay_out_weights
 from polyfuse.compiler.session import CompileSession, decided, session_for
 from polyfuse.frontend.exported import functional_graph
 from polyfuse.plugin import Backend

@@ -20,14 +20,13 @@ from polyfuse.frontend.decompositions import (
     indexing,
     layouts,
     losses,
+    matmuls,
     operators,
     optimizers,
-    outer_products,
-    padding,
     sampling,
     special,
 )
-from polyfuse.frontend.decompositions.attention import scaled_dot_product_attention
+from polyfuse.frontend.decompositions.matmuls import scaled_dot_product_attention
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
@@ -100,6 +99,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "logit_backward": operators.in_opmath(operators.logit_backward),
     "celu": operators.celu,
     "special_log_ndtr": special.log_ndtr,
+    "ldexp.Tensor": special.ldexp,
     "fake_quantize_per_tensor_affine_cachemask": special.fake_quantize,
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": special.fake_quantize_by_tensors,
     "fake_quantize_per_channel_affine_cachemask": special.fake_quantize_by_channel,
@@ -113,7 +113,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "slice_scatter": operators.slice_scatter,
     "select_scatter": operators.select_scatter,
     "diagonal_scatter": operators.diagonal_scatter,
-    "addmv": outer_products.addmv,
+    "addmv": matmuls.addmv,
     "embedding_dense_backward": indexing.embedding_dense_backward,
     "angle": layouts.angle,
     **{name: layouts.of_rows(name) for name in ("normal", "poisson", "rrelu_with_noise_functional")},
@@ -125,7 +125,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
         f"{margin}_pad{rank}d{suffix}": partial(function, rank=rank, margin=margin)
         for margin in ("reflection", "replication")
         for rank in (2, 3)
-        for suffix, function in (("", padding.edge_pad), ("_backward", padding.edge_pad_backward))
+        for suffix, function in (("", layouts.edge_pad), ("_backward", layouts.edge_pad_backward))
     },
     "put": indexing.put,
     "take": indexing.take,
@@ -145,10 +145,10 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
 """Operators decomposed in this project's own way."""
 
 OWN_FAST: Final[Mapping[str, Callable[..., Any]]] = {
-    "mm.default": outer_products.matmul,
-    "bmm.default": outer_products.matmul,
-    "addmm.default": outer_products.addmm,
-    "baddbmm.default": outer_products.addmm,
+    "mm.default": matmuls.matmul,
+    "bmm.default": matmuls.matmul,
+    "addmm.default": matmuls.addmm,
+    "baddbmm.default": matmuls.addmm,
 }
 """The same under `numerics="fast"` alone: matmuls with a depth of one; a library may round before it adds."""
 
@@ -200,7 +200,7 @@ gathers needs no atomic additions, and known sizes make addresses that need no a
 REPLACED: Final[Mapping[str, Callable[..., Any]]] = {
     "multilabel_margin_loss_forward": losses.multilabel_margin_loss_forward,
     "max_pool1d": operators.max_pool1d,
-    "_pad_circular": padding.pad_circular,
+    "_pad_circular": layouts.pad_circular,
     "scaled_dot_product_attention": scaled_dot_product_attention,
 }
 """Operators that torch breaks up before autograd sees them, and whose steps are wrong, computed for types

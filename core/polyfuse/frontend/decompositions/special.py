@@ -21,6 +21,9 @@ least squares of relative errors, which stay below 2.2e-8."""
 
 _LARGE: Final = 1e18
 
+_FURTHEST: Final = {torch.float32: 300, torch.float64: 2200}
+"""A power of two that turns the type's least number into infinity, and its largest into zero."""
+
 _EXACT: Final = 1 << 23
 """Levels up to which f32 holds each level and each difference of two."""
 
@@ -40,6 +43,23 @@ def log_ndtr(x: Tensor) -> Any:
     tail = torch.log(scaled / (a * 4 + 2)) - x * x * 0.5
     near = torch.log1p(torch.special.erfc(x * half_root) * -0.5)
     return torch.where(x < -1, tail, near)
+
+
+def ldexp(x: Tensor, exponent: Tensor) -> Any:
+    """``x * 2**exponent`` for integer exponents, also where the type of `x` does not hold that power, as with
+    the 128 that `frexp` gives for f32's largest numbers.
+
+    f32 is scaled in f64, which holds each product; f64 in three steps, each by a power that it holds.
+    """
+    furthest = _FURTHEST.get(x.dtype)
+    if furthest is None or exponent.is_floating_point():
+        return NotImplemented
+    n = exponent.long().clamp(-furthest, furthest).double()
+    if x.dtype is torch.float32:
+        return (x.double() * torch.exp2(n)).float()
+    third = torch.floor(n / 3)
+    power = torch.exp2(third)
+    return x * power * power * torch.exp2(n - third * 2)
 
 
 def fake_quantize(x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Any:

@@ -10,10 +10,9 @@ from torch.fx import GraphModule
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.frontend.graph import Note
-from polyfuse.frontend.rewrites.attention import fuse_attention
-from polyfuse.frontend.rewrites.casts import merge_casts
+from polyfuse.frontend.rewrites.attention import fuse_attention, share_heads
 from polyfuse.frontend.rewrites.chunked import chunk_matmuls
-from polyfuse.frontend.rewrites.collectives import bucket_collectives, merge_collectives
+from polyfuse.frontend.rewrites.collectives import bucket_collectives, merge_collectives, symmetric_sums
 from polyfuse.frontend.rewrites.constant_folding import (
     fold_constants,
     fold_uniform,
@@ -23,6 +22,7 @@ from polyfuse.frontend.rewrites.constant_folding import (
 from polyfuse.frontend.rewrites.cse import merge_duplicates
 from polyfuse.frontend.rewrites.masks.calls import leave_out_masks
 from polyfuse.frontend.rewrites.noop import (
+    merge_casts,
     remove_copies,
     remove_identity_views,
     remove_neutral_arithmetic,
@@ -30,11 +30,15 @@ from polyfuse.frontend.rewrites.noop import (
 )
 from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
-from polyfuse.frontend.rewrites.shared_heads import share_heads
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
-from polyfuse.frontend.rewrites.symmetric import symmetric_sums
 from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage, is_refused
-from polyfuse.frontend.rewrites.views import look_at_memory, merge_views, spell_as_permute, spell_as_view
+from polyfuse.frontend.rewrites.views import (
+    activate_parts,
+    look_at_memory,
+    merge_views,
+    spell_as_permute,
+    spell_as_view,
+)
 from polyfuse.frontend.saved_values import compute_saved_early
 from polyfuse.torch_compat import ops
 
@@ -79,6 +83,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("share-heads", share_heads),
     ("scatter-into-sums", scatter_into_sums),
     ("pad-slices", pad_slices),
+    ("activate-parts", activate_parts),
     ("merge-duplicates", merge_duplicates),
     ("remove-dead-again", remove_dead),
     ("merge-collectives", merge_collectives),

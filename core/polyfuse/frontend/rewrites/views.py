@@ -1,4 +1,6 @@
-"""One spelling for each kind of view, and chains of one kind made one view."""
+"""One spelling for each kind of view, chains of one kind made one view, and what is done to a concatenation
+done to its parts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,24 @@ from typing import Any
 from torch.fx import Node
 
 from polyfuse.frontend.rewrites.noop import is_pure_view
-from polyfuse.frontend.rewrites.tools import Rewriting, aten, is_contiguous, same_number, tensor_value
+from polyfuse.frontend.rewrites.tools import (
+    Rewriting,
+    aten,
+    is_contiguous,
+    same_layout,
+    same_number,
+    tensor_value,
+)
+from polyfuse.torch_compat import ops
+
+_PRODUCTS = (
+    aten.convolution.default,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+)
+"""Operators in whose kernels what follows is computed, and whose results lie densely."""
 
 
 def spell_as_permute(state: Rewriting) -> int:
@@ -112,3 +131,47 @@ def _viewable(source: Any, node: Node) -> bool:
     """
     value, result = tensor_value(source), tensor_value(node)
     return value is not None and result is not None and is_contiguous(value) and is_contiguous(result)
+
+
+def activate_parts(state: Rewriting) -> int:
+    """An activation of a concatenation of results of products, as in SqueezeNet, becomes one of each part:
+    their kernels compute it as they store into the concatenation, and no pass over it is left.
+    """
+    if state.stage != "inference":
+        return 0
+
+    def moved(node: Node) -> Callable[[], Node] | None:
+        joined = _joined_products(node)
+        if joined is None or state.escapes(joined):
+            return None
+
+        def parts_first() -> Node:
+            parts: Any = joined.args[0]
+            done = [
+                state.call_before(node, node.target, (p, *node.args[1:]), dict(node.kwargs)) for p in parts
+            ]
+            return state.call_before(node, joined.target, (done, *joined.args[1:]), dict(joined.kwargs))
+
+        return parts_first
+
+    return state.replace_each(moved)
+
+
+def _joined_products(node: Node) -> Node | None:
+    """The concatenation that a node alone reads, element by element, if products make all of its parts."""
+    joined = node.args[0] if node.args else None
+    if not isinstance(joined, Node) or joined.target is not aten.cat.default:
+        return None
+    facts, parts = ops.facts(node.target), joined.all_input_nodes
+    if (
+        not (facts.pointwise and facts.mergeable)
+        or node.all_input_nodes != [joined]
+        or len(joined.users) != 1
+    ):
+        return None
+    value, result = tensor_value(joined), tensor_value(node)
+    if value is None or result is None or not same_layout(value, result):
+        return None
+    own = len(parts) == len(joined.args[0])
+    alike = all(p.target in _PRODUCTS and len(p.users) == 1 for p in parts)
+    return joined if own and alike and all(p.meta["val"].dtype == value.dtype for p in parts) else None

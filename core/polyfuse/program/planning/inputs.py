@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.nodes import View
 from polyfuse.program.loops.finding import NotALoop, Skipped
-from polyfuse.program.planning.views import is_whole
+from polyfuse.program.planning.storage import is_whole
 from polyfuse.program.steps import AssertLayout, ProgramInput
 from polyfuse.schedule.result import Launch, Schedule
 

@@ -21,8 +21,7 @@ from polyfuse.program.planning.inputs import (
     results_of,
     views_of_inputs,
 )
-from polyfuse.program.planning.storage import StepList, Storage
-from polyfuse.program.planning.views import is_view_of_result, is_whole, repeated_views
+from polyfuse.program.planning.storage import StepList, Storage, is_view_of_result, is_whole, repeated_views
 from polyfuse.program.pools import PoolSlice, cached_pools, plan_pools
 from polyfuse.program.steps import (
     AssertFinite,

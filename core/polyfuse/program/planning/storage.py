@@ -1,4 +1,4 @@
-"""What buffers lie in while a program runs, and which views of them have names."""
+"""What buffers lie in while a program runs, and views of them: operands, results, and those with names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from polyfuse.base.errors import IRError
-from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Opaque, Origin, View
+from polyfuse.ir.graph import Graph, views_in
+from polyfuse.ir.nodes import Buffer, Opaque, Origin, View
 from polyfuse.ir.records import changed
 from polyfuse.program.memory import MemoryPlan
-from polyfuse.program.planning.views import is_whole
 from polyfuse.program.pools import ALIGNMENT, Pool, PoolSlice
 from polyfuse.program.steps import Allocate, Free, KeepMemory, MakeView, ProgramInput, Ref, Reuse, Step
+from polyfuse.schedule.result import Call, Schedule
 
 
 class StepList(list[Step]):
@@ -185,3 +185,35 @@ class Storage:
             self._steps.add(MakeView(name, value))
             self.views[value] = name
         return Ref(self.views[value])
+
+
+def is_whole(view: View, buffer: Buffer) -> bool:
+    """Whether a view is the buffer itself."""
+    return (
+        (view.size, view.stride, view.offset) == (buffer.size, buffer.stride, 0)
+        and (view.dtype is None or view.dtype is buffer.dtype)
+    ) or buffer.kind == "object"
+
+
+def is_view_of_result(view: View, graph: Graph) -> bool:
+    """Whether a result is a view of what the graph computed, of which autograd is to know.
+
+    AOTAutograd makes those of inputs, and in training those that autograd follows, from their bases.
+    """
+    buffer = graph.buffers[view.buffer]
+    if graph.kind != "inference" or view.dtype is not None or is_whole(view, buffer):
+        return False
+    return all(view.buffer != item.name for item in graph.inputs)
+
+
+def repeated_views(graph: Graph, schedule: Schedule) -> frozenset[View]:
+    """Views that are needed more than once, as operands or results."""
+    counts: dict[View, int] = {}
+    wanted: list[Any] = [o.value for o in graph.outputs]
+    for step in schedule.steps:
+        if isinstance(step, Call):
+            wanted.append((step.node.args, tuple(value for _, value in step.node.kwargs)))
+    for view in views_in(wanted):
+        if not is_whole(view, graph.buffers[view.buffer]):
+            counts[view] = counts.get(view, 0) + 1
+    return frozenset(view for view, count in counts.items() if count > 1)

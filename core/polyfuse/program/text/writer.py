@@ -1,4 +1,4 @@
-"""Names, values and lines of a generated Python module."""
+"""Names, values and lines of a generated Python module, and where its steps come from, in one line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import builtins
 import keyword
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ import torch
 import polyfuse.runtime as runtime
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.names import Names, plain_word
-from polyfuse.ir.nodes import Opaque, View
+from polyfuse.base.text import shorten
+from polyfuse.ir.nodes import Opaque, Origin, View
 from polyfuse.program.steps import Ref
 from polyfuse.symbolic import Index, IndexLike, python_text
 
@@ -204,3 +206,26 @@ def _float_text(value: float) -> str:
     if value in (float("inf"), float("-inf")):
         return "math.inf" if value > 0 else "-math.inf"
     return repr(value)
+
+
+_SHOWN_SOURCES = 3
+_SHOWN_OPS = 8
+
+_shown_source = lru_cache(1024)(shorten)
+"""Equal layers have equal lines."""
+
+
+def origin_text(origins: tuple[Origin, ...]) -> str:
+    """Operators and source lines on one line."""
+    if not origins:
+        return "the compiler"
+    ops = list(dict.fromkeys(o.op for o in origins))
+    sources = list(dict.fromkeys(_shown_source(o.source) for o in origins if o.source))
+    shown = ", ".join(ops[:_SHOWN_OPS])
+    if len(ops) > _SHOWN_OPS:
+        shown += f" and {len(ops) - _SHOWN_OPS} more"
+    if not sources:
+        return shown
+    locations = "; ".join(sources[:_SHOWN_SOURCES])
+    more = len(sources) - _SHOWN_SOURCES
+    return f"{shown} at {locations}" + (f" and {more} more lines" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Calls of operators that are made once for each parameter."""
+"""Calls of operators that are made once for each parameter, and how many bytes packed copies may take."""
 
 from __future__ import annotations
 
@@ -275,3 +275,21 @@ def _probe(length: int, dtype: torch.dtype) -> torch.Tensor:
         if not dtype.is_floating_point:
             return torch.randint(-127, 128, (length, _PROBES), generator=own, dtype=torch.int8)
         return torch.rand(length, generator=own, dtype=dtype) + 1
+
+
+_BYTES = 64 << 20
+_PART = 10
+
+
+def once(op: str, freezing: bool) -> str:
+    """The name of a call of an operator that is made once for each parameter: with the option `freezing`
+    again after writes that torch counts, else after any write.
+    """
+    return f"{FROZEN if freezing else CHECKED}{op}"
+
+
+def room_of(parameters: int) -> int:
+    """Bytes that packed copies may take without the option `freezing`, beside parameters of so many: 64 MB,
+    or a tenth of them.
+    """
+    return max(_BYTES, parameters // _PART)

@@ -4,24 +4,36 @@ the same, such as those of equal layers, share one, which is made once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.nodes import Buffer, LoopNode, Node, Scatter
 from polyfuse.ir.ops import CHECK_MODE, GROUP_MODES
-from polyfuse.ir.statements import Load, Reduce, Scan, Store, indices
+from polyfuse.ir.statements import Load, Reduce, Scan, Store, indices, with_index
+from polyfuse.ir.statements import indices as indices_of
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
 from polyfuse.schedule.fusion.space import Space
 from polyfuse.schedule.fusion.units import Member, Unit
-from polyfuse.schedule.host_sizes import sizes_as_arguments
 from polyfuse.schedule.kernels.axes import indices_in, merged_space
 from polyfuse.schedule.kernels.body import assign_sections, effects_of
 from polyfuse.schedule.kernels.outlines import BufferFacts, Outline, members_of, outline_of
 from polyfuse.schedule.kernels.sections import Layout
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, substitute, symbol
+from polyfuse.symbolic import (
+    Atom,
+    Index,
+    IndexLike,
+    atoms,
+    axis,
+    axis_name,
+    axis_size,
+    host,
+    substitute,
+    symbol,
+)
 
 
 @dataclass(frozen=True)
@@ -214,3 +226,50 @@ def _kernel_name(sections: Sequence[Section]) -> str:
                 words[word] = None
     chosen = list(words)[:5] or ["pointwise"]
     return "fused_" + "_".join(chosen)
+
+
+def sizes_as_arguments(
+    kernel: Kernel, operands: Operands, hint: Callable[[IndexLike], int]
+) -> tuple[Kernel, Operands]:
+    """The kernel with a further size argument for each number that it cannot compute itself, and the operands
+    with these numbers."""
+    used = list(_atoms_of(kernel))
+    found = {atom.name: atom for atom in used if atom.kind == "host"}
+    if not found:
+        return kernel, operands
+    numbers: dict[str, IndexLike] = {}
+    args, values = list(kernel.args), list(operands)
+    for text, atom in found.items():
+        name, value = f"h{len(numbers)}", host(text, atom.args, atom.lo, atom.hi)
+        numbers[text] = symbol(name, atom.lo, atom.hi)
+        args.append(KernelArg(name, "size", DType.i64, hint=hint(value)))
+        values.append(value)
+    axes = {a.name: axis(a.name, substitute(a.args[0], numbers)) for a in used if a.kind == "axis"}
+
+    def known(index: Any) -> Any:
+        return substitute(index, {**numbers, **axes}) if isinstance(index, Index) else index
+
+    def section(old: Section) -> Section:
+        return replace(old, body=tuple(with_index(stmt, known) for stmt in old.body))
+
+    new = replace(
+        kernel,
+        axes=tuple(map(known, kernel.axes)),
+        raxes=tuple(map(known, kernel.raxes)),
+        args=tuple(replace(arg, numel=known(arg.numel)) for arg in args),
+        row_buffers=tuple(replace(row, size=known(row.size)) for row in kernel.row_buffers),
+        sections=tuple(map(section, kernel.sections)),
+    )
+    return new, tuple(values)
+
+
+def _atoms_of(kernel: Kernel) -> Iterator[Atom]:
+    """The atoms of all indices of a kernel, in order, with those of the extents of axes."""
+    indices: list[Any] = [*kernel.axes, *kernel.raxes, *(arg.numel for arg in kernel.args)]
+    indices += [row.size for row in kernel.row_buffers]
+    indices += [index for part in kernel.sections for stmt in part.body for index in indices_of(stmt)]
+    for index in indices:
+        for atom in atoms(index) if isinstance(index, Index) else ():
+            yield atom
+            if atom.kind == "axis":
+                yield from atoms(atom.args[0])

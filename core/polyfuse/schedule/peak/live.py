@@ -15,7 +15,7 @@ from polyfuse.ir.nodes import ADDS_IN_PLACE, Collective, ExternCall, View
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike
-from polyfuse.torch_compat.namespaces import comes_with_torch
+from polyfuse.torch_compat.ops import comes_with_torch
 
 _UNKNOWN = 8
 """Bytes of a number of a type that only eager operators read."""

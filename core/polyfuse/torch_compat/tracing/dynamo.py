@@ -1,4 +1,4 @@
-"""Dynamo: counters, tracing context, keeping Dynamo out of our functions."""
+"""Dynamo: counters, tracing context, keeping Dynamo out of our functions, its table of backends."""
 
 from __future__ import annotations
 
@@ -104,15 +104,20 @@ def guard_offsets(gm: Any) -> None:
     context = TracingContext.try_get()
     if context is None or not isinstance(gm, torch.fx.GraphModule) or not _views_by_offset(gm):
         return
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.source import TensorProperty, TensorPropertySource
-
     for node in gm.graph.find_nodes(op="placeholder"):
         argument = node.meta.get("grapharg")
         value, source = node.meta.get("example_value"), getattr(argument, "source", None)
         if source is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            offset = TensorPropertySource(source, TensorProperty.STORAGE_OFFSET)
-            context.guards_context.dynamo_guards.add(offset.make_guard(GuardBuilder.EQUALS_MATCH))
+            guard_offset(source, context)
+
+
+def guard_offset(source: Any, context: TracingContext) -> None:
+    """Let Dynamo guard where one input begins in its memory."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import TensorProperty, TensorPropertySource
+
+    offset = TensorPropertySource(source, TensorProperty.STORAGE_OFFSET)
+    context.guards_context.dynamo_guards.add(offset.make_guard(GuardBuilder.EQUALS_MATCH))
 
 
 def _views_by_offset(gm: torch.fx.GraphModule) -> bool:
@@ -370,3 +375,34 @@ def is_static_tensor(value: torch.Tensor) -> bool:
 def is_static_input(node: torch.fx.Node) -> bool:
     """Whether Dynamo says of an input that its address never changes."""
     return bool((node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))
+
+
+def allow_registering_twice(name: str, function: Callable[..., Any]) -> None:
+    """Make registering `function` under `name` again no error. To be called while the backend is loaded, that
+    is before torch registers it.
+
+    `lookup_backend` asks whether a backend is registered, loads it and registers it, without a lock: the
+    second of two threads gets `duplicate name`, or a KeyError between the two tables that the
+    first one writes.
+    """
+    from torch._dynamo.backends import registry
+
+    table = registry._COMPILER_FNS
+    if isinstance(table, _Table):
+        table.ours[name] = function
+    else:
+        registry._COMPILER_FNS = _Table(table, {name: function})
+
+
+class _Table(dict[str, Callable[..., Any]]):
+    """Says of our names that they are not registered, and has their functions nevertheless."""
+
+    def __init__(self, others: dict[str, Callable[..., Any]], ours: dict[str, Callable[..., Any]]) -> None:
+        super().__init__(others)
+        self.ours = ours
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self.ours and super().__contains__(name)
+
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        return self.ours[name]

@@ -1,5 +1,8 @@
 // The memory of printed host programs, above host.h: the CPU's.
 #include <stdlib.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 typedef int64_t i64;
 namespace {
 // Blocks that nothing uses, cached from call to call: fresh memory costs a fault for each page of 4096 bytes. Calls of
@@ -53,6 +56,18 @@ struct cached_blocks {
 };
 cached_blocks block_cache;
 
+// Memory of the system's, on large pages where it has some and they fill one: kernels go through all of it, and each
+// page costs a lookup.
+inline void* fresh_block(i64 size) {
+  const i64 page = i64(2) << 20;
+  void* at = nullptr;
+  if (posix_memalign(&at, size < page ? 64 : page, size) != 0) return nullptr;
+#ifdef MADV_HUGEPAGE
+  if (size >= page) madvise(at, size / page * page, MADV_HUGEPAGE);
+#endif
+  return at;
+}
+
 // Memory that only kernels see.
 struct memory {
   void* at = nullptr;
@@ -66,9 +81,8 @@ struct memory {
     // room for a vector where nothing was asked for, so that there is an address
     size = bytes < 64 ? 64 : bytes;
     at = size < cached_blocks::least ? nullptr : block_cache.find(size);
-    if (at || posix_memalign(&at, 64, size) == 0) return true;
-    at = nullptr;
-    return false;
+    if (!at) at = fresh_block(size);
+    return at != nullptr;
   }
   void discard() {
     if (!at || size < cached_blocks::least || !block_cache.put(at, size)) free(at);

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Alias, Kernel
-from polyfuse.kit import Writer
+from polyfuse.kit import Writer, with_safe_names
 from polyfuse.plugin import Source
+
+_PLAIN_NAMES = {
+    "arg": re.compile("(in|out|inout|io|s|(?!u(8|16|32|64)$)u)[0-9]{1,9}"),
+    "row": re.compile("row[0-9]{1,9}"),
+    "axis": re.compile("[pirb][0-9]{1,9}"),
+    "val": re.compile("[vt][0-9]{1,9}"),
+}
+"""What things are usually called. No two kinds have a name in common; generated names have other forms."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,11 @@ class KernelText:
     features: tuple[str, ...]
     signature: str
     refused_aliases: tuple[Alias, ...] = ()
+
+
+def plainly_named(kernel: Kernel) -> Kernel:
+    """The same kernel, where everything has a name that means nothing else in C++."""
+    return with_safe_names(kernel, _PLAIN_NAMES)
 
 
 def kernel_unit(

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
-from polyfuse_cpp.loops.entry import KernelText, entry
-from polyfuse_cpp.loops.names import plainly_named
+from polyfuse_cpp.loops.entry import KernelText, entry, plainly_named
 from polyfuse_cpp.memory.copies import moved_as_bits
 
 

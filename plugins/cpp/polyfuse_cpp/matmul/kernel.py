@@ -24,12 +24,13 @@ from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.narrow.nibble_products import NibbleProducts
+from polyfuse_cpp.matmul.operand import BorderText
 from polyfuse_cpp.matmul.operand_a import OperandAText
 from polyfuse_cpp.matmul.operand_b import OperandBText, later_block, layout_cost, steps_ahead, stored_later
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.plans import columns_beside, most_varying
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, tile_steps
-from polyfuse_cpp.matmul.tables import column_tables
+from polyfuse_cpp.matmul.tables import FACTOR, SUMMAND, column_tables, emit_affine, table_of
 from polyfuse_cpp.matmul.tiled.turned import STEPS
 from polyfuse_cpp.matmul.touched import touched_by
 from polyfuse_cpp.matmul.window import work_of
@@ -78,6 +79,7 @@ class MatmulText:
         self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
         if self.plan.path.paired or self.a.across:
             self.features.add("pairs")
+        self.beyond = _beyond(self)
         self.products = NibbleProducts.of(self.a, self.b, self.isa)
         self.features |= set() if self.products is None else {"nibbles"}
 
@@ -158,7 +160,7 @@ class MatmulText:
             tile = self.tile_size
             room_b, room_a = self.b.room(), self.a.room()
             sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.blocks}) * {tile}"
-            tables = f"{self.tables.count} * table_length" if self.tables else "0"
+            tables = f"{len(self.tables.names)} * table_length" if self.tables else "0"
             laid = f" + {self.products.room}" if self.products is not None else ""
             if self.tables:
                 out.line(f"const i64 table_length = across_count * {plan.vectors * self.lanes};")
@@ -181,13 +183,12 @@ class MatmulText:
     def _fill_tables(self, room: str) -> None:
         """Compute what is the same in all rows."""
         for position, name in enumerate(self._table_names()):
-            self.out.line(f"{self.matmul.dtype}* const {_table(name)} = {room} + {position} * table_length;")
+            at = f"{room} + {position} * table_length"
+            self.out.line(f"{self.matmul.dtype}* const {table_of(name)} = {at};")
         self._fill_columns()
 
-    def _table_names(self) -> list[str]:
-        if self.tables is None:
-            return []
-        return [*self.tables.values, *(() if self.tables.affine is None else (_FACTOR, _SUMMAND))]
+    def _table_names(self) -> tuple[str, ...]:
+        return self.tables.names if self.tables else ()
 
     def _fill_columns(self) -> None:
         out, lane = self.out, self.matmul.b.axes[-1]
@@ -202,7 +203,7 @@ class MatmulText:
             for stmt in self.tables.made_by:
                 frame.emit(stmt)
             for name in self.tables.values:
-                out.line(f"store({_table(name)} + {lane}, {frame.text(name, True)});")
+                out.line(f"store({table_of(name)} + {lane}, {frame.text(name, True)});")
             if affine is not None:
                 out.line(f"auto factor = splat<Vec>({self.matmul.dtype}(1));")
                 out.line(f"auto summand = splat<Vec>({self.matmul.dtype}(0));")
@@ -210,8 +211,8 @@ class MatmulText:
                     changed = ("factor", "summand") if op == "mul" else ("summand",)
                     for part in changed:
                         out.line(f"{part} = {op}({part}, {frame.text(name, True)});")
-                out.line(f"store({_table(_FACTOR)} + {lane}, factor);")
-                out.line(f"store({_table(_SUMMAND)} + {lane}, summand);")
+                out.line(f"store({table_of(FACTOR)} + {lane}, factor);")
+                out.line(f"store({table_of(SUMMAND)} + {lane}, summand);")
 
     def _item(self) -> None:
         out, plan = self.out, self.plan
@@ -283,6 +284,8 @@ class MatmulText:
         self.b.column_block_index()
         self._fetch()
         out.line(f"{self.matmul.dtype}* const sum = {self._sums()};")
+        if self.beyond is not None:
+            self.beyond.before_sums()
         if plan.path.along_depth:
             self._dots()
         elif plan.path.paired:
@@ -296,6 +299,8 @@ class MatmulText:
                 self._added_up(plan.vectors)
         else:
             self._added_up(plan.vectors)
+        if self.beyond is not None:
+            self.beyond.after_sums()
         self._after_tile()
 
     def _added_up(self, vectors: int) -> None:
@@ -324,6 +329,8 @@ class MatmulText:
             fetches = plan.path in _FETCHING and not self.is_one_tile()
             fetch = self.a.fetched() if fetches else "0"
             out.line(f"{name}(left_at, {self.a.pitch}, {fetch}, {end}")
+        if self.beyond is not None:
+            self.beyond.look(vectors)
 
     def _dots(self) -> None:
         """Add up a tile along the depth, or look up its numbers where rows allow that."""
@@ -390,30 +397,27 @@ class MatmulText:
             self.out.line(f"const auto total_{copy} = {text.format(lane)};")
         frame.env[self.matmul.accumulator] = Value(self.matmul.dtype, vector, tuple(names))
         if self.tables is not None:
-            frame.read_tables({name: _table(name) for name in self.tables.values})
+            frame.read_tables({name: table_of(name) for name in self.tables.values})
             invariant |= self.tables.spared
-            _affine(self, frame)
+            if self.tables.affine is not None:
+                emit_affine(self.tables.affine, self.matmul, frame)
         for stmt in self.matmul.epilogue:
             if id(stmt) not in invariant:
                 frame.emit(stmt)
 
 
-_FACTOR, _SUMMAND = "factor", "summand"
-
-
-def _affine(text: MatmulText, frame: Frame) -> None:
-    """Multiply and add what each column has."""
-    affine = text.tables.affine if text.tables is not None else None
-    if affine is None:
-        return
-    sums, lane, texts = frame.env[text.matmul.accumulator], text.matmul.b.axes[-1], []
-    for copy in range(frame.copies):
-        texts.append(f"scaled_{copy}")
-        factor, summand = (
-            f"load<Vec>({_table(name)} + {lane} + {copy * text.lanes})" for name in (_FACTOR, _SUMMAND)
-        )
-        text.out.line(f"const auto {texts[-1]} = add_product({sums.at(copy)}, {factor}, {summand});")
-    frame.env[affine.target] = Value(text.matmul.dtype, True, tuple(texts))
+def _beyond(text: MatmulText) -> BorderText | None:
+    """What is done where an operand is zero beyond a border; a window sees to that itself."""
+    masked = tuple(side for side in (text.a, text.b) if side.mask)
+    packed = text.plan.path is OperandPath.PACKED and text.matmul.dtype.is_float
+    if not masked or not packed or text.a.window is not None:
+        return None
+    row, step = text.a.layout_steps()
+    (columns, following), rows = text.b.columns_at(), text.a.rows_at()
+    if text.a.pitch:
+        rows, row, step = "left_at", str(text.a.pitch), "1"
+    at = f"({rows})[row * {row} + k * {step}]", f"({columns})[k * {following} + j]"
+    return BorderText(masked, text.wide, *at)
 
 
 def _tiles_along(text: MatmulText) -> None:
@@ -494,7 +498,3 @@ def declare_part(out: Writer) -> None:
     for name, kind in (("tile", "down"), ("block", "over")):
         out.line(f"const i64 {name}_from = {name}_count * parts.{kind}_at(part) / parts.{kind}s();")
         out.line(f"const i64 {name}_to = {name}_count * (parts.{kind}_at(part) + 1) / parts.{kind}s();")
-
-
-def _table(name: str) -> str:
-    return f"table_{name}"

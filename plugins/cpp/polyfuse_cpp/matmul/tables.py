@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from polyfuse.ir.statements import Compute, Load, Statement
 from polyfuse.kit import backward_slice
 from polyfuse_cpp.isa import Isa
+from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.ops import cost_of
+from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.problem import Matmul
 
 _MOST = 8
@@ -19,6 +21,9 @@ _ROWS = 8
 """Rows from which on a table is read often enough."""
 _CHEAP = 4
 """Price of a value, in vector additions, that is as quickly computed as read."""
+
+FACTOR, SUMMAND = "factor", "summand"
+"""What each column's sums are multiplied by, and what is added then."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,26 @@ class ColumnTables:
     affine: Affine | None
 
     @property
-    def count(self) -> int:
-        """How many there are."""
-        return len(self.values) + (0 if self.affine is None else 2)
+    def names(self) -> tuple[str, ...]:
+        """What each of them is called."""
+        return (*self.values, *(() if self.affine is None else (FACTOR, SUMMAND)))
+
+
+def table_of(name: str) -> str:
+    """The name of a table in C++."""
+    return f"table_{name}"
+
+
+def emit_affine(affine: Affine, matmul: Matmul, frame: Frame) -> None:
+    """Multiply and add what each column has."""
+    sums, lane, texts = frame.env[matmul.accumulator], matmul.b.axes[-1], []
+    for copy in range(frame.copies):
+        texts.append(f"scaled_{copy}")
+        factor, summand = (
+            f"load<Vec>({table_of(name)} + {lane} + {copy * frame.lanes})" for name in (FACTOR, SUMMAND)
+        )
+        frame.out.line(f"const auto {texts[-1]} = add_product({sums.at(copy)}, {factor}, {summand});")
+    frame.env[affine.target] = Value(matmul.dtype, True, tuple(texts))
 
 
 def column_tables(matmul: Matmul, isa: Isa, group: str = "") -> ColumnTables | None:

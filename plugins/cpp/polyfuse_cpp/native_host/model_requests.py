@@ -10,7 +10,7 @@ import torch
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.plugin.host import Constant, HostProgram, Operand, Request
-from polyfuse_cpp.native_host.quoting import quoted
+from polyfuse_cpp.native_host.model_sizes import quoted
 
 DTYPES: Mapping[str, str] = {
     name: f"PF_{name.upper()}"

@@ -1,4 +1,5 @@
-"""Sizes and conditions of packages, which are texts of Python, as C++ over an array of symbols."""
+"""Sizes and conditions of packages, which are texts of Python, as C++ over an array of symbols;
+and texts as C."""
 
 from __future__ import annotations
 
@@ -127,3 +128,12 @@ def _chained(pair: Callable[..., str], parts: Sequence[str]) -> str:
 
 def _unsupported(text: str) -> UnsupportedError:
     return UnsupportedError(f"the size {text} has no form in C++")
+
+
+def quoted(text: str) -> str:
+    """A text as a C string."""
+    plain = (
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"
+        for byte in text.encode("utf-8", "replace")
+    )
+    return f'"{"".join(plain)}"'

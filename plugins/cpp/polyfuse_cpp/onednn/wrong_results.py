@@ -1,10 +1,12 @@
-"""In single precision: convolutions of bf16 that oneDNN computes wrongly on CPUs with matrix registers.
+"""Convolutions of bf16 that oneDNN computes wrongly on CPUs with matrix registers: in single precision, or
+with rows and columns exchanged.
 
 Found by comparing random layers with double precision, by the library's implementation (torch 2.11 and
 2.13):
 
 * Results one number wide, of windows that are wider, in several lines: some lines are what the memory held
-  before. Images of inference and forwards go round it faster (`single_windows`).
+  before: a window of 3x3 with a stride of 2 gives such lines for an image of 12x2, and none for 8x2 or 12x3.
+  With rows and columns exchanged, results are right, which images of inference and forwards have.
 * Up to 32 channels, and windows 4, 8, 12 ... wide that fill whole registers with them: other numbers. Fewer
   than 16 in odd number are right (158 random layers): images of three colours cut into patches, say.
 * Volumes whose windows have layers that meet the margin alone: numbers of the memory.
@@ -22,12 +24,51 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
+from torch.fx import Node
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value
 from polyfuse.ir.types import DType
-from polyfuse.plugin import Lowering, LoweringContext, TensorValue
+from polyfuse.plugin import Lowering, LoweringContext, Rewrite, RewriteContext, TensorValue
 from polyfuse_cpp.isa import choose_isa, has_matrix_registers
+
+_RANK: Final = 4
+
+
+def turned(ctx: RewriteContext, node: Node) -> Node | None:
+    """The convolution of the image with its rows as columns, if the result has one column of several rows."""
+    image, weight, bias, *numbers, transposed, margin, groups = node.args
+    x, w, result = ctx.tensor(image), ctx.tensor(weight), ctx.tensor(node)
+    if x is None or w is None or result is None or x.dim() != _RANK or transposed:
+        return None
+    if x.device.type != "cpu" or not x.dtype == w.dtype == torch.bfloat16:
+        return None
+    rows, columns = result.shape[-2:]
+    if not isinstance(columns, int) or columns != 1 or w.shape[-1] == 1:
+        return None
+    if isinstance(rows, int) and rows == 1:
+        return None
+    if not has_matrix_registers(choose_isa("")):  # the library's choice, whatever the option says
+        return None
+    order = [0, 1, 3, 2]
+    operands = (ctx.call("aten.permute.default", (operand, order)) for operand in (image, weight))
+    steps = ([*n[:-2], n[-1], n[-2]] for n in map(list, numbers))
+    found = ctx.call("aten.convolution.default", (*operands, bias, *steps, transposed, margin, groups))
+    found = ctx.call("aten.permute.default", (found, order))
+    if found.meta["val"].stride() == result.stride():
+        return found
+    dense = torch.contiguous_format if result.is_contiguous() else torch.channels_last
+    if not result.is_contiguous(memory_format=dense):
+        return None
+    copied = ctx.call("aten.clone.default", (found,), {"memory_format": dense})
+    return copied if copied.meta["val"].stride() == result.stride() else None
+
+
+REWRITES: Final = (
+    Rewrite("single-windows", ("aten.convolution.default",), turned, ("inference", "forward")),
+)
+"""What the plugin's hook offers."""
+
 
 _VOLUME: Final = 3
 _REGISTER: Final = 64

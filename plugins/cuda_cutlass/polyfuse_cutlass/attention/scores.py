@@ -13,8 +13,8 @@ from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, St
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, bounds
 from polyfuse_cuda.flex.problem import AXES, GRADIENT, SCORE, Problem, statements
-from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
+from polyfuse_cutlass.codegen.text import index_text
 
 _QUICK: Mapping[str, str] = MappingProxyType(
     {"tanh": "quick_tanh", "sigmoid": "quick_sigmoid", "exp": "quick_exp", "exp2": "quick_exp2"}

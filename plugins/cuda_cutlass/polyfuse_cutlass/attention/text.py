@@ -16,8 +16,7 @@ from polyfuse_cutlass.attention.scores import factors, reads_memory
 from polyfuse_cutlass.attention.tiles import ENDLESS, LANES, BackwardTiles, Tiles
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
 from polyfuse_cutlass.codegen.hopper import MAP_TYPES, MMA_TYPES
-from polyfuse_cutlass.codegen.indexing import index_text
-from polyfuse_cutlass.codegen.text import LANGUAGE, constants, device_text
+from polyfuse_cutlass.codegen.text import LANGUAGE, constants, device_text, index_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT
 
 _HEADERS = ("types.cuh", "math.cuh", "hopper.cuh")

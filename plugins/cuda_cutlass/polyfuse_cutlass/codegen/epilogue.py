@@ -16,8 +16,8 @@ from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, 
 from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, is_multiple
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
-from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
+from polyfuse_cutlass.codegen.text import index_text
 from polyfuse_cutlass.problem import Problem, extent
 
 _WIDEST = 16

@@ -12,10 +12,9 @@ from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, bounds, product, python_text
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
 from polyfuse_cutlass.codegen.epilogue import Vector, epilogue_text, heavy, is_group_store, sizes, vector_of
-from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.rounded import PAIR, ROWS_AT_ONCE, rounded_text, stored
 from polyfuse_cutlass.codegen.row_statistics import reduction_fault, reduction_text
-from polyfuse_cutlass.codegen.text import LANGUAGE, args_text, constants, device_text
+from polyfuse_cutlass.codegen.text import LANGUAGE, args_text, constants, device_text, index_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, extent
 from polyfuse_cutlass.tiling import Tiling
 

@@ -12,8 +12,8 @@ from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cutlass.codegen.epilogue import Vector, axis_values, is_group_store, names_of
-from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import literal, operation_text
+from polyfuse_cutlass.codegen.text import index_text
 from polyfuse_cutlass.problem import Problem, extent
 from polyfuse_cutlass.tiling import Tiling
 

@@ -1,4 +1,4 @@
-"""What the texts of all kernels have in common."""
+"""What the texts of all kernels have in common, index expressions included."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from polyfuse.kit import c_index
+from polyfuse.symbolic import IndexLike
 from polyfuse_cutlass.problem import Problem
 
 LANGUAGE = "cuda"
@@ -35,3 +37,8 @@ def args_text(problem: Problem) -> str:
         else:
             lines.append(f"  {'const ' if arg.kind == 'in' else ''}{arg.dtype.value}* {arg.name};")
     return "\n".join(["struct Args {", *lines, "};"])
+
+
+def index_text(index: IndexLike, names: Mapping[str, str]) -> str:
+    """`index` in 64 bits; `names` says what axes and symbols are called."""
+    return c_index(index, names, "{}LL".format)

@@ -6,17 +6,51 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from polyfuse.base.errors import KernelLaunchError
+import torch
+
+from polyfuse.base.errors import KernelLaunchError, KernelLoadError, PolyfuseError
 from polyfuse.runtime import record_function
 from polyfuse.runtime.launching import current_stream, profiler_flag
-from polyfuse_cuda.driver import MAX_DYNAMIC_SHARED
+from polyfuse_cuda.driver import EARLIER_ERROR, MAX_DYNAMIC_SHARED, OUT_OF_MEMORY, Driver
 from polyfuse_cuda.launch import DEPENDENT_LAUNCH, launch_config, parameters
 from polyfuse_cutlass.build.artifact import Artifact, read_unit
 from polyfuse_cutlass.build.meta import KernelMeta, TensorMap
-from polyfuse_cutlass.launch.driver import check, driver
+
+_NEEDED = (
+    "cuCtxGetCurrent",
+    "cuDriverGetVersion",
+    "cuFuncSetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuLaunchKernelEx",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuOccupancyMaxActiveClusters",
+    "cuTensorMapEncodeTiled",
+)
+
+
+@cache
+def driver() -> Driver:
+    """The driver's library; raises `KernelLoadError` where it cannot be used."""
+    return Driver.open(needed=_NEEDED)
+
+
+def check(status: int, what: str, loading: bool = False) -> None:
+    """Raise an error with the driver's words unless `status` is success; torch's own without memory."""
+    if not status:
+        return
+    text = f"{what} failed: {driver().words(status)}"
+    if status == OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(text)
+    kind: type[PolyfuseError] = KernelLoadError if loading else KernelLaunchError
+    advice = "delete the cache and compile again" if loading else EARLIER_ERROR
+    raise kind(text, advice)
+
 
 _SWIZZLE_128B = 3
 _PROMOTE_256B = 3

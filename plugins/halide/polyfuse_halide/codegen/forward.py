@@ -11,9 +11,9 @@ from polyfuse.kit import KernelFacts, row_major, with_safe_names
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, product
 
 _SAFE_NAMES = re.compile(r"(?!log2$|log10$|exp2$|atan2$|(red|once|tile)[0-9]+$)[A-Za-z_]{1,4}[0-9]+")
-"""Names that are no functions of the library, and no stages of generated programs."""
-_DERIVED = ("_n", "_of")
-"""What generated programs append to names: for positions in 32 bits, and for what fills a row buffer."""
+"""Names that are no functions of the library, and no stages of generated programs. To a name these append
+`_n` for positions in 32 bits, and `_of` for what fills a row buffer; neither result is a name of this form.
+"""
 
 _Element = tuple[str, IndexLike]
 """A buffer and an index in it."""
@@ -35,7 +35,7 @@ def forwarded(kernel: Kernel) -> Kernel:
 
 def with_plain_names(kernel: Kernel) -> Kernel:
     """The kernel with names that hide nothing of the library, and that generated programs can use."""
-    return with_safe_names(kernel, _SAFE_NAMES, derived=_DERIVED)
+    return with_safe_names(kernel, dict.fromkeys(("arg", "row", "axis", "val"), _SAFE_NAMES))
 
 
 def _with_values(kernel: Kernel, local: set[str]) -> Kernel:

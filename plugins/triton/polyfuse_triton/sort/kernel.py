@@ -11,15 +11,17 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from polyfuse.base.errors import InvalidOptionError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.nodes import ExternCall
 from polyfuse.ir.types import DType
 from polyfuse.kit import Writer
-from polyfuse.plugin import Lowering, LoweringContext, Source, TensorValue
+from polyfuse.plugin import Expected, Lowering, LoweringContext, Source, TensorValue
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.build.meta import KernelMeta
-from polyfuse_triton.sort.expected import expected_order
 from polyfuse_triton.sort.ranks import rank_source
 from polyfuse_triton.sort.rows import (
     Rows,
@@ -196,3 +198,22 @@ def _exchanging(out: Writer, rows: Rows) -> None:
     # again from memory: the sign of a zero and the bits of a NaN are not in its rank
     out.line("found = tl.load(first + position, mask=stored, other=0)")
     write_results(out, rows, "at", ("found", "position.to(tl.int64)"))
+
+
+def expected_order(dim: int, descending: bool, stored: int, *operands: Any) -> Expected:
+    """The sorted numbers and their positions, which nothing rounds: of equal numbers the first comes first.
+
+    Args:
+        dim: along which rows lie.
+        descending: whether the largest come first.
+        stored: how many of each row are wanted.
+        operands: the numbers, the sorted numbers, their positions, and sizes.
+    """
+    x: Tensor = operands[0]
+    zero = torch.zeros(operands[1].shape, dtype=torch.float64, device=x.device)
+    found = torch.sort(x, dim=dim, descending=descending, stable=True)
+    results = {at: (order.narrow(dim, 0, stored), zero) for at, order in enumerate(found, 1)}
+    if stored < x.shape[dim]:
+        return Expected("aten.topk.default", (x, stored, dim, descending, True), {}, results)
+    named = {"stable": True, "dim": dim, "descending": descending}
+    return Expected("aten.sort.stable", (x,), named, results)

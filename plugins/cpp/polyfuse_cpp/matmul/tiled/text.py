@@ -107,7 +107,7 @@ class TiledWindowText(MatmulText):
             behind = plan.rows * padded.along.step * padded.width + padded.chunk
             out.line(f"const i64 copy_size = {len(self.phases)} * plane_size + {behind};")
             out.line(f"const i64 weight_size = {self._weight_size()};")
-            tables = f"{self.tables.count} * table_length" if self.tables else "0"
+            tables = f"{len(self.tables.names)} * table_length" if self.tables else "0"
             floats = f"({self.tile_size} + {tables}) * {kind.itemsize}"
             room = f"{floats} + (copy_size + weight_size) * 2 + 64"
             out.line(f"{kind}* const sums = ({kind}*)matmul_scratch({room});")

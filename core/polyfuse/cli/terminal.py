@@ -1,11 +1,23 @@
-"""Text for terminals of any width."""
+"""What command lines take and terminals show: durations, and paragraphs of any width."""
 
 from __future__ import annotations
 
+import argparse
+import re
 import textwrap
 
 from rich.console import Console
 from rich.text import Text
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a duration such as `90`, `90s`, `1.5m` or `1h`; a type for argparse."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)([smh]?)", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 90s, 5m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
 
 
 def paragraph(console: Console, text: str, indent: int, style: str = "", label: str = "") -> None:
