@@ -235,6 +235,7 @@ def test_tiles_of_all_parts_fit_in_shared_memory(rows: int, columns: tuple[int, 
     source = emit(kernel, None, HOPPER)
     stages, taken = KernelMeta.parse(source.meta).num_stages, 0
     calls = re.findall(r"    \w+_part\d.*?, (\d+), (\d+), (\d+), 1, ", source.text)
+    assert {m for m, *_ in calls} == {"64"}, "the tiles of one with all columns"
     assert len(calls) == len(set(columns)), "equal parts are called once"
     for m, n, k in calls:
         taken += stages * (int(m) + int(n)) * int(k) * 2
