@@ -24,11 +24,13 @@ NVCC = "the CUDA compiler nvcc is not installed, and the test compiles kernels w
 REDIS = "the program redis-server is not installed, and the test starts one"
 DISTRIBUTED = "this torch is built without torch.distributed, and the test talks to other processes with it"
 AMX = "this CPU has no matrix registers (AMX), and the test runs kernels that multiply in them"
+PAIRS = "this CPU has no instruction that multiplies pairs of bf16, and the test runs kernels with it"
 GLOO = "this torch is built without Gloo, and the test starts processes that talk over it"
 
 HAS_AMX = "PF_AMX" in dot_instructions()
 
 needs_amx = pytest.mark.skipif(not HAS_AMX, reason=AMX)
+needs_pairs = pytest.mark.skipif("PF_DOT_BF16" not in dot_instructions(), reason=PAIRS)
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason=GCC)
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason=GXX)
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason=NVCC)

@@ -66,6 +66,34 @@ def projection_faults(columns: Sequence[int], rows: int) -> tuple[list[str], lis
     return [f"{text} (seed {seed})" for text in wrong], texts
 
 
+class Gate(nn.Module):
+    """Two linear layers and what is made of both: `kind` says what the second one reads."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        wide = 256 if kind == "chain" else 300
+        self.gate, self.up = nn.Linear(256, wide, bias=False), nn.Linear(256, wide, bias=False)
+        self.to(torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one, other = x.chunk(2)
+        gate = self.gate(one)
+        up = self.up({"chain": gate, "other rows": other}.get(self.kind, one))
+        found = F.silu(gate) * up
+        return (found, gate) if self.kind == "both stored" else (found,)
+
+
+def gate_faults(kind: str, rows: int) -> tuple[list[str], list[str]]:
+    """What is wrong with a gate of few rows, and the texts of its kernels; runs where Triton interprets."""
+    seed = random.randrange(1 << 30)
+    torch.manual_seed(seed)
+    wrong, texts, report = _compared(Gate(kind), torch.randn(2 * rows, 256).bfloat16())
+    if report.calls:
+        wrong.append(f"the calls {report.calls}")
+    return [f"{text} (seed {seed})" for text in wrong], texts
+
+
 def _compared(model: nn.Module, x: torch.Tensor) -> tuple[list[str], list[str], Any]:
     """Which results are further from the truth than eager mode's, the texts of kernels, and the report."""
     from polyfuse.compiler.reports.report import last_reports, reset_reports

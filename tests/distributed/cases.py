@@ -169,7 +169,7 @@ def exchanged(rank: int, compile: Callable[..., Any]) -> Answer:
     """Sums that each process makes of what the other one has, as on GPUs that map each other's memory."""
     from unittest.mock import patch
 
-    from polyfuse.frontend.rewrites import symmetric as rewrites
+    from polyfuse.frontend.rewrites import collectives as rewrites
     from polyfuse.torch_compat import symmetric
 
     name = dist.group.WORLD.group_name

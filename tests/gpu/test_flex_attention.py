@@ -73,6 +73,6 @@ def test_operands_at_odd_addresses_are_moved():
     compiled = torch.compile(function, backend="polyfuse")
     wanted = compiled(*given)
     torch.testing.assert_close(compiled(*odd), wanted, rtol=0, atol=0)
-    from polyfuse_cutlass.attention import loading
+    from polyfuse_cutlass.attention import lowering as loading
 
     assert loading._LOADED

@@ -28,6 +28,8 @@ CALLED_BY_OTHERS = {
     "prepare_for_serialization", "post_compile", "set_triton_bundle",
     # sympy's printers choose a method by the class of what they print
     "_print_And", "_print_Or", "_print_Not",
+    # what pickle calls on a pickler
+    "reducer_override",
     # generated Halide programs
     "scheduled_by",
     # what torch calls on process groups, and users on what a collective returns

@@ -103,16 +103,22 @@ def _cells(item: Measured, point: Point) -> dict[str, str]:
     if item.latency is None:
         return {"engine": item.engine, "median ms": "failed" if item.failed else ""}
     found = item.latency
+    median, p90, p99 = map(_number, (found.median, found.p90, found.p99))
     return {
         "engine": item.engine,
         "compile s": "" if item.cold is None or item.warm is None else f"{item.cold:.1f}, {item.warm:.1f}",
-        "median ms": f"{found.median:.3g} ±{found.spread:.0%}\n{found.p90:.3g}, {found.p99:.3g}",
+        "median ms": f"{median} ±{found.spread:.0%}\n{p90}, {p99}",
         "speed-up": _speed_up(item),
-        "per s": f"{_throughput(item, point):.4g}",
+        "per s": _number(_throughput(item, point)),
         "peak MiB": f"{item.memory / 2**20:.0f}" if item.memory else "–",
         "error": _error(item),
         "over time": spark(found.turns),
     }
+
+
+def _number(value: float) -> str:
+    """Three digits, or all before the point: never with an exponent where that is large."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _speed_up(item: Measured) -> str:

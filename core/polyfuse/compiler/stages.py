@@ -49,8 +49,7 @@ from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.reports.logs import publish
 from polyfuse.compiler.reports.rebuilt import TABLE, table_text
 from polyfuse.compiler.reports.report import GraphReport
-from polyfuse.compiler.reports.summary import count_operators, graph_report, schedule_text
-from polyfuse.compiler.reports.tables import append_tables
+from polyfuse.compiler.reports.summary import append_tables, count_operators, graph_report, schedule_text
 from polyfuse.compiler.reports.watch import compiling, entries_for, note_built
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.sizes.choosing import chosen_by_size

@@ -17,8 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from polyfuse.base.settings import changed_environment, environment
 from polyfuse.distributed.costs import all_costs
-from polyfuse.distributed.device_timeline import DeviceTimeline
-from polyfuse.distributed.timeline import StepTimes, Timeline
+from polyfuse.distributed.timeline import DeviceTimeline, StepTimes, Timeline
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.ranks.costs import CollectiveCosts, nearest, restored_costs, use_costs
 from polyfuse.torch_compat.simulated_group import SIMULATED, simulated_groups

@@ -30,12 +30,12 @@ from polyfuse.frontend.graph import (
 )
 from polyfuse.frontend.rewrites.channels_last import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
-from polyfuse.frontend.saved_inputs import copy_overwritten
 from polyfuse.frontend.saved_values import (
     SHARE,
     better_saved,
     bytes_saved,
     bytes_saved_by_eager,
+    copy_overwritten,
     save_compared,
 )
 from polyfuse.frontend.shared_arguments import note_shared_arguments

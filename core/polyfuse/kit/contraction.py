@@ -127,15 +127,34 @@ class Contraction:
 
 def match(kernel: Kernel) -> Contraction | None:
     """`kernel` as a contraction, or None if it is none."""
-    found = _only_matmul(kernel)
-    if found is None:
+    at, matmuls = _matmuls(kernel)
+    return _contraction(kernel, at, matmuls, 0) if len(matmuls) == 1 else None
+
+
+def match_two(kernel: Kernel) -> tuple[Contraction, Contraction] | None:
+    """A kernel as two contractions over the same axes that have an operand in common, or None if it is none.
+    Both have the whole epilogue.
+    """
+    at, matmuls = _matmuls(kernel)
+    if len(matmuls) != 2:
         return None
-    at, matmul = found
-    loop = kernel.sections[at].body
+    first, second = (_contraction(kernel, at, matmuls, number) for number in range(2))
+    if first is None or second is None or first.kind != second.kind or first.dtype is not second.dtype:
+        return None
+    if (first.left == second.left) == (first.right == second.right):
+        return None
+    same = all(getattr(first, name) == getattr(second, name) for name in ("batch", "rows", "columns"))
+    return (first, second) if same else None
+
+
+def _contraction(kernel: Kernel, at: int, matmuls: Sequence[Reduce], number: int) -> Contraction | None:
+    """One of the matmuls in the loop of section `at`."""
+    matmul, loop = matmuls[number], kernel.sections[at].body
     before = [stmt for section in kernel.sections[:at] for stmt in section.body]
     after = [stmt for section in kernel.sections[at + 1 :] for stmt in section.body]
-    # a value of the loop that something else than the matmul uses would have to be computed twice
-    if any(isinstance(stmt, (Store, Reduce, Scan)) and stmt is not matmul for stmt in loop):
+    # a value of the loop that something else than a matmul uses would have to be computed twice
+    others = (stmt for stmt in loop if isinstance(stmt, (Store, Reduce, Scan)))
+    if any(all(stmt is not one for one in matmuls) for stmt in others):
         return None
     left, right = (_operand([*before, *loop], name) for name in matmul.args)
     facts = KernelFacts.of(kernel)
@@ -162,16 +181,14 @@ def match(kernel: Kernel) -> Contraction | None:
     )
 
 
-def _only_matmul(kernel: Kernel) -> tuple[int, Reduce] | None:
-    """The one loop's section and its matmul; None where the kernel is made otherwise."""
+def _matmuls(kernel: Kernel) -> tuple[int, tuple[Reduce, ...]]:
+    """The one loop's section and its matmuls, all that it carries; none where there is more."""
     looped = [i for i, section in enumerate(kernel.sections) if section.looped]
     if len(looped) != 1 or kernel.row_buffers:
-        return None
+        return 0, ()
     carried = [s for s in kernel.sections[looped[0]].body if isinstance(s, (Reduce, Scan))]
-    match carried:
-        case [Reduce(kind=kind) as matmul] if kind in CONTRACTIONS:
-            return looped[0], matmul
-    return None
+    matmuls = tuple(s for s in carried if isinstance(s, Reduce) and s.kind in CONTRACTIONS)
+    return looped[0], matmuls if len(matmuls) == len(carried) else ()
 
 
 def _operand(statements: Sequence[Statement], name: str) -> Operand:

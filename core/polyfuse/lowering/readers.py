@@ -1,10 +1,13 @@
-"""Which lowering each node of a graph gets, and who reads its result: known before anything is lowered."""
+"""Which lowering each node of a graph gets, who reads its result, and how often loops compute it again where
+they broadcast it: known before anything is lowered.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Final
+from math import prod
+from typing import Any, Final
 
 import torch
 from torch.fx import Node
@@ -13,7 +16,6 @@ from polyfuse.frontend.decompositions.forced import is_named
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.rewrites.tools import is_refused
 from polyfuse.frontend.saved_values import compared_with_selected
-from polyfuse.lowering.broadcasts import broadcast_run, reads_across, recomputed_points
 from polyfuse.lowering.calls.eager_kernels import preferred
 from polyfuse.lowering.context import LoweringContext, Readers
 from polyfuse.lowering.offered import combined
@@ -22,6 +24,7 @@ from polyfuse.lowering.report import Fallback
 from polyfuse.lowering.shortened import Shortening
 from polyfuse.plugin import Extensions, Lowering
 from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import shapes
 
 NUMBERS: Final = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 """What stands for a number in a traced graph."""
@@ -162,3 +165,81 @@ def is_size_arithmetic(node: Node) -> bool:
     # torch's own operators say when they read data, those of users do not
     foreign = facts.is_operator and not facts.name.startswith(("aten.", "prims."))
     return not (foreign and any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes))
+
+
+_MANY = 8
+"""Times that a value is read across its memory from which storing it pays: such reads take as long as those
+at positions from data, which are what is spared.
+"""
+
+
+def recomputed_points(value: torch.Tensor, results: object, shape_env: Any) -> int:
+    """Points at which loops over `results`, traced tensors, compute `value` again, a traced tensor that they
+    broadcast. Innermost axes along which it is one number do not count: generated code computes it before the
+    loop over them.
+    """
+    every = results if isinstance(results, (tuple, list)) else (results,)
+    return max((_recomputed(value, r, shape_env) for r in every if isinstance(r, torch.Tensor)), default=0)
+
+
+def broadcast_run(value: torch.Tensor, results: object, shape_env: Any) -> int:
+    """How many neighbouring points of loops over `results`, at least, read one number of `value`; 1 where
+    each reads another, or where that is not known.
+    """
+    every = results if isinstance(results, (tuple, list)) else (results,)
+    return min((_run(value, r, shape_env) for r in every if isinstance(r, torch.Tensor)), default=1)
+
+
+def reads_across(value: torch.Tensor, results: object, shape_env: Any) -> bool:
+    """Whether neighbouring points of loops over `results` read `value`, which they broadcast many times, at
+    elements that are not neighbours in its memory.
+    """
+    every = results if isinstance(results, (tuple, list)) else (results,)
+    return any(_across(value, r, shape_env) for r in every if isinstance(r, torch.Tensor))
+
+
+def _across(value: torch.Tensor, result: torch.Tensor, shape_env: Any) -> bool:
+    sizes, varies, loops = _loops(value, result, shape_env)
+    along = next((d for d in reversed(loops) if varies[d]), None)
+    if along is None or value.stride(along - result.dim()) == 1:
+        return False
+    own = prod(sizes[d] for d in loops if varies[d])
+    return _recomputed(value, result, shape_env) >= (_MANY - 1) * own
+
+
+def _recomputed(value: torch.Tensor, result: torch.Tensor, shape_env: Any) -> int:
+    sizes, varies, loops = _loops(value, result, shape_env)
+    while loops and not varies[loops[-1]]:
+        loops.pop()
+    return prod(sizes[d] for d in loops) - prod(sizes[d] for d in loops if varies[d])
+
+
+def _run(value: torch.Tensor, result: torch.Tensor, shape_env: Any) -> int:
+    sizes, varies, loops = _loops(value, result, shape_env)
+    run = 1
+    while loops and not varies[loops[-1]]:
+        run *= sizes[loops.pop()]
+    return run
+
+
+def _loops(
+    value: torch.Tensor, result: torch.Tensor, shape_env: Any
+) -> tuple[list[int], list[bool], list[int]]:
+    """The sizes of a result, along which dimensions a value that it broadcasts varies, and the dimensions of
+    the loops over it, outermost first: none where it is not broadcast.
+    """
+    lead = result.dim() - value.dim()
+    if lead < 0 or value.layout is not torch.strided or result.layout is not torch.strided:
+        return [], [], []
+    sizes, strides = _hints(result.shape, shape_env), _hints(result.stride(), shape_env)
+    own, steps = _hints(value.shape, shape_env), _hints(value.stride(), shape_env)
+    if any(n not in (1, whole) for n, whole in zip(own, sizes[lead:], strict=True)):
+        return [], [], []
+    # what `expand` repeats has a stride of zero
+    varies = [False] * lead + [n != 1 and step != 0 for n, step in zip(own, steps, strict=True)]
+    loops = sorted((d for d, n in enumerate(sizes) if n != 1), key=lambda d: -strides[d])
+    return sizes, varies, loops
+
+
+def _hints(numbers: Sequence[Any], shape_env: Any) -> list[int]:
+    return [n if type(n) is int else int(shapes.hint(shape_env, n)) for n in numbers]

@@ -66,9 +66,14 @@ class TargetInfo:
             fused with kernels that work along rows.
         repeated_row: longest row whose reductions (a normalisation) are computed again by each thread block
             of a matmul of that row and a matrix, instead of by one block before. 0: never.
+        paired_gemm_rows: most rows (or columns, the fewer of both) of two GEMMs of one operand that a kernel
+            computes side by side, so that its epilogue reads both sums: a gate and the projection that it
+            multiplies. 0: none.
         separate_gemm_add: whether a library's GEMM and an addition in the kernels that read the sum are
             faster than the library's sum of both. Where no kernel reads it, the library adds; so it does with
             a bias for numbers of 16 bits or fewer, which its kernels add in their epilogue.
+        separate_bias_rows: rows of a GEMM from which that holds for a bias of wider numbers: with fewer, the
+            library may choose slower kernels for the GEMM alone.
         separate_convolution_bias: whether the library's convolutions add a bias by a pass of their own, and
             sum its gradient by another. Kernels that read a convolution's result add the bias instead, and
             the gradient's sum is fused.
@@ -99,6 +104,7 @@ class TargetInfo:
     licm: bool = True
     recomputed_points: int = 0
     launch_bytes: int = 0
+    paired_gemm_rows: int = 0
     column_reductions: bool = False
     repeated_row: int = 0
     loops_by_ranges: bool = False
@@ -109,6 +115,7 @@ class TargetInfo:
     paired_types: frozenset[DType] = frozenset()
     depthwise_loops: bool = False
     separate_gemm_add: bool = False
+    separate_bias_rows: int = 0
     separate_convolution_bias: bool = False
     scans_look_back: bool = False
     bandwidth: float = 20e9

@@ -9,7 +9,7 @@ without a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,7 +72,8 @@ def find_partitions(
     """The runs of `steps` that can be recorded, given what the launches and calls among them do."""
     found: list[Partition] = []
     lost: set[str] = set()
-    for start, end in _runs(steps, work, around.device):
+    fits = [_fits(step, work.get(position), around.device) for position, step in enumerate(steps)]
+    for start, end in runs_of_work(steps, fits, work, LEAST, (Free, Conform)):
         run = _Run(steps, (start, end), work, around, lost)
         if run.recordable():
             found.append(run.partition(f"partition_{len(found)}"))
@@ -80,19 +81,32 @@ def find_partitions(
     return tuple(found)
 
 
-def _runs(steps: Sequence[Step], work: Mapping[int, Work], device: str) -> Iterator[tuple[int, int]]:
-    """Where runs begin and end that are long enough. What only prepares for other steps is left to these."""
+def runs_of_work(
+    steps: Sequence[Step],
+    fits: Sequence[bool],
+    work: Collection[int],
+    least: int,
+    trailing: tuple[type[Step], ...],
+) -> Iterator[tuple[int, int]]:
+    """Where runs of steps begin and end. What only prepares for other steps is left to these.
+
+    Args:
+        fits: whether each step may be part of a run.
+        work: positions of steps for whose sake there are runs.
+        least: how many of these a run has.
+        trailing: kinds of steps that belong to a run whose work they follow.
+    """
     position = 0
     while position < len(steps):
         start = position
-        while position < len(steps) and _fits(steps[position], work.get(position), device):
+        while position < len(steps) and fits[position]:
             position += 1
         busy = [i for i in range(start, position) if i in work]
-        if len(busy) >= LEAST:
+        if len(busy) >= least:
             while isinstance(steps[start], Free):
                 start += 1
             end = busy[-1] + 1
-            while end < position and isinstance(steps[end], (Free, Conform)):
+            while end < position and isinstance(steps[end], trailing):
                 end += 1
             yield start, end
         position += 1

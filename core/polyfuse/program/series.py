@@ -8,11 +8,11 @@ the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 
 import torch
 
-from polyfuse.program.partitions import Span
+from polyfuse.program.partitions import Span, runs_of_work
 from polyfuse.program.steps import (
     Allocate,
     Free,
@@ -43,29 +43,14 @@ def find_series(program: Program, joining: Set[str]) -> tuple[Series, ...]:
     kernels = {entry.name for entry in program.kernels if entry.backend in joining}
     found: list[Series] = []
     lost: set[str] = set()
-    for start, end in _bounds(program.steps, kernels, program.device):
+    steps = program.steps
+    fits = [_fits(step, kernels, program.device) for step in steps]
+    launches = {position for position, step in enumerate(steps) if isinstance(step, LaunchKernel)}
+    for start, end in runs_of_work(steps, fits, launches, LEAST, (Free,)):
         span = Span(program.steps, (start, end), frozenset(), lost)
         lost.update(span.lost)
         found.append(_Table(program.steps[start:end], span, program.inputs).series(f"series_{len(found)}"))
     return tuple(found)
-
-
-def _bounds(steps: Sequence[Step], kernels: Set[str], device: str) -> Iterator[tuple[int, int]]:
-    """Where series begin and end. What only prepares for other steps is left to these."""
-    position = 0
-    while position < len(steps):
-        start = position
-        while position < len(steps) and _fits(steps[position], kernels, device):
-            position += 1
-        launches = [i for i in range(start, position) if isinstance(steps[i], LaunchKernel)]
-        if len(launches) >= LEAST:
-            while isinstance(steps[start], Free):
-                start += 1
-            end = launches[-1] + 1
-            while end < position and isinstance(steps[end], Free):
-                end += 1
-            yield start, end
-        position += 1
 
 
 def _fits(step: Step, kernels: Set[str], device: str) -> bool:

@@ -1,4 +1,6 @@
-"""From the text of a host program to something that can be called."""
+"""From the text of a host program to something that can be called. Kernels have their names in torch's
+profiler while it records; launchers of other devices than the CPU mark each launch themselves.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,8 @@ from polyfuse.runtime.devices.series import attach_series
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
 from polyfuse.runtime.frozen import PackedInputs
 from polyfuse.runtime.graphs.status import GraphStatus
-from polyfuse.runtime.launching import alone
-from polyfuse.runtime.marked import Marking
-from polyfuse.runtime.native import on_device
+from polyfuse.runtime.launching import alone, profiler_flag
+from polyfuse.runtime.native import on_device, record_function
 from polyfuse.runtime.program_code import code_of, inputs_of
 from polyfuse.runtime.provisional import Provisional
 from polyfuse.runtime.ranks.agreement import Agreement, compiling_for_others
@@ -367,3 +368,47 @@ def load(
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         weakref.finalize(module, linecache.cache.pop, name, None)
     return module
+
+
+class _Marked:
+    """A kernel whose launches are marked."""
+
+    def __init__(self, name: str, kernel: Callable[..., Any]) -> None:
+        self.name = name
+        self.kernel = kernel
+
+    def __call__(self, *operands: Any) -> Any:
+        with record_function(self.name):
+            return self.kernel(*operands)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+
+class Marking:
+    """Marks the kernels of a program while the profiler records.
+
+    Args:
+        namespace: of the program, where its kernels are globals.
+        names: of kernels.
+    """
+
+    def __init__(self, namespace: dict[str, Any], names: Collection[str]) -> None:
+        self._namespace = namespace
+        self._names = names
+        self._flags, self._flag = profiler_flag() or ({"": False}, "")
+        self._marked = False
+
+    def follow(self) -> None:
+        """Be called before each call of the program, and where kernels were put in place."""
+        wanted: bool = self._flags[self._flag]
+        if not wanted and not self._marked:
+            return
+        self._marked = wanted
+        for name in self._names:
+            kernel = self._namespace[name]
+            if isinstance(kernel, _Marked):
+                if not wanted:
+                    self._namespace[name] = kernel.kernel
+            elif wanted and callable(kernel):  # also one that has replaced another since
+                self._namespace[name] = _Marked(name, kernel)

@@ -15,6 +15,7 @@ from polyfuse.plugin import Backend, FusionRules, TargetInfo
 from polyfuse.plugin.session.fusion_rules import NO_RULES
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule.accumulated_gemms import accumulate
+from polyfuse.schedule.added_where_read import add_where_read
 from polyfuse.schedule.column_values import store_column_values
 from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
@@ -241,6 +242,8 @@ def _fuse(
     texts.note("repeat-rows", lambda: text(graph))
     graph, owners = store_column_values(graph, owners, target_info, hint, decisions)
     texts.note("store-column-values", lambda: text(graph))
+    graph = add_where_read(graph, owners, target_info, decisions)
+    texts.note("add-where-read", lambda: text(graph))
     graph = write_in_place(graph, decisions, exact=settings.numerics == "eager")
     texts.note("write-in-place", lambda: text(graph))
     if settings.numerics != "eager":

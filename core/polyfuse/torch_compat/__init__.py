@@ -1,18 +1,16 @@
 """Every private torch name the project uses, one small module an area.
 
-| module | area |
+| module or folder | area |
 |---|---|
-| `version` | which torch this is, which are supported |
-| `registry` | Dynamo's table of backends |
-| `dynamo` | counters, tracing context, disabling |
-| `aot` | AOTAutograd entry, partitioner, functionalisation metadata |
-| `decomp` | torch's decomposition tables |
-| `fake` | fake tensors and fake modes |
-| `shapes` | symbolic shapes: expressions, hints, ranges, guards |
-| `fx` | graph helpers that lean on private parts of `torch.fx` |
-| `ops` | operator schemas: names, tags, aliasing, mutation |
-| `bindings` | fast C functions used by generated code |
+| `tracing` | Dynamo, AOTAutograd, decomposition tables, fake tensors, symbolic shapes, `torch.fx` |
+| `captures` | what Dynamo made of frames, their guards, and inputs that share memory |
 | `options` | options of torch's own compiler |
+| `devices` | CUDA graphs, streams, memory pools, switches of libraries |
+| `ops`, `custom_operators`, `dispatch`, `refusals` | operators: schemas, kernels, what eager mode refuses |
+| `bindings`, `calls` | fast C functions, and the cheapest way to call an operator, for generated code |
+| `autograd_functions`, `training_calls` | calls of compiled graphs with gradients |
+| `groups`, `simulated_group`, `symmetric` | groups of processes, simulated ones, memory that they share |
+| `strides`, `swaps`, `user_kernels` | strides, `swap_tensors`, kernels of the model's author in Triton |
 
 Nothing is imported here: the areas cost very different amounts of start-up time.
 """

@@ -125,7 +125,7 @@ class CppBackend(Backend):
         """Whether oneDNN's is called through torch otherwise, and the sums are many."""
         from polyfuse_cpp import generator
 
-        rows = generator.most_rows(torch.get_num_threads(), bool(self.settings.freezing))
+        rows = generator.most_rows(torch.get_num_threads(), bool(self.settings.freezing), self.isa)
         return generator.prefers(matmul, hints, self.isa, rows)
 
     def prepacks_gemm(self, matmul: Reduction, hints: Mapping[str, int]) -> bool:

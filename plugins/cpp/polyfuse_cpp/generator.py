@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
@@ -15,7 +15,7 @@ from polyfuse.plugin import Claim, Config, No, Yes
 from polyfuse.symbolic import axis_name, axis_size, coefficient, evaluate
 from polyfuse_cpp.cuts.residues import planned
 from polyfuse_cpp.facts import Facts
-from polyfuse_cpp.isa import Isa
+from polyfuse_cpp.isa import Isa, has_matrix_registers, has_pair_products
 from polyfuse_cpp.loop_estimate import loop_seconds
 from polyfuse_cpp.loops.entry import KernelText, plainly_named
 from polyfuse_cpp.loops.group import distinct_parts, grouped_text
@@ -28,7 +28,7 @@ from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.matmul.tiled.padded import SMALL_WEIGHT, pixels_of
 from polyfuse_cpp.matmul.tiled.turned import lies_along_depth, may_turn
-from polyfuse_cpp.onednn.preferences import vendor
+from polyfuse_cpp.onednn.preferences import mkl_leaves_lanes
 from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part, packed_width
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
@@ -106,14 +106,23 @@ _MANY_ROWS, _NEAR_WEIGHT = 1024, 256 << 10
 """Rows of such a layer from which packing its weight at each call does not count, if it has so few bytes that
 it stays near.
 """
+_MOST_STORED_FAR, _FAR_WEIGHT = 128, 4 << 20
+"""The same of rows, if the weight has more bytes, where the library is oneDNN."""
+_MOST_PAIRED, _PAIRED_ROWS, _NEAR_PAIRS = 2048, 512, 512 << 10
+"""Rows of a layer of bf16 without matrix registers up to which a kernel that lays its weight out at each call
+is as fast as a library that does, and as one whose weight was packed; bytes of a weight with which it is
+anyway.
+"""
 _WIDE = 64
 """Bytes of the registers of AVX-512."""
 _PLANE, _SPACE_AND_TIME = 2, 3
 """Axes of a window over an image, and over space and time."""
 
 
-def most_rows(threads: int, packed: bool) -> int:
+def most_rows(threads: int, packed: bool, isa: Isa) -> int:
     """Rows of a linear layer of bf16 up to which its kernel is faster than the library, whatever its size."""
+    if has_pair_products(isa) and not has_matrix_registers(isa):
+        return _PAIRED_ROWS if packed else _MOST_PAIRED
     found = (rows for least, rows in _ROWS_OF_THREADS if packed and threads >= least)
     return next(found, _MOST_ROWS)
 
@@ -127,6 +136,9 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
     if len(matmul.axes) == 2 and len(matmul.raxes) == 1:
         if _beats_packing_again(matmul, isa):
             return _rows(matmul, hints) > 1
+        if _multiplies_pairs(matmul, isa):
+            count = _rows(matmul, hints)
+            return 1 < count <= rows or (count > rows and _weight_bytes(matmul) <= _NEAR_PAIRS)
         return fills_matrix_registers(matmul, isa) and _has_few_rows(matmul, hints, rows)
     if fills_matrix_registers(matmul, isa):
         flat = all(axis_size(a) == 1 for a in taps)
@@ -156,24 +168,39 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
 
 def _beats_packing_again(matmul: Reduction, isa: Isa) -> bool:
     """Whether a linear layer of f32 is faster with its weight packed once, or of few rows read as it is, than
-    by MKL, which packs it at each call and leaves what follows to further passes: where MKL fills the
-    registers itself, as on CPUs of its maker (elsewhere `beats_mkl` decides), and columns are whole blocks.
+    by MKL, which packs it at each call, or oneDNN, both of which leave what follows to further passes: with
+    AVX-512, where columns are whole blocks.
     """
     columns = axis_size(matmul.axes[1])
     if any(value.dtype is not DType.f32 for value in matmul.values) or isa.register_bytes < _WIDE:
         return False
-    return isinstance(columns, int) and columns % (2 * isa.lanes) == 0 and vendor() == "GenuineIntel"
+    return isinstance(columns, int) and columns % (2 * isa.lanes) == 0
 
 
 def _reads_as_stored(matmul: Reduction, hints: Mapping[str, int]) -> bool:
     """Whether a linear layer of f32 has so few rows, or a weight of so few bytes, that reading it as it is
     stored, at each call, is faster than the library.
     """
-    steps, columns, rows = axis_size(matmul.raxes[0]), axis_size(matmul.axes[1]), _rows(matmul, hints)
-    if not lies_along_depth(matmul) or not isinstance(steps, int) or not isinstance(columns, int):
+    steps, rows, size = axis_size(matmul.raxes[0]), _rows(matmul, hints), _weight_bytes(matmul)
+    if not lies_along_depth(matmul) or not isinstance(steps, int) or size == inf:
         return False
-    near = rows >= _MANY_ROWS and steps * columns * DType.f32.itemsize <= _NEAR_WEIGHT
-    return near or (steps >= _DEEP_ENOUGH and 1 < rows <= _MOST_STORED)
+    most = _MOST_STORED_FAR if size > _FAR_WEIGHT and mkl_leaves_lanes() else _MOST_STORED
+    near = rows >= _MANY_ROWS and size <= _NEAR_WEIGHT
+    return near or (steps >= _DEEP_ENOUGH and 1 < rows <= most)
+
+
+def _multiplies_pairs(matmul: Reduction, isa: Isa) -> bool:
+    """Whether a linear layer of bf16 is multiplied in pairs, without matrix registers, by a kernel that lays
+    its weight out at each call, in less time than it takes the library.
+    """
+    pairs = all(value.dtype is DType.bf16 for value in matmul.values) and has_pair_products(isa)
+    return pairs and lies_along_depth(matmul) and not has_matrix_registers(isa)
+
+
+def _weight_bytes(matmul: Reduction) -> float:
+    """Bytes of the weight of a linear layer; infinite where they vary."""
+    count = prod(axis_size(a) for a in (matmul.axes[1], *matmul.raxes))
+    return count * matmul.values[1].dtype.itemsize if isinstance(count, int) else inf
 
 
 def _rows(matmul: Reduction, hints: Mapping[str, int]) -> int:
@@ -235,7 +262,8 @@ def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
     if len(matmul.axes) == 2 and len(matmul.raxes) == 1:
         if _beats_packing_again(matmul, isa):
             return not _reads_as_stored(matmul, hints)
-        return not (fills_matrix_registers(matmul, isa) and may_turn(matmul))
+        turns = fills_matrix_registers(matmul, isa) and may_turn(matmul)
+        return not turns and not _multiplies_pairs(matmul, isa)
     pixels, grouped = _pixels(matmul, hints)
     if fills_matrix_registers(matmul, isa):
         return True

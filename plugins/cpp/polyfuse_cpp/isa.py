@@ -109,6 +109,13 @@ def has_matrix_registers(isa: Isa) -> bool:
     return isa.lanes == _TILED_LANES and "PF_AMX" in dot_instructions()
 
 
+def has_pair_products(isa: Isa) -> bool:
+    """Whether one instruction of the machine multiplies and adds vectors of pairs of bf16, and code for *isa*
+    uses it.
+    """
+    return isa.lanes == _TILED_LANES and "PF_DOT_BF16" in dot_instructions()
+
+
 def steps_of(depth: int) -> int:
     """Steps of a depth that one matrix register holds: the most that divide it, so that nothing has to be
     padded; else all that there is room for.

@@ -19,7 +19,7 @@ from polyfuse_triton.loops.group import grouped_text
 from polyfuse_triton.loops.kernel import KernelText, kernel_text
 from polyfuse_triton.loops.memory import ATOMIC_MODES
 from polyfuse_triton.loops.ops import unsupported_op
-from polyfuse_triton.matmul.few_rows import is_grouped
+from polyfuse_triton.matmul.few_rows import is_grouped, side_of
 from polyfuse_triton.matmul.kernel import matmul_text
 from polyfuse_triton.matmul.multiply_add import as_sums
 from polyfuse_triton.matmul.plan import MatmulPlan, is_tile, matmul_of
@@ -31,6 +31,7 @@ from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import choice
 from polyfuse_triton.tiling.choice import candidates, choose_plan
 
+_FEWEST_STAGES = 2
 _EIGHT_BIT_FLOATS = 89
 """The first compute capability with conversions of 8-bit floating-point numbers."""
 
@@ -95,7 +96,7 @@ def may_group(kernel: Kernel, target: Target) -> Claim:
     if not kernel.raxes:
         return Yes()
     matmul = matmul_of(kernel)
-    if matmul is not None and is_grouped(matmul.contraction):
+    if matmul is not None and matmul.beside is None and is_grouped(matmul.contraction):
         return Yes()
     if matmul is None and matrices_of_row(kernel, KernelFacts.of(kernel)):
         plan = choose_plan(kernel, target, None)
@@ -106,12 +107,15 @@ def may_group(kernel: Kernel, target: Target) -> Claim:
 
 def _grouped(kernel: Kernel, target: Target) -> Source:
     """A function that runs those of several kernels, each in programs of its own."""
-    parts = {part: emit(part, None, target) for part in dict.fromkeys(p.kernel for p in kernel.parts)}
+    parts = {part: emit(part, config, target) for part, config in _tiles(kernel, target).items()}
     metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
+    if _shared_by_parts(metas, _FEWEST_STAGES) > target.shared_bytes:
+        parts = {part: emit(part, config, target) for part, config in _tiles(kernel, target, 2).items()}
+        metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
     found = grouped_text(kernel, {part: (parts[part], metas[part]) for part in parts})
     stages = max(m.num_stages for m in metas.values())
-    # no version of Triton that is used has the parts' tiles in one memory
-    while stages > 2 and _shared_by_parts(kernel, metas, stages) > target.shared_bytes:
+    # no version of Triton that is used has the tiles of different functions in one memory
+    while stages > _FEWEST_STAGES and _shared_by_parts(metas, stages) > target.shared_bytes:
         stages -= 1
     source = _source(kernel, found, max(m.num_warps for m in metas.values()), stages)
     refused = tuple(
@@ -125,11 +129,24 @@ def _grouped(kernel: Kernel, target: Target) -> Source:
     return Source(source.name, source.text, source.language, meta=meta.text(), refused_aliases=refused)
 
 
-def _shared_by_parts(kernel: Kernel, metas: Mapping[Kernel, KernelMeta], stages: int) -> int:
-    """Bytes of shared memory that the tiles of all parts take together in so many stages."""
+def _tiles(kernel: Kernel, target: Target, shorter: int = 1) -> dict[Kernel, Config | None]:
+    """The tiles of different parts: those of one matmul with all columns, with so many times less depth."""
+    found = {part.kernel: matmul_of(part.kernel) for part in kernel.parts}
+    plain = {part: matmul for part, matmul in found.items() if matmul is not None and matmul.narrow is None}
+    columns = sum(plain[part.kernel].shape[1] for part in kernel.parts if part.kernel in plain)
+    configs: dict[Kernel, Config | None] = dict.fromkeys(found)
+    for part, matmul in plain.items():
+        plan = best_plans(matmul, target)[0]
+        plan = replace(plan, m=max(plan.m, side_of(columns)), k=plan.k // shorter)
+        configs[part] = plan.config()
+    return configs
+
+
+def _shared_by_parts(metas: Mapping[Kernel, KernelMeta], stages: int) -> int:
+    """Bytes of shared memory that the tiles of all functions take together in so many stages."""
     total = 0
-    for part in kernel.parts:
-        matmul, meta = matmul_of(part.kernel), metas[part.kernel]
+    for part, meta in metas.items():
+        matmul = matmul_of(part)
         blocks = dict(meta.constexprs)
         if matmul is not None and PRODUCT in blocks:
             m, n, k = (int(blocks[f"{name}BLOCK"]) for name in "MNK")

@@ -9,10 +9,13 @@ from polyfuse.base.settings import Settings
 from polyfuse_cuda.driver import driver_version
 from polyfuse_cuda.gpu import OLDEST, Gpu, known_gpu, present_gpus
 
-__all__ = ["Target", "driver_major", "known_target", "targets_of"]
+__all__ = ["FEW_ROWS", "STREAMING", "Target", "driver_major", "known_target", "targets_of"]
 
 _CLUSTERS = 90
 """The oldest that starts programs in clusters."""
+STREAMING = 90
+"""The oldest on which matmuls of up to `FEW_ROWS` rows were measured whose weight is streamed."""
+FEW_ROWS = 64
 
 
 @dataclass(frozen=True)

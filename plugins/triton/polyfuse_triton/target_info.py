@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
-from polyfuse_triton.target import Target
+from polyfuse_triton.target import FEW_ROWS, STREAMING, Target
 
 _BLOCKS = 4
 """Programs on each multiprocessor that hide the latency of memory."""
@@ -16,6 +16,11 @@ _SIZE_MULTIPLE = 8
 
 _REPEATED_ROW = 8192
 """Elements of a row that a program holds in registers."""
+
+_BIASED_ROWS = 24
+"""Of f32. With up to 16, cuBLAS's matmul alone took up to nine times as long as cuBLASLt's with a bias; with
+24 and more half as long, or as long.
+"""
 
 
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:
@@ -30,12 +35,14 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         two_pass_row=16 << 10,
         licm=False,
         launch_bytes=4 << 20,
+        paired_gemm_rows=FEW_ROWS if target.arch >= STREAMING else 0,
         column_reductions=column_reductions,
         repeated_row=_REPEATED_ROW,
         alignment=16,
         channels_last=frozenset({DType.f16, DType.bf16}),
         channels_last_weights=True,
         separate_gemm_add=True,
+        separate_bias_rows=_BIASED_ROWS,
         separate_convolution_bias=True,
         scans_look_back=True,
         bandwidth=target.bandwidth,

@@ -1,4 +1,4 @@
-"""Attention of bf16 in matrix registers: which calls become it, and what it computes."""
+"""Attention of bf16 in matrix registers or by products of pairs: what becomes it, and what it computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from polyfuse_cpp.attention.expected import Form
 from polyfuse_cpp.attention.kernel import AttentionKernel, attention_kernel, attention_source
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.loading import LIBRARY
-from requirements import needs_amx
+from requirements import needs_pairs
 
 BF16 = torch.bfloat16
 INF = float("inf")
@@ -118,7 +118,7 @@ def check(
         assert found_error <= 1.05 * eager_error + 1e-5
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("width", [32, 64, 128, 40, 72, 256])
 @pytest.mark.parametrize("causal", [False, True])
@@ -129,7 +129,7 @@ def test_widths(width: int, causal: bool, calls: list[str]) -> None:
 
 
 @pytest.mark.each_value
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize(
     "queries, keys", [(2, 600), (7, 33), (8, 1), (17, 31), (32, 32), (33, 257), (50, 700), (600, 33)]
 )
@@ -139,7 +139,7 @@ def test_lengths(queries: int, keys: int, causal: bool, calls: list[str]) -> Non
     assert len(calls) == 1
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.3, -0.2, 0.0, 2.0])
@@ -148,7 +148,7 @@ def test_scales(scale: float, causal: bool, calls: list[str]) -> None:
     assert calls == ["attention_64_plain" if scale > 0 else "attention_64_scaled"]
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.each_value
 @pytest.mark.parametrize("size", [(50, 300), (2, 1, 50, 300), (1, 4, 1, 300), (2, 4, 50, 300)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, BF16])
@@ -169,7 +169,7 @@ def test_masks_that_repeat_along_keys_are_the_library_call(
     assert not calls
 
 
-@needs_amx
+@needs_pairs
 def test_rows_that_see_nothing_are_zero(calls: list[str]) -> None:
     mask = torch.rand(1, 1, 40, 600) > 0.5
     mask[0, 0, 3] = False
@@ -182,7 +182,7 @@ def test_rows_that_see_nothing_are_zero(calls: list[str]) -> None:
 
 
 @pytest.mark.quick(2)
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize("layout", ["heads second", "heads third", "one tensor", "expanded"])
 def test_layouts(layout: str, calls: list[str]) -> None:
     if layout == "heads third":
@@ -197,14 +197,14 @@ def test_layouts(layout: str, calls: list[str]) -> None:
     assert len(calls) == 1
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize("causal", [False, True])
 def test_heads_that_share_keys_are_not_copied(causal: bool, calls: list[str]) -> None:
     check(random(2, 6, 65, 64), random(2, 2, 65, 64), random(2, 2, 65, 64), causal=causal)
     assert len(calls) == 1
 
 
-@needs_amx
+@needs_pairs
 def test_sizes_that_vary(calls: list[str]) -> None:
     """One kernel serves all."""
     attention = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
@@ -222,7 +222,7 @@ def test_sizes_that_vary(calls: list[str]) -> None:
     assert len(calls) == 4
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize(
     "queries, heads, shared, keys, width", [(1, 2, 4, 1030, 64), (1, 1, 7, 257, 40), (3, 2, 3, 65, 144)]
 )
@@ -247,7 +247,7 @@ def test_few_queries(queries: int, heads: int, shared: int, keys: int, width: in
     assert len(calls) == 4
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.each_value
 @pytest.mark.parametrize("special", [float("nan"), INF, -INF, 3e38])
 @pytest.mark.parametrize("where", [0, 1, 2])
@@ -264,7 +264,7 @@ def test_what_is_no_number(special: float, where: int, calls: list[str]) -> None
     torch.testing.assert_close(found, eager, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1e18])
 def test_large_and_small_scores(scale: float, calls: list[str]) -> None:
     operands = [random(1, 2, 64, 64, scale=scale), random(1, 2, 300, 64, scale=scale), random(1, 2, 300, 64)]
@@ -272,7 +272,7 @@ def test_large_and_small_scores(scale: float, calls: list[str]) -> None:
     assert len(calls) == 1
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize("causal", [False, True])
 def test_training(causal: bool, calls: list[str]) -> None:
     """The library's backward takes what the kernel says of its weights."""
@@ -295,7 +295,7 @@ def test_training(causal: bool, calls: list[str]) -> None:
 
 
 @pytest.mark.quick(1)
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads(threads: int, calls: list[str]) -> None:
     """Results have the same bits."""
@@ -312,7 +312,7 @@ def test_threads(threads: int, calls: list[str]) -> None:
 
 
 @pytest.mark.quick(1)
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize("shared", [1, 3])
 def test_many_heads(shared: int) -> None:
     """Each of several threads has whole heads."""
@@ -329,7 +329,7 @@ def test_many_heads(shared: int) -> None:
         torch.set_num_threads(before)
 
 
-@needs_amx
+@needs_pairs
 def test_no_keys_and_many_keys() -> None:
     """Rows of no keys are zero; what many keys take is not held."""
     kernel = attention_kernel(64, Form.PLAIN, Settings.resolve(None, {}))
@@ -345,7 +345,7 @@ def test_no_keys_and_many_keys() -> None:
             assert not result.any()
 
 
-@needs_amx
+@needs_pairs
 def test_what_the_library_computes(calls: list[str]) -> None:
     """One query a head, wide heads, other types, and where somebody asked for the library."""
     one, wide, f32 = random(1, 2, 1, 64), random(1, 2, 40, 264), torch.randn(1, 2, 40, 64)
@@ -363,7 +363,7 @@ def test_what_the_library_computes(calls: list[str]) -> None:
     assert not calls
 
 
-@needs_amx
+@needs_pairs
 def test_packages_hold_the_library_call(tmp_path: Path, calls: list[str]) -> None:
     class Model(torch.nn.Module):
         def forward(self, q: Tensor) -> Tensor:
@@ -375,7 +375,7 @@ def test_packages_hold_the_library_call(tmp_path: Path, calls: list[str]) -> Non
     assert not calls
 
 
-@needs_amx
+@needs_pairs
 def test_it_is_in_the_profile() -> None:
     profile.forget()
     q = random(1, 2, 40, 64)
@@ -389,7 +389,7 @@ def test_it_is_in_the_profile() -> None:
 
 
 @pytest.mark.slow
-@needs_amx
+@needs_pairs
 def test_programs_with_it_are_stored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, calls: list[str]
 ) -> None:
@@ -444,8 +444,9 @@ def test_text() -> None:
 @pytest.mark.skipif(
     platform.machine() != "x86_64", reason="this CPU is no x86-64, for which the test compiles"
 )
-def test_kernels_compile_on_any_x86(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    every = ("PF_DOT_BF16", "PF_AMX")
+@pytest.mark.parametrize("registers", [True, False])
+def test_kernels_compile_on_any_x86(registers: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    every = ("PF_DOT_BF16", "PF_AMX")[: 1 + registers]
     monkeypatch.setattr("polyfuse_cpp.backend.dot_instructions", lambda: every)
     backend = CppBackend(Settings.resolve(None, {"cpp.isa": "avx512"}))
     sources = [
@@ -454,11 +455,23 @@ def test_kernels_compile_on_any_x86(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     backend.build(sources, tmp_path)
     assert set(backend.load(tmp_path)) == {source.key for source in sources}
     products = re.findall(rb"\xc4\xe2[\x42-\x7a]\x5c", (tmp_path / LIBRARY).read_bytes())  # tdpbf16ps
-    assert len(products) >= 4
+    assert len(products) >= 4 if registers else not products
 
 
-def test_nothing_changes_without_matrix_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "has_matrix_registers", lambda isa: False)
+@needs_pairs
+@pytest.mark.parametrize("queries", [70, 3])
+def test_products_of_pairs_without_matrix_registers(
+    queries: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfuse_cpp.backend.dot_instructions", lambda: ("PF_DOT_BF16",))
+    monkeypatch.setattr(kernels, "_KERNELS", {})
+    q, (k, v) = random(2, 4, queries, 40), (random(2, 2, 300, 40) for _ in range(2))
+    check(q, k, v, causal=True)
+    assert calls == ["attention_40_plain"]
+
+
+def test_nothing_changes_without_products_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "has_pair_products", lambda isa: False)
     q = random(1, 2, 40, 64)
     with torch.no_grad():
         found = compiled(lambda q: F.scaled_dot_product_attention(q, q, q))(q)
@@ -523,7 +536,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 DEFECTS = (twice_one, last_row_left_out, last_key_left_out, first_head_for_all, other_scale, causal, swapped)
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("defect", [*DEFECTS, wrong_logs])
 def test_a_wrong_kernel_is_named_and_replaced(defect: Any, planted: Any, capsys: Any) -> None:
@@ -541,7 +554,7 @@ def test_a_wrong_kernel_is_named_and_replaced(defect: Any, planted: Any, capsys:
         assert "now: result0[0, " in capsys.readouterr().out
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e18])
 @pytest.mark.parametrize("kind", ["plain", "causal", "masked", "shared", "scaled", "training"])

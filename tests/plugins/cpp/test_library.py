@@ -143,7 +143,7 @@ def test_a_row_or_two_of_contiguous_rows_are_read_once(
     rows: int, right: str, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _between_libraries(monkeypatch)
-    monkeypatch.setattr(preferences, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(preferences, "mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(preferences, "_FEW_PAIRS", 0)
     a, b = torch.randn(rows, 40), _laid_out(40, 24, right)
@@ -175,7 +175,7 @@ def test_operands_whose_layout_takes_longer_than_the_matmul(
     left: str, right: str, columns: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _between_libraries(monkeypatch)
-    monkeypatch.setattr(preferences, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(preferences, "mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(preferences, "_FEW_PAIRS", 0)
     a, b = _laid_out(6, 40, left), _laid_out(40, columns, right)
@@ -203,7 +203,7 @@ def test_operands_whose_layout_takes_longer_than_the_matmul(
 def test_small_matmuls_are_the_librarys(
     rows: int, columns: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preferences, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(preferences, "mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     forget_sessions()
     reset_reports()
@@ -385,7 +385,7 @@ def test_weights_that_are_not_stored(run: Any) -> None:
 
 @pytest.mark.slow
 def test_stored_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preferences, "_mkl_leaves_lanes", lambda: True)
+    monkeypatch.setattr(preferences, "mkl_leaves_lanes", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(preferences, "_FEW_PAIRS", 0)
     forget_sessions()
@@ -409,15 +409,17 @@ RESIDUAL = torch.randn(3, 33, 40).bfloat16()
         (lambda layer, x: F.gelu(layer(x)), 33, ("default",)),
         (lambda layer, x: x[..., :1] + layer(x), 33, ("default",)),
         (lambda layer, x: layer(x) + RESIDUAL.to(x.dtype), 33, ("binary",)),
+        (lambda layer, x: (layer(x) + RESIDUAL.to(x.dtype)).float(), 33, ("default",)),
         (lambda layer, x: layer(x).cos(), 2, ()),
     ],
-    ids=["alone", "gelu", "broadcast", "residual", "few rows"],
+    ids=["alone", "gelu", "broadcast", "residual", "sum that stays wide", "few rows"],
 )
 def test_weights_of_16_bits_are_laid_out_once_where_rows_are_many(
     function: Callable[..., Any], rows: int, calls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computes = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     monkeypatch.setattr(library, "narrow_types", lambda: frozenset({DType.bf16}))
+    monkeypatch.setattr("polyfuse_cpp.isa.dot_instructions", lambda: ())  # else they are generated in pairs
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(24, 40).bfloat16(), torch.randn(3, rows, 24).bfloat16()
     if rows == 2:

@@ -21,7 +21,7 @@ from polyfuse_cpp import generator, packed_blocks
 from polyfuse_cpp import isa as isa_of
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.isa import choose_isa
-from requirements import needs_amx
+from requirements import needs_amx, needs_pairs
 
 PACK = "frozen.aten.as_strided_copy.default"
 
@@ -393,7 +393,7 @@ class Gated(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)) * nn.functional.silu(self.gate(x)))
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("width", "inside", "rows"),
@@ -412,7 +412,7 @@ def test_linear_layers_are_rounded_once(width: int, inside: int, rows: tuple[int
     assert not any(name.startswith(("aten.mm", "aten.addmm", "mkldnn")) for name in last_reports()[-1].calls)
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_weights_that_do_not_fill_matrix_registers_are_left_to_the_library(width
     assert last_reports()[-1].calls != ()
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize("freezing", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "rows_of_calls",
@@ -485,7 +485,7 @@ def test_linear_layers_of_any_number_of_rows(freezing: bool, rows_of_calls: tupl
             model.down.weight.mul_(-1)  # is seen
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 def test_numbers_that_are_none_stay_in_their_rows(freezing: bool) -> None:
@@ -508,7 +508,6 @@ def layer(rows: int | IndexLike, columns: int, depth: int, dtype: DType = DType.
 
 def test_which_linear_layers_matrix_registers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     isa, some = choose_isa("avx512"), symbol("s0")
-    monkeypatch.setattr(generator, "vendor", lambda: "")
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
     assert generator.prefers(layer(256, 3072, 768), {}, isa)
     assert generator.prefers(layer(some, 3072, 768), {"s0": 100}, isa)
@@ -518,16 +517,29 @@ def test_which_linear_layers_matrix_registers_compute(monkeypatch: pytest.Monkey
         "rows that may be many": (layer(some, 3072, 768), {"s0": 512}),
         "rows that nobody can guess": (layer(some, 3072, 768), {}),
         "another type": (layer(64, 64, 64, DType.f16), {}),
-        "f32": (layer(64, 64, 64, DType.f32), {}),
     }
     assert not [why for why, (node, hints) in others.items() if generator.prefers(node, hints, isa)]
     # which weights have to be packed
     assert not generator.prepacks(layer(some, 3072, 768), {}, isa)
-    padded = (layer(64, 3072, 96), layer(64, 3072, 776), layer(64, 1000, 768))
-    for node in (*padded, layer(64, 64, 256, DType.f32)):
+    for node in (layer(64, 3072, 96), layer(64, 3072, 776), layer(64, 1000, 768)):
         assert generator.prepacks(node, {}, isa)
+
+
+def test_which_linear_layers_are_multiplied_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa, some = choose_isa("avx512"), symbol("s0")
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16",))
-    assert not generator.prefers(layer(64, 64, 64), {}, isa)
+    packed, plain = (generator.most_rows(1, freezing, isa) for freezing in (True, False))
+    assert (packed, plain) == (512, 2048)
+    for rows in (2, 64, 512):
+        assert generator.prefers(layer(rows, 1000, 776), {}, isa, packed)
+        assert not generator.prepacks(layer(rows, 1000, 776), {}, isa)
+    many, small = layer(513, 3072, 768), layer(5000, 384, 96)
+    assert generator.prefers(many, {}, isa, plain) and not generator.prefers(many, {}, isa, packed)
+    assert generator.prefers(small, {}, isa, packed)
+    for node in (layer(1, 96, 70), layer(some, 3072, 768), layer(64, 96, 70, DType.f16)):
+        assert not generator.prefers(node, {}, isa, packed)
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ())
+    assert not generator.prefers(layer(64, 1000, 776), {}, isa)
 
 
 @pytest.mark.parametrize(

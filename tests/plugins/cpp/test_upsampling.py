@@ -11,7 +11,7 @@ from torch import nn
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.frontend.decompositions import without_libraries
 from polyfuse.frontend.freezing import freeze
-from polyfuse.frontend.freezing.upsampling import spread_blocks
+from polyfuse.frontend.freezing.channels import spread_blocks
 
 
 @pytest.fixture

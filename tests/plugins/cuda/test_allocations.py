@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from polyfuse.runtime.devices.graphs import Event
-from polyfuse_cuda import allocations
-from polyfuse_cuda.allocations import CudaAllocations
+from polyfuse_cuda import graphs as allocations
+from polyfuse_cuda.graphs import CudaAllocations
 
 
 def test_marks_are_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from polyfuse.kit import KernelFacts
 from polyfuse.symbolic import axis
 from polyfuse.testing.cases.builder import Builder, Carry, Store, result
 from polyfuse_halide.backend import HalideBackend
-from polyfuse_halide.codegen.softmax import softmaxes_of
+from polyfuse_halide.codegen.values import softmaxes_of
 
 F32 = DType.f32
 

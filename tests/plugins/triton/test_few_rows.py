@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("triton", reason=TRITON)
 from polyfuse.ir.expr import cast, load
 from polyfuse.ir.kernel import Kernel, KernelPart
 from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.text.parse import parse
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, axis, symbol
@@ -23,9 +25,10 @@ from polyfuse_triton.codegen import configs, emit, may_group
 from polyfuse_triton.matmul.few_rows import narrow_rows, streaming_parts
 from polyfuse_triton.matmul.plan import matmul_of
 from polyfuse_triton.target import known_target
+from polyfuse_triton.target_info import target_info_of
 from triton_gemms import Case, kernel_of, matmul_faults
 from triton_interpreted import in_interpreter
-from triton_rows import projection_faults
+from triton_rows import gate_faults, projection_faults
 
 HOPPER = known_target("sm_90")
 
@@ -89,6 +92,11 @@ def test_rows_of_an_unknown_number_count_as_the_most_there_can_be(weight_first: 
     assert parts(2, 65) == parts(2) == 0
 
 
+def test_the_bias_of_up_to_16_rows_of_f32_is_the_librarys() -> None:
+    """Whose matmul alone is slower then, and faster with 24 rows."""
+    assert 16 < target_info_of(HOPPER).separate_bias_rows <= 24
+
+
 CASES = (
     Case(8, 256, 256, batch=2, right_by_rows=False, out="f32"),
     Case(17, 300, 256, right_by_rows=False, epilogue="bias_gelu", out="bf16"),
@@ -138,6 +146,67 @@ def test_projections_of_one_operand_are_one_launch() -> None:
     assert sum("if program <" in text and "tl.dot" in text for text in texts) == 1
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("rows", [5, 40])
+@pytest.mark.parametrize("kind", ["gate", "both stored", "other rows", "chain"])
+def test_a_gate_and_its_projection_are_one_kernel(kind: str, rows: int) -> None:
+    """Where both read the same rows, and neither waits for the other."""
+    wrong, texts = in_interpreter(gate_faults, kind, rows)
+    assert not wrong
+    assert sum(text.count("tl.dot") == 2 for text in texts) == (kind in ("gate", "both stored"))
+
+
+def gated(rows: int, columns: int, depth: int) -> Kernel:
+    """A gate that multiplies a projection of the same rows."""
+    body = f"""loop {{
+  v1 = load bf16 in0[{depth}*p0 + r0]
+  v2 = load bf16 in1[{depth}*p1 + r0]
+  v3 = reduce f32 dot (v1, v2)
+  v4 = load bf16 in2[{depth}*p1 + r0]
+  v5 = reduce f32 dot (v1, v4)
+}}
+once {{
+  v6 = mul f32 (v3, v5)
+  v7 = cast bf16 (v6)
+  store bf16 set out0[{columns}*p0 + p1] = v7
+}}
+"""
+    weights = "".join(f"in in{k}: bf16[{columns * depth}] aligned\n" for k in (1, 2))
+    return parse(
+        f"kernel k on cuda {{\nnumerics fast\naxes p0{{{rows}}} ~ {rows}, p1{{{columns}}} ~ {columns}\n"
+        f"raxes r0{{{depth}}} ~ {depth}\nin in0: bf16[{rows * depth}] aligned\n{weights}"
+        f"out out0: bf16[{rows * columns}] aligned\n{body}}}"
+    )
+
+
+@pytest.mark.parametrize(("rows", "stages"), [(8, 5), (64, 4)])
+def test_a_gate_fits_in_shared_memory(rows: int, stages: int) -> None:
+    kernel = gated(rows, 8192, 2048)
+    config = configs(kernel, HOPPER)[0]
+    assert [config.get(name) for name in ("m", "k", "stages")] == [64, 128, stages]
+    assert not may_group(kernel, HOPPER)
+
+
+@pytest.mark.parametrize("rows, stages", [(8, 4), (32, 4), (64, 3)])
+def test_two_of_many_programs_fit_on_a_multiprocessor(rows: int, stages: int) -> None:
+    many = configs(kernel_of(Case(rows, 128256, 2048, right_by_rows=False, out="f32")), HOPPER)[0]
+    assert (many.get("k"), many.get("stages")) == (128, stages)
+    gate = configs(gated(rows, 14336, 4096), HOPPER)[0]
+    sides = 2 * gate.get("m") + gate.get("n")
+    assert gate.get("k") == 64 and 2 * (sides * 64 * 2 * gate.get("stages") + 2048) <= HOPPER.shared_bytes
+
+
+@pytest.mark.quick(1)
+def test_a_gate_compiles() -> None:
+    """Both weights are copied past registers, and no sum is in memory."""
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
+
+    source = emit(gated(64, 8192, 2048), None, HOPPER)
+    function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
+    made = compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, False)
+    assert made.spilled_bytes == 0 and "wgmma" in made.ptx and "ld.global" not in made.ptx
+
+
 def launched_together(rows: int, columns: tuple[int, ...]) -> Kernel:
     """Linear layers of one depth as parts of a kernel."""
     parts = [kernel_of(Case(rows, n, 2048, right_by_rows=False, out="f32")) for n in columns]
@@ -152,22 +221,24 @@ def test_parts_compile_as_one_kernel() -> None:
     """The loop of each copies past registers."""
     from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
-    source = emit(launched_together(8, (2048, 512)), None, HOPPER)
+    source = emit(launched_together(64, (2048, 512, 512)), None, HOPPER)
     function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
     made = compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, False)
     assert made.spilled_bytes == 0 and "wgmma" in made.ptx and "ld.global" not in made.ptx
 
 
-@pytest.mark.parametrize("rows", [2, 16, 17, 32])
-@pytest.mark.parametrize("columns", [(2048, 512, 512), (2048,) * 3, (8192,) * 2, (4096,) * 4])
+@pytest.mark.parametrize("rows", [2, 16, 17, 32, 64])
+@pytest.mark.parametrize("columns", [(2048, 512, 512), (2048,) * 3, (8192, 2048), (2048, 4096, 512, 1024)])
 def test_tiles_of_all_parts_fit_in_shared_memory(rows: int, columns: tuple[int, ...]) -> None:
-    """Beside each other: some versions of Triton do not lay those of different parts over each other."""
+    """Beside each other: some versions of Triton do not lay those of different functions over each other."""
     kernel = launched_together(rows, columns)
-    stages = KernelMeta.parse(emit(kernel, None, HOPPER).meta).num_stages
-    taken = 0
-    for part in kernel.parts:
-        config = configs(part.kernel, HOPPER)[0]
-        taken += stages * (config.get("m") + config.get("n")) * config.get("k") * 2
+    source = emit(kernel, None, HOPPER)
+    stages, taken = KernelMeta.parse(source.meta).num_stages, 0
+    calls = re.findall(r"    \w+_part\d.*?, (\d+), (\d+), (\d+), 1, ", source.text)
+    assert {m for m, *_ in calls} == {"64"}, "the tiles of one with all columns"
+    assert len(calls) == len(set(columns)), "equal parts are called once"
+    for m, n, k in calls:
+        taken += stages * (int(m) + int(n)) * int(k) * 2
     assert 2 <= stages <= 5 and taken + 2048 <= HOPPER.shared_bytes
 
 

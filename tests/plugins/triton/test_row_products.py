@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from requirements import TRITON
 
@@ -16,7 +17,7 @@ from polyfuse_triton.reductions.row_products import matrices_of_row, normalises_
 from polyfuse_triton.target import known_target
 from polyfuse_triton.tiling.choice import choose_plan
 from polyfuse_triton.tiling.register_pressure import Facts
-from triton_interpreted import in_interpreter
+from triton_interpreted import in_interpreter, run_text
 from triton_rows import faults
 
 HOPPER = known_target("sm_90")
@@ -111,3 +112,62 @@ def test_which_become_parts_of_a_launch() -> None:
     assert not may_group(parse_kernel(norm_and_product(512, 1 << 17)), HOPPER)
     softmax = norm_and_product(512, 2048).replace("in0[r0]", "in1[2048*p0 + r0]")
     assert not may_group(parse_kernel(softmax), HOPPER)
+
+
+def normalised_sum(rows: int, length: int = 2048) -> str:
+    """A sum of parts that is stored, and its normalisation with what is added to it and a weight."""
+    total = rows * length
+    return f"""kernel k on cuda {{
+numerics fast
+axes p0{{{rows}}} ~ {rows}
+raxes r0{{{length}}} ~ {length}
+in in0: f32[{2 * total}] aligned
+in in1: bf16[{total}] aligned
+in in2: bf16[{length}] aligned
+out out0: bf16[{total}] aligned
+out out1: bf16[{total}] aligned
+loop {{
+  v1 = load f32 in0[{length}*p0 + r0]
+  v2 = load f32 in0[{length}*p0 + r0 + {total}]
+  v3 = add f32 (v1, v2)
+  v4 = cast bf16 (v3)
+  store bf16 set out0[{length}*p0 + r0] = v4
+  v5 = load bf16 in1[{length}*p0 + r0]
+  v6 = cast f32 (v5)
+  v7 = add f32 (v6, v3)
+  v8 = mul f32 (v7, v7)
+  v9 = reduce f32 sum (v8)
+}}
+once {{
+  v10 = rsqrt f32 (v9)
+}}
+loop {{
+  w1 = load f32 in0[{length}*p0 + r0]
+  w2 = load f32 in0[{length}*p0 + r0 + {total}]
+  w3 = add f32 (w1, w2)
+  w5 = load bf16 in1[{length}*p0 + r0]
+  w6 = cast f32 (w5)
+  w7 = add f32 (w6, w3)
+  v11 = mul f32 (w7, v10)
+  v12 = load bf16 in2[r0]
+  v13 = cast f32 (v12)
+  v14 = mul f32 (v11, v13)
+  v15 = cast bf16 (v14)
+  store bf16 set out1[{length}*p0 + r0] = v15
+}}
+}}"""
+
+
+@pytest.mark.parametrize(("rows", "waiting"), [(64, 0), (4096, 2)])
+def test_few_programs_read_before_they_store_or_reduce(rows: int, waiting: int) -> None:
+    lines = emit(parse_kernel(normalised_sum(rows)), None, HOPPER).text.splitlines()
+    first = next(k for k, line in enumerate(lines) if "tl.store" in line or "tl.sum" in line)
+    loads = [k for k, line in enumerate(lines) if "tl.load" in line]
+    assert len(loads) == 4 and sum(k > first for k in loads) == waiting
+
+
+def test_what_few_programs_read_first_is_what_they_compute_with() -> None:
+    operands = [torch.randn(2 * 3 * 64), *(torch.randn(n).bfloat16() for n in (3 * 64, 64, 3 * 64, 3 * 64))]
+    found, wanted, _ = in_interpreter(run_text, normalised_sum(3, 64), None, operands)
+    for got, true in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, true)

@@ -18,7 +18,7 @@ from polyfuse.bench.engine import EAGER, TORCH, Engine, parse_engines
 from polyfuse.bench.machine import this_machine
 from polyfuse.bench.statistics import latency, spark, speed_up
 from polyfuse.bench.subject import load_subject
-from polyfuse.bench.table import _fitting_table
+from polyfuse.bench.table import _cells, _fitting_table
 from polyfuse.cli.bench import points, sweep_of
 
 
@@ -50,6 +50,12 @@ def test_numbers_are_shown_whole(width, left_out):
     for part in ("torch.compile", "87.1, 12.3", "0.0323 ±", "2.2e-07"):
         assert part in shown
     assert {heading for heading in ("over time", "per s", "peak MiB") if heading not in shown} == left_out
+
+
+def test_large_numbers_have_no_exponent():
+    measured = Measured("eager", latency=latency([[1.5513]] * 3))
+    cells = _cells(measured, Point({"batch": 200_000}))
+    assert cells["median ms"] == "1551 ±0%\n1551, 1551" and cells["per s"] == "128924"
 
 
 class TestSweeps:

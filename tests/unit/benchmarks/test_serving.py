@@ -37,8 +37,11 @@ def test_medians_over_starts():
 def test_the_table(monkeypatch):
     monkeypatch.setattr(report_serving, "facts", lambda content: [])
     text = "\n".join(report_serving.serving_section({"rows": [ROW]}))
-    assert "| bert, tiny | Inductor | 0 µs | 0 µs | 0 µs | 0 µs | 6 s | 0 µs | 6 s |  | 1 built |" in text
-    assert "| bert, tiny | Polyfuse | 0 µs | 0 µs | 1 s | 5 s | 2 s | 0 µs | 8 s | 1.40× | 0, 3 |" in text
+    assert "| bert, tiny | Inductor | 0 µs | 0 µs | 0 µs | 0 µs | 6 s | 0 µs | 6 s |  |  | 1 built |" in text
+    assert (
+        "| bert, tiny | Polyfuse | 0 µs | 0 µs | 1 s | 5 s | 2 s | 0 µs | 8 s | 0.33× | 1.40× | 0, 3 |"
+        in text
+    )
     assert "| bert, tiny | Polyfuse, from a package |" in text
     assert "eager 1 s, Inductor 6 s, Polyfuse 8 s" in report.one_line("serving", ROW)
 

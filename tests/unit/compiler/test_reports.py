@@ -23,7 +23,7 @@ from polyfuse.compiler.reports.report import (
     last_reports,
     reset_reports,
 )
-from polyfuse.compiler.reports.tables import TABLES
+from polyfuse.compiler.reports.summary import TABLES
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.text.print import text

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from polyfuse.distributed.device_timeline import DeviceTimeline
 from polyfuse.distributed.simulated import World
-from polyfuse.distributed.timeline import Timeline
+from polyfuse.distributed.timeline import DeviceTimeline, Timeline
 from polyfuse.runtime.ranks.costs import KINDS, CollectiveCosts
 
 PER_BYTE = 1.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lowered import check
 
-from polyfuse.lowering.broadcasts import reads_across, recomputed_points
+from polyfuse.lowering.readers import reads_across, recomputed_points
 from polyfuse.plugin import TargetInfo
 
 IMAGE = (2, 8, 4, 4)

@@ -28,6 +28,19 @@ def test_the_bias_of_a_layer_that_a_kernel_reads_is_added_there(bias: bool) -> N
     assert "aten_mm_out(" in text and "aten_addmm_out(" not in text
 
 
+class LaterFromFourRows(WideBackend):
+    chosen = replace(WIDE, separate_gemm_add=True, separate_bias_rows=4)
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_the_bias_of_few_rows_is_the_librarys(rows: int) -> None:
+    x, model = torch.randn(rows, 7), nn.Sequential(nn.Linear(7, 5), nn.GELU())
+    with torch.no_grad():
+        run, planned = wide(model, backend=LaterFromFourRows)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+    assert ("aten_addmm_out(" in planned.texts[0]) == (rows == 3)
+
+
 def test_the_result_of_a_graph_is_the_librarys() -> None:
     text = _text(nn.Linear(7, 5), torch.randn(3, 7))
     assert "aten_addmm_out(" in text and "aten_mm_out(" not in text

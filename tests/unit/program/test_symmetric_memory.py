@@ -39,7 +39,7 @@ def group() -> Iterator[delayed_group.DelayedGroup]:
 def chosen(group: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, int]]:
     """Compile a function with symmetric memory in its group, compare it with eager mode, and say which
     rewrites applied."""
-    from polyfuse.frontend.rewrites import symmetric as rewrites
+    from polyfuse.frontend.rewrites import collectives as rewrites
 
     monkeypatch.setattr(rewrites, "symmetric_groups", lambda how: ("0",) if how != "off" else ())
     monkeypatch.setattr(symmetric, "is_supported", lambda value, name: name == "0" and value.dim() > 0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.runtime.frozen.large_pages import on_large_pages
+from polyfuse.runtime.frozen.values import on_large_pages
 
 needs_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages")
 LARGE = 2 << 20

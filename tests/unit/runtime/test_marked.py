@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from polyfuse.runtime.marked import Marking
+from polyfuse.runtime.module import Marking
 
 
 def names_of(*calls: Any) -> list[str]:

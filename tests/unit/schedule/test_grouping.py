@@ -9,12 +9,15 @@ import torch
 
 from polyfuse.base.errors import VerifyError
 from polyfuse.ir.expr import apply
+from polyfuse.ir.nodes import Scatter
 from polyfuse.ir.text.parse import parse_kernel
 from polyfuse.ir.text.print import text
+from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.kit.roofline import work_of
 from polyfuse.plugin import Claim, TargetInfo, Yes
 from polyfuse.schedule import Launch, Schedule
+from polyfuse.symbolic import axis
 from schedule_builder import Anything, Maker, axes, reasons, run
 
 
@@ -157,6 +160,21 @@ def test_at_most_four_matmuls_are_one_launch() -> None:
         m.buffer(f"y{k}", 4, 50)
         m.reduce(f"y{k}", (i, j), (r,), "dot", m.load("x", i, r), m.load(f"w{k}", j, r))
     assert launched(m.schedule(*(f"y{k}" for k in range(6)), max_fusion_size=1)) == [4, 2]
+
+
+def test_what_is_stored_into_a_large_buffer_is_a_part_of_any_launch() -> None:
+    """Where it is stored depends on data, as in a cache; the loop is as short as the other one."""
+    m = Maker(backend=Costly)
+    m.buffer("cache", 1 << 14, kind="input")
+    m.buffer("at", 1, dtype=DType.i64, kind="input")
+    for k, n in enumerate((8, 6)):
+        m.buffer(f"x{k}", n, kind="input")
+    (i,), (j,) = axes(8), axes(6)
+    stored = Scatter("s", (i,), (), "cache", axis("@0", 100) + i, (m.load("at", 0),), m.load("x0", i))
+    m.nodes.append(stored)
+    m.buffer("y", 6)
+    m.pointwise("y", (j,), apply("exp", m.load("x1", j)))
+    assert launched(m.schedule("cache", "y")) == [2]
 
 
 class TestKernel:

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.source import LocalSource
 from torch._guards import Guard, GuardsSet
 
-from polyfuse.torch_compat.captures import guard_repeats
+from polyfuse.torch_compat.captures import shortcuts as guard_repeats
 from polyfuse.torch_compat.captures.shortcuts import shortcuts
 
 

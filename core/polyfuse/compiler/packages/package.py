@@ -23,10 +23,9 @@ from polyfuse.base.errors import InvalidOptionError, PackageError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
 from polyfuse.cache.artifacts import CONTENTS
-from polyfuse.compiler.packages.convolution_weights import lay_out_weights
 from polyfuse.compiler.packages.entry import PackagedEntry, PackagedKernel, compile_entry
 from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
-from polyfuse.compiler.packages.weights import WeightTable
+from polyfuse.compiler.packages.weights import WeightTable, lay_out_weights
 from polyfuse.compiler.session import CompileSession, decided, session_for
 from polyfuse.frontend.exported import functional_graph
 from polyfuse.plugin import Backend

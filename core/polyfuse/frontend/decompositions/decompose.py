@@ -20,13 +20,13 @@ from polyfuse.frontend.decompositions import (
     indexing,
     layouts,
     losses,
+    matmuls,
     operators,
     optimizers,
-    outer_products,
     sampling,
     special,
 )
-from polyfuse.frontend.decompositions.attention import scaled_dot_product_attention
+from polyfuse.frontend.decompositions.matmuls import scaled_dot_product_attention
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
@@ -113,7 +113,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "slice_scatter": operators.slice_scatter,
     "select_scatter": operators.select_scatter,
     "diagonal_scatter": operators.diagonal_scatter,
-    "addmv": outer_products.addmv,
+    "addmv": matmuls.addmv,
     "embedding_dense_backward": indexing.embedding_dense_backward,
     "angle": layouts.angle,
     **{name: layouts.of_rows(name) for name in ("normal", "poisson", "rrelu_with_noise_functional")},
@@ -145,10 +145,10 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
 """Operators decomposed in this project's own way."""
 
 OWN_FAST: Final[Mapping[str, Callable[..., Any]]] = {
-    "mm.default": outer_products.matmul,
-    "bmm.default": outer_products.matmul,
-    "addmm.default": outer_products.addmm,
-    "baddbmm.default": outer_products.addmm,
+    "mm.default": matmuls.matmul,
+    "bmm.default": matmuls.matmul,
+    "addmm.default": matmuls.addmm,
+    "baddbmm.default": matmuls.addmm,
 }
 """The same under `numerics="fast"` alone: matmuls with a depth of one; a library may round before it adds."""
 

@@ -17,8 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root, mutated_placeholders, output_args
-from polyfuse.frontend.freezing.channels import fold_into_convolutions
-from polyfuse.frontend.freezing.upsampling import spread_blocks
+from polyfuse.frontend.freezing.channels import fold_into_convolutions, spread_blocks
 from polyfuse.frontend.graph import ReadsNarrow
 from polyfuse.frontend.rewrites.passes import remove_dead
 from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value

@@ -10,9 +10,9 @@ from torch.fx import GraphModule
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.frontend.graph import Note
-from polyfuse.frontend.rewrites.attention import fuse_attention
+from polyfuse.frontend.rewrites.attention import fuse_attention, share_heads
 from polyfuse.frontend.rewrites.chunked import chunk_matmuls
-from polyfuse.frontend.rewrites.collectives import bucket_collectives, merge_collectives
+from polyfuse.frontend.rewrites.collectives import bucket_collectives, merge_collectives, symmetric_sums
 from polyfuse.frontend.rewrites.constant_folding import (
     fold_constants,
     fold_uniform,
@@ -30,9 +30,7 @@ from polyfuse.frontend.rewrites.noop import (
 )
 from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
-from polyfuse.frontend.rewrites.shared_heads import share_heads
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
-from polyfuse.frontend.rewrites.symmetric import symmetric_sums
 from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage, is_refused
 from polyfuse.frontend.rewrites.views import (
     activate_parts,

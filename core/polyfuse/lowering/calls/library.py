@@ -150,6 +150,10 @@ def _is_added_later(ctx: LoweringContext, node: Any) -> bool:
     if readers is None or readers.stored or not readers.passes:
         return False
     fake, term = node.meta["val"], node.args[0].meta["val"]
-    if fake.element_size() <= 2 and term.dim() == 1:
-        return False  # the library's kernels add a bias in their epilogue
-    return ctx.target_info(str(fake.device)).separate_gemm_add
+    info = ctx.target_info(str(fake.device))
+    if term.dim() == 1:
+        if fake.element_size() <= 2:
+            return False  # the library's kernels add a bias in their epilogue
+        if ctx.sizes.hint(ctx.sizes.index(fake.shape[0])) < info.separate_bias_rows:
+            return False
+    return info.separate_gemm_add

@@ -31,6 +31,8 @@ from polyfuse.rewrite import cast, make, where
 from polyfuse.symbolic import IndexLike
 from polyfuse.torch_compat.tracing import fake
 
+_CUBIC = "upsample_bicubic2d"
+
 
 @lowers(*(f"aten.{name}_backward.default" for name in NEAREST), stores=(0,))
 def nearest_backward(
@@ -41,8 +43,8 @@ def nearest_backward(
     return _gathered(ctx, grad, result, [_Copies(g) for g in grids])
 
 
-@lowers(*(f"aten.{name}_backward.default" for name in LINEAR), stores=(0,))
-def linear_backward(
+@lowers(*(f"aten.{name}_backward.default" for name in (*LINEAR, _CUBIC)), stores=(0,))
+def interpolated_backward(
     ctx: LoweringContext,
     node: Any,
     grad: TensorValue,
@@ -52,25 +54,10 @@ def linear_backward(
     *scales: Any,
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    rule = "corners" if align_corners else "linear"
+    rule, spread = ("cubic", _Cubics) if _CUBIC in str(node.target) else ("linear", _Hats)
+    rule = "corners" if align_corners else rule
     grids = grids_of(node, rule, result, grad, scales, interpolated_in(result))
-    return _gathered(ctx, grad, result, [_Hats(g) for g in grids])
-
-
-@lowers("aten.upsample_bicubic2d_backward.default", stores=(0,))
-def cubic_backward(
-    ctx: LoweringContext,
-    node: Any,
-    grad: TensorValue,
-    output_size: Any,
-    input_size: Any,
-    align_corners: bool,
-    *scales: Any,
-) -> TensorValue:
-    result = ctx.template(node.meta["val"])
-    rule = "corners" if align_corners else "cubic"
-    grids = grids_of(node, rule, result, grad, scales, interpolated_in(result))
-    return _gathered(ctx, grad, result, [_Cubics(g) for g in grids])
+    return _gathered(ctx, grad, result, [spread(g) for g in grids])
 
 
 class _Spread(ABC):

@@ -37,8 +37,7 @@ from polyfuse.plugin.session.discovery import (
 from polyfuse.plugin.session.guarded_backend import guard
 from polyfuse.plugin.session.guarded_timer import GuardedTimer
 from polyfuse.plugin.session.names import check_names, no_generator, unknown_backend
-from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
-from polyfuse.plugin.session.states import PluginState, State
+from polyfuse.plugin.session.states import PluginState, State, warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.timing import Timer, default_timer
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """From a schedule to the steps of a host program, in order.
 
-`planner` walks the schedule; `storage` has what buffers lie in and which views have names, `inputs` what is
-known of inputs, `views` what is a view at all. How memory is shared is decided before, in `program.memory`
-and `program.pools`.
+`planner` walks the schedule; `storage` has what buffers lie in, what is a view and which views have names,
+`inputs` what is known of inputs. How memory is shared is decided before, in `program.memory` and
+`program.pools`.
 """
 
 from polyfuse.program.planning.planner import memory_plan, plan

@@ -1,7 +1,7 @@
 """Host programs as text: the Python module of one, and the source lines that its steps come from.
 
-`writer` has names, values and lines; `statements` prints steps with it, `loops` those of equal layers, and
-`module` puts functions and tables together. What a step means is said in `program.steps`, never here.
+`writer` has names, values and lines; `statements` prints steps with it, and `module` puts functions, loops
+over equal layers and tables together. What a step means is said in `program.steps`, never here.
 """
 
 from polyfuse.program.text.module import python_text

@@ -2,9 +2,9 @@
 library. They are computed when parameters are met for the first time, and again when these have changed.
 
 `entries` sees whether parameters changed, and `looks` says with one call that none did. `values` has programs
-that take such values as inputs, `calls` operators that a program calls once for each parameter, `checksums`
-what tells whether one that is not frozen was written to, `packing` how much memory they may take, and
-`large_pages` where values lie. What is frozen is decided elsewhere, by `frontend.freezing` and by autotuning.
+that take such values as inputs and where the values lie, `calls` operators that a program calls once for each
+parameter and how much memory packed copies may take, `checksums` what tells whether one that is not frozen
+was written to. What is frozen is decided elsewhere, by `frontend.freezing` and by autotuning.
 """
 
 from polyfuse.runtime.frozen.calls import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from polyfuse.ir.expr import loads
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg, KernelPart
-from polyfuse.ir.nodes import Node, Origin, Pointwise, Reduction
+from polyfuse.ir.nodes import LoopNode, Node, Origin, Reduction
 from polyfuse.schedule.context import ScheduleContext
 from polyfuse.schedule.fusion.score import nbytes
 from polyfuse.schedule.result import Call, Decision, Launch
@@ -114,7 +114,7 @@ def _is_able(step: Launch, context: ScheduleContext) -> bool:
         return False
     limit = context.target_info(step.backend, _device(step, context.graph)).launch_bytes
     if limit and not context.settings.horizontal_fusion:
-        if not all(isinstance(node, Pointwise) for node in step.nodes):
+        if any(node.rsizes for node in step.nodes if isinstance(node, LoopNode)):
             # what is large and has loops of its own runs best alone
             each = [nbytes(context.graph, (name,), context.hint) for name in (*step.reads, *step.writes)]
             if any(map(_multiplies_row, step.nodes)):

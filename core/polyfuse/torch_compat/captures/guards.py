@@ -9,20 +9,22 @@ description of the object, must be what they said when the frame was traced.
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import io
 import logging
 import pickle
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import CodeType
 from typing import Any
 
 import torch
 from torch._dynamo import guards as dynamo_guards
 from torch._dynamo.guards import CheckFunctionManager
-from torch._guards import GuardsSet, TracingContext, tracing
+from torch._guards import GuardsSet, Source, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
 
 Describe = Callable[[object], str]
@@ -129,9 +131,33 @@ def recorded(manager: CheckFunctionManager, graph: Any) -> bytes:
         ),
     )
     try:
-        return pickle.dumps((state, manager.shape_code_parts))
+        return pickled((state, manager.shape_code_parts))
     except Exception as error:
         raise Unstorable(f"its guards cannot be pickled ({error})") from error
+
+
+def pickled(value: object) -> bytes:
+    """What `pickle.loads` makes an equal value of, in which sources of guards have the fields of these.
+
+    torch has a source made again from its fields, and torch 2.11 counts those among them that a source
+    computes when it is made: one of an argument's default cannot be read, of which each BERT has some.
+
+    Raises:
+        Exception: whatever a part raises that cannot be pickled.
+    """
+    stream = io.BytesIO()
+    _Pickler(stream).dump(value)
+    return stream.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Reads the fields of sources, and sets them on a new one."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, Source):
+            return NotImplemented
+        state = {each.name: getattr(value, each.name) for each in fields(value) if hasattr(value, each.name)}
+        return copyreg.__newobj__, (type(value),), state  # type: ignore[attr-defined]
 
 
 def _plain(guard: Any) -> Any:

@@ -20,6 +20,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
 from polyfuse.torch_compat.captures.written_inputs import part_of_memory, really_overlap
+from polyfuse.torch_compat.tracing.dynamo import guard_offset
 
 Memory: TypeAlias = tuple[Any, ...]
 """How much memory an input lies in, and the layout of what it is a view of."""
@@ -92,7 +93,7 @@ def shared_and_written(gm: Any) -> SharedInputs | None:
     if not overlapping or not _writes(gm):
         return None
     for i in (i for group in overlapping for i in group):
-        _guard_offset(arguments[i].source, context)
+        guard_offset(arguments[i].source, context)
     return SharedInputs(gm, overlapping, examples)
 
 
@@ -115,14 +116,6 @@ def _refused(tensors: Sequence[torch.Tensor]) -> str | None:
     if any(tensor.dtype is not bases[0].dtype for tensor in tensors):
         return "inputs that overlap and have different types"
     return None
-
-
-def _guard_offset(source: Any, context: TracingContext) -> None:
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.source import TensorProperty, TensorPropertySource
-
-    offset = TensorPropertySource(source, TensorProperty.STORAGE_OFFSET)
-    context.guards_context.dynamo_guards.add(offset.make_guard(GuardBuilder.EQUALS_MATCH))
 
 
 def _writes(gm: GraphModule) -> bool:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch
 
 from polyfuse.base.lazy import rare_collections
-from polyfuse.torch_compat.captures.guard_repeats import added_once
-from polyfuse.torch_compat.captures.markings import Markings
 from polyfuse.torch_compat.captures.vmap_calls import recorded
 from polyfuse.torch_compat.tracing.dynamo import disable_again
 from polyfuse.torch_compat.tracing.shapes import hint, is_symbolic
@@ -143,3 +142,121 @@ def _of_hints(value: torch.Tensor) -> torch.Tensor:
 
 def _number(value: Any) -> int:
     return int(hint(value.node.shape_env, value)) if is_symbolic(value) else value
+
+
+_COMPARED = (str, int, bool, bytes, type(None))
+"""Types of arguments that mean the same when they are equal; others must be one object."""
+
+_INDEX = "_polyfuse_meanings"
+"""Attribute of a set: its guards by what they say, and some that were taken out."""
+
+
+def added_once(add: Callable[..., None]) -> Callable[..., None]:
+    """`GuardsSet.add`, leaving out what a guard of the set says already.
+
+    torch means to leave these out too. But it compares guards with the line of the program they came from,
+    which a guard that is about to be added does not have yet, and by identity functions with arguments, which
+    are made anew for each guard. So scans in Mamba leave 4340 guards that say 530 things.
+
+    Args:
+        add: torch's own method of a set and a guard.
+    """
+
+    def added(self: Any, guard: Any, **named: Any) -> None:
+        known: dict[Hashable, Any] | None = vars(self).get(_INDEX)
+        if known is None:
+            known = {_meaning(other): other for other in self.inner}
+            setattr(self, _INDEX, known)
+        said = _meaning(guard)
+        # torch takes guards out again, for each constant that it was slow to look at
+        earlier = known.get(said)
+        if earlier is not None and earlier in self.inner:
+            return
+        add(self, guard, **named)
+        known[said] = guard
+
+    return added
+
+
+def _meaning(guard: Any) -> Hashable:
+    """What a guard compares with what: its source, and what makes the check, with its arguments."""
+    makes = guard.create_fn
+    said = guard.originating_source, makes
+    if type(makes) is partial:
+        named = tuple((name, _argument(value)) for name, value in sorted(makes.keywords.items()))
+        said = guard.originating_source, (makes.func, tuple(map(_argument, makes.args)), named)
+    try:
+        hash(said)
+    except TypeError:  # a source holds the key of a container, which may be anything
+        return id(guard)
+    return said
+
+
+def _argument(value: Any) -> Hashable:
+    from torch._guards import Source
+
+    # 1 and True are equal and are not the same argument
+    return (type(value), value) if type(value) in _COMPARED or isinstance(value, Source) else id(value)
+
+
+class Markings:
+    """Leaves out guards on marks of tensors whose sizes Dynamo takes as fixed, whatever is marked.
+
+    Since torch 2.13, each tensor has a guard that looks for five attributes which `mark_dynamic` and its like
+    set. For a parameter or buffer of a module Dynamo does not read them: with a mark that is set later, it
+    would compile the same graph again. In a network these guards are a sixth to a quarter of all.
+    """
+
+    def __init__(self) -> None:
+        self._fixed = False
+
+    def matched(self, match: Callable[..., None]) -> Callable[..., None]:
+        """`GuardBuilder.TENSOR_MATCH`, noting meanwhile whether the tensor's sizes are fixed."""
+
+        @wraps(match)
+        def matched(builder: Any, guard: Any, value: Any = None) -> None:
+            with self._of(builder, guard, value):
+                match(builder, guard, value)
+
+        return matched
+
+    def marked(self, add: Callable[..., None]) -> Callable[..., None]:
+        """`GuardManager.add_dimension_marking_guard`, without effect where a tensor's sizes are fixed and
+        nothing is marked.
+
+        Args:
+            add: torch's own method, of a node, what is marked, names of marks that are not there, and more.
+        """
+
+        @wraps(add)
+        def marked(node: Any, present: Any, absent: Any, *others: Any) -> None:
+            if present or not self._fixed:
+                add(node, present, absent, *others)
+
+        return marked
+
+    @contextmanager
+    def _of(self, builder: Any, guard: Any, value: Any) -> Iterator[None]:
+        before, self._fixed = self._fixed, _has_fixed_sizes(builder, guard, value)
+        try:
+            yield
+        finally:
+            self._fixed = before
+
+
+def _has_fixed_sizes(builder: Any, guard: Any, value: Any) -> bool:
+    """Whether Dynamo gives a tensor fixed sizes without looking at what is marked (`_automatic_dynamic`)."""
+    from torch._dynamo import config, utils
+    from torch._dynamo.guards import TensorWeakRef
+    from torch._dynamo.variables.builder import is_dynamic_source
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    tensor = value() if isinstance(value, TensorWeakRef) else value
+    if tensor is None:
+        tensor = builder.get(guard)
+    source = guard.originating_source
+    if not isinstance(tensor, torch.Tensor) or is_traceable_wrapper_subclass(tensor):
+        return False
+    if getattr(config, "_shapes_spec", None) is not None or is_dynamic_source(guard.name):
+        return False
+    return bool(utils.tensor_always_has_static_shape(tensor, is_tensor=True, tensor_source=source)[0])

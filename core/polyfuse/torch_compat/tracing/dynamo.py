@@ -104,15 +104,20 @@ def guard_offsets(gm: Any) -> None:
     context = TracingContext.try_get()
     if context is None or not isinstance(gm, torch.fx.GraphModule) or not _views_by_offset(gm):
         return
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.source import TensorProperty, TensorPropertySource
-
     for node in gm.graph.find_nodes(op="placeholder"):
         argument = node.meta.get("grapharg")
         value, source = node.meta.get("example_value"), getattr(argument, "source", None)
         if source is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            offset = TensorPropertySource(source, TensorProperty.STORAGE_OFFSET)
-            context.guards_context.dynamo_guards.add(offset.make_guard(GuardBuilder.EQUALS_MATCH))
+            guard_offset(source, context)
+
+
+def guard_offset(source: Any, context: TracingContext) -> None:
+    """Let Dynamo guard where one input begins in its memory."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import TensorProperty, TensorPropertySource
+
+    offset = TensorPropertySource(source, TensorProperty.STORAGE_OFFSET)
+    context.guards_context.dynamo_guards.add(offset.make_guard(GuardBuilder.EQUALS_MATCH))
 
 
 def _views_by_offset(gm: torch.fx.GraphModule) -> bool:

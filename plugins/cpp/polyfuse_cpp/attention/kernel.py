@@ -89,7 +89,7 @@ class AttentionKernel:
             warn_once(
                 "cpp",
                 f"attention is the library's, for its kernel cannot be had ({cause}); install a compiler that"
-                " knows AMX, such as g++ 12 or later, or name it in CXX",
+                " knows bf16 and AMX, such as g++ 12 or later, or name it in CXX",
             )
             return self.by_library
 

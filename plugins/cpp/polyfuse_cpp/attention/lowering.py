@@ -1,5 +1,5 @@
-"""Which calls of attention are computed in matrix registers: those for which that takes less time than the
-library's kernel.
+"""Which calls of attention are computed in matrix registers or by products of pairs: those for which that
+takes less time than the library's kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polyfuse.plugin import Lowering, LoweringContext, TensorValue
 from polyfuse.symbolic import IndexLike, is_equal
 from polyfuse_cpp.attention.expected import Form
 from polyfuse_cpp.attention.kernel import attention_kernel
-from polyfuse_cpp.isa import choose_isa, has_matrix_registers
+from polyfuse_cpp.isa import choose_isa, has_pair_products
 
 WIDTHS: Final = range(16, 257)
 """Numbers of a head. Those beyond a multiple of 32 are multiplied as zeros."""
@@ -89,8 +89,8 @@ def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
         raise UnsupportedError("attention is the library's where matmuls are")
     if ctx.packaged:
         raise UnsupportedError("packages hold calls of the library alone")
-    if not has_matrix_registers(choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))):
-        raise UnsupportedError("attention is the library's on CPUs without matrix registers")
+    if not has_pair_products(choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))):
+        raise UnsupportedError("attention is the library's on CPUs without instructions for bf16")
     query = operands[0]
     if any(operand.dtype is not DType.bf16 or operand.rank != _RANK for operand in operands):
         raise UnsupportedError("attention of other types than bf16 is the library's")

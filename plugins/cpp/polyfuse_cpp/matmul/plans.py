@@ -9,7 +9,7 @@ from math import inf, prod
 from polyfuse.ir.types import DType
 from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.symbolic import bounds, product
-from polyfuse_cpp.isa import Isa, dot_instructions, has_matrix_registers
+from polyfuse_cpp.isa import Isa, has_matrix_registers, has_pair_products
 from polyfuse_cpp.matmul.narrow.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, is_far_layer, whole_tiles
@@ -163,7 +163,7 @@ def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         if turns(matmul):
             yield OperandPath.TURNED
         yield OperandPath.TILES
-    if "PF_DOT_BF16" in dot_instructions():
+    if has_pair_products(isa):
         yield OperandPath.PAIRS
 
 

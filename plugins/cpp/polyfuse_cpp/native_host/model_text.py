@@ -1,5 +1,5 @@
-"""A model that runs without Python as one C++ unit: kernels, host program, and the tables that
-``model/model.h`` reads.
+"""A model that runs without Python as one C++ unit: kernels (of a device, their code and functions that
+launch them), host program, and the tables that ``model/model.h`` reads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.plugin import Source
 from polyfuse.plugin.host import Constant, Operand
 from polyfuse.plugin.host_library import (
+    DeviceCode,
+    DeviceKernel,
     HostArgument,
     HostDevice,
     HostLibrary,
@@ -22,7 +24,6 @@ from polyfuse.plugin.host_library import (
     SizeText,
 )
 from polyfuse_cpp.isa import Isa
-from polyfuse_cpp.native_host.device_text import kernel_tables, launch_functions, launch_symbol
 from polyfuse_cpp.native_host.model_requests import dtype_code, requests_text
 from polyfuse_cpp.native_host.model_sizes import SizePrinter, quoted
 from polyfuse_cpp.native_host.text import host_header, host_text
@@ -86,7 +87,7 @@ def device_library_text(library: HostLibrary, device: HostDevice, isa: Isa) -> s
     """The whole unit of a model that computes on a device.
 
     Args:
-        library: what to print; its host program launches by the functions of `device_text`.
+        library: what to print; its host program launches by the functions that are printed for the device.
         device: where.
         isa: which the unit is compiled for.
 
@@ -368,3 +369,90 @@ def _lacking(isa: Isa, dots: Sequence[str]) -> Iterable[str]:
         # Linux lets a process use the matrix registers that asks for them
         yield '  if (syscall(158, 0x1023, 18)) return "matrix registers";'
     yield "  return nullptr;\n}"
+
+
+_LINE = 64
+"""Bytes of code in a line of text."""
+
+
+def launch_symbol(position: int) -> str:
+    """The function that launches a kernel, by its position in the library."""
+    return f"launch_{position}"
+
+
+def kernel_tables(kernels: Sequence[DeviceKernel]) -> str:
+    """`device_kernels` with their code, as ``model/device.h`` has them. Shared code is there once."""
+    lines: list[str] = []
+    known: dict[bytes, str] = {}
+    rows = []
+    for position, kernel in enumerate(kernels):
+        for code in kernel.codes:
+            if code.code not in known:
+                known[code.code] = f"code_{len(known)}"
+                lines.append(f"alignas(64) const char {known[code.code]}[] =\n{_literal(code.code)};")
+        codes = ", ".join(_row(code, known[code.code]) for code in kernel.codes)
+        lines.append(f"const device_code codes_{position}[] = {{{codes}}};")
+        rows.append(
+            f"{{{quoted(kernel.name)}, {quoted(kernel.symbol)}, {kernel.cluster}, {int(kernel.cooperative)},"
+            f" {len(kernel.codes)}, codes_{position}}}"
+        )
+    lines.append(f"enum {{ device_kernel_count = {len(kernels)} }};")
+    lines.append(f"const device_kernel device_kernels[] = {{{', '.join(rows) or '{}'}}};")
+    return "namespace {\n" + "\n".join(lines) + "\n}  // namespace\n"
+
+
+def launch_functions(kernels: Sequence[DeviceKernel]) -> str:
+    """A function for each kernel that takes what the host program passes."""
+    return "namespace {\n" + "\n".join(_launch(i, k) for i, k in enumerate(kernels)) + "}  // namespace\n"
+
+
+def _row(code: DeviceCode, name: str) -> str:
+    numbers = (code.threads, code.shared, int(code.starts_early), code.scratch, code.scratch_align)
+    return f"{{{code.chip}, {name}, {len(code.code)}, {', '.join(map(str, numbers))}}}"
+
+
+def _literal(code: bytes) -> str:
+    """Bytes as a text of C, which compilers read much faster than a list of numbers."""
+    rows = (code[start : start + _LINE] for start in range(0, len(code), _LINE))
+    return "\n".join(f'"{"".join(f"{chr(92)}{byte:03o}" for byte in row)}"' for row in rows) or '""'
+
+
+def _launch(position: int, kernel: DeviceKernel) -> str:
+    numbers = [name for name, kind in kernel.arguments if kind != "ptr"]
+    sizes = SizePrinter(numbers)
+    variables = {name: f"a{i}" for i, (name, _) in enumerate(kernel.arguments)}
+    kinds = [
+        f"{'void*' if kind == 'ptr' else 'int64_t'} {variables[name]}" for name, kind in kernel.arguments
+    ]
+    given = ", ".join((*(variables[name] for name in numbers), "0"))
+    lines = [f"const int64_t s[] = {{{given}}};", "(void)s;"]
+    for name, kind in kernel.arguments:
+        if kind == "i32":
+            lines.append(f"int32_t {variables[name]}_short = (int32_t){variables[name]};")
+            reason = quoted(f"{name} fits in 32 bits")
+            lines.append(
+                f"if ({variables[name]}_short != {variables[name]} && !refused({position}, {reason})) return;"
+            )
+    if kernel.guard:
+        test = sizes.text(kernel.guard)
+        lines.append(f"if (!{test} && !refused({position}, {quoted(kernel.guard)})) return;")
+    lines.append("void *zeroed = nullptr, *scratch = nullptr, *nothing = nullptr;")
+    addresses = ", ".join(f"&{value}" for value in _values(kernel, variables))
+    lines.append(f"void* parameters[] = {{{addresses}}};")
+    grid = ", ".join(sizes.text(extent) for extent in kernel.grid)
+    lines.append(f"const int64_t grid[] = {{{grid}}};")
+    words = sizes.text(kernel.zeroed)
+    lines.append(f"start({position}, grid, parameters, {words}, &zeroed, &scratch);")
+    lines.append("(void)nothing;")
+    body = "".join(f"  {line}\n" for line in lines)
+    return f"void {launch_symbol(position)}({', '.join(kinds)}) {{\n{body}}}\n"
+
+
+def _values(kernel: DeviceKernel, variables: dict[str, str]) -> Iterable[str]:
+    """The variables that hold the parameters of the code."""
+    kinds = dict(kernel.arguments)
+    for name in kernel.parameters:
+        if name in variables:
+            yield f"{variables[name]}_short" if kinds[name] == "i32" else variables[name]
+        else:
+            yield name or "nothing"

@@ -98,8 +98,10 @@ def addend_of(site: CallSite) -> str | None:
 
 
 def _result_read(site: CallSite) -> Expr | None:
-    """The one expression in the reader that is the call's result."""
-    if site.reader is None:
+    """The one expression in the reader that is the call's result; None where the reader stores another type,
+    which the library's result does not have.
+    """
+    if site.reader is None or target(site).dtype is not site.output.dtype:
         return None
     found = {e for e in walk(site.reader.value) if e.op == "load" and e.buffer == site.output.name}
     return next(iter(found)) if len(found) == 1 else None

@@ -52,7 +52,7 @@ def beats_mkl(site: CallSite) -> bool:
     if not extents or _is_narrow(site) or _is_laid_out(rows, weight, extents):
         return False
     few = _FEW_PAIRS // next((by for columns, by in _NARROW if extents[-1] <= columns), 1)
-    return prod(extents) >= few and torch.backends.mkl.is_available() and _mkl_leaves_lanes()
+    return prod(extents) >= few and torch.backends.mkl.is_available() and mkl_leaves_lanes()
 
 
 _ROWS_OF_PAIRS = 16
@@ -97,7 +97,8 @@ def _is_laid_out(rows: View, weight: View, extents: list[int]) -> bool:
     return weight.stride[0] == 1 and columns <= _COLUMNS_READ_ONCE and depth >= 2 * _LANES
 
 
-def _mkl_leaves_lanes() -> bool:
+def mkl_leaves_lanes() -> bool:
+    """Whether MKL does not use AVX-512 here, though the CPU has it."""
     return vendor() not in ("", "GenuineIntel") and detect_isa_name() == "avx512"
 
 

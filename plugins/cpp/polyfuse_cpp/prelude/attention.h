@@ -1,6 +1,6 @@
-// Attention in matrix registers. Scores and weights are there for a block of queries and keys at a time.
+// Attention in matrix registers, or by products of pairs. Scores and weights are there for a block of queries and keys at a time.
 namespace pf {
-#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16 && PF_DOT_BF16 && PF_AMX
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16 && PF_DOT_BF16
 enum { attention_rows = 32, attention_keys = 256, attention_pitch = attention_keys + 16 };
 // Queries from which laying out keys and values for matrix registers pays.
 enum { attention_fewest = 8 };
@@ -39,10 +39,14 @@ struct attention_mode {
     __asm__ volatile("stmxcsr %0" : "=m"(before));
     const u32 now = before | 0x8040;
     __asm__ volatile("ldmxcsr %0" : : "m"(now) : "memory");
+#if PF_AMX
     matrix_begin<32>();
+#endif
   }
   ~attention_mode() {
+#if PF_AMX
     matrix_end();
+#endif
     __asm__ volatile("ldmxcsr %0" : : "m"(before) : "memory");
   }
 };
@@ -62,6 +66,7 @@ static __attribute__((noinline)) void attention_pack(const attention_call& c, i6
   }
 }
 
+#if PF_AMX
 // Scores of R times 16 queries with `count` keys (a multiple of 32). While 16 keys are multiplied, scores of those before are
 // stored.
 template <int R, int WIDE>
@@ -105,6 +110,25 @@ static __attribute__((noinline)) void attention_scores(const bf16* query, const 
   PF_TILE_STORE(2, scores + count - 16, out);
   if constexpr (R > 1) PF_TILE_STORE(3, scores + count - 16 + down, out);
 }
+// Weights of R times 16 queries, of `count` keys, and 32 numbers of these keys' values: their products are added up.
+template <int R>
+PF_INLINE void attention_sums(const f32* weights, const bf16* values, i64 count, f32* sums, bool first) {
+  matrix_tile<R, 2, 32>((const bf16*)weights, attention_pitch * 2, 0, values, 0, count, sums, first);
+}
+#else
+// The same without matrix registers: eight queries, and 32 keys or numbers of values, at a time.
+template <int R, int WIDE>
+static __attribute__((noinline)) void attention_scores(const bf16* query, const bf16* keys, i64 count, f32* scores) {
+  for (i64 k = 0; k < count; k += 32)
+    for (int i = 0; i < R * 16; i += 8)
+      pair_tile<8, 2, WIDE, attention_pitch>(query + i * WIDE, keys + k * WIDE, WIDE, scores + i * attention_pitch + k, true);
+}
+template <int R>
+PF_INLINE void attention_sums(const f32* weights, const bf16* values, i64 count, f32* sums, bool first) {
+  for (int i = 0; i < R * 16; i += 8)
+    pair_tile<8, 2, attention_pitch * 2>((const bf16*)(weights + i * attention_pitch), values, count, sums + i * 32, first);
+}
+#endif
 
 // What a thread needs for a block of queries.
 template <int WIDE> struct attention_memory {
@@ -224,8 +248,7 @@ static __attribute__((noinline)) void attention_block(const attention_call& c, i
       store(m.weights + i * 16, sum);
     }
     for (int d = 0; d < WIDE / 32; ++d)
-      matrix_tile<R, 2, 32>((const bf16*)m.scores, attention_pitch * 2, 0, values + d * 32 * padded + from * 32, 0, width,
-                            m.sums[d], from == 0);
+      attention_sums<R>(m.scores, values + d * 32 * padded + from * 32, width, m.sums[d], from == 0);
   }
   for (i64 t = 0; t < R; ++t) {
     vi32 tile[16];
@@ -344,6 +367,7 @@ static __attribute__((noinline)) void attention_dots(const bf16* const* rows, co
     matmul_dots<R, C, f32, bf16, bf16>(rows, keys, 0, D, scores + k, attention_pitch, true, false);
   }
 }
+#if PF_AMX
 // The same of up to 16 rows with 16 keys or more: keys are left operands as they are, `rows` are the right ones.
 template <int D>
 static __attribute__((noinline)) void attention_turned(const bf16* rows, int count, const bf16* key, i64 next, i64 keys, f32* scores) {
@@ -373,6 +397,7 @@ static __attribute__((noinline)) void attention_turned(const bf16* rows, int cou
       if (i < count) store(scores + i * attention_pitch + k, (vf32)tile[i]);
   }
 }
+#endif
 // `count` rows, at most 16, from row `first` on, the first of which is number `local` of the thread's, and the `here` keys of a
 // block from key `from` on.
 template <int D, int MODE>
@@ -383,11 +408,14 @@ static __attribute__((noinline)) void attention_few_block(const attention_call& 
   const bf16* const key = c.key + image * c.key_step[0] + pair * c.key_step[1] + from * key_next;
   const bf16* rows[16];
   for (int i = 0; i < count; ++i) rows[i] = attention_few_row(c, image, pair, first + i).numbers;
+#if PF_AMX
   if (D % 32 == 0 && here >= 16) {
     for (int i = 0; i < count; ++i)
       for (int d = 0; d < D; d += 2) __builtin_memcpy(m.packed + d * 16 + 2 * i, rows[i] + d, 4);
     attention_turned<D>(m.packed, count, key, key_next, here, m.scores);
-  } else {
+  } else
+#endif
+  {
     int i = 0;
     for (; i + 4 <= count; i += 4) attention_dots<4, D>(rows + i, key, key_next, here, m.scores + i * attention_pitch);
     for (; i < count; ++i) attention_dots<1, D>(rows + i, key, key_next, here, m.scores + i * attention_pitch);

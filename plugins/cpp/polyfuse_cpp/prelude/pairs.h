@@ -67,12 +67,12 @@ static __attribute__((unused)) void pair_across(bf16* to, const bf16* from, i64 
   }
 }
 
-// A tile of R rows, `ROW` elements apart, and C vectors of columns.
-template <int R, int C, int ROW>
+// A tile of R rows, `ROW` elements apart, and C vectors of columns; sums of a row are `OUT` elements from the next one's.
+template <int R, int C, int ROW, int OUT = C * 16>
 static __attribute__((noinline)) void pair_tile(const bf16* a, const bf16* b, i64 depth, f32* c, bool first) {
   vf32 sum[R * C];
 #pragma GCC unroll 32
-  for (int i = 0; i < R * C; ++i) sum[i] = first ? vf32{} : load<Vec>(c + i * 16);
+  for (int i = 0; i < R * C; ++i) sum[i] = first ? vf32{} : load<Vec>(c + i / C * OUT + i % C * 16);
   for (i64 k = 0; k < depth; k += 2) {
     vi32 right[C];
 #pragma GCC unroll 8
@@ -88,7 +88,7 @@ static __attribute__((noinline)) void pair_tile(const bf16* a, const bf16* b, i6
     b += C * 32;
   }
 #pragma GCC unroll 32
-  for (int i = 0; i < R * C; ++i) store(c + i * 16, sum[i]);
+  for (int i = 0; i < R * C; ++i) store(c + i / C * OUT + i % C * 16, sum[i]);
 }
 
 #if PF_AMX

@@ -1,6 +1,6 @@
 """What generated programs call: scalar operations, reductions and stages over Halide's own expressions.
 
-`stages` makes a pipeline, `schedules` orders it, `reduce`, `scans` and `combine` have states; `math` has
+`stages` makes a pipeline, `schedules` orders it, `reduce` (scans, too) and `combine` have states; `math` has
 scalar functions, `device` what runs on GPUs. It knows no kernel of the representation, only what generated
 text passes.
 """

@@ -13,8 +13,7 @@ from polyfuse_halide.library.contraction import strict
 from polyfuse_halide.library.math.arithmetic import Value, add, at_each, expr, maximum, minimum, mul
 from polyfuse_halide.library.math.convert import STORED, convert, memory_type, widened
 from polyfuse_halide.library.passes import Body, define, reads
-from polyfuse_halide.library.reduce import Reduction
-from polyfuse_halide.library.scans import RowScan
+from polyfuse_halide.library.reduce import Reduction, RowScan
 
 __all__ = ["Program", "Schedule", "as_i64", "at", "checked_at", "index", "largest", "least", "shared"]
 

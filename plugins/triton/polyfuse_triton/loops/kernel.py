@@ -32,6 +32,8 @@ _THREAD = 32
 """Threads of a warp."""
 _MOST_BYTES = 256
 """Of early loads for each thread: a quarter of its registers."""
+_FEW_PROGRAMS = 256
+"""So few take the time of waiting for memory: how often one after the other, and not how much they read."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,12 @@ class _Sections:
         self._fetched = self._looping or self._join is not None or scope.plan.groups is not None
 
     def write(self) -> None:
-        """All sections."""
+        """All sections. Few programs ask first for all that they read: a compiler moves no load past a store,
+        or past the barrier of a reduction.
+        """
+        programs = self._coordinates.grid()
+        if self._plan.reduced is not None and isinstance(programs, int) and programs <= _FEW_PROGRAMS:
+            self._fetch(self._kernel.sections)
         for number, section in enumerate(self._kernel.sections):
             if section.looped and self._looping:
                 if has_effect(section, self._kernel):
@@ -145,19 +152,19 @@ class _Sections:
         scope = self._scope
         for stmt in section.body:
             if isinstance(stmt, Reduce):
-                self._fetch(section)
+                behind = self._kernel.sections[self._kernel.sections.index(section) :]
+                self._fetch([s for s in behind if any(isinstance(other, Reduce) for other in s.body)])
                 self._bind(stmt, reduce_whole(scope, stmt, self._join))
             elif isinstance(stmt, Scan):
                 self._bind(stmt, ScanWriter(scope, stmt, self._look_back).step())
             else:
                 self._plain(stmt, section.looped)
 
-    def _fetch(self, section: Section) -> None:
-        """Begin to read what reductions behind this one need, so that memory does not wait for this one."""
+    def _fetch(self, sections: Sequence[Section]) -> None:
+        """Begin to read what some sections need, so that memory does not wait for what is before them."""
         if self._fetched:
             return
         self._fetched = True
-        sections = self._kernel.sections[self._kernel.sections.index(section) :]
         for stmt in fetched_early(sections, self._scope.facts, self._plan):
             self._scope.evaluate(stmt)
 
@@ -235,15 +242,13 @@ class _Sections:
 
 
 def fetched_early(sections: Sequence[Section], facts: KernelFacts, plan: Plan) -> list[Load]:
-    """The loads along rows in sections that reduce, whose memory no store of the kernel changes, as many as
-    registers hold.
+    """The loads along rows in some sections, whose memory no store of the kernel changes, as many as fit in
+    registers.
     """
     assert plan.reduced is not None
     room = _MOST_BYTES * _THREAD * plan.num_warps
     found: list[Load] = []
     for section in sections:
-        if not any(isinstance(stmt, Reduce) for stmt in section.body):
-            continue
         for stmt in section.body:
             if not isinstance(stmt, Load) or stmt.args or stmt.buffer in facts.may_change:
                 continue

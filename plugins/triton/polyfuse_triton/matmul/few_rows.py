@@ -16,12 +16,9 @@ from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, divided_axis
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, coefficient, free_axes, product
 from polyfuse_triton.matmul.narrow import LONG_STEP, narrow_of
-from polyfuse_triton.target import Target
+from polyfuse_triton.target import FEW_ROWS, STREAMING, Target
 from polyfuse_triton.tiling.plan import power_of_two
 
-_OLDEST: Final = 90
-"""The architecture from which that was measured."""
-_MOST_ROWS: Final = 64
 _FEWEST_COLUMNS: Final = 256
 _SMALL: Final = 1024
 """Columns up to which tiles are narrower."""
@@ -40,8 +37,6 @@ _FEW: Final = 16
 """Rows up to which whole bytes, and short groups, are multiplied by the instruction of one warp, which has
 fewer columns and waits for nobody.
 """
-_MOST_GROUPED: Final = 32
-"""Rows up to which tiles of several matmuls fit in shared memory, several times."""
 _HALF_STAGES: Final = 3
 """Where a byte holds two numbers, whose factors take shared memory: more programs at a time gain more than
 more stages.
@@ -61,9 +56,9 @@ _UNBOUNDED: Final = 1 << 62
 
 def streaming_parts(matmul: Reduction, target: Target) -> int:
     """Into how many parts the depth is split; 0 where the library is as fast."""
-    if target.arch >= _OLDEST and matmul.kind == "dot" and len(matmul.axes) == 2 and _byte_axes(matmul):
+    if target.arch >= STREAMING and matmul.kind == "dot" and len(matmul.axes) == 2 and _byte_axes(matmul):
         return _narrow_parts(matmul, target)
-    if target.arch < _OLDEST or matmul.kind != "dot" or len(matmul.axes) != 2 or len(matmul.raxes) != 1:
+    if target.arch < STREAMING or matmul.kind != "dot" or len(matmul.axes) != 2 or len(matmul.raxes) != 1:
         return 0
     sizes = [axis_size(a) for a in matmul.axes]
     (rows, columns), depth = sorted(map(_most, sizes)), axis_size(matmul.raxes[0])
@@ -78,7 +73,7 @@ def streaming_parts(matmul: Reduction, target: Target) -> int:
         return 0
     if not _is_worth_it(rows, columns, depth):
         return 0
-    tiles, parts = -(-columns // _side(columns)), 1
+    tiles, parts = -(-columns // side_of(columns)), 1
     while parts < _MOST_PARTS and 2 * tiles * parts <= target.multiprocessors:
         if depth % (2 * parts * _SHORTEST):
             break
@@ -95,7 +90,7 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     if len(counts) != len(sizes):
         return 1
     rows, columns = sorted(counts[:2])
-    if rows > _MOST_ROWS or columns < _FEWEST_COLUMNS:
+    if rows > FEW_ROWS or columns < _FEWEST_COLUMNS:
         return 1
     inside, depth = _byte_axes(matmul), prod(counts[2:])
     half = len(inside) < len(matmul.raxes)
@@ -151,7 +146,7 @@ def narrow_rows(matmul: Reduction) -> tuple[int, int]:
     ]
     if len(inside) != 1 or not isinstance(inside[0], int) or inside[0] % _INSTRUCTION:
         return usual
-    return _MOST_ROWS, 0
+    return FEW_ROWS, 0
 
 
 def _byte_axes(matmul: Reduction) -> set[str]:
@@ -209,12 +204,13 @@ def _joined_length(group: int) -> int:
     return 2 * _LONG_GROUP if group >= _LONG_GROUP else _LONG_GROUP
 
 
-def _side(columns: int) -> int:
+def side_of(columns: int) -> int:
+    """Columns of a tile."""
     return _SIDE if columns > _SMALL else _SIDE // 2
 
 
 def _is_worth_it(few: int, many: int, depth: int) -> bool:
-    return 2 <= few <= _MOST_ROWS and many >= _FEWEST_COLUMNS and depth % _DEPTH == 0 and depth >= _SHORTEST
+    return 2 <= few <= FEW_ROWS and many >= _FEWEST_COLUMNS and depth % _DEPTH == 0 and depth >= _SHORTEST
 
 
 def _is_plain(value: Expr) -> bool:
@@ -225,6 +221,11 @@ def long_side_first(found: Contraction) -> Contraction:
     """A matmul with its operands exchanged, where few rows of one meet many columns of the other."""
     if _extent(found.rows) >= _extent(found.columns) or not streams(found):
         return found
+    return exchanged(found)
+
+
+def exchanged(found: Contraction) -> Contraction:
+    """A matmul with its operands exchanged."""
     return replace(found, rows=found.columns, columns=found.rows, left=found.right, right=found.left)
 
 
@@ -235,7 +236,7 @@ def streams(found: Contraction) -> bool:
     narrow = narrow_of(found)
     if narrow is not None:
         few, many = (_extent(axes) for axes in (found.rows, found.columns)[:: -1 if narrow.is_left else 1])
-        return few <= _MOST_ROWS and many >= _FEWEST_COLUMNS
+        return few <= FEW_ROWS and many >= _FEWEST_COLUMNS
     if len(found.depth) != 1 or not isinstance(axis_size(found.depth[0]), int):
         return False
     if not all(_is_streamed(o, axis_name(found.depth[0])) for o in (found.left, found.right)):
@@ -249,8 +250,12 @@ def streams(found: Contraction) -> bool:
 
 
 def is_grouped(found: Contraction) -> bool:
-    """Whether a matmul becomes a part of a launch of several."""
-    return streams(found) and min(_extent(found.rows), _extent(found.columns)) <= _MOST_GROUPED
+    """Whether a matmul becomes a part of a launch of several: there is shared memory for tiles of four."""
+    return streams(found) and (narrow_of(found) is None or _few(found) <= _MANY)
+
+
+def _few(found: Contraction) -> int:
+    return min(_extent(found.rows), _extent(found.columns))
 
 
 def _extent(axes: tuple[Index, ...]) -> int:
@@ -278,4 +283,4 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
         return side, few, length, side // 16, stages
     stages = min(_STAGES, max(2, found.shape[-1] // _DEPTH))
     side = max(16, power_of_two(_extent(found.columns)))
-    return _side(_extent(found.rows)), side, _DEPTH, _WARPS, stages
+    return side_of(_extent(found.rows)), side, _DEPTH, _WARPS, stages

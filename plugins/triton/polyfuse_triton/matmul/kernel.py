@@ -45,6 +45,8 @@ _ACCURATE = 128
 _ALIGNED, _UNALIGNED = f"aligned_{Source.SYMBOL}", f"unaligned_{Source.SYMBOL}"
 _WIDE = 16
 """Elements of which strides are multiples where rows are copied in wide chunks."""
+_BESIDE = "beside"
+"""The sum of a second matmul."""
 _FEW_ROWS = 16
 _LONGEST = 1 << 20
 """Longest rows whose steps, as many as a tile has, surely fit in 32 bits."""
@@ -169,6 +171,8 @@ class _Writing:
             self._write_sum()
             scope = self._scope(MemoryScope, "mn", "c")
             scope.values[found.accumulator] = Value("acc", found.dtype, frozenset("mn"))
+            if self._found.beside is not None:
+                scope.values[self._found.beside.accumulator] = Value(_BESIDE, found.dtype, frozenset("mn"))
             for stmt in found.epilogue:
                 moved = self._moved_statement[id(stmt)]
                 if isinstance(moved, Store):
@@ -193,19 +197,23 @@ class _Writing:
                 self._write_narrow_sum(narrow)
             return
         out, found = self._out, self._found.contraction
-        left, right = self._scope(_OperandScope, "mk", "a"), self._scope(_OperandScope, "kn", "b")
-        for scope, operand in ((left, found.left), (right, found.right)):
+        right, beside = self._scope(_OperandScope, "kn", "b"), self._found.beside
+        lefts = [("acc", self._scope(_OperandScope, "mk", "a"), found.left)]
+        if beside is not None:
+            lefts.append((_BESIDE, self._scope(_OperandScope, "mk", "d"), beside.left))
+        for scope, operand in (*((scope, operand) for _, scope, operand in lefts), (right, found.right)):
             for stmt in operand.body:
                 if self._uniform(stmt.targets[0], self._found.depth):
                     scope.values[stmt.targets[0]] = scope.evaluate(self._moved_statement[id(stmt)])
-        kind = triton_type(found.dtype)
-        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
+        for total, *_ in lefts:
+            out.line(f"{total} = tl.zeros([MBLOCK, NBLOCK], {triton_type(found.dtype)})")
         out.line(f"for k0 in range(0, {self.coordinates.extent(self.coordinates.dims['k'].extent)}, KBLOCK):")
         with out.indented():
             with out.detached() as body:
-                a = self._operand(left, found.left, "mk")
+                tiles = [(total, self._operand(scope, operand, "mk")) for total, scope, operand in lefts]
                 b = self._operand(right, found.right, "kn")
-                out.line(f"acc = tl.dot({a}, {b}, acc{self._precision()})")
+                for total, a in tiles:
+                    out.line(f"{total} = tl.dot({a}, {b}, {total}{self._precision()})")
             for line in self.coordinates.loop_lines(body):
                 out.line(line)
             out.add(body)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Load
 from polyfuse.ir.types import DType
-from polyfuse.kit.contraction import Contraction, Operand, match
+from polyfuse.kit.contraction import Contraction, Operand, match, match_two
 from polyfuse.plugin import Config
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
-from polyfuse_triton.matmul.few_rows import long_side_first
+from polyfuse_triton.matmul.few_rows import exchanged, long_side_first
 from polyfuse_triton.matmul.narrow import BOTH, GROUP, INSIDE, Narrow, narrow_of
 from polyfuse_triton.tiling.plan import Dim, Plan
 
@@ -30,6 +30,7 @@ class Matmul:
         sizes: extent of each axis.
         itemsize: bytes of an operand's element.
         narrow: how an operand of bytes is walked; None where there is none.
+        beside: a second matmul of the same right operand, whose sum the epilogue reads as well.
     """
 
     contraction: Contraction
@@ -40,6 +41,12 @@ class Matmul:
     sizes: dict[str, IndexLike]
     itemsize: int
     narrow: Narrow | None = None
+    beside: Contraction | None = None
+
+    @property
+    def weights(self) -> int:
+        """How many left operands there are."""
+        return 1 if self.beside is None else 2
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -123,16 +130,25 @@ def is_tile(config: Config) -> bool:
 
 def matmul_of(kernel: Kernel) -> Matmul | None:
     """The matmul that a kernel is; None where it is none, or one without a matrix instruction."""
-    found = match(kernel)
+    one = match(kernel)
+    found, beside = (long_side_first(one), None) if one is not None else _pair(kernel)
     if found is None or not _has_instruction(found.left.dtype, found.right.dtype):
         return None
-    found = long_side_first(found)
     groups = (found.batch, found.rows, found.columns, found.depth)
     sizes = {axis_name(a): axis_size(a) for axes in groups for a in axes}
     batch, rows, columns = (tuple(axis_name(a) for a in axes) for axes in groups[:3])
     narrow = narrow_of(found)
     depth = _in_memory_order(found) if narrow is None else narrow.depth
-    return Matmul(found, batch, rows, columns, depth, sizes, found.left.dtype.itemsize, narrow)
+    return Matmul(found, batch, rows, columns, depth, sizes, found.left.dtype.itemsize, narrow, beside)
+
+
+def _pair(kernel: Kernel) -> tuple[Contraction | None, Contraction | None]:
+    """Two matmuls of one operand, this one on the right."""
+    two = match_two(kernel)
+    if two is None or any(map(narrow_of, two)):
+        return None, None
+    first, second = two if two[0].right == two[1].right else map(exchanged, two)
+    return first, second
 
 
 def _has_instruction(left: DType, right: DType) -> bool:

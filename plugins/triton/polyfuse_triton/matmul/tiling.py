@@ -28,6 +28,8 @@ _SCATTERED = 32
 _CANDIDATES = 12
 _RESOLUTION = 0.03
 """Parts by which estimates have to differ."""
+_STAGES_OF_TWO = 4
+"""Of a program beside another one: more ask for no more than memory delivers."""
 _WAYS = 3
 """Of these, at most so many have equal sides."""
 _GROUP = 8
@@ -85,8 +87,28 @@ def _streaming(found: Matmul, target: Target) -> Iterator[MatmulPlan]:
     if streams(found.contraction) and found.shape[1] >= found.shape[2]:
         m, n, k, warps, stages = tile_of(found.contraction)
         plan = MatmulPlan(m, max(n, target.columns), k, 1, warps, stages)
+        batch, rows, columns, _ = found.shape
+        if found.narrow is None and batch * -(-rows // m) * -(-columns // plan.n) > target.multiprocessors:
+            plan = _two_at_a_time(found, target, plan)
+        elif found.beside is not None:
+            plan = _fitting(found, plan, target.shared_bytes)
         if is_possible(found, target, plan):
             yield plan
+
+
+def _two_at_a_time(found: Matmul, target: Target, plan: MatmulPlan) -> MatmulPlan:
+    """A plan of more programs than there are multiprocessors, in stages that leave room for two of them: the
+    second ones would begin when the first have ended.
+    """
+    shorter = replace(plan, k=plan.k // found.weights, stages=min(plan.stages, _STAGES_OF_TWO))
+    return _fitting(found, shorter, target.shared_bytes // 2)
+
+
+def _fitting(found: Matmul, plan: MatmulPlan, most: int) -> MatmulPlan:
+    """A plan with as many of its stages as have room in some bytes of shared memory."""
+    while plan.stages > 2 and shared_bytes(found, plan) > most:
+        plan = replace(plan, stages=plan.stages - 1)
+    return plan
 
 
 def plan_seconds(found: Matmul, target: Target, plan: MatmulPlan) -> float:
@@ -110,7 +132,7 @@ def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
     if plan.m < 16 or plan.n < least or max(plan.m, plan.n, plan.k) > 256 or plan.k < found.shortest_depth:
         return False
     threads = 32 * plan.warps
-    held = plan.m * plan.n // threads
+    held = found.weights * plan.m * plan.n // threads
     if held > _most_held(found) or held < 4:
         return False
     if found.narrow is not None and found.narrow.longest % plan.k:
@@ -128,13 +150,14 @@ def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
 def _registers(found: Matmul, plan: MatmulPlan) -> int:
     """An estimate of a thread's registers: results, and where operands are loaded from."""
     threads = 32 * plan.warps
-    held = plan.m * plan.n // threads * max(4, found.contraction.dtype.itemsize) // 4
+    sides = found.weights * plan.m
+    held = sides * plan.n // threads * max(4, found.contraction.dtype.itemsize) // 4
     if found.contraction.left.dtype.is_eight_bit_float:
         # short sums are added to the long ones
         held = held * 3 // 2
     if len(found.contraction.epilogue) > _EPILOGUE:
         held = held * 5 // 4
-    copies = (plan.m + plan.n) * plan.k * found.itemsize // (16 * threads)
+    copies = (sides + plan.n) * plan.k * found.itemsize // (16 * threads)
     return held + copies + 40
 
 
@@ -177,7 +200,7 @@ def shared_bytes(found: Matmul, plan: MatmulPlan) -> int:
 def _shared(found: Matmul, plan: MatmulPlan) -> int:
     """Bytes of shared memory that the operands of all stages take."""
     if found.narrow is None:
-        return plan.stages * (plan.m + plan.n) * plan.k * found.itemsize
+        return plan.stages * (found.weights * plan.m + plan.n) * plan.k * found.itemsize
     # bytes on one side, and what they are multiplied with on the other; both once more as they are multiplied
     few, many = (plan.n, plan.m) if found.narrow.is_left else (plan.m, plan.n)
     wide = few * plan.k * found.numbers * found.itemsize

@@ -1,5 +1,5 @@
 """Pipelines, reductions and scans on GPUs, as generated programs call them.
 
-`pipeline` launches stages, `reduce` and `scan` work by the threads of a block, `math` has what a GPU computes
+`pipeline` launches stages, `reduce` has what the threads of a block do together, `math` what a GPU computes
 otherwise. What CPU and GPU share stays one folder up.
 """

@@ -12,8 +12,7 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.device.reduce import DeviceReduction, coordinates_of
-from polyfuse_halide.library.device.scan import DeviceScan
+from polyfuse_halide.library.device.reduce import DeviceReduction, DeviceScan, coordinates_of
 from polyfuse_halide.library.math.arithmetic import Value, at_each, expr
 from polyfuse_halide.library.math.convert import memory_type
 from polyfuse_halide.library.passes import Body, define, flat_of, reads
