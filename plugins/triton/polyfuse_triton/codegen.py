@@ -19,7 +19,7 @@ from polyfuse_triton.loops.group import grouped_text
 from polyfuse_triton.loops.kernel import KernelText, kernel_text
 from polyfuse_triton.loops.memory import ATOMIC_MODES
 from polyfuse_triton.loops.ops import unsupported_op
-from polyfuse_triton.matmul.few_rows import is_grouped
+from polyfuse_triton.matmul.few_rows import is_grouped, side_of
 from polyfuse_triton.matmul.kernel import matmul_text
 from polyfuse_triton.matmul.multiply_add import as_sums
 from polyfuse_triton.matmul.plan import MatmulPlan, is_tile, matmul_of
@@ -107,11 +107,10 @@ def may_group(kernel: Kernel, target: Target) -> Claim:
 
 def _grouped(kernel: Kernel, target: Target) -> Source:
     """A function that runs those of several kernels, each in programs of its own."""
-    distinct = dict.fromkeys(p.kernel for p in kernel.parts)
-    parts = {part: emit(part, None, target) for part in distinct}
+    parts = {part: emit(part, config, target) for part, config in _tiles(kernel, target).items()}
     metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
     if _shared_by_parts(metas, _FEWEST_STAGES) > target.shared_bytes:
-        parts = {part: emit(part, _shallow(part, target), target) for part in distinct}
+        parts = {part: emit(part, config, target) for part, config in _tiles(kernel, target, 2).items()}
         metas = {part: KernelMeta.parse(source.meta) for part, source in parts.items()}
     found = grouped_text(kernel, {part: (parts[part], metas[part]) for part in parts})
     stages = max(m.num_stages for m in metas.values())
@@ -130,13 +129,17 @@ def _grouped(kernel: Kernel, target: Target) -> Source:
     return Source(source.name, source.text, source.language, meta=meta.text(), refused_aliases=refused)
 
 
-def _shallow(part: Kernel, target: Target) -> Config | None:
-    """The tile of a part that is a matmul, with half the depth."""
-    matmul = matmul_of(part)
-    if matmul is None or matmul.narrow is not None:
-        return None
-    plan = best_plans(matmul, target)[0]
-    return replace(plan, k=plan.k // 2).config()
+def _tiles(kernel: Kernel, target: Target, shorter: int = 1) -> dict[Kernel, Config | None]:
+    """The tiles of different parts: those of one matmul with all columns, with so many times less depth."""
+    found = {part.kernel: matmul_of(part.kernel) for part in kernel.parts}
+    plain = {part: matmul for part, matmul in found.items() if matmul is not None and matmul.narrow is None}
+    columns = sum(plain[part.kernel].shape[1] for part in kernel.parts if part.kernel in plain)
+    configs: dict[Kernel, Config | None] = dict.fromkeys(found)
+    for part, matmul in plain.items():
+        plan = best_plans(matmul, target)[0]
+        plan = replace(plan, m=max(plan.m, side_of(columns)), k=plan.k // shorter)
+        configs[part] = plan.config()
+    return configs
 
 
 def _shared_by_parts(metas: Mapping[Kernel, KernelMeta], stages: int) -> int:

@@ -17,8 +17,10 @@ _SIZE_MULTIPLE = 8
 _REPEATED_ROW = 8192
 """Elements of a row that a program holds in registers."""
 
-_BIASED_ROWS = 33
-"""Of f32: a network with up to 16 rows took up to 2.8 times as long where kernels added its biases."""
+_BIASED_ROWS = 24
+"""Of f32. With up to 16, cuBLAS's matmul alone took up to nine times as long as cuBLASLt's with a bias; with
+24 and more half as long, or as long.
+"""
 
 
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:

@@ -25,6 +25,7 @@ from polyfuse_triton.codegen import configs, emit, may_group
 from polyfuse_triton.matmul.few_rows import narrow_rows, streaming_parts
 from polyfuse_triton.matmul.plan import matmul_of
 from polyfuse_triton.target import known_target
+from polyfuse_triton.target_info import target_info_of
 from triton_gemms import Case, kernel_of, matmul_faults
 from triton_interpreted import in_interpreter
 from triton_rows import gate_faults, projection_faults
@@ -89,6 +90,11 @@ def test_rows_of_an_unknown_number_count_as_the_most_there_can_be(weight_first: 
 
     assert parts(2, 16) == parts(33, 64) == 4
     assert parts(2, 65) == parts(2) == 0
+
+
+def test_the_bias_of_up_to_16_rows_of_f32_is_the_librarys() -> None:
+    """Whose matmul alone is slower then, and faster with 24 rows."""
+    assert 16 < target_info_of(HOPPER).separate_bias_rows <= 24
 
 
 CASES = (
@@ -229,6 +235,7 @@ def test_tiles_of_all_parts_fit_in_shared_memory(rows: int, columns: tuple[int, 
     source = emit(kernel, None, HOPPER)
     stages, taken = KernelMeta.parse(source.meta).num_stages, 0
     calls = re.findall(r"    \w+_part\d.*?, (\d+), (\d+), (\d+), 1, ", source.text)
+    assert {m for m, *_ in calls} == {"64"}, "the tiles of one with all columns"
     assert len(calls) == len(set(columns)), "equal parts are called once"
     for m, n, k in calls:
         taken += stages * (int(m) + int(n)) * int(k) * 2

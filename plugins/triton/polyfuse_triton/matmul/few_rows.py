@@ -73,7 +73,7 @@ def streaming_parts(matmul: Reduction, target: Target) -> int:
         return 0
     if not _is_worth_it(rows, columns, depth):
         return 0
-    tiles, parts = -(-columns // _side(columns)), 1
+    tiles, parts = -(-columns // side_of(columns)), 1
     while parts < _MOST_PARTS and 2 * tiles * parts <= target.multiprocessors:
         if depth % (2 * parts * _SHORTEST):
             break
@@ -204,7 +204,8 @@ def _joined_length(group: int) -> int:
     return 2 * _LONG_GROUP if group >= _LONG_GROUP else _LONG_GROUP
 
 
-def _side(columns: int) -> int:
+def side_of(columns: int) -> int:
+    """Columns of a tile."""
     return _SIDE if columns > _SMALL else _SIDE // 2
 
 
@@ -282,4 +283,4 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
         return side, few, length, side // 16, stages
     stages = min(_STAGES, max(2, found.shape[-1] // _DEPTH))
     side = max(16, power_of_two(_extent(found.columns)))
-    return _side(_extent(found.rows)), side, _DEPTH, _WARPS, stages
+    return side_of(_extent(found.rows)), side, _DEPTH, _WARPS, stages
