@@ -173,8 +173,11 @@ def _ratio(column: list[float], other: float | None, mine: float | None) -> str:
 
 
 def _title(content: dict[str, Any]) -> str:
-    """What a section begins with: files of one sort of networks have it in their label."""
-    return "Engines, transformers" if "-transformers" in content["kind"] else "Engines"
+    """What a section begins with: files of one sort of networks have it in their label, and so have those of
+    some networks of another file, measured again.
+    """
+    sorts = {"-transformers": "Engines, transformers", "-again": "Engines, measured again"}
+    return next((words for label, words in sorts.items() if label in content["kind"]), "Engines")
 
 
 def _threads(content: dict[str, Any]) -> str:
