@@ -432,7 +432,7 @@ def test_weights_of_16_bits_are_laid_out_once_where_rows_are_many(
     with torch.no_grad(), refused:
         for change in (0.0, 0.5):
             layer.weight.add_(change)
-            exact = function(copy.deepcopy(layer).double(), x.double())
+            exact = function(copy.deepcopy(layer).double(), x.double()).double()
             torch.testing.assert_close(call(x).double(), exact, rtol=2e-2, atol=2e-2)
     found = last_reports()[-1].calls
     assert [n for n in found if n.startswith("mkldnn")] == [f"mkldnn._linear_pointwise.{c}" for c in calls]

@@ -1,4 +1,4 @@
-"""Convolutions that cut images into patches are linear layers on CPUs with matrix registers."""
+"""Convolutions that cut images into patches are linear layers on CPUs that multiply pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse_cpp.matmul import patches
-from requirements import needs_amx
+from requirements import needs_pairs
 
 
 class Patches(nn.Module):
@@ -45,7 +45,7 @@ def image(*size: int) -> Tensor:
     return torch.randn(*size).bfloat16()
 
 
-@needs_amx
+@needs_pairs
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("rows", [False, True])
@@ -59,14 +59,14 @@ def test_patches_become_rows(window: Any, outputs: int, bias: bool, rows: bool, 
 
 
 @pytest.mark.slow
-@needs_amx
+@needs_pairs
 def test_images_with_channels_last() -> None:
     x = image(2, 3, 64, 48).contiguous(memory_format=torch.channels_last)
     assert rewritten(Patches(16, 64).bfloat16().eval(), x) == 1
 
 
 @pytest.mark.quick(2)
-@needs_amx
+@needs_pairs
 @pytest.mark.parametrize(
     "window, options",
     [
@@ -84,26 +84,26 @@ def test_other_windows_stay(window: int, options: dict[str, Any]) -> None:
     assert rewritten(model, image(1, options.get("channels", 3), 64, 64)) == 0
 
 
-@needs_amx
+@needs_pairs
 def test_a_border_that_is_cut_off_stays() -> None:
     assert rewritten(Patches(16, 64).bfloat16().eval(), image(1, 3, 70, 64)) == 0
 
 
 @pytest.mark.slow
-@needs_amx
+@needs_pairs
 def test_who_asks_for_the_library_gets_it() -> None:
     for options in ({"gemm": "library"}, {"numerics": "eager"}, {"cpp.isa": "avx2"}):
         assert rewritten(Patches(16, 64).bfloat16().eval(), image(1, 3, 64, 64), **options) == 0
 
 
-def test_nothing_changes_without_matrix_registers_or_in_f32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_changes_without_products_of_pairs_or_in_f32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rewritten(Patches(16, 64).eval(), torch.randn(1, 3, 32, 32)) == 0
-    monkeypatch.setattr(patches, "has_matrix_registers", lambda isa: False)
+    monkeypatch.setattr(patches, "has_pair_products", lambda isa: False)
     assert rewritten(Patches(16, 64).bfloat16().eval(), image(1, 3, 64, 64)) == 0
 
 
 @pytest.mark.slow
-@needs_amx
+@needs_pairs
 def test_gradients_are_as_before() -> None:
     model, x = Patches(16, 64).bfloat16(), image(2, 3, 64, 64)
     reset_reports()

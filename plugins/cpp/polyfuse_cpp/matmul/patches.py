@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from polyfuse.kit import patches_as_rows
 from polyfuse.plugin import Rewrite, RewriteContext
-from polyfuse_cpp.isa import choose_isa, has_matrix_registers
+from polyfuse_cpp.isa import choose_isa, has_pair_products
 
 _MOST_CHANNELS: Final = 4
 """Channels of an image; of what has more, runs of channels are long enough for windows in registers."""
@@ -22,7 +22,7 @@ _RANK: Final = 4
 
 def as_rows(ctx: RewriteContext, node: Node) -> Node | None:
     """A matmul of patches with the weight, where a convolution in bf16 has few channels, large windows that
-    touch each other, and the CPU has matrix registers.
+    touch each other, and the CPU multiplies pairs, in matrix registers or without.
     """
     x, w = ctx.tensor(node.args[0]), ctx.tensor(node.args[1])
     if x is None or w is None or not _pays(ctx, x, w):
@@ -38,7 +38,7 @@ def _pays(ctx: RewriteContext, x: torch.Tensor, w: torch.Tensor) -> bool:
         return False
     if not all(isinstance(n, int) for n in w.shape) or w.shape[1] > _MOST_CHANNELS or w[0].numel() < _DEEP:
         return False
-    return has_matrix_registers(choose_isa(str(settings.plugin_option("cpp", "isa", "") or "")))
+    return has_pair_products(choose_isa(str(settings.plugin_option("cpp", "isa", "") or "")))
 
 
 REWRITES: Final = (Rewrite("patches-as-rows", ("aten.convolution.default",), as_rows, ("inference",)),)
