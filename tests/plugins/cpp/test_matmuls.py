@@ -395,7 +395,7 @@ def test_without_instructions_for_small_types(
     pair: tuple[DType, DType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polyfuse_cpp.backend.dot_instructions", lambda: ())
-    monkeypatch.setattr("polyfuse_cpp.matmul.plans.dot_instructions", lambda: ())
+    monkeypatch.setattr("polyfuse_cpp.isa.dot_instructions", lambda: ())
     # sizes of no other test, for the text is the same
     check(Matmul(9, 41, 131, dtype=pair[0], other=pair[1], right="bnk"))
 
@@ -430,7 +430,7 @@ def test_bf16_with_columns_as_rows(shape: tuple[int, int, int]) -> None:
 )
 def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     every = ("PF_DOT_BF16", "PF_DOT_BYTES", "PF_AMX")
-    for module in ("backend", "isa", "matmul.plans"):
+    for module in ("backend", "isa"):
         monkeypatch.setattr(f"polyfuse_cpp.{module}.dot_instructions", lambda: every)
     kernels = [Matmul(m, n, 100, dtype=bf16, right="bnk").kernel() for m in (8, 40) for n in (16, 50)]
     made = backend()

@@ -37,6 +37,15 @@ def test_one_that_fails_at_any_of_its_first_calls_is_left_out(good_calls: int) -
     assert row["errors"]["good"] == 0.0
 
 
+def test_where_all_fail_their_failures_are_the_row() -> None:
+    def prepare(name: str) -> Callable[[], torch.Tensor]:
+        raise RuntimeError(f"no {name}")
+
+    row = side_by_side(("eager", "good"), prepare, SHORT)
+    assert not row["timings"]
+    assert row["failures"] == {"eager": "RuntimeError: no eager", "good": "RuntimeError: no good"}
+
+
 def test_one_that_does_not_answer_in_time_is_left_out() -> None:
     def prepare(name: str) -> Callable[[], torch.Tensor]:
         def call() -> torch.Tensor:
