@@ -80,7 +80,7 @@ def _sums(
         parts = loads(node.value)
         if not 1 < len(parts) <= _MOST_PARTS or {part.buffer for part in parts}.difference(matmuls):
             continue
-        once = all(writes[roots[name]] == 1 for name in (node.output, parts[0].buffer))
+        once = all(writes[roots[name]] == 1 for name in (node.output, *(part.buffer for part in parts)))
         info = target_info(claimed[node.name].name, graph.buffers[node.output].device)
         numel = graph.buffers[node.output].numel
         few = isinstance(numel, int) and numel * sum(part.dtype.itemsize for part in parts)

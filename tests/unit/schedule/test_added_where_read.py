@@ -24,19 +24,22 @@ class Costly(Anything):
         return dataclasses.replace(super().target_info(device), launch_bytes=1 << 12)
 
 
-def rotated(backend: type[Anything] = Costly, rows: int = ROWS) -> Maker:
-    """A product whose depth is in two parts, and its rows with their halves exchanged, the first negated."""
+def rotated(backend: type[Anything] = Costly, rows: int = ROWS, second: str = "parts") -> Maker:
+    """A product whose depth is in two parts, and its rows with their halves exchanged, the first negated. The
+    second part is read in the buffer `second`.
+    """
     m = Maker(backend=backend)
     m.buffer("x", rows, DEPTH, kind="input")
     m.buffer("w", COLUMNS, DEPTH, kind="input")
-    m.buffer("parts", 2, rows, COLUMNS)
     (p, i, j), (r,) = axes(2, rows, COLUMNS), axes(DEPTH // 2, prefix="r")
     inside = p * (DEPTH // 2) + r
-    m.reduce("parts", (p, i, j), (r,), "dot", m.load("x", i, inside), m.load("w", j, inside))
+    for parts in dict.fromkeys(("parts", second)):
+        m.buffer(parts, 2, rows, COLUMNS)
+        m.reduce(parts, (p, i, j), (r,), "dot", m.load("x", i, inside), m.load("w", j, inside))
     m.buffer("y", rows, COLUMNS, dtype=DType.bf16)
     i, j = axes(rows, COLUMNS)
     m.pointwise(
-        "y", (i, j), cast(apply("add", m.load("parts", 0, i, j), m.load("parts", 1, i, j)), DType.bf16)
+        "y", (i, j), cast(apply("add", m.load("parts", 0, i, j), m.load(second, 1, i, j)), DType.bf16)
     )
     m.buffer("z", rows, COLUMNS)
     half, at = COLUMNS // 2, m.at("y", i, j)
@@ -63,9 +66,13 @@ def test_the_sum_has_no_launch() -> None:
     assert "y" not in found
 
 
-@pytest.mark.parametrize("kind", ["cheap launches", "a result", "read by a call", "written again", "large"])
+@pytest.mark.parametrize(
+    "kind",
+    ["cheap launches", "a result", "read by a call", "written again", "another written again", "large"],
+)
 def test_a_sum_that_stays(kind: str) -> None:
-    m = rotated(Anything if kind == "cheap launches" else Costly, 256 if kind == "large" else ROWS)
+    second = "others" if kind == "another written again" else "parts"
+    m = rotated(Anything if kind == "cheap launches" else Costly, 256 if kind == "large" else ROWS, second)
     results = ["z"]
     if kind == "a result":
         results.append("y")
@@ -73,12 +80,13 @@ def test_a_sum_that_stays(kind: str) -> None:
         m.buffer("c", ROWS, COLUMNS, dtype=DType.bf16)
         m.call("aten.sin.default", ("c",), "y")
         results.append("c")
-    if kind == "written again":
+    if kind.endswith("written again"):
         i, j = axes(ROWS, COLUMNS)
         m.nodes.insert(
-            2, Pointwise("again", (i, j), (), "parts", m.at("parts", 0, i, j), const(0.0, DType.f32))
+            len(m.nodes) - 1,
+            Pointwise("again", (i, j), (), second, m.at(second, 1, i, j), const(0.0, DType.f32)),
         )
-        results.append("parts")
+        results.append(second)
     schedule = m.schedule(*results)
     assert not reasons(schedule, "inline")
     assert sum(isinstance(step, Launch) for step in schedule.steps) >= 3
