@@ -215,6 +215,13 @@ def test_an_activation_of_joined_products_goes_to_each() -> None:
 
     module, counts = rewritten(fire, x, w)
     assert counts["activate-parts"] == 1 and calls(module)[-3:] == 2 * ["clamp.default"] + ["cat.default"]
+
+    def squared(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([torch.conv2d(x, w), torch.conv2d(x, w[1:])], 1)
+        return joined * joined
+
+    module, counts = rewritten(squared, x, w)
+    assert counts["activate-parts"] == 1 and calls(module)[-3:] == 2 * ["mul.Tensor"] + ["cat.default"]
     # another reader, a part that is no product, one that is there twice
     others = (
         lambda x, w: (c := torch.cat([torch.conv2d(x, w), torch.conv2d(x, w[1:])], 1)).relu() + c.sum(),

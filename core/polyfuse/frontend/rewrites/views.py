@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import Node, map_arg
 
 from polyfuse.frontend.rewrites.noop import is_pure_view
 from polyfuse.frontend.rewrites.tools import (
@@ -145,11 +145,14 @@ def activate_parts(state: Rewriting) -> int:
         if joined is None or state.escapes(joined):
             return None
 
+        def of_part(part: Node) -> Node:
+            # the concatenation may be several operands: `c * c`
+            args, kwargs = (map_arg(given, lambda _: part) for given in (node.args, node.kwargs))
+            return state.call_before(node, node.target, args, kwargs)
+
         def parts_first() -> Node:
             parts: Any = joined.args[0]
-            done = [
-                state.call_before(node, node.target, (p, *node.args[1:]), dict(node.kwargs)) for p in parts
-            ]
+            done = [of_part(part) for part in parts]
             return state.call_before(node, joined.target, (done, *joined.args[1:]), dict(joined.kwargs))
 
         return parts_first
