@@ -10,7 +10,7 @@ from cpp_kernels import KernelBuilder, compiled
 from polyfuse.ir.kernel import Alias, Kernel
 from polyfuse.ir.statements import Load, Store
 from polyfuse.ir.types import DType
-from polyfuse_cpp.cuts.residues import used_early
+from polyfuse_cpp.cuts.order import used_early
 
 STEPS, SIZE = 12, 50
 
