@@ -107,6 +107,7 @@ class Entry:
         program: the member that holds its host program.
         kernels: by their names in the program, the unit and the key there.
         objects: keys of constants that the program reads, with their positions among the weights.
+        calls: keys of objects that are kernels written by hand, with the unit and the key there.
         inputs: of the program.
         arguments: what a call gives, flat.
         positional, keywords: names of what a call gives, where known.
@@ -133,6 +134,7 @@ class Entry:
     operators: tuple[str, ...]
     native: str = ""
     kernel_texts: str = ""
+    calls: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -79,15 +79,32 @@ class Launching:
         Raises:
             PackageError: the package lacks one of them.
         """
-        absent = [name for name, (unit, key) in entry.kernels.items() if key not in units[unit]]
-        if absent:
-            raise PackageError(
-                f"the package {self.path} has no kernel {absent[0][:100]}", "copy the package again"
-            )
+        self._check_all_there(entry.kernels, units)
         return {
             name: self._kernel(entry, name, unit, key, units[unit][key])
             for name, (unit, key) in entry.kernels.items()
         }
+
+    def calls(
+        self, entry: Entry, units: Mapping[str, Mapping[str, Callable[..., Any]]]
+    ) -> dict[str, Callable[..., Any]]:
+        """The kernels of an entry that were written by hand, by their keys in its program: nothing but their
+        plugin says what they compute, so that they are not checked.
+
+        Raises:
+            PackageError: the package lacks one of them.
+        """
+        self._check_all_there(entry.calls, units)
+        return {name: units[unit][key] for name, (unit, key) in entry.calls.items()}
+
+    def _check_all_there(
+        self, kernels: Mapping[str, tuple[str, str]], units: Mapping[str, Mapping[str, Callable[..., Any]]]
+    ) -> None:
+        absent = [name for name, (unit, key) in kernels.items() if key not in units[unit]]
+        if absent:
+            raise PackageError(
+                f"the package {self.path} has no kernel {absent[0][:100]}", "copy the package again"
+            )
 
     def _kernel(
         self, entry: Entry, name: str, unit: str, key: str, launch: Callable[..., Any]

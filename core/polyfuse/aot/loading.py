@@ -86,7 +86,8 @@ def load(
 
     def revive(entry: Entry, weights: Weights) -> CompiledModule:
         kernels = launching.kernels(entry, units)
-        objects = {key: weights.tensors[at] for key, at in entry.objects.items()}
+        objects: dict[str, object] = {key: weights.tensors[at] for key, at in entry.objects.items()}
+        objects.update(launching.calls(entry, units))
         with _named_failures(file, description, entry.program):
             return load_program(texts[entry.program], kernels, objects)
 

@@ -83,7 +83,7 @@ def _entry(name: str, entry: Entry, found: Description, members: Mapping[str, Me
     for member in (entry.program, entry.native, entry.kernel_texts):
         if (member or member == entry.program) and member not in members:
             yield f"{member[:80]!r} is missing"
-    for kernel, (unit, _) in entry.kernels.items():
+    for kernel, (unit, _) in (*entry.kernels.items(), *entry.calls.items()):
         if unit not in found.units:
             yield f"the kernel {kernel[:80]} is in no unit"
     if any(not 0 <= at < len(found.weights) for at in entry.objects.values()):

@@ -23,7 +23,7 @@ from polyfuse.frontend.exported import ExportedGraph, ExportedInput
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
 from polyfuse.ir.text.print import text as ir_text
-from polyfuse.plugin import Backend
+from polyfuse.plugin import Backend, PackableKernel
 from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER, FrozenValues, PackedInputs, laid_out
 from polyfuse.torch_compat.ops import comes_with_torch
 from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
@@ -53,6 +53,7 @@ class PackagedEntry:
         text: its host program.
         kernel_texts: what its kernels were generated from, as JSON.
         kernels: that the program launches, by their names there.
+        calls: those that it calls as objects, by their keys there.
         devices: device types that it computes on.
         exported, built: what it was made of.
     """
@@ -61,6 +62,7 @@ class PackagedEntry:
     text: str
     kernel_texts: str
     kernels: Mapping[str, PackagedKernel]
+    calls: Mapping[str, PackagedKernel]
     devices: frozenset[str]
     exported: ExportedGraph
     built: BuiltGraph
@@ -90,10 +92,12 @@ def compile_entry(
     operators = tuple(sorted(set(_operators(built.module.text))))
     _check_operators(operators, modules)
     inputs, arguments = _inputs(name, exported, values, table, folded)
+    used = {key: built.schedule.graph.objects[key] for key in built.module.namespace["OBJECTS"].values()}
+    calls = {key: _located(value, session) for key, value in used.items() if hasattr(value, "located")}
     entry = Entry(
         f"programs/{name}.py",
         {kernel: (packaged.unit, packaged.key) for kernel, packaged in kernels.items()},
-        _objects(name, built, table),
+        _objects(name, {key: value for key, value in used.items() if key not in calls}, table),
         inputs,
         arguments,
         exported.positional,
@@ -104,6 +108,7 @@ def compile_entry(
         _nesting(exported.out_spec, "results"),
         operators,
         kernel_texts=f"programs/{name}.kernels.json",
+        calls={key: (packaged.unit, packaged.key) for key, packaged in calls.items()},
     )
     devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}
     devices |= {pending.launch.kernel.device.partition(":")[0] for pending in built.kernels.values()}
@@ -117,6 +122,7 @@ def compile_entry(
         built.module.text,
         stable_json(rows),
         kernels,
+        calls,
         frozenset(devices),
         exported,
         built,
@@ -161,6 +167,22 @@ def _packaged(pending: Any) -> PackagedKernel:
     return PackagedKernel(backend, location.folder, location.folder.name[:16], location.source_key)
 
 
+def _located(kernel: PackableKernel, session: CompileSession) -> PackagedKernel:
+    """A kernel that was written by hand.
+
+    Raises:
+        PackageError: it was found to be wrong on this machine.
+    """
+    cause = session.records.barred(session.records.bar_key(kernel.key, {}), "")
+    if cause:
+        raise PackageError(
+            f"the model needs the kernel {kernel.__name__}, which is barred here ({shorten(cause, 200)})",
+            "package it with the option gemm='library', which leaves this to torch",
+        )
+    name, folder, key = kernel.located()
+    return PackagedKernel(session.plugins.backend(name), folder, folder.name[:16], key)
+
+
 def _operators(text: str) -> Iterator[str]:
     """Names of the operators that a host program calls."""
     for node in ast.walk(ast.parse(text)):
@@ -183,12 +205,10 @@ def _check_operators(operators: tuple[str, ...], modules: tuple[str, ...]) -> No
             )
 
 
-def _objects(name: str, built: BuiltGraph, table: WeightTable) -> dict[str, int]:
+def _objects(name: str, objects: Mapping[str, object], table: WeightTable) -> dict[str, int]:
     """Constants that the program reads, as weights."""
-    objects = built.schedule.graph.objects
     positions: dict[str, int] = {}
-    for key in built.module.namespace["OBJECTS"].values():
-        value = objects[key]
+    for key, value in objects.items():
         if not isinstance(value, torch.Tensor):
             raise PackageError(
                 f"the model needs {key} ({shorten(repr(value), 80)}), which calls back into Python",

@@ -174,7 +174,7 @@ def _write(
     modules: tuple[str, ...],
     sign: Callable[[bytes], bytes] | None,
 ) -> None:
-    kernels = [kernel for entry in entries.values() for kernel in entry.kernels.values()]
+    kernels = [k for entry in entries.values() for k in (*entry.kernels.values(), *entry.calls.values())]
     written = table.written()
     with ArchiveWriter.create(path) as writer:
         write_weights(writer, written)
