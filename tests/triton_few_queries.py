@@ -32,13 +32,13 @@ def operands(
     make = lambda *size: torch.randn(*size, device=device).to(dtype)  # noqa: E731
     q = make(batch, queries, heads, depth).transpose(1, 2)
     k, v = (make(batch, key_heads, keys, depth) for _ in range(2))
-    place = torch.arange(keys, device=device)
+    position = torch.arange(keys, device=device)
     first = torch.arange(batch, device=device)[:, None, None, None] * 70
     found = {
-        "seen": lambda: (place < 0.6 * keys)[None, None, None],
-        "window": lambda: (place >= first + 33) & (place < first + 180),
+        "seen": lambda: (position < 0.6 * keys)[None, None, None],
+        "window": lambda: (position >= first + 33) & (position < first + 180),
         "heads": lambda: make(1, heads, queries, keys),
-        "none": lambda: (place < keys) & (first > 0),
+        "none": lambda: (position < keys) & (first > 0),
     }
     return {"q": q, "k": k, "v": v, "mask": found[mask]() if mask else None}
 
