@@ -119,7 +119,7 @@ class Function:
 
     Attributes:
         key: of the object in the program that calls it.
-        program, kernels, objects, functions, kernel_texts: as those of `Entry`.
+        program, kernels, objects, calls, functions, kernel_texts: as those of `Entry`.
         operands: its arguments.
         single: whether it returns its only result as it is, not in a tuple.
     """
@@ -128,6 +128,7 @@ class Function:
     program: str
     kernels: Mapping[str, tuple[str, str]]
     objects: Mapping[str, int]
+    calls: Mapping[str, tuple[str, str]]
     functions: tuple[Function, ...]
     kernel_texts: str
     operands: tuple[Operand, ...]
@@ -142,6 +143,7 @@ class Entry:
         program: the member that holds its host program.
         kernels: by their names in the program, the unit and the key there.
         objects: keys of constants that the program reads, with their positions among the weights.
+        calls: keys of objects that are kernels written by hand, with the unit and the key there.
         inputs: of the program.
         arguments: what a call gives, flat.
         positional, keywords: names of what a call gives, where known.
@@ -169,6 +171,7 @@ class Entry:
     operators: tuple[str, ...]
     native: str = ""
     kernel_texts: str = ""
+    calls: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     functions: tuple[Function, ...] = ()
 
 

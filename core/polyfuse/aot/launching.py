@@ -79,15 +79,32 @@ class Launching:
         Raises:
             PackageError: the package lacks one of them.
         """
-        absent = [name for name, (unit, key) in program.kernels.items() if key not in units[unit]]
-        if absent:
-            raise PackageError(
-                f"the package {self.path} has no kernel {absent[0][:100]}", "copy the package again"
-            )
+        self._check_all_there(program.kernels, units)
         return {
             name: self._kernel(program, name, unit, key, units[unit][key])
             for name, (unit, key) in program.kernels.items()
         }
+
+    def calls(
+        self, program: Entry | Function, units: Mapping[str, Mapping[str, Callable[..., Any]]]
+    ) -> dict[str, Callable[..., Any]]:
+        """The kernels of a program that were written by hand, by their keys there: nothing but their plugin
+        says what they compute, so that they are not checked.
+
+        Raises:
+            PackageError: the package lacks one of them.
+        """
+        self._check_all_there(program.calls, units)
+        return {name: units[unit][key] for name, (unit, key) in program.calls.items()}
+
+    def _check_all_there(
+        self, kernels: Mapping[str, tuple[str, str]], units: Mapping[str, Mapping[str, Callable[..., Any]]]
+    ) -> None:
+        absent = [name for name, (unit, key) in kernels.items() if key not in units[unit]]
+        if absent:
+            raise PackageError(
+                f"the package {self.path} has no kernel {absent[0][:100]}", "copy the package again"
+            )
 
     def _kernel(
         self, program: Entry | Function, name: str, unit: str, key: str, launch: Callable[..., Any]

@@ -87,7 +87,8 @@ def load(
 
     def revive(program: Entry | Function, weights: Weights) -> CompiledModule:
         kernels = launching.kernels(program, units)
-        objects: dict[str, Any] = {key: weights.tensors[at] for key, at in program.objects.items()}
+        objects: dict[str, object] = {key: weights.tensors[at] for key, at in program.objects.items()}
+        objects.update(launching.calls(program, units))
         for function in program.functions:
             objects[function.key] = called(function, revive(function, weights))
         with _named_failures(file, description, program.program):

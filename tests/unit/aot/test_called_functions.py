@@ -104,8 +104,10 @@ def test_functions_that_cannot_be_compiled_are_refused(
 ) -> None:
     x = torch.randn(4)
     monkeypatch.setattr(subgraphs, "_compiled", lambda *_: None)
-    with pytest.raises(PackageError, match="calls the function .*, which could not be compiled"):
-        package(Branch(), (x,), path=tmp_path / "eager.pf", options=INTERPRETED, modules=("called_functions",))
+    with pytest.raises(PackageError, match=r"calls the function .*, which could not be compiled"):
+        package(
+            Branch(), (x,), path=tmp_path / "eager.pf", options=INTERPRETED, modules=("called_functions",)
+        )
 
 
 def test_without_python_they_are_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.packages.programs import (
     PackagedProgram,
     check_operators,
+    located,
     packaged_program,
     recorded,
 )
@@ -67,12 +68,12 @@ def compile_entry(
     env = fake.shape_env_of(fake.detect_fake_mode(values))
     built, folded = _compile(name, exported, session, last, written)
     texts = shapes.condition_texts(env, values)
-    program = packaged_program(name, built, table)
+    program = packaged_program(name, built, table, session)
     check_operators(program.operators, modules)
     inputs, arguments = _inputs(name, exported, values, table, folded)
     entry = Entry(
         program.member,
-        program.addresses,
+        located(program.kernels),
         program.objects,
         inputs,
         arguments,
@@ -84,6 +85,7 @@ def compile_entry(
         _nesting(exported.out_spec, "results"),
         program.operators,
         kernel_texts=program.kernels_member,
+        calls=located(program.calls),
         functions=program.functions,
     )
     devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}

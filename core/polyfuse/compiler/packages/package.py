@@ -176,7 +176,7 @@ def _write(
     sign: Callable[[bytes], bytes] | None,
 ) -> None:
     programs = [part for entry in entries.values() for part in (entry.program, *entry.program.below)]
-    kernels = [kernel for program in programs for kernel in program.kernels.values()]
+    kernels = [k for part in programs for k in (*part.kernels.values(), *part.calls.values())]
     written = table.written()
     with ArchiveWriter.create(path) as writer:
         write_weights(writer, written)

@@ -18,9 +18,10 @@ from polyfuse.base.errors import PackageError, PolyfuseError
 from polyfuse.base.text import shorten
 from polyfuse.compiler.built import BuiltGraph
 from polyfuse.compiler.packages.weights import WeightTable
+from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.text.print import text as ir_text
 from polyfuse.lowering.calls.host import CALLERS
-from polyfuse.plugin import Backend
+from polyfuse.plugin import Backend, PackableKernel
 from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER
 from polyfuse.runtime.subgraphs import Subgraph
 from polyfuse.torch_compat.ops import comes_with_torch
@@ -50,6 +51,7 @@ class PackagedProgram:
         member, text: the program.
         kernels_member, kernel_texts: what its kernels were generated from, as JSON.
         kernels: that it launches, by their names there.
+        calls: those that it calls as objects, by their keys there.
         objects: keys of constants that it reads, with their positions among the weights.
         functions: that its operators call, as the description has them.
         below: the programs of these functions, and of those that they call.
@@ -61,15 +63,11 @@ class PackagedProgram:
     kernels_member: str
     kernel_texts: str
     kernels: Mapping[str, PackagedKernel]
+    calls: Mapping[str, PackagedKernel]
     objects: Mapping[str, int]
     functions: tuple[Function, ...]
     below: tuple[PackagedProgram, ...]
     device_types: frozenset[str]
-
-    @property
-    def addresses(self) -> Mapping[str, tuple[str, str]]:
-        """The unit and the key there of each kernel."""
-        return {name: (kernel.unit, kernel.key) for name, kernel in self.kernels.items()}
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -83,24 +81,34 @@ def recorded(_: object, built: BuiltGraph) -> BuiltGraph:
     return built
 
 
-def packaged_program(name: str, built: BuiltGraph, table: WeightTable) -> PackagedProgram:
+def located(kernels: Mapping[str, PackagedKernel]) -> dict[str, tuple[str, str]]:
+    """The unit and the key there of each kernel."""
+    return {name: (kernel.unit, kernel.key) for name, kernel in kernels.items()}
+
+
+def packaged_program(
+    name: str, built: BuiltGraph, table: WeightTable, session: CompileSession
+) -> PackagedProgram:
     """The program of a graph that was compiled with `recorded`; its constants go into `table`.
 
     Raises:
-        PackageError: it needs an object that cannot be stored.
+        PackageError: it needs an object that cannot be stored, or a kernel that was found to be wrong here.
     """
     objects: dict[str, int] = {}
+    calls: dict[str, PackagedKernel] = {}
     functions: list[Function] = []
     below: list[PackagedProgram] = []
     held = built.schedule.graph.objects
     for key in built.module.namespace["OBJECTS"].values():
         value = held[key]
         if isinstance(value, Subgraph):
-            program = packaged_program(f"{name}.{len(functions)}", _built(value), table)
+            program = packaged_program(f"{name}.{len(functions)}", _built(value), table, session)
             functions.append(_function(key, value, program))
             below += (program, *program.below)
         elif isinstance(value, torch.Tensor):
             objects[key] = table.add(name, f"{name}.{key}", "constant", value)
+        elif hasattr(value, "located"):
+            calls[key] = _written_by_hand(value, session)
         else:
             raise _unstorable(key, value)
     pending = built.kernels
@@ -115,6 +123,7 @@ def packaged_program(name: str, built: BuiltGraph, table: WeightTable) -> Packag
         f"programs/{name}.kernels.json",
         stable_json(rows),
         {kernel: _packaged(item) for kernel, item in pending.items()},
+        calls,
         objects,
         tuple(functions),
         tuple(below),
@@ -143,8 +152,9 @@ def _function(key: str, value: Subgraph, program: PackagedProgram) -> Function:
     return Function(
         key,
         program.member,
-        program.addresses,
+        located(program.kernels),
         program.objects,
+        located(program.calls),
         program.functions,
         program.kernels_member,
         tuple(map(operand, value.layouts)),
@@ -161,8 +171,8 @@ def _built(value: Subgraph) -> BuiltGraph:
 def _unstorable(key: str, value: object) -> PackageError:
     if isinstance(value, GraphModule):
         return PackageError(
-            f"an operator of the model calls the function {key}, which could not be compiled (it writes to its"
-            " arguments, or has sizes that only what surrounds it knows)",
+            f"an operator of the model calls the function {key}, which could not be compiled (it writes to"
+            " its arguments, or has sizes that only what surrounds it knows)",
             "return new tensors from it, or leave what calls it out of the exported part of the model",
         )
     return PackageError(
@@ -177,6 +187,17 @@ def _packaged(pending: Any) -> PackagedKernel:
     if isinstance(location, PolyfuseError):
         raise location
     return PackagedKernel(backend, location.folder, location.folder.name[:16], location.source_key)
+
+
+def _written_by_hand(kernel: PackableKernel, session: CompileSession) -> PackagedKernel:
+    cause = session.records.barred(session.records.bar_key(kernel.key, {}), "")
+    if cause:
+        raise PackageError(
+            f"the model needs the kernel {kernel.__name__}, which is barred here ({shorten(cause, 200)})",
+            "package it with the option gemm='library', which leaves this to torch",
+        )
+    name, folder, key = kernel.located()
+    return PackagedKernel(session.plugins.backend(name), folder, folder.name[:16], key)
 
 
 def _operators(text: str) -> Iterator[str]:
