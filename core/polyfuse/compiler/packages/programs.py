@@ -132,7 +132,7 @@ def packaged_program(
 
 
 def check_operators(operators: tuple[str, ...], modules: tuple[str, ...]) -> None:
-    """Refuse operators that cannot be called where a package is loaded."""
+    """Raise `PackageError` for an operator that cannot be called where a package is loaded."""
     for name in operators:
         if name in CALLERS:
             continue
