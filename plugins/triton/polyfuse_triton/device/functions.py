@@ -16,17 +16,20 @@ from polyfuse_triton.device.chains import publish, wait_for
 from polyfuse_triton.device.combine import *  # noqa: F403
 from polyfuse_triton.device.libdevice import (
     anywhere,
+    ask_last_cache,
     high_half,
     libdevice,
     low_half,
     quick_exp2,
     quick_inverse,
+    wait_for_cluster,
 )
 from polyfuse_triton.device.philox import random_bits, random_normal, random_uniform
 from polyfuse_triton.sort.keys import sort_key, sort_rank
 
 __all__ = [
     "anywhere",
+    "ask_last_cache",
     "atomic_update",
     "beginning",
     "by_words",
@@ -38,6 +41,7 @@ __all__ = [
     "float_remainder",
     "high_half",
     "wait_for",
+    "wait_for_cluster",
     "index_div",
     "index_mod",
     "int_floor_div",
