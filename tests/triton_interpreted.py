@@ -451,9 +451,10 @@ def offer() -> None:
     from types import ModuleType
 
     import fake_plugins
-    from polyfuse.plugin import hookimpl
+    from polyfuse.plugin import Lowering, hookimpl
     from polyfuse.plugin.session import discovery, manager
     from polyfuse_triton import template
+    from polyfuse_triton.attention.lowering import without_bias
     from polyfuse_triton.flex import lowering
     from polyfuse_triton.sort import kernel as sorting
 
@@ -471,7 +472,10 @@ def offer() -> None:
 
     @hookimpl
     def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
-        return {**lowering.LOWERINGS, **sorting.LOWERINGS}
+        few = {
+            "aten._scaled_dot_product_flash_attention_for_cpu.default": Lowering(without_bias, library=True)
+        }
+        return {**lowering.LOWERINGS, **sorting.LOWERINGS, **few}
 
     template.load_source = _interpreted  # type: ignore[assignment]
     module = ModuleType("fake_interpreted_manifest")

@@ -20,6 +20,7 @@ from polyfuse_bench.backends import EAGER, FREEZING, INDUCTOR, ONNXRUNTIME, OPEN
 from polyfuse_bench.models import Prepared, Size, family, flatten_outputs, prepare
 from polyfuse_bench.models.convolutions import CONVOLUTION_NETWORKS
 from polyfuse_bench.models.family import Family
+from polyfuse_bench.packaged import FORMS, package_call
 from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
@@ -108,6 +109,10 @@ def engine(
         return openvino_call(prepared, dtype)
     if name == ONNXRUNTIME:
         return onnxruntime_call(prepared, folder)
+    base, _, form = name.partition(":")
+    if base == POLYFUSE and form in FORMS:
+        values = tuple(prepared.inputs.values())
+        return package_call(Flat(prepared.model, list(prepared.inputs)).eval(), values, form, folder)
     call, inputs = compiled(prepared.model, name), prepared.inputs
     return lambda: flatten_outputs(call(**inputs))
 

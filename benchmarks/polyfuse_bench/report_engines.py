@@ -10,6 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from polyfuse_bench.backends import EAGER, FREEZING, INDUCTOR, ONNXRUNTIME, OPENVINO, POLYFUSE
+from polyfuse_bench.packaged import FORMS
 from polyfuse_bench.report_summary import SLOWER
 from polyfuse_bench.report_text import (
     by_backend,
@@ -27,6 +28,8 @@ from polyfuse_bench.timing import geometric_mean
 Row = dict[str, Any]
 
 FROZEN = f"{POLYFUSE}:{FREEZING}"
+
+_OVER_DEFAULT = {f"{POLYFUSE}:{form}": f"time of {form} over default" for form in FORMS}
 
 DRAWN = {
     FROZEN: ("Polyfuse (freezing)", "#1f5fa8"),
@@ -70,7 +73,9 @@ def engines_section(content: dict[str, Any]) -> list[str]:
     names = by_backend(timing["name"] for row in rows for timing in row["timings"])
     table = []
     compared = ["over Inductor"] if INDUCTOR in names else []
-    compared += ["frozen over OpenVINO", "best over the best peer"]
+    compared += ["frozen over OpenVINO"] if OPENVINO in names else []
+    compared += ["best over the best peer"] if any(not n.startswith((POLYFUSE, EAGER)) for n in names) else []
+    compared += [_OVER_DEFAULT[name] for name in names if name in _OVER_DEFAULT]
     ratios: dict[str, list[float]] = {name: [] for name in compared}
     for row in rows:
         medians = _medians(row)
@@ -79,6 +84,7 @@ def engines_section(content: dict[str, Any]) -> list[str]:
             "over Inductor": (medians.get(INDUCTOR), medians.get(POLYFUSE)),
             "frozen over OpenVINO": (medians.get(OPENVINO), medians.get(FROZEN)),
             "best over the best peer": (best_peer(medians), best_own(medians)),
+            **{words: (medians.get(name), medians.get(POLYFUSE)) for name, words in _OVER_DEFAULT.items()},
         }
         cells += [_ratio(ratios[name], *pairs[name]) for name in compared]
         table.append([row["name"], *cells, error_text(row["errors"].get(POLYFUSE))])
@@ -176,7 +182,11 @@ def _title(content: dict[str, Any]) -> str:
     """What a section begins with: files of one sort of networks have it in their label, and so have those of
     some networks of another file, measured again.
     """
-    sorts = {"-transformers": "Engines, transformers", "-again": "Engines, measured again"}
+    sorts = {
+        "-packages": "Engines, packages",
+        "-transformers": "Engines, transformers",
+        "-again": "Engines, measured again",
+    }
     return next((words for label, words in sorts.items() if label in content["kind"]), "Engines")
 
 

@@ -27,7 +27,7 @@ from polyfuse.cache.zip_reader import DamagedArchiveError, ZipReader
 ALIGNMENT = 64
 """Weights begin at multiples of so many bytes, in the file and in memory."""
 
-FORMAT = (1, 4)
+FORMAT = (1, 6)
 """Version of the format. Readers take files of their own first number up to their own second one."""
 
 MANIFEST = "package.json"

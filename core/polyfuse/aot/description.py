@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,42 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Operand:
+    """How a function takes one of its arguments.
+
+    Attributes:
+        kind: `fixed` (a tensor of this size and stride), `dense` (a tensor whose elements lie row by row) or
+            `any` (taken as it is).
+    """
+
+    kind: str
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that an operator of a program calls, such as a branch of a condition.
+
+    Attributes:
+        key: of the object in the program that calls it.
+        program, kernels, objects, calls, functions, kernel_texts: as those of `Entry`.
+        operands: its arguments.
+        single: whether it returns its only result as it is, not in a tuple.
+    """
+
+    key: str
+    program: str
+    kernels: Mapping[str, tuple[str, str]]
+    objects: Mapping[str, int]
+    calls: Mapping[str, tuple[str, str]]
+    functions: tuple[Function, ...]
+    kernel_texts: str
+    operands: tuple[Operand, ...]
+    single: bool
+
+
+@dataclass(frozen=True)
 class Entry:
     """One function of a package.
 
@@ -107,6 +143,7 @@ class Entry:
         program: the member that holds its host program.
         kernels: by their names in the program, the unit and the key there.
         objects: keys of constants that the program reads, with their positions among the weights.
+        calls: keys of objects that are kernels written by hand, with the unit and the key there.
         inputs: of the program.
         arguments: what a call gives, flat.
         positional, keywords: names of what a call gives, where known.
@@ -114,6 +151,7 @@ class Entry:
         conditions: texts of what the compiler took to be true of them.
         in_tree, out_tree: how arguments and results are nested, as torch writes it.
         operators: that the program calls.
+        functions: that operators of the program call.
         native: the member that holds a library which runs without Python; empty if there is none.
         kernel_texts: the member that holds what kernels were generated from, which checks compare them with:
             a JSON object with a row (name, configuration, operators, text of the representation) for each.
@@ -133,6 +171,15 @@ class Entry:
     operators: tuple[str, ...]
     native: str = ""
     kernel_texts: str = ""
+    calls: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    functions: tuple[Function, ...] = ()
+
+
+def programs(root: Entry | Function) -> Iterator[Entry | Function]:
+    """An entry or a function, and all functions below it."""
+    yield root
+    for function in root.functions:
+        yield from programs(function)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from polyfuse.aot.description import Description, Entry
+from polyfuse.aot.description import Description, Entry, Function
 from polyfuse.base.errors import BackendError, KernelLaunchError, PackageError
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
@@ -63,7 +63,7 @@ class Launching:
         path: of the package, for messages.
         description: of the package.
         settings: whether kernels are checked.
-        texts: by member, what kernels of an entry were generated from.
+        texts: by member, what kernels of a program were generated from.
     """
 
     path: str
@@ -72,31 +72,48 @@ class Launching:
     texts: Mapping[str, bytes]
 
     def kernels(
-        self, entry: Entry, units: Mapping[str, Mapping[str, Callable[..., Any]]]
+        self, program: Entry | Function, units: Mapping[str, Mapping[str, Callable[..., Any]]]
     ) -> dict[str, Callable[..., Any]]:
-        """The kernels of an entry, by their names in its program.
+        """The kernels of a program, by their names there.
 
         Raises:
             PackageError: the package lacks one of them.
         """
-        absent = [name for name, (unit, key) in entry.kernels.items() if key not in units[unit]]
+        self._check_all_there(program.kernels, units)
+        return {
+            name: self._kernel(program, name, unit, key, units[unit][key])
+            for name, (unit, key) in program.kernels.items()
+        }
+
+    def calls(
+        self, program: Entry | Function, units: Mapping[str, Mapping[str, Callable[..., Any]]]
+    ) -> dict[str, Callable[..., Any]]:
+        """The kernels of a program that were written by hand, by their keys there: nothing but their plugin
+        says what they compute, so that they are not checked.
+
+        Raises:
+            PackageError: the package lacks one of them.
+        """
+        self._check_all_there(program.calls, units)
+        return {name: units[unit][key] for name, (unit, key) in program.calls.items()}
+
+    def _check_all_there(
+        self, kernels: Mapping[str, tuple[str, str]], units: Mapping[str, Mapping[str, Callable[..., Any]]]
+    ) -> None:
+        absent = [name for name, (unit, key) in kernels.items() if key not in units[unit]]
         if absent:
             raise PackageError(
                 f"the package {self.path} has no kernel {absent[0][:100]}", "copy the package again"
             )
-        return {
-            name: self._kernel(entry, name, unit, key, units[unit][key])
-            for name, (unit, key) in entry.kernels.items()
-        }
 
     def _kernel(
-        self, entry: Entry, name: str, unit: str, key: str, launch: Callable[..., Any]
+        self, program: Entry | Function, name: str, unit: str, key: str, launch: Callable[..., Any]
     ) -> Callable[..., Any]:
         backend = self.description.units[unit].backend
         failed = partial(self._failed, name, backend)
         if self.settings.check == "off" or backend == "interpreter":
             return NamedLaunch(launch, failed)
-        subject = self._subject(entry, name, unit, key)
+        subject = self._subject(program, name, unit, key)
         from polyfuse.checking.checked import CheckedKernel
         from polyfuse.checking.records import records_in
 
@@ -110,7 +127,7 @@ class Launching:
             failed,
         )
 
-    def _subject(self, entry: Entry, name: str, unit: str, key: str) -> Subject:
+    def _subject(self, program: Entry | Function, name: str, unit: str, key: str) -> Subject:
         from polyfuse.base.digest import digest, stable_json
         from polyfuse.checking.records import FORMAT
         from polyfuse.checking.tally import Subject
@@ -119,7 +136,7 @@ class Launching:
 
         backend = self.description.units[unit].backend
         try:
-            label, config, ops, text = json.loads(self.texts[entry.kernel_texts])[name]
+            label, config, ops, text = json.loads(self.texts[program.kernel_texts])[name]
             kernel = replace(parse_kernel(text), origins=tuple(Origin(op, "", "") for op in ops))
         except Exception as error:
             raise PackageError(

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from polyfuse.aot.container import Archive
-from polyfuse.aot.description import BackendNote, Description, Entry, Unit
+from polyfuse.aot.description import BackendNote, Description, Entry, Function, Unit, programs
+from polyfuse.aot.functions import called
 from polyfuse.aot.launching import Launching
 from polyfuse.aot.loaded import Package, Weights
 from polyfuse.aot.soundness import unsoundness
@@ -79,16 +80,19 @@ def load(
             description.frozen,
         )
         units = _load_units(archive, description, settings)
-        entries = description.entries.values()
-        texts = {e.program: _text(archive, e.program) for e in entries}
-        made = {e.kernel_texts: archive.read(e.kernel_texts) for e in entries if settings.check != "off"}
+        every = [program for entry in description.entries.values() for program in programs(entry)]
+        texts = {p.program: _text(archive, p.program) for p in every}
+        made = {p.kernel_texts: archive.read(p.kernel_texts) for p in every if settings.check != "off"}
     launching = Launching(str(file), description, settings, made)
 
-    def revive(entry: Entry, weights: Weights) -> CompiledModule:
-        kernels = launching.kernels(entry, units)
-        objects = {key: weights.tensors[at] for key, at in entry.objects.items()}
-        with _named_failures(file, description, entry.program):
-            return load_program(texts[entry.program], kernels, objects)
+    def revive(program: Entry | Function, weights: Weights) -> CompiledModule:
+        kernels = launching.kernels(program, units)
+        objects: dict[str, object] = {key: weights.tensors[at] for key, at in program.objects.items()}
+        objects.update(launching.calls(program, units))
+        for function in program.functions:
+            objects[function.key] = called(function, revive(function, weights))
+        with _named_failures(file, description, program.program):
+            return load_program(texts[program.program], kernels, objects)
 
     return Package(file, description, weights, revive)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from polyfuse.aot.container import ALIGNMENT, Member
-from polyfuse.aot.description import Argument, Description, Entry, Unit, Weight
+from polyfuse.aot.description import Argument, Description, Entry, Function, Operand, Unit, Weight, programs
 from polyfuse.aot.sizes import size_problem
 from polyfuse.cache.zip_reader import is_plain_name
 
@@ -80,14 +80,10 @@ def _weight(row: Weight, room: int) -> Iterator[str]:
 def _entry(name: str, entry: Entry, found: Description, members: Mapping[str, Member]) -> Iterator[str]:
     if not name.isidentifier():
         yield "its name is no identifier"
-    for member in (entry.program, entry.native, entry.kernel_texts):
-        if (member or member == entry.program) and member not in members:
-            yield f"{member[:80]!r} is missing"
-    for kernel, (unit, _) in entry.kernels.items():
-        if unit not in found.units:
-            yield f"the kernel {kernel[:80]} is in no unit"
-    if any(not 0 <= at < len(found.weights) for at in entry.objects.values()):
-        yield "it reads a constant that there is not"
+    if entry.native and entry.native not in members:
+        yield f"{entry.native[:80]!r} is missing"
+    for program in programs(entry):
+        yield from _program(program, found, members)
     rooms = {"argument": len(entry.arguments), "weight": len(found.weights)}
     if any(not 0 <= item.position < rooms.get(item.origin, 0) for item in entry.inputs):
         yield "it has an input that comes from nowhere"
@@ -96,6 +92,32 @@ def _entry(name: str, entry: Entry, found: Description, members: Mapping[str, Me
     for text in entry.conditions:
         if size_problem(text):
             yield f"the condition {text[:80]!r} is none: {size_problem(text)}"
+
+
+def _program(program: Entry | Function, found: Description, members: Mapping[str, Member]) -> Iterator[str]:
+    for member in (program.program, program.kernel_texts):
+        if (member or member == program.program) and member not in members:
+            yield f"{member[:80]!r} is missing"
+    for kernel, (unit, _) in (*program.kernels.items(), *program.calls.items()):
+        if unit not in found.units:
+            yield f"the kernel {kernel[:80]} is in no unit"
+    if any(not 0 <= at < len(found.weights) for at in program.objects.values()):
+        yield "it reads a constant that there is not"
+    keys = (*program.objects, *program.calls, *(function.key for function in program.functions))
+    if len(set(keys)) < len(keys):
+        yield "two of its objects have one key"
+    if isinstance(program, Function):
+        for operand in program.operands:
+            yield from _operand(operand, f"an argument of the function {program.key[:80]!r}")
+
+
+def _operand(operand: Operand, where: str) -> Iterator[str]:
+    if operand.kind not in ("fixed", "dense", "any"):
+        yield f"{where} is of no kind"
+    if len(operand.size) != len(operand.stride) or len(operand.size) > _MOST_DIMENSIONS:
+        yield f"{where} has no layout"
+    if any(not 0 <= n < _LARGEST for n in (*operand.size, *operand.stride)):
+        yield f"{where} has a size that is none"
 
 
 def _argument(argument: Argument) -> Iterator[str]:

@@ -140,7 +140,7 @@ class CompileSession:
         single = value.dtype == torch.float32
         device = value.device.type
         info, option = self.target_info(device), self.settings.channels_last
-        if value.dim() == 3 and (training or not (single or from_torch(value.dtype) in info.paired_types)):
+        if value.dim() == 3 and (training or not (single or from_torch(value.dtype) in info.convolved_types)):
             return ChannelsLast.NONE  # along one axis: not timed as images
         last = ChannelsLast.ALL if info.channels_last_weights else ChannelsLast.ACTIVATIONS
         if option != "auto":
@@ -160,7 +160,7 @@ class CompileSession:
         wanted = bool(narrow) if rounded else from_torch(value.dtype) in narrow
         if wanted and last is ChannelsLast.ACTIVATIONS and not training and weight.size(1) != 1:
             # their kernels gain more than converting the image and the result costs
-            last = ChannelsLast.ACTIVATIONS_ALONE if from_torch(value.dtype) in info.paired_types else last
+            last = ChannelsLast.ACTIVATIONS_ALONE if from_torch(value.dtype) in info.convolved_types else last
         return last if wanted else ChannelsLast.NONE
 
     def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:

@@ -32,7 +32,14 @@ from polyfuse.plugin.session.extensions import Extensions, Offered
 from polyfuse.plugin.session.fusion_rules import FusionRules
 from polyfuse.plugin.session.manager import PluginManager
 from polyfuse.plugin.session.states import PluginState, State
-from polyfuse.plugin.source import Expected, HostCall, Launchable, Source, WrittenKernel
+from polyfuse.plugin.source import (
+    Expected,
+    HostCall,
+    Launchable,
+    PackableKernel,
+    Source,
+    WrittenKernel,
+)
 from polyfuse.plugin.target_info import TargetInfo
 from polyfuse.plugin.timing import DeviceTimer, HostTimer, Timer
 
@@ -164,6 +171,7 @@ __all__ = [
     "Node",
     "Offer",
     "Offered",
+    "PackableKernel",
     "PluginManager",
     "PluginState",
     "Pointwise",

@@ -79,7 +79,8 @@ class LoweringContext(Protocol):
 
     Attributes:
         settings: the options.
-        packaged: whether the program goes into a package, which cannot hold what `add_object` adds.
+        packaged: whether the program goes into a package, which of what `add_object` adds holds tensors and
+            each `polyfuse.plugin.PackableKernel`.
     """
 
     settings: Settings

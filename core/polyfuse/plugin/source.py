@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from polyfuse.base.digest import digest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from polyfuse.ir.kernel import Alias
@@ -112,6 +114,17 @@ class WrittenKernel(Protocol):
 
     def by_library(self, *operands: Any) -> None:
         """Let the library compute the same, into the same operands."""
+
+
+class PackableKernel(WrittenKernel, Protocol):
+    """A written kernel that a package can hold, where its backend's loader reads it without its plugin."""
+
+    def located(self) -> tuple[str, Path, str]:
+        """Wait for its build. Return the backend whose loader reads it, the folder and its key there.
+
+        Raises:
+            PolyfuseError, OSError: it cannot be built here.
+        """
 
 
 @dataclass(frozen=True)

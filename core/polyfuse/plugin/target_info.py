@@ -56,6 +56,8 @@ class TargetInfo:
             faster then.
         paired_types: those of which one instruction multiplies pairs of steps of the depth and adds them up.
             In packed parameters (`Backend.packed_width`), both steps of a column lie side by side.
+        convolved_types: those of 16 bits whose convolutions the backend generates in less time than libraries
+            take, in inference: along one axis, too, and though they are all that a graph does with images.
         depthwise_loops: whether the backend's loops over convolutions with channels last, small
             windows and one, two or four channels for each result are faster than libraries, and its sums over
             pixels faster than their gradients of such weights.
@@ -113,6 +115,7 @@ class TargetInfo:
     channels_last_gradients: frozenset[DType] = frozenset()
     channels_last_weights: bool = False
     paired_types: frozenset[DType] = frozenset()
+    convolved_types: frozenset[DType] = frozenset()
     depthwise_loops: bool = False
     separate_gemm_add: bool = False
     separate_bias_rows: int = 0

@@ -16,7 +16,14 @@ from polyfuse.ir.types import DType, e4m3_saturates
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, TargetInfo
 from polyfuse.runtime.frozen import offer_checksum, offer_look
 from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
-from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay, has_matrix_registers
+from polyfuse_cpp.isa import (
+    Isa,
+    choose_isa,
+    dot_instructions,
+    gathers_pay,
+    has_matrix_registers,
+    has_pair_products,
+)
 from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
 from polyfuse_cpp.prelude import headers_digest, prelude_for
 from polyfuse_cpp.threads.source import ChecksumSource, LookSource, PoolSource
@@ -72,12 +79,15 @@ class CppBackend(Backend):
         """
         from polyfuse_cpp.onednn.library import convolved_types, narrow_types
 
+        tiles = has_matrix_registers(self.isa)
+        bf16, none = frozenset((DType.bf16,)), frozenset[DType]()
         info = super().target_info(device)
         return replace(
             info,
             channels_last=convolved_types(),
             channels_last_gradients=narrow_types(),
-            paired_types=frozenset((DType.bf16,)) if has_matrix_registers(self.isa) else frozenset(),
+            paired_types=bf16 if tiles or has_pair_products(self.isa) else none,
+            convolved_types=bf16 if tiles else none,
             depthwise_loops=True,
             loops_by_ranges=True,
             column_bytes=_COLUMN_BYTES,

@@ -29,7 +29,7 @@ from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.matmul.tiled.padded import SMALL_WEIGHT, pixels_of
 from polyfuse_cpp.matmul.tiled.turned import lies_along_depth, may_turn
 from polyfuse_cpp.onednn.preferences import mkl_leaves_lanes
-from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part, packed_width
+from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part, multiplies_pairs, packed_width
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
@@ -136,7 +136,7 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
     if len(matmul.axes) == 2 and len(matmul.raxes) == 1:
         if _beats_packing_again(matmul, isa):
             return _rows(matmul, hints) > 1
-        if _multiplies_pairs(matmul, isa):
+        if multiplies_pairs(matmul, isa):
             count = _rows(matmul, hints)
             return 1 < count <= rows or (count > rows and _weight_bytes(matmul) <= _NEAR_PAIRS)
         return fills_matrix_registers(matmul, isa) and _has_few_rows(matmul, hints, rows)
@@ -187,14 +187,6 @@ def _reads_as_stored(matmul: Reduction, hints: Mapping[str, int]) -> bool:
     most = _MOST_STORED_FAR if size > _FAR_WEIGHT and mkl_leaves_lanes() else _MOST_STORED
     near = rows >= _MANY_ROWS and size <= _NEAR_WEIGHT
     return near or (steps >= _DEEP_ENOUGH and 1 < rows <= most)
-
-
-def _multiplies_pairs(matmul: Reduction, isa: Isa) -> bool:
-    """Whether a linear layer of bf16 is multiplied in pairs, without matrix registers, by a kernel that lays
-    its weight out at each call, in less time than it takes the library.
-    """
-    pairs = all(value.dtype is DType.bf16 for value in matmul.values) and has_pair_products(isa)
-    return pairs and lies_along_depth(matmul) and not has_matrix_registers(isa)
 
 
 def _weight_bytes(matmul: Reduction) -> float:
@@ -263,7 +255,7 @@ def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
         if _beats_packing_again(matmul, isa):
             return not _reads_as_stored(matmul, hints)
         turns = fills_matrix_registers(matmul, isa) and may_turn(matmul)
-        return not turns and not _multiplies_pairs(matmul, isa)
+        return not turns and not multiplies_pairs(matmul, isa)
     pixels, grouped = _pixels(matmul, hints)
     if fills_matrix_registers(matmul, isa):
         return True

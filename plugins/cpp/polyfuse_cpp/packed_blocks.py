@@ -7,12 +7,15 @@ from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.symbolic import axis_name, axis_size, coefficient, free_axes
-from polyfuse_cpp.isa import Isa, has_matrix_registers, steps_of
+from polyfuse_cpp.isa import Isa, has_matrix_registers, has_pair_products, steps_of
 from polyfuse_cpp.matmul.tiled.padded import steps_in
 from polyfuse_cpp.matmul.window import part_lanes
 
 _MOST_DIMENSIONS = 2
 """Dimensions of windows whose pixels are copied for matrix registers."""
+
+_PAIRED_WIDTHS = (48, 32, 16)
+"""Columns of a block whose pairs of steps are multiplied without matrix registers."""
 
 _PART = 8
 """Lanes of a part of a vector that holds all columns of a group."""
@@ -31,6 +34,11 @@ def packed_width(node: Reduction, isa: Isa) -> int:
         if not isinstance(count, int) or not _is_whole(node):
             return 0
         return next((width for width in (2 * isa.lanes, isa.lanes) if count % width == 0), 0)
+    if multiplies_pairs(node, isa):
+        steps = axis_size(node.raxes[0])
+        if not isinstance(count, int) or not isinstance(steps, int) or steps % 2:
+            return 0
+        return next((width for width in _PAIRED_WIDTHS if count % width == 0), 0)
     if isa.lanes == 1 or accumulates(kind) is not kind or not count:
         return 0
     widths = [vectors * isa.lanes for vectors in ((2, 3, 4, 1) if len(node.raxes) > 1 else (4, 3, 2))]
@@ -51,6 +59,20 @@ def fills_matrix_registers(node: Reduction, isa: Isa) -> bool:
     flat = all(axis_size(axis) == 1 for axis in node.raxes[1:])
     window = _has_window(node) and len(node.raxes) <= _MOST_DIMENSIONS + 1
     return (flat or window) and {v.dtype for v in node.values} == {DType.bf16} and has_matrix_registers(isa)
+
+
+def multiplies_pairs(node: Reduction, isa: Isa) -> bool:
+    """Whether a matmul is a linear layer of bf16 whose rows lie along the depth, and whose pairs of steps are
+    multiplied without matrix registers.
+    """
+    if (len(node.axes), len(node.raxes)) != (2, 1) or {v.dtype for v in node.values} != {DType.bf16}:
+        return False
+    inside, columns = axis_name(node.raxes[0]), axis_name(node.axes[1])
+    rows, weight = node.values
+    if any(value.op != "load" or value.args for value in node.values) or coefficient(rows.index, inside) != 1:
+        return False
+    lies = 1 in (coefficient(weight.index, inside), coefficient(weight.index, columns))
+    return lies and has_pair_products(isa) and not has_matrix_registers(isa)
 
 
 def _is_whole(node: Reduction) -> bool:

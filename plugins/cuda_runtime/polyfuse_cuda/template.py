@@ -73,6 +73,7 @@ class ComparedTemplate(TemplateKernel):
         plugin: whose kernel it is.
         key: gives a digest of its text, and of the compiler and device that it is built with and for.
         expected: what a call with some operands has to give.
+        recipe: a function and its arguments that make an equal call in another process; None: nothing does.
     """
 
     def __init__(
@@ -82,11 +83,25 @@ class ComparedTemplate(TemplateKernel):
         plugin: str,
         key: Callable[[], str],
         expected: Callable[..., Expected],
+        recipe: tuple[Callable[..., ComparedTemplate], tuple[Any, ...]] | None = None,
     ) -> None:
         super().__init__(name, load)
+        self._recipe = recipe
         self.plugin = plugin
         self._key = key
         self._expected = expected
+
+    @property
+    def storable(self) -> bool:
+        """Whether a program with it can be stored."""
+        return self._recipe is not None
+
+    def __reduce__(self) -> tuple[Callable[..., ComparedTemplate], tuple[Any, ...]]:
+        if self._recipe is None:
+            raise TypeError(
+                f"the kernel {self.__name__} is of this process alone; compile it in the other one"
+            )
+        return self._recipe
 
     @cached_property
     def key(self) -> str:

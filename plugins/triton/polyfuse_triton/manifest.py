@@ -69,13 +69,14 @@ def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:
 
 @hookimpl
 def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
-    """Bring flexible attention, and sorting."""
+    """Bring flexible attention, attention of few queries, and sorting."""
     if device_type != "cuda":
         return {}
+    from polyfuse_triton.attention import lowering as attention
     from polyfuse_triton.flex import lowering
     from polyfuse_triton.sort import kernel
 
-    return {**lowering.LOWERINGS, **kernel.LOWERINGS}
+    return {**lowering.LOWERINGS, **attention.LOWERINGS, **kernel.LOWERINGS}
 
 
 @hookimpl

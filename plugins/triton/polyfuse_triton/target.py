@@ -9,7 +9,7 @@ from polyfuse.base.settings import Settings
 from polyfuse_cuda.driver import driver_version
 from polyfuse_cuda.gpu import OLDEST, Gpu, known_gpu, present_gpus
 
-__all__ = ["FEW_ROWS", "STREAMING", "Target", "driver_major", "known_target", "targets_of"]
+__all__ = ["FEW_ROWS", "STREAMING", "Target", "driver_major", "first_target", "known_target", "targets_of"]
 
 _CLUSTERS = 90
 """The oldest that starts programs in clusters."""
@@ -61,6 +61,14 @@ def targets_of(settings: Settings) -> tuple[Target, ...]:
         found = _present()
     clusters = all(target.clusters for target in found)
     return tuple(replace(target, clusters=clusters) for target in found)
+
+
+def first_target(settings: Settings) -> Target:
+    """What tilings are chosen for; a large chip where there is none."""
+    try:
+        return targets_of(settings)[0]
+    except BackendUnavailableError:
+        return known_target("sm_90")
 
 
 def driver_major() -> int:

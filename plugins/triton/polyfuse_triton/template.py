@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import BackendUnavailableError
@@ -20,10 +21,15 @@ _LOADED: dict[Path, Launchable] = {}
 
 
 def triton_template(
-    name: str, make: Callable[[bool], Source], settings: Settings, expected: Callable[..., Expected]
+    name: str,
+    make: Callable[[bool], Source],
+    settings: Settings,
+    expected: Callable[..., Expected],
+    recipe: tuple[Callable[..., ComparedTemplate], tuple[Any, ...]] | None = None,
 ) -> ComparedTemplate:
     """A call of a Triton program; `make` writes it for aligned tensors or for any, `expected` says what it
-    has to give.
+    has to give. With a `recipe`, a function and its arguments that give the same in another process, the
+    program that calls it can be stored.
     """
 
     def key() -> str:
@@ -34,7 +40,7 @@ def triton_template(
         return digest(make(True).key, make(False).key, *machine)
 
     return ComparedTemplate(
-        name, lambda aligned: load_source(make(aligned), settings), "triton", key, expected
+        name, lambda aligned: load_source(make(aligned), settings), "triton", key, expected, recipe
     )
 
 

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from polyfuse import cli
 from polyfuse.aot import load, package
+from polyfuse.base.errors import KernelBuildError, PackageError
 from polyfuse.base.settings import Settings
 from polyfuse.checking import tally
+from polyfuse.checking.records import Records
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.runtime import profile
 from polyfuse_cpp.attention import kernel as kernels
@@ -364,15 +366,38 @@ def test_what_the_library_computes(calls: list[str]) -> None:
 
 
 @needs_pairs
-def test_packages_hold_the_library_call(tmp_path: Path, calls: list[str]) -> None:
+@pytest.mark.parametrize("built", [True, False])
+def test_packages_hold_the_kernel(built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is loaded as generated kernels are; without a compiler for it, the call stays the library's."""
+
     class Model(torch.nn.Module):
         def forward(self, q: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(q, q, q) * 2
 
+    def refused(kernel: AttentionKernel) -> None:
+        raise KernelBuildError("the compiler is too old", "install another")
+
     q = random(1, 2, 40, 64)
-    path = package(Model(), (q,), path=tmp_path / "model.zip")
-    torch.testing.assert_close(load(path)(q), Model()(q), rtol=2e-2, atol=2e-2)
-    assert not calls
+    with torch.no_grad():
+        expected = compiled(Model())(q) if built else Model()(q)
+    if not built:
+        monkeypatch.setattr(AttentionKernel, "located", refused)
+    found = load(package(Model(), (q,), path=tmp_path / "model.zip"))
+    entry = found.description.entries["forward"]
+    assert len(entry.calls) == built
+    assert ("aten._scaled_dot_product_flash_attention_for_cpu.default" in entry.operators) is not built
+    assert torch.equal(found(q), expected)
+
+
+@needs_pairs
+def test_packages_hold_no_kernel_that_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, q, q) * 2
+
+    monkeypatch.setattr(Records, "barred", lambda *_: "it differed")
+    with pytest.raises(PackageError, match="attention_64_plain, which is barred here"):
+        package(Model(), (random(1, 2, 40, 64),), path=tmp_path / "model.zip")
 
 
 @needs_pairs

@@ -21,7 +21,7 @@ from polyfuse_cpp import generator, packed_blocks
 from polyfuse_cpp import isa as isa_of
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.isa import choose_isa
-from requirements import needs_amx, needs_pairs
+from requirements import HAS_AMX, needs_amx, needs_pairs
 
 PACK = "frozen.aten.as_strided_copy.default"
 
@@ -499,6 +499,36 @@ def test_numbers_that_are_none_stay_in_their_rows(freezing: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
+class Along(nn.Module):
+    """A layer whose weight has a row for each step of the depth, as those of GPT-2 have."""
+
+    def __init__(self, width: int, inside: int) -> None:
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(width, inside) / 8),
+            nn.Parameter(torch.randn(inside)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gelu(torch.addmm(self.bias, x, self.weight))
+
+
+@needs_pairs
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize(
+    ("inside", "rows"), [(96, 37), pytest.param(80, 5, marks=pytest.mark.slow), (70, 64)]
+)
+def test_weights_whose_columns_lie_side_by_side(inside: int, rows: int, freezing: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Along(74, inside).eval().bfloat16(), torch.randn(rows, 74).bfloat16()
+    with torch.no_grad():
+        found, exact = compiled(model, freezing=freezing)(x), copy.deepcopy(model).double()(x.double())
+    torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-2)
+    if not HAS_AMX:
+        # blocks have whole vectors
+        assert last_reports()[-1].calls == ((PACK,) if freezing and inside % 16 == 0 else ())
+
+
 def layer(rows: int | IndexLike, columns: int, depth: int, dtype: DType = DType.bf16) -> Reduction:
     """The sums of a linear layer."""
     row, column, inside = axis("i0", rows), axis("i1", columns), axis("k0", depth)
@@ -538,6 +568,15 @@ def test_which_linear_layers_are_multiplied_in_pairs(monkeypatch: pytest.MonkeyP
     assert generator.prefers(small, {}, isa, packed)
     for node in (layer(1, 96, 70), layer(some, 3072, 768), layer(64, 96, 70, DType.f16)):
         assert not generator.prefers(node, {}, isa, packed)
+    # the widest blocks that divide all columns
+    widths = {n: packed_blocks.packed_width(layer(64, n, 70), isa) for n in (96, 512, 80, 40)}
+    assert widths == {96: 48, 512: 32, 80: 16, 40: 0}
+    assert not packed_blocks.packed_width(layer(64, 96, 71), isa)
+    row, column, inside = axis("i0", 64), axis("i1", 96), axis("k0", 70)
+    for at, plain in ((inside * 96 + column, True), (inside * 192 + column * 2, False)):
+        x, w = load("x", row * 70 + inside, DType.bf16), load("w", at, DType.bf16)
+        node = Reduction("mm", (row, column), (inside,), ("o",), row * 96 + column, "dot", (x, w))
+        assert generator.prefers(node, {}, isa, packed) == plain
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ())
     assert not generator.prefers(layer(64, 1000, 776), {}, isa)
 

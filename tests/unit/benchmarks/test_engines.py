@@ -17,6 +17,7 @@ from polyfuse_bench.engines import NETWORKS, PEERS, Flat, measure, versions
 from polyfuse_bench.machine import machine
 from polyfuse_bench.models import Size, flatten_outputs, prepare
 from polyfuse_bench.models.convolutions import CONVOLUTION_NETWORKS
+from polyfuse_bench.packaged import FORMS
 from polyfuse_bench.report_engines import engines_chart, engines_readme, engines_section, engines_slower
 from polyfuse_bench.run import main
 from polyfuse_bench.timing import Effort
@@ -54,6 +55,12 @@ def test_a_network_takes_any_batch_and_its_values_neither_grow_nor_vanish(name: 
 def test_compiled_convolutions_agree_with_eager_mode(name: str) -> None:
     row = measure(task(name, (EAGER, "polyfuse")))
     assert not row["failures"] and row["errors"]["polyfuse"] < 1e-4
+
+
+def test_packages_agree_with_eager_mode() -> None:
+    forms = tuple(f"polyfuse:{form}" for form in FORMS)
+    row = measure(task("wave_net", (EAGER, "polyfuse", *forms)))
+    assert not row["failures"] and all(row["errors"][form] < 1e-4 for form in forms)
 
 
 # neither converts the choice of experts
@@ -128,6 +135,15 @@ def test_the_table_compares_the_faster_form_with_the_fastest_peer(results: Path)
     assert labelled[0].startswith("## Engines, transformers with")
     assert "PYTHONPATH=benchmarks OMP_NUM_THREADS=2 python -m polyfuse_bench engines --batch 4" in text
     assert "| resnet50, engines | ONNX Runtime | 1 s | 0.50× |" in "\n".join(engines_slower(results))
+
+
+def test_packages_have_their_time_over_that_of_the_default_form(results: Path) -> None:
+    content = json.loads((results / "engines.json").read_text())
+    for row in content["rows"]:
+        row["timings"] = [{"name": n, "median": m} for n, m in (("polyfuse", 2.0), ("polyfuse:package", 2.5))]
+    text = engines_section({**content, "kind": "engines-packages"})
+    assert text[0].startswith("## Engines, packages with")
+    assert "| bert | 2 s | 2.5 s | 1.25× | 1e-06 |" in text and "OpenVINO |" not in "\n".join(text)
 
 
 def test_reasons_of_failures_have_no_colours(results: Path) -> None:

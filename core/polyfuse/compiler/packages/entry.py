@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from polyfuse.aot.description import Argument, Entry, Source, Symbol
-from polyfuse.base.digest import stable_json
-from polyfuse.base.errors import PackageError, PolyfuseError
+from polyfuse.base.errors import PackageError
 from polyfuse.base.text import shorten
 from polyfuse.compiler.built import BuiltGraph
 from polyfuse.compiler.offered_rewrites import OfferedRewrites
+from polyfuse.compiler.packages.programs import (
+    PackagedProgram,
+    check_operators,
+    located,
+    packaged_program,
+    recorded,
+)
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.stages import compile_whole
 from polyfuse.frontend.exported import ExportedGraph, ExportedInput
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
-from polyfuse.ir.text.print import text as ir_text
-from polyfuse.plugin import Backend
-from polyfuse.runtime.frozen import CHECKED, FROZEN, TOGETHER, FrozenValues, PackedInputs, laid_out
-from polyfuse.torch_compat.ops import comes_with_torch
+from polyfuse.runtime.frozen import FrozenValues, PackedInputs, laid_out
 from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
-
-
-@dataclass(frozen=True)
-class PackagedKernel:
-    """A kernel of the program: who made it, and where it lies.
-
-    Attributes:
-        unit: name of the folder in the package.
-        key: of the kernel in that folder.
-    """
-
-    backend: Backend
-    folder: Path
-    unit: str
-    key: str
 
 
 @dataclass(frozen=True)
@@ -50,17 +36,13 @@ class PackagedEntry:
 
     Attributes:
         entry: how it is described.
-        text: its host program.
-        kernel_texts: what its kernels were generated from, as JSON.
-        kernels: that the program launches, by their names there.
+        program: its host program.
         devices: device types that it computes on.
         exported, built: what it was made of.
     """
 
     entry: Entry
-    text: str
-    kernel_texts: str
-    kernels: Mapping[str, PackagedKernel]
+    program: PackagedProgram
     devices: frozenset[str]
     exported: ExportedGraph
     built: BuiltGraph
@@ -86,14 +68,13 @@ def compile_entry(
     env = fake.shape_env_of(fake.detect_fake_mode(values))
     built, folded = _compile(name, exported, session, last, written)
     texts = shapes.condition_texts(env, values)
-    kernels = {kernel: _packaged(pending) for kernel, pending in built.kernels.items()}
-    operators = tuple(sorted(set(_operators(built.module.text))))
-    _check_operators(operators, modules)
+    program = packaged_program(name, built, table, session)
+    check_operators(program.operators, modules)
     inputs, arguments = _inputs(name, exported, values, table, folded)
     entry = Entry(
-        f"programs/{name}.py",
-        {kernel: (packaged.unit, packaged.key) for kernel, packaged in kernels.items()},
-        _objects(name, built, table),
+        program.member,
+        located(program.kernels),
+        program.objects,
         inputs,
         arguments,
         exported.positional,
@@ -102,25 +83,14 @@ def compile_entry(
         texts,
         _nesting(exported.in_spec, "arguments"),
         _nesting(exported.out_spec, "results"),
-        operators,
-        kernel_texts=f"programs/{name}.kernels.json",
+        program.operators,
+        kernel_texts=program.kernels_member,
+        calls=located(program.calls),
+        functions=program.functions,
     )
     devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}
-    devices |= {pending.launch.kernel.device.partition(":")[0] for pending in built.kernels.values()}
-    made = {kernel: pending.built for kernel, pending in built.kernels.items()}
-    rows = {
-        key: (m.name, m.config, list(dict.fromkeys(o.op for o in m.kernel.origins)), ir_text(m.kernel, False))
-        for key, m in made.items()
-    }
-    return PackagedEntry(
-        entry,
-        built.module.text,
-        stable_json(rows),
-        kernels,
-        frozenset(devices),
-        exported,
-        built,
-    )
+    devices |= {kind for part in (program, *program.below) for kind in part.device_types}
+    return PackagedEntry(entry, program, frozenset(devices), exported, built)
 
 
 def _compile(
@@ -134,7 +104,7 @@ def _compile(
         stored = [i for i in stored if tensors[i].data_ptr() not in written]
 
     def inner(graph: AtenGraph) -> BoxedCallable:
-        found.append(compile_whole(replace(graph, packaged=True), session))
+        found.append(compile_whole(replace(graph, packaged=True), session, record=recorded))
         return found[0].module
 
     compile_traced(
@@ -151,51 +121,6 @@ def _compile(
     )
     packed = found[0].module.packed_inputs or PackedInputs((), (), frozenset())
     return found[0], Folded(frozen[0], packed) if frozen else None
-
-
-def _packaged(pending: Any) -> PackagedKernel:
-    source, backend = pending.emitted.source, pending.emitted.backend
-    location = pending.future.locations()[source.key]
-    if isinstance(location, PolyfuseError):
-        raise location
-    return PackagedKernel(backend, location.folder, location.folder.name[:16], location.source_key)
-
-
-def _operators(text: str) -> Iterator[str]:
-    """Names of the operators that a host program calls."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "operator":
-            name = str(ast.literal_eval(node.args[0]))
-            yield name.removeprefix(FROZEN).removeprefix(CHECKED).removeprefix(TOGETHER)
-
-
-def _check_operators(operators: tuple[str, ...], modules: tuple[str, ...]) -> None:
-    for name in operators:
-        if name.startswith("higher_order."):
-            raise PackageError(
-                f"the model calls the operator {name}, which calls back into Python",
-                "leave what uses it out of the exported part of the model",
-            )
-        if not comes_with_torch(name) and not modules:
-            raise PackageError(
-                f"the model calls the operator {name}, which is no part of torch",
-                "name the module that registers it in modules=",
-            )
-
-
-def _objects(name: str, built: BuiltGraph, table: WeightTable) -> dict[str, int]:
-    """Constants that the program reads, as weights."""
-    objects = built.schedule.graph.objects
-    positions: dict[str, int] = {}
-    for key in built.module.namespace["OBJECTS"].values():
-        value = objects[key]
-        if not isinstance(value, torch.Tensor):
-            raise PackageError(
-                f"the model needs {key} ({shorten(repr(value), 80)}), which calls back into Python",
-                "leave what uses it out of the exported part of the model",
-            )
-        positions[key] = table.add(name, f"{name}.{key}", "constant", value)
-    return positions
 
 
 def _inputs(

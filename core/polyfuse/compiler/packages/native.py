@@ -15,7 +15,8 @@ from polyfuse.aot.description import Argument, Entry, Weight
 from polyfuse.aot.weights import WEIGHTS
 from polyfuse.base.errors import PackageError, PolyfuseError, UnsupportedError
 from polyfuse.base.text import brief
-from polyfuse.compiler.packages.entry import PackagedEntry, PackagedKernel, size_texts
+from polyfuse.compiler.packages.entry import PackagedEntry, size_texts
+from polyfuse.compiler.packages.programs import PackagedKernel
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.describe import output_args
 from polyfuse.plugin import Backend, HostCall, No, Source
@@ -103,7 +104,7 @@ def _library(
     entry, built = packaged.entry, packaged.built
     emitted = {kernel: pending.emitted for kernel, pending in built.kernels.items()}
     kind = _device_type(packaged)
-    launches = device_kernels(packaged.kernels, session) if kind else {}
+    launches = device_kernels(packaged.program.kernels, session) if kind else {}
     calls: dict[str, HostCall | None] = dict.fromkeys(emitted)
     for kernel, item in emitted.items():
         calls[kernel] = device_call(launches[kernel]) if kind else item.backend.host(item.source)

@@ -23,8 +23,9 @@ from polyfuse.base.errors import InvalidOptionError, PackageError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
 from polyfuse.cache.artifacts import CONTENTS
-from polyfuse.compiler.packages.entry import PackagedEntry, PackagedKernel, compile_entry
+from polyfuse.compiler.packages.entry import PackagedEntry, compile_entry
 from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
+from polyfuse.compiler.packages.programs import PackagedKernel
 from polyfuse.compiler.packages.weights import WeightTable, lay_out_weights
 from polyfuse.compiler.session import CompileSession, decided, session_for
 from polyfuse.frontend.exported import functional_graph
@@ -174,15 +175,16 @@ def _write(
     modules: tuple[str, ...],
     sign: Callable[[bytes], bytes] | None,
 ) -> None:
-    kernels = [kernel for entry in entries.values() for kernel in entry.kernels.values()]
+    programs = [part for entry in entries.values() for part in (entry.program, *entry.program.below)]
+    kernels = [k for part in programs for k in (*part.kernels.values(), *part.calls.values())]
     written = table.written()
     with ArchiveWriter.create(path) as writer:
         write_weights(writer, written)
         folders = {kernel.unit: kernel for kernel in kernels}
         units = {name: _add_unit(writer, kernel) for name, kernel in folders.items()}
-        for entry in entries.values():
-            writer.add(entry.entry.program, entry.text.encode())
-            writer.add(entry.entry.kernel_texts, entry.kernel_texts.encode())
+        for program in programs:
+            writer.add(program.member, program.text.encode())
+            writer.add(program.kernels_member, program.kernel_texts.encode())
         natives = {name: file for library in libraries.values() for name, file in library.files.items()}
         for name in sorted(natives):
             content = natives[name].read_bytes()

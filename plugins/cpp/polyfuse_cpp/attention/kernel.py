@@ -7,7 +7,8 @@ builds one for each width of a head and each way in which scores become weights.
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -21,6 +22,9 @@ from polyfuse.base.settings import Settings
 from polyfuse.plugin import Expected, Launchable, Source
 from polyfuse_cpp.attention.expected import MORE, STRIDED, Form, expected_attention
 from polyfuse_cpp.backend import KERNEL_LANGUAGE, CppBackend
+
+_Loaded: TypeAlias = tuple[Launchable, Path, str]
+"""A kernel, the folder that it was built into, and its key there."""
 
 SIZES: Final = ("images", "heads", "key_heads", "queries", "keys")
 
@@ -81,9 +85,14 @@ class AttentionKernel:
             self._launch = self._found()
         return self._launch(*operands)
 
+    def located(self) -> tuple[str, Path, str]:
+        """Wait for its build; see `polyfuse.plugin.PackableKernel`."""
+        _, folder, key = self._built.result()
+        return self.plugin, folder, key
+
     def _found(self) -> Launchable:
         try:
-            return self._built.result()
+            return self._built.result()[0]
         except (OSError, PolyfuseError) as error:
             cause = error.cause if isinstance(error, PolyfuseError) else str(error)
             warn_once(
@@ -120,7 +129,7 @@ class AttentionKernel:
         if has_logs:
             logs.copy_(sums)
 
-    def _build(self) -> Launchable:
+    def _build(self) -> _Loaded:
         width, form, settings = self._parts
         backend = CppBackend(settings)
         source = attention_source(width, form, backend.isa.name)
@@ -142,8 +151,8 @@ def _address(backend: CppBackend, source: Source) -> str:
     return digest(source.key, *facts)
 
 
-def _load(backend: CppBackend, source: Source, root: Any) -> Launchable:
+def _load(backend: CppBackend, source: Source, root: Path) -> _Loaded:
     """The kernel from the cache, built if it is not there."""
     folder = root / "templates" / _address(backend, source)
     built_folder(folder, lambda made: backend.build([source], made))
-    return backend.load(folder)[source.key]
+    return backend.load(folder)[source.key], folder, source.key

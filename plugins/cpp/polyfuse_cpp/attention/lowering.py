@@ -8,13 +8,13 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Lowering, LoweringContext, TensorValue
 from polyfuse.symbolic import IndexLike, is_equal
 from polyfuse_cpp.attention.expected import Form
-from polyfuse_cpp.attention.kernel import attention_kernel
+from polyfuse_cpp.attention.kernel import AttentionKernel, attention_kernel
 from polyfuse_cpp.isa import choose_isa, has_pair_products
 
 WIDTHS: Final = range(16, 257)
@@ -53,6 +53,9 @@ def attention(
     form = Form.PLAIN if factor > 0 else Form.SCALED
     if attn_mask is not None:
         form = _form(attn_mask, key.size[2])
+    kernel = attention_kernel(width, form, ctx.settings)
+    if ctx.packaged:
+        _check_built(kernel)
     views = [ctx.realize(operand) for operand in (query, key, value)]
     if any(view.stride[-1] != 1 for view in views):
         raise UnsupportedError("numbers of a head that do not lie side by side are the library's")
@@ -71,7 +74,7 @@ def attention(
     sizes = (*query.size[:2], key.size[1], query.size[2], key.size[2])
     more = (struct.unpack("<i", struct.pack("<f", factor))[0], int(bool(is_causal)), int(is_read))
     args = (*given, *sizes, *(step for of in steps for step in of), *more)
-    name = ctx.add_object("attention_", attention_kernel(width, form, ctx.settings))
+    name = ctx.add_object("attention_", kernel)
     written = tuple(view.buffer for view in made)
     ctx.emit(ExternCall(ctx.fresh("call"), name, args, (), written, "into"))
     return result, logs
@@ -87,8 +90,6 @@ def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
     settings = ctx.settings
     if settings.gemm == "library" or settings.numerics == "eager":
         raise UnsupportedError("attention is the library's where matmuls are")
-    if ctx.packaged:
-        raise UnsupportedError("packages hold calls of the library alone")
     if not has_pair_products(choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))):
         raise UnsupportedError("attention is the library's on CPUs without instructions for bf16")
     query = operands[0]
@@ -104,6 +105,16 @@ def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
             "attention whose heads of keys do not divide those of queries is the library's"
         )
     return width
+
+
+def _check_built(kernel: AttentionKernel) -> None:
+    """Raise `UnsupportedError` unless the kernel is there: a package has nothing to fall back to."""
+    try:
+        kernel.located()
+    except (OSError, PolyfuseError) as error:
+        raise UnsupportedError(
+            f"attention is the library's, for its kernel cannot be built ({error})"
+        ) from error
 
 
 def _shares_heads(query: TensorValue, key: TensorValue, value: TensorValue) -> bool:

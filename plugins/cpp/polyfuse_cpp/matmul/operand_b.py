@@ -67,11 +67,6 @@ class OperandBText(OperandText):
         return self.matmul.b
 
     @property
-    def prepacked(self) -> bool:
-        """Whether blocks are packed before."""
-        return self.plan.path in (OperandPath.PREPACKED, OperandPath.PREPACKED_TILES)
-
-    @property
     def packed_block(self) -> int:
         """Elements of a packed block."""
         return self.plan.depth * self.wide
@@ -87,7 +82,7 @@ class OperandBText(OperandText):
 
     def room(self) -> str:
         """Elements to keep, as text."""
-        if self.plan.path in (OperandPath.DOTS, OperandPath.TURNED) or self.prepacked:
+        if self.plan.path in (OperandPath.DOTS, OperandPath.TURNED) or self.plan.path.prepacked:
             return "0"
         if self.plan.path is OperandPath.CONVERTED:
             return f"{self.wide} * (depth_count + {_PAD})"
@@ -116,7 +111,7 @@ class OperandBText(OperandText):
                 out.line(f"{self.element}* const to = {self._block_at()};")
                 self._pack()
             return
-        if self.prepacked or path is OperandPath.TURNED:
+        if path.prepacked or path is OperandPath.TURNED:
             return
         if path is OperandPath.DIRECT:
             self._in_place()
@@ -146,7 +141,7 @@ class OperandBText(OperandText):
             return self._address("depth_from", "column_from"), str(self.operand.apart)
         if self.plan.path is OperandPath.DIRECT:
             return "block_at", "block_step"
-        if self.plan.path is OperandPath.PREPACKED_TILES:
+        if self.plan.path.prepacked and self.paired:
             return self._address("depth_from", "column_from"), str(self.wide)
         if self.plan.path is OperandPath.PREPACKED:
             step = self.operand.step

@@ -45,6 +45,14 @@ class OperandPath(IntEnum):
     """Read where it is, its columns as rows of the machine's own matrix registers; the rows of operand A are
     packed as columns, and sums transposed."""
 
+    PREPACKED_PAIRS = 9
+    """Packed before, bf16 in pairs of steps."""
+
+    @property
+    def prepacked(self) -> bool:
+        """Whether blocks are packed before."""
+        return self in (OperandPath.PREPACKED, OperandPath.PREPACKED_TILES, OperandPath.PREPACKED_PAIRS)
+
     @property
     def along_depth(self) -> bool:
         """Whether lanes run along the depth."""
@@ -58,13 +66,12 @@ class OperandPath(IntEnum):
     @property
     def blocked(self) -> bool:
         """Whether several blocks are multiplied with each tile of rows before the next one."""
-        before = (OperandPath.PREPACKED, OperandPath.PREPACKED_TILES, OperandPath.TURNED)
-        return self.packed or self in before
+        return self.packed or self.prepacked or self is OperandPath.TURNED
 
     @property
     def paired(self) -> bool:
         """Whether operands are packed in pairs of bf16."""
-        return self is OperandPath.PAIRS or self.tiles
+        return self in (OperandPath.PAIRS, OperandPath.PREPACKED_PAIRS) or self.tiles
 
     @property
     def tiles(self) -> bool:

@@ -64,6 +64,7 @@ _THREADS = Machine(operations=8 * 6e9, moved=60e9, units=_UNITS, start=1e-7)
 
 _AT_ONCE = {
     OperandPath.PAIRS: 2,
+    OperandPath.PREPACKED_PAIRS: 2,
     OperandPath.TILES: 16,
     OperandPath.PREPACKED_TILES: 16,
     OperandPath.TURNED: 16,
@@ -131,6 +132,9 @@ def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         pairs = left.memory is right.memory is DType.bf16 and left.index is not None
         reads = whole_tiles(matmul) and (left.step == 1 or matmul.rows_touch)
         tiles = pairs and reads and has_matrix_registers(isa)
+        if pairs and has_pair_products(isa) and not has_matrix_registers(isa):
+            yield OperandPath.PREPACKED_PAIRS
+            return
         yield OperandPath.PREPACKED_TILES if tiles else OperandPath.PACKED
         return
     if right.packed_width or group_of(matmul, isa.lanes) or one_block(matmul, isa.lanes):
@@ -349,7 +353,7 @@ class _Machine:
         size = depth * vectors * self.isa.lanes * (2 if path.paired or turned else self.size)
         several = self.matmul.is_layer and self.matmul.extent(self.matmul.a.axes) > rows
         spanned = vectors * self.isa.lanes == self.matmul.b.packed_width and is_far_layer(self.matmul)
-        before = path is OperandPath.PREPACKED_TILES or turned
+        before = (path.prepacked and path.paired) or turned
         before = before or (path is OperandPath.PREPACKED and spanned)
         most = _PACKED_BEFORE if before and several else _PACKED_BYTES
         blocks = min(max(1, most // size), 64) if path.blocked else 1

@@ -34,7 +34,24 @@ static __attribute__((unused)) void pair_steps(bf16* to, const bf16* from, i64 n
 // Layout of operand B as a block of C vectors for every pair of steps. Columns are contiguous in memory:
 template <int C>
 static __attribute__((unused)) void pair_along(bf16* to, const bf16* from, i64 next, i64 depth, i64 columns) {
-  for (i64 k = 0; k < pair_depth(depth); k += 2)
+  i64 k = 0;
+  if (columns >= C * 16)
+    for (; k + 1 < depth; k += 2) {
+      // each step may be on a page of its own, where nothing else asks ahead
+      const char* const ahead = (const char*)(from + (k + 24) * next);
+#pragma GCC unroll 2
+      for (int j = 0; j < C * 32; j += 64) {
+        __builtin_prefetch(ahead + j, 0, 2);
+        __builtin_prefetch(ahead + j + next * 2, 0, 2);
+      }
+#pragma GCC unroll 4
+      for (int j = 0; j < C; ++j) {
+        const bf16* const at = from + k * next + j * 16;
+        const vu32 low = native_convert<vu32>(raw_load<vu16>(at)), high = native_convert<vu32>(raw_load<vu16>(at + next));
+        raw_store(to + (k * C + j * 2) * 16, vu32(low | high << 16));
+      }
+    }
+  for (; k < pair_depth(depth); k += 2)
     for (int j = 0; j < C; ++j) {
       const i64 n = matmul_lanes(columns - j * 16);
       const bf16* const at = from + k * next + j * 16;

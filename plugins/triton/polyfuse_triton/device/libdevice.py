@@ -7,7 +7,17 @@ from typing import Any
 import triton
 import triton.language as tl
 
-__all__ = ["anywhere", "high_half", "libdevice", "low_half", "quick_exp2", "quick_inverse", "signed_bits"]
+__all__ = [
+    "anywhere",
+    "ask_last_cache",
+    "high_half",
+    "libdevice",
+    "low_half",
+    "quick_exp2",
+    "quick_inverse",
+    "signed_bits",
+    "wait_for_cluster",
+]
 
 libdevice: Any
 quick_exp2: Any
@@ -16,6 +26,8 @@ anywhere: Any
 low_half: Any
 high_half: Any
 signed_bits: Any
+wait_for_cluster: Any
+ask_last_cache: Any
 if triton.knobs.runtime.interpret:
     from polyfuse_triton.device import interpret, plain_bytes
 
@@ -33,6 +45,14 @@ if triton.knobs.runtime.interpret:
     def anywhere(a: tl.tensor) -> tl.tensor:
         """The same number."""
         return a
+
+    @triton.jit
+    def wait_for_cluster() -> None:
+        """Programs run one after the other."""
+
+    @triton.jit
+    def ask_last_cache(a: tl.tensor) -> None:
+        """There is no cache."""
 
 else:
     from triton.language.extra import cuda
@@ -61,6 +81,30 @@ else:
     def anywhere(a: tl.tensor) -> tl.tensor:
         """The same 32-bit integer, of which the compiler does not know how large it may be."""
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [a], dtype=tl.int32, is_pure=True, pack=1)
+
+    @triton.jit
+    def wait_for_cluster() -> None:
+        """Wait until all programs of the cluster are here, and see what they have stored."""
+        tl.inline_asm_elementwise(
+            "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;",
+            "=r",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+    @triton.jit
+    def ask_last_cache(a: tl.tensor) -> None:
+        """Let the last cache read the line of each address, and wait for nothing."""
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [a.to(tl.int64, bitcast=True)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
     @triton.jit
     def low_half(a: tl.tensor) -> tl.tensor:

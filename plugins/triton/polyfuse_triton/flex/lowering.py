@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from polyfuse.base.errors import BackendUnavailableError
-from polyfuse.base.settings import Settings
 from polyfuse.plugin import TensorValue
 from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written
 from polyfuse_cuda.flex.expected import FlexLaunch, expected_flex
@@ -16,7 +14,7 @@ from polyfuse_triton.dtypes import triton_type
 from polyfuse_triton.flex.gradients import key_gradient_source, query_gradient_source
 from polyfuse_triton.flex.text import KernelText
 from polyfuse_triton.flex.tiles import Tiles, tiles_of
-from polyfuse_triton.target import Target, known_target, targets_of
+from polyfuse_triton.target import first_target
 from polyfuse_triton.template import triton_template
 
 
@@ -28,7 +26,7 @@ class TritonKernels(FlexKernels):
         operands = [call.array(v) for v in call.operands]
         lists = call.lists(KEY_LISTS)
         written = [call.array(v) for v in results]
-        tiles = tiles_of("forward", problem, _target(self.ctx.settings))
+        tiles = tiles_of("forward", problem, first_target(self.ctx.settings))
         launch = partial(FlexLaunch, problem, lists, False)
         self._emit(
             call,
@@ -45,7 +43,7 @@ class TritonKernels(FlexKernels):
         operands = [call.array(v) for v in (*call.operands, given.grad, given.sums, given.common)]
         to_query, to_key, to_value = (self.ctx.stored(fake) for fake in given.results)
         lists, query_lists = call.lists(KEY_LISTS), call.lists(QUERY_LISTS)
-        target = _target(self.ctx.settings)
+        target = first_target(self.ctx.settings)
         tiles, key_tiles = (tiles_of(name, problem, target) for name in ("queries", "keys"))
         first, second, third = (call.array(v) for v in (to_query, to_key, to_value))
         self._emit(
@@ -80,14 +78,6 @@ class TritonKernels(FlexKernels):
             written.source.name, lambda aligned: make(aligned).source, self.ctx.settings, expected
         )
         call.emit(kernel, written, results)
-
-
-def _target(settings: Settings) -> Target:
-    """What kernels are compiled for; a large chip where there is none."""
-    try:
-        return targets_of(settings)[0]
-    except BackendUnavailableError:
-        return known_target("sm_90")
 
 
 LOWERINGS = flex_lowerings(TritonKernels)
