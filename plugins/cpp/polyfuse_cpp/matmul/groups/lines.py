@@ -119,7 +119,7 @@ def grouped_tile(matmul: Matmul, lanes: int, registers: int, each: int) -> tuple
 
 
 def _rows_of_line(matmul: Matmul, vectors: int, registers: int, each: int) -> int:
-    """Rows of tiles of which a line of the image is a whole number; 0: there are no good ones."""
+    """Rows of tiles that divide a line of the image; 0: there are no good ones."""
     sums = (registers - 4) // each
     most = min(_ALONE, sums // vectors)
     length = matmul.extent(_moving(matmul)[-1:])
