@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from polyfuse import cli
 from polyfuse.base.errors import BackendError
-from polyfuse.checking import checked, launch, records, tally
+from polyfuse.checking import checked, familiar, launch, records, tally
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.interpreter.interpret import run_kernel
@@ -225,8 +225,8 @@ def test_launches_like_those_that_agreed_are_not_looked_at(install, monkeypatch)
 def test_launches_on_the_same_memory_are_known_by_their_addresses(install, monkeypatch):
     install(planted(honest))
     asked, entered = [], []
-    numbers, enter = checked.CheckedKernel._numbers, checked.CheckedKernel.__call__
-    monkeypatch.setattr(checked.CheckedKernel, "_numbers", lambda *a: asked.append(1) or numbers(*a))
+    numbers, enter = familiar.FamiliarLaunches._numbers, checked.CheckedKernel.__call__
+    monkeypatch.setattr(familiar.FamiliarLaunches, "_numbers", lambda *a: asked.append(1) or numbers(*a))
     monkeypatch.setattr(checked.CheckedKernel, "__call__", lambda *a: entered.append(1) or enter(*a))
     into = torch.compile(
         lambda x, out: out.copy_(model(x)), backend="polyfuse", dynamic=True, options={"check": "first"}
@@ -259,8 +259,8 @@ def test_strict_raises(install):
         compiled(pointwise, strict=True)(X)
 
 
-def test_the_winner_of_tuning_is_checked_in_any_mode(install, warned):
-    class Tunable(planted(nudged)):  # type: ignore[misc]
+def tunable(defect: Defect) -> type:
+    class Tunable(planted(defect)):  # type: ignore[misc]
         def configs(self, kernel: Kernel) -> tuple[Config, ...]:
             return tuple(Config((("x", n),)) for n in (1, 2))
 
@@ -268,10 +268,35 @@ def test_the_winner_of_tuning_is_checked_in_any_mode(install, warned):
             source = super().emit(kernel)
             return replace(source, text=f"{source.text}# {config}\n")
 
-    install(Tunable)
+    return Tunable
+
+
+def test_the_winner_of_tuning_is_checked_in_any_mode(install, warned):
+    install(tunable(nudged))
     run = compiled(pointwise, check="off", tune_kernels=True, tune_in_process=True)
     torch.testing.assert_close(run(X), pointwise(X), rtol=0, atol=0)
     assert any("of backend 'toy' (x=" in text for text in warned)
+
+
+def test_winners_of_sizes_that_vary_are_known_by_their_sizes(install, monkeypatch):
+    install(tunable(honest))
+    entered = []
+    enter = checked.CheckedKernel.__call__
+    monkeypatch.setattr(checked.CheckedKernel, "__call__", lambda *a: entered.append(1) or enter(*a))
+    options = {"check": "off", "tune_kernels": True, "tune_in_process": True}
+    run = torch.compile(model, backend="polyfuse", dynamic=True, options=options)
+    memory = torch.randn(5 * 48 + 1)
+    for columns, first, entries in (
+        *[(16, 0, 1)] * 3,  # checked, agreed, known
+        *[(16, 0, 0), (16, 1, 0)] * 2,  # wherever it is, as with a winner of one size
+        *[(48, 0, 1), (48, 0, 0)],
+        (16, 1, 0),
+    ):
+        entered.clear()
+        x = memory[first : first + 5 * columns].view(5, columns)
+        torch.testing.assert_close(run(x), model(x))
+        assert len(entered) == entries, (columns, first)
+    assert tally.result().launches == 1
 
 
 @pytest.mark.parametrize("right", [pytest.param(True, marks=pytest.mark.slow), False])

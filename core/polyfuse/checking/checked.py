@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from polyfuse.base.log import get_logger
 from polyfuse.checking import tally
+from polyfuse.checking.familiar import FamiliarLaunches, FamiliarSizes
 from polyfuse.checking.first import is_replaceable
 from polyfuse.checking.operands import Layout, layout_of, put_back
 from polyfuse.checking.records import Records
 from polyfuse.checking.tally import Subject
 from polyfuse.runtime.devices.registry import device_of
-from polyfuse.runtime.provisional import Launch, Provisional, is_out_of_memory
+from polyfuse.runtime.provisional import Provisional, is_out_of_memory
 
 if TYPE_CHECKING:
     from polyfuse.checking.launch import CheckResult
 
 _log = get_logger("checking")
-
-_ALIGNED = 64
-"""Bytes up to which a variant tells how an address is aligned."""
-
-_MOST_FAMILIAR = 1024
-
-_Numbers: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class CheckedKernel(Provisional):
@@ -43,6 +37,7 @@ class CheckedKernel(Provisional):
         differs: called for a kernel that is wrong, with the operands and its results; returns what is
             called instead of it from now on.
         replace: called with the error of a kernel that raised; returns the same.
+        by_sizes: whether a launch with the sizes of one that agreed is known, wherever its operands are.
     """
 
     def __init__(
@@ -54,6 +49,7 @@ class CheckedKernel(Provisional):
         synchronize: Callable[[], None],
         differs: Callable[[CheckResult, Sequence[Any], Layout], Callable[..., Any]],
         replace: Callable[[Exception], Callable[..., Any]],
+        by_sizes: bool = False,
     ) -> None:
         super().__init__(launch)
         self.subject = subject
@@ -63,19 +59,12 @@ class CheckedKernel(Provisional):
         self._differs = differs
         self._replace = replace
         self._lock = threading.Lock()
-        self._sizes = any(arg.kind == "size" for arg in subject.kernel.args)
         self._seen = False
-        # kernels of sizes that vary stay behind this one, and to look at operands takes longer than small
-        # kernels do: launches like those that agreed are known by numbers alone
-        self._bytes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._familiar: set[_Numbers] = set()
-        # their numbers follow from sizes and addresses, which mostly are those of an earlier call
-        self._repeated: set[tuple[int, ...]] = set()
-        kinds = [arg.kind for arg in subject.kernel.args]
-        self._is_size = [kind == "size" for kind in kinds]
-        self._size_at = [at for at, kind in enumerate(kinds) if kind == "size"]
-        self._tensor_at = [at for at, kind in enumerate(kinds) if kind != "size"]
-        self._quick = _quick(self._is_size, self._repeated, launch, self) if self._sizes else None
+        # kernels of sizes that vary stay behind this one
+        familiar = FamiliarSizes if by_sizes else FamiliarLaunches
+        has_sizes = any(arg.kind == "size" for arg in subject.kernel.args)
+        self._familiar = familiar(subject.kernel) if has_sizes else None
+        self._is_quick = False
 
     @property
     def pending(self) -> bool:
@@ -87,7 +76,10 @@ class CheckedKernel(Provisional):
         if self.current is not None:
             self.current(*operands)
             return
-        if self._familiar and not tally.forgets() and self._is_familiar(operands):
+        if self._familiar is not None and not tally.forgets() and self._familiar(operands):
+            if not self._is_quick and self._put is not None:
+                self._put(self._familiar.quick(self.launch, self))
+                self._is_quick = True
             self.launch(*operands)
             return
         device = self.subject.kernel.device.partition(":")[0]
@@ -104,62 +96,14 @@ class CheckedKernel(Provisional):
         variant = _variant(layout)
         if not self._every and self._agreed(variant):
             self._seen = True
-            if not self._sizes:
+            if self._familiar is None:
                 self.use(self.launch)
             else:
-                self._remember(operands, layout)
+                self._familiar.remember(operands, layout)
             self.launch(*operands)
             return
         with self._lock:
             self._checked(operands, layout, variant)
-
-    def _remember(self, operands: Sequence[Any], layout: Layout) -> None:
-        """Take further launches with such operands for known ones."""
-        if len(self._familiar) >= _MOST_FAMILIAR:
-            self._familiar.clear()
-            self._repeated.clear()
-            self._bytes.clear()
-        sizes = tuple([operands[at] for at in self._size_at])
-        self._bytes[sizes] = tuple([span.nbytes for span in layout.spans if span is not None])
-        found = self._numbers(operands)
-        if found is not None:
-            self._familiar.add(found)
-
-    def _is_familiar(self, operands: Sequence[Any]) -> bool:
-        """Whether a launch is like one that agreed."""
-        pairs = zip(self._is_size, operands, strict=False)
-        numbers = tuple([one if is_size else one.data_ptr() for is_size, one in pairs])
-        if numbers in self._repeated:
-            return True
-        if self._numbers(operands) not in self._familiar:
-            return False
-        if self._quick is not None and self._put is not None:
-            self._put(self._quick)
-            self._quick = None
-        if len(self._repeated) >= _MOST_FAMILIAR:
-            self._repeated.clear()
-        self._repeated.add(numbers)
-        return True
-
-    def _numbers(self, operands: Sequence[Any]) -> _Numbers | None:
-        """The sizes of a launch, how its operands are aligned and which of them are one: its variant follows
-        from these. None where parts of them are the same memory, or their sizes are new.
-        """
-        sizes = tuple([operands[at] for at in self._size_at])
-        nbytes = self._bytes.get(sizes)
-        if nbytes is None:
-            return None
-        addresses = [operands[at].data_ptr() for at in self._tensor_at]
-        ranges: dict[int, int] = {}
-        for start, size in zip(addresses, nbytes, strict=True):
-            ranges[start] = max(size, ranges.get(start, 0))
-        end = 0
-        for start in sorted(ranges):
-            if start < end:
-                return None
-            end = start + ranges[start]
-        same = () if len(ranges) == len(addresses) else tuple([addresses.index(one) for one in addresses])
-        return sizes, tuple([address % _ALIGNED for address in addresses]), same
 
     def _agreed(self, variant: str) -> bool:
         if tally.forgets():
@@ -210,32 +154,6 @@ class CheckedKernel(Provisional):
         self.use(replacement)
         if not right_results(self.subject.kernel, operands, layout):
             replacement(*operands)
-
-
-def _quick(
-    is_size: Sequence[bool], known: Collection[tuple[int, ...]], launch: Launch, other: Launch
-) -> Launch:
-    """A function that launches a kernel if its sizes and addresses are known ones, and calls another if not.
-    It has as many parameters as the kernel: with any number of them it takes half as long again.
-    """
-    names = [f"a{at}" for at in range(len(is_size))]
-    parts = [name if size else f"{name}.data_ptr()" for name, size in zip(names, is_size, strict=True)]
-    given = ", ".join(names)
-    text = f"""def launch_known({given}):
-    if ({", ".join(parts)},) in known and not forgets():
-        launch({given})
-    else:
-        other({given})
-"""
-    namespace: dict[str, Any] = {
-        "known": known,
-        "launch": launch,
-        "other": other,
-        "forgets": tally.forgets,
-    }
-    exec(text, namespace)
-    found: Launch = namespace["launch_known"]
-    return found
 
 
 def _variant(layout: Layout) -> str:

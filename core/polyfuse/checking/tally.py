@@ -90,19 +90,20 @@ class Tally:
 
 _LOCK = threading.Lock()
 _TALLY = Tally({}, 0, {}, [])
-_FORGETS = [False]
+FORGETS = [False]
+"""Of one element, what `forgets` returns: what is generated for each launch reads it without a call."""
 
 
 def begin(*, forget: bool) -> None:
     """Count from zero; `forget`: as if no earlier process had checked anything."""
     with _LOCK:
         _TALLY.kernels, _TALLY.launches, _TALLY.skipped, _TALLY.findings = {}, 0, {}, []
-        _FORGETS[0] = forget
+        FORGETS[0] = forget
 
 
 def forgets() -> bool:
     """Whether what earlier processes found is of no account."""
-    return _FORGETS[0]
+    return FORGETS[0]
 
 
 def seen(key: str, variant: str) -> bool:

@@ -91,6 +91,7 @@ class Guard:
             built.backend.synchronize,
             self.differs,
             self.failed,
+            by_sizes=session.settings.check == "off",
         )
 
     def differs(self, found: CheckResult, operands: Sequence[Any], layout: Layout) -> Callable[..., Any]:

@@ -49,10 +49,10 @@ def test_what_is_left_to_the_library() -> None:
 
 @pytest.mark.parametrize(
     ("found", "most"),
-    [((), 0), (("PF_DOT_BF16",), 0), (("PF_DOT_BF16", "PF_AMX"), 4)],
+    [((), 0), (("PF_DOT_BF16",), 4), (("PF_DOT_BF16", "PF_AMX"), 4)],
     ids=["", "pairs", "tiles"],
 )
-def test_bf16_is_generated_where_the_library_lays_weights_out(
+def test_few_rows_of_bf16_are_generated_where_pairs_are_multiplied(
     found: tuple[str, ...], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(few_rows, "dot_instructions", lambda: found)

@@ -18,7 +18,9 @@ _PAIRED_LANES: Final = 16
 """Numbers of a register of the instruction set whose pairs of bf16 are multiplied."""
 
 _MOST_PAIRED_ROWS: Final = 4
-"""The same of bf16 on a CPU with matrix registers, for which the library lays the weight out at each call."""
+"""The same of bf16 on a CPU that multiplies pairs: the library lays the weight out at each call for matrix
+registers, and without these reads it at half of the memory's rate. More rows are as fast in tiles.
+"""
 
 
 def streaming_parts(matmul: Reduction, isa: Isa) -> int:
@@ -53,7 +55,5 @@ def _most_rows(kinds: set[DType | None], isa: Isa) -> int:
     """Up to how many rows of some types a kernel is faster."""
     if kinds == {DType.f32}:
         return _MOST_ROWS
-    # elsewhere the library reads a row of the weight as fast as memory brings it
-    measured = {"PF_DOT_BF16", "PF_AMX"}.issubset(dot_instructions())
-    pairs = kinds == {DType.bf16} and isa.lanes == _PAIRED_LANES and measured
+    pairs = kinds == {DType.bf16} and isa.lanes == _PAIRED_LANES and "PF_DOT_BF16" in dot_instructions()
     return _MOST_PAIRED_ROWS if pairs else 0

@@ -10,7 +10,7 @@ from polyfuse.kit import stride
 from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.scope import Value
-from polyfuse_cpp.matmul.narrow.converted import axis_of_bytes, multiplies_pairs
+from polyfuse_cpp.matmul.narrow.converted import axis_of_bytes, fills_tiles, multiplies_pairs
 from polyfuse_cpp.matmul.narrow.nibbles import Nibbles, nibbles_of
 from polyfuse_cpp.matmul.narrow.scaled_nibbles import Scaling, scaling_of
 from polyfuse_cpp.matmul.operand_a import OperandAText
@@ -22,6 +22,9 @@ _ROWS = 4
 
 _BYTES = 64
 """Bytes of a column that are multiplied at once."""
+
+_EXACT = 256
+"""Integers up to this are numbers of bf16."""
 
 _LANES = 16
 """Lanes of a vector of sums, each of which belongs to eight numbers of a block."""
@@ -38,6 +41,7 @@ class NibbleProducts:
         group, name, inner: axes of the depth: groups, bytes of one, and both halves of a byte.
         nibbles: where the bytes are.
         scaling: what is made of their halves.
+        step: how they are multiplied, as the header names it.
     """
 
     a: OperandAText
@@ -48,6 +52,7 @@ class NibbleProducts:
     inner: str
     nibbles: Nibbles
     scaling: Scaling
+    step: str
 
     @classmethod
     def of(cls, a: OperandAText, b: OperandBText, isa: Isa) -> Self | None:
@@ -58,7 +63,7 @@ class NibbleProducts:
         depth = matmul.moving_depth
         if not (wide and b.converts_groups and a.in_place and isinstance(rows, int)) or len(depth) != 3:
             return None
-        most = _ROWS // 2 if multiplies_pairs(matmul) else _ROWS
+        most = _ROWS // 2 if fills_tiles(matmul, isa) else _ROWS
         if a.across or rows > most or axis_of_bytes(matmul) != 1:
             return None
         group, name, inner = depth
@@ -71,7 +76,11 @@ class NibbleProducts:
             return None
         operand = matmul.b.operand
         scaling = scaling_of(operand.body, operand.value, nibbles, {name, inner}, facts)
-        return None if scaling is None else cls(a, b, rows, group, name, inner, nibbles, scaling)
+        if scaling is None:
+            return None
+        pairs = multiplies_pairs(matmul) and max(map(abs, scaling.offsets)) <= _EXACT
+        step = "nibble_pairs" if pairs else "nibble_ones"
+        return cls(a, b, rows, group, name, inner, nibbles, scaling, step)
 
     @property
     def _groups(self) -> int:
@@ -110,7 +119,7 @@ class NibbleProducts:
         with out.block():
             out.line("const i64 row_from = 0, rows_here = row_count;")
             self.a.before_tile()
-            kinds = f"{self.nibbles.shifts[0]}, {self.rows}"
+            kinds = f"{self.nibbles.shifts[0]}, {self.rows}, {self.step}"
             sizes = f"depth_count, {self._size * 2}, {self._room}"
             out.line(f"fit = nibble_rows<{kinds}>(laid, {self._sums}, rows_at, {sizes});")
 
@@ -123,18 +132,23 @@ class NibbleProducts:
         return f"{self._sums} + {(self.rows + which * self._columns) * self._room}"
 
     def add_up(self) -> None:
-        """The sums of a block of columns, to `sum`."""
+        """The sums of a block of columns, to `sum`. Those that are multiplied at once lie far apart, and the
+        next block is asked for meanwhile: memory brings several long runs faster than one page.
+        """
         out, columns, wide = self.b.out, self._columns, self.b.wide
+        spread = wide // columns
         kind, byte = self.b.facts.memory[self.nibbles.byte.buffer], self.nibbles.byte
         numbers = ", ".join(f"{n}.0f" for n in self.scaling.offsets)
         out.line(f"const vf32 table = {{{numbers}}};")
-        with out.block(f"for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {columns})"):
+        with out.block(f"for (i64 j = 0; j < index_min({spread}, column_count - column_from); ++j)"):
             out.line(f"f32* const factors = {self._of_columns(0)};")
             out.line(f"f32* const summands = {self._of_columns(1)};")
             out.line(f"const u8* bytes_at[{columns}];")
             with out.block(f"for (i64 beside = 0; beside < {columns}; ++beside)"):
                 lane = self.b.operand.axes[-1]
-                out.line(f"const i64 {lane} = index_min(column_from + j + beside, column_count - 1);")
+                out.line(
+                    f"const i64 {lane} = index_min(column_from + j + beside * {spread}, column_count - 1);"
+                )
                 for other in self.b.matmul.depth:
                     if other not in (self.group, self.inner):
                         out.line(f"const i64 {other} = 0;")
@@ -143,10 +157,10 @@ class NibbleProducts:
                 out.line(f"bytes_at[beside] = (const u8*)({address});")
                 self._factors(kind)
             lanes, blocks = min(_LANES, self._size // 4), max(1, self._size // _BYTES)
-            kinds = f"{self.rows}, {columns}, {lanes}, {str(self.scaling.moves).lower()}"
-            ahead = columns * self._groups * self._size
+            kinds = f"{self.rows}, {columns}, {lanes}, {str(self.scaling.moves).lower()}, {self.step}"
+            ahead = wide * self._groups * self._size
             parts = f"bytes_at, {ahead}, laid, {self._sums}, depth_count, {blocks}"
-            passed = f"factors, summands, {self._room}, table, sum + j, {wide}"
+            passed = f"factors, summands, {self._room}, table, sum + j, {wide}, {spread}"
             out.line(f"nibble_products<{kinds}>({parts}, {passed});")
 
     def _factors(self, kind: DType) -> None:
