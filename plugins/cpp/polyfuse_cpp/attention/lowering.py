@@ -58,7 +58,8 @@ def attention(
     form = Form.PLAIN if factor > 0 else Form.SCALED
     if attn_mask is not None:
         form = _form(attn_mask, key.size[2])
-    kernel = attention_kernel(width, form, ctx.settings, query.dtype)
+    dtype = DType.f32 if query.dtype is DType.f32 else DType.bf16
+    kernel = attention_kernel(width, form, ctx.settings, dtype)
     if ctx.packaged:
         _check_built(kernel)
     views = [ctx.realize(operand) for operand in (query, key, value)]
