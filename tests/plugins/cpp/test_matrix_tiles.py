@@ -568,9 +568,9 @@ def test_which_linear_layers_are_multiplied_in_pairs(monkeypatch: pytest.MonkeyP
     assert generator.prefers(small, {}, isa, packed)
     for node in (layer(1, 96, 70), layer(some, 3072, 768), layer(64, 96, 70, DType.f16)):
         assert not generator.prefers(node, {}, isa, packed)
-    # the widest blocks that divide all columns
+    # of a layer and of its heads
     widths = {n: packed_blocks.packed_width(layer(64, n, 70), isa) for n in (96, 512, 80, 40)}
-    assert widths == {96: 48, 512: 32, 80: 16, 40: 0}
+    assert widths == {96: 32, 512: 32, 80: 16, 40: 0}
     assert not packed_blocks.packed_width(layer(64, 96, 71), isa)
     row, column, inside = axis("i0", 64), axis("i1", 96), axis("k0", 70)
     for at, plain in ((inside * 96 + column, True), (inside * 192 + column * 2, False)):
