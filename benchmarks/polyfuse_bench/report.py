@@ -292,6 +292,8 @@ def _decode_section(content: dict[str, Any]) -> list[str]:
     )
     names = by_backend(timing["name"] for row in content["rows"] for timing in row["timings"])
     heading = "Decoding, autotuned" if any("max-autotune" in name for name in names) else "Decoding"
+    if not any(row["name"].endswith("_1") for row in content["rows"]):
+        heading += ", several sequences"
     rate, table = content["copy_rate"], []
     for row in content["rows"]:
         medians = {timing["name"]: timing["median"] for timing in row["timings"]}
