@@ -132,7 +132,9 @@ class CompiledModule:
                 found: tuple[Any, ...] = program(args)
                 return found
         try:
-            self._marking.follow()
+            marking = self._marking
+            if marking.flags[marking.flag] or marking.marked:
+                marking.follow()
             return self._run(args)
         except Exception as error:
             better = explain(error, self.text, self.filename)
@@ -391,20 +393,25 @@ class Marking:
     Args:
         namespace: of the program, where its kernels are globals.
         names: of kernels.
+
+    Attributes:
+        flags: where the profiler says under `flag` whether it records.
+        flag: the key there.
+        marked: whether kernels are marked; if they are, or the profiler records, `follow` is called.
     """
 
     def __init__(self, namespace: dict[str, Any], names: Collection[str]) -> None:
         self._namespace = namespace
         self._names = names
-        self._flags, self._flag = profiler_flag() or ({"": False}, "")
-        self._marked = False
+        self.flags, self.flag = profiler_flag() or ({"": False}, "")
+        self.marked = False
 
     def follow(self) -> None:
         """Be called before each call of the program, and where kernels were put in place."""
-        wanted: bool = self._flags[self._flag]
-        if not wanted and not self._marked:
+        wanted: bool = self.flags[self.flag]
+        if not wanted and not self.marked:
             return
-        self._marked = wanted
+        self.marked = wanted
         for name in self._names:
             kernel = self._namespace[name]
             if isinstance(kernel, _Marked):

@@ -28,7 +28,7 @@ assert_size_stride = bindings.assert_size_stride
 empty_strided_cpu = bindings.empty_strided_cpu
 reinterpret_tensor = bindings.reinterpret_tensor
 result_view = bindings.result_view
-record_function = torch.profiler.record_function
+record_function = bindings.record_function
 
 _ONCE = ((FROZEN, FrozenCall, FrozenCalls), (CHECKED, CheckedCall, CheckedCalls))
 tensor_data_ptr_address = bindings.tensor_data_ptr_address

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -61,6 +62,11 @@ def result_view(
     finally:
         torch._C._set_grad_enabled(before)
 
+
+record_function: Callable[[str], AbstractContextManager[Any]] = getattr(
+    getattr(torch._C, "_profiler", None), "_RecordFunctionFast", torch.profiler.record_function
+)
+"""`(name)`: what runs inside has this name in torch's profiler, among operators."""
 
 assert_size_stride: Callable[..., None] = getattr(_guards, "assert_size_stride", _assert_size_stride_slow)
 """`(tensor, size, stride, op_name=None)`: raise AssertionError on a mismatch; strides of size-1 dims are

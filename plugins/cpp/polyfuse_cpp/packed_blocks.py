@@ -14,8 +14,9 @@ from polyfuse_cpp.matmul.window import part_lanes
 _MOST_DIMENSIONS = 2
 """Dimensions of windows whose pixels are copied for matrix registers."""
 
-_PAIRED_WIDTHS = (48, 32, 16)
-"""Columns of a block whose pairs of steps are multiplied without matrix registers."""
+_PAIRED_WIDTHS = (32, 16)
+"""Columns of a block whose pairs of steps are multiplied without matrix registers. A head has
+mostly so many times as many; of one that has not, blocks would be read number by number."""
 
 _PART = 8
 """Lanes of a part of a vector that holds all columns of a group."""

@@ -389,6 +389,82 @@ def test_packages_hold_the_kernel(built: bool, tmp_path: Path, monkeypatch: pyte
     assert torch.equal(found(q), expected)
 
 
+@pytest.fixture
+def half_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library for f32 uses half of each register of AVX-512, as on CPUs of other makers than its own."""
+    monkeypatch.setattr(lowering, "mkl_leaves_lanes", lambda: True)
+
+
+@needs_pairs
+@pytest.mark.parametrize(
+    "sizes, shared, more",
+    [
+        ((2, 3, 257, 257, 64), 1, {}),
+        pytest.param((1, 2, 70, 300, 40), 2, {"causal": True}, marks=pytest.mark.slow),
+        ((1, 2, 50, 300, 40), 1, {"masked": True, "check": "first"}),
+        pytest.param((1, 2, 65, 33, 144), 1, {"scale": -0.4}, marks=pytest.mark.slow),
+        ((1, 2, 3, 300, 72), 4, {"masked": True, "check": "first"}),
+    ],
+    ids=str,
+)
+def test_f32(
+    sizes: tuple[int, ...], shared: int, more: dict[str, Any], calls: list[str], half_registers: None
+) -> None:
+    """As exact as eager mode; the last key is seen by itself, and a block has rows that there are not."""
+    images, heads, queries, keys, width = sizes
+    q = torch.randn(images, queries, heads * shared, width).transpose(1, 2)
+    k, v = (torch.randn(images, keys, heads, width).transpose(1, 2) for _ in range(2))
+    mask = torch.rand(queries, keys) > 0.3 if "masked" in more else None
+    causal, scale = more.get("causal", False), more.get("scale")
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=shared > 1
+        )
+
+    tally.begin(forget=True)
+    with torch.no_grad():
+        found = compiled(function, check=more.get("check", "off"))(q, k, v)
+    findings = tally.result().findings
+    tally.begin(forget=False)
+    expected = exact(q, k, v, mask, causal, scale)
+    assert error(found, expected) < 2e-6 and found.stride() == function(q, k, v).stride() and not findings
+    assert len(calls) == 1 and calls[0].endswith("_f32")
+
+
+@needs_pairs
+def test_f32_that_sees_much_and_training(calls: list[str], half_registers: None) -> None:
+    """Large scores are subtracted before they are multiplied, numbers that are none stay in their rows, and
+    the library's backward takes the logarithms.
+    """
+    q, k, v = (torch.randn(1, 2, 70, 32) * scale for scale in (40, 20, 1))
+    q[0, 1, 3, 2], q[0, 1, 5, 2] = float("nan"), INF
+    q.requires_grad_()
+    function = lambda q: F.scaled_dot_product_attention(q, k, v)  # noqa: E731
+    found, eager = compiled(function)(q), function(q)
+    # scores of some thousands are rounded by 2e-4, on both sides
+    torch.testing.assert_close(found, eager, rtol=1e-2, atol=1e-3, equal_nan=True)
+    (grad,) = torch.autograd.grad(found[:, 0].sum(), q)
+    torch.testing.assert_close(
+        grad[:, 0], torch.autograd.grad(eager[:, 0].sum(), q)[0][:, 0], rtol=1e-2, atol=1e-2
+    )
+    assert len(calls) == 1
+
+
+@needs_pairs
+def test_which_calls_of_f32_are_kernels(
+    calls: list[str], half_registers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    k = torch.randn(1, 2, 64, 32)
+    with torch.no_grad():
+        for q in (torch.randn(1, 2, 40, 32), torch.randn(1, 2, 4, 32)):
+            compiled(lambda q: F.scaled_dot_product_attention(q, k, k))(q)
+        monkeypatch.setattr(lowering, "mkl_leaves_lanes", lambda: False)
+        torch.compiler.reset()
+        compiled(lambda q: F.scaled_dot_product_attention(q, k, k))(torch.randn(1, 2, 60, 32))
+    assert not calls
+
+
 @needs_pairs
 def test_packages_hold_no_kernel_that_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Model(torch.nn.Module):

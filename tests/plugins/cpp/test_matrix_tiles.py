@@ -20,7 +20,7 @@ from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse_cpp import generator, packed_blocks
 from polyfuse_cpp import isa as isa_of
 from polyfuse_cpp.backend import CppBackend
-from polyfuse_cpp.isa import choose_isa
+from polyfuse_cpp.isa import choose_isa, detect_isa_name
 from requirements import HAS_AMX, needs_amx, needs_pairs
 
 PACK = "frozen.aten.as_strided_copy.default"
@@ -499,6 +499,32 @@ def test_numbers_that_are_none_stay_in_their_rows(freezing: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
+class Heads(nn.Module):
+    """A layer whose results are stored by heads."""
+
+    def __init__(self, head: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.head, self.layer = head, nn.Linear(64, 4 * head, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.layer(x).view(-1, 4, self.head).transpose(0, 1)
+        return (heads * 2).contiguous()
+
+
+@pytest.mark.skipif(detect_isa_name() != "avx512", reason="blocks are packed for AVX-512 alone")
+@pytest.mark.parametrize(("head", "launches"), [(64, 1), (40, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_pairs)])
+def test_heads_have_whole_blocks_of_a_packed_weight(head: int, launches: int, dtype: torch.dtype) -> None:
+    """What divides blocks is a loop of its own."""
+    torch.manual_seed(0)
+    model, x = Heads(head, dtype).eval(), torch.randn(600 if dtype is torch.float32 else 70, 64).to(dtype)
+    with torch.no_grad():
+        found = compiled(model, freezing=True)(x)
+        torch.testing.assert_close(found, model(x), rtol=2e-2, atol=2e-2)
+    report = last_reports()[-1]
+    assert PACK in report.calls and report.kernels == launches
+
+
 class Along(nn.Module):
     """A layer whose weight has a row for each step of the depth, as those of GPT-2 have."""
 
@@ -568,9 +594,9 @@ def test_which_linear_layers_are_multiplied_in_pairs(monkeypatch: pytest.MonkeyP
     assert generator.prefers(small, {}, isa, packed)
     for node in (layer(1, 96, 70), layer(some, 3072, 768), layer(64, 96, 70, DType.f16)):
         assert not generator.prefers(node, {}, isa, packed)
-    # the widest blocks that divide all columns
+    # of a layer and of its heads
     widths = {n: packed_blocks.packed_width(layer(64, n, 70), isa) for n in (96, 512, 80, 40)}
-    assert widths == {96: 48, 512: 32, 80: 16, 40: 0}
+    assert widths == {96: 32, 512: 32, 80: 16, 40: 0}
     assert not packed_blocks.packed_width(layer(64, 96, 71), isa)
     row, column, inside = axis("i0", 64), axis("i1", 96), axis("k0", 70)
     for at, plain in ((inside * 96 + column, True), (inside * 192 + column * 2, False)):

@@ -70,6 +70,24 @@ def test_every_multiprocessor_reads(columns: int, depth: int, parts: int, weight
     assert streaming_parts(linear(8, columns, depth, weight_first=weight_first), HOPPER) == parts
 
 
+@pytest.mark.parametrize(
+    "rows, columns, depth, parts",
+    [
+        (1, 4096, 11008, 2),
+        (8, 4096, 11008, 2),
+        (8, 4096, 14336, 8),
+        (64, 11008, 4096, 2),
+        (64, 4096, 11008, 4),
+    ],
+)
+def test_parts_of_bytes_have_whole_steps(rows: int, columns: int, depth: int, parts: int) -> None:
+    """11008 is 43 times 256, and eight parts would be walked in steps of 32 bytes."""
+    plain = linear(rows, columns, depth)
+    x, w = plain.values
+    found = replace(plain, values=(x, cast(load("w", w.index, DType.i8), DType.bf16)))
+    assert streaming_parts(found, HOPPER) == parts
+
+
 def test_what_is_left_to_the_library() -> None:
     whole = {
         "one row is a sum of products": linear(1, 2048, 2048),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import pytest
 
 from requirements import TRITON
@@ -10,10 +13,12 @@ pytest.importorskip("triton", reason=TRITON)
 
 import torch
 
+from polyfuse.base.settings import Settings
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
+from polyfuse.symbolic import axis, axis_size, symbol
 from polyfuse_triton.build.meta import KernelMeta
-from polyfuse_triton.sort.kernel import sort_source
+from polyfuse_triton.sort.kernel import sort_kernel, sort_source
 from polyfuse_triton.sort.ranks import rank_source
 from polyfuse_triton.sort.rows import Rows
 from triton_interpreted import in_interpreter
@@ -70,3 +75,13 @@ def test_compiles_without_spilling(written, dtype, length, arch):
 def test_the_checker_compares_what_is_sorted():
     """Honest kernels are silent, and a defect in each frame is named and mended."""
     assert in_interpreter(faults_of_checked_sorting, "interpreted") == []
+
+
+def test_programs_that_sort_can_be_stored():
+    count = axis("i0", symbol("s0"))
+    sizes = axis_size(count)
+    rows = Rows(DType.f32, 40, 5, True, (sizes,), ((40, 1), (5, 1), (5, 1)))
+    kernel = sort_kernel(rows, 1, True, Settings.resolve(None, {}))
+    again = pickle.loads(pickle.dumps(kernel))
+    assert kernel.storable and again.storable and again.key == kernel.key
+    assert again.key != sort_kernel(replace(rows, stored=6), 1, True, Settings.resolve(None, {})).key

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from polyfuse.runtime import record_function
 from polyfuse.runtime.module import Marking
 
 
@@ -31,6 +33,22 @@ def test_kernels_have_names_while_the_profiler_records() -> None:
     assert "mul_0" in names_of(call, call)
     call()
     assert namespace["mul_0"] is torch.mul
+
+
+def test_a_name_costs_no_python_of_torch() -> None:
+    """torch's context in Python takes ten times as long as small kernels do, and so would a trace of them."""
+
+    def call() -> None:
+        with record_function("small_0"):
+            pass
+
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    assert calls == ["call"] and "small_0" in names_of(call)
 
 
 def test_kernels_that_are_put_in_place_later_have_names_too() -> None:

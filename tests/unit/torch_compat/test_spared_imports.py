@@ -6,19 +6,20 @@ import preforked
 
 FORGOTTEN = """
 import sys
-name = "torch._functorch._activation_checkpointing.graph_info_provider"
-for module in [name, *(m for m in sys.modules if m.partition(".")[0] == "networkx")]:
+folder = "torch._functorch._activation_checkpointing."
+name, other = folder + "graph_info_provider", folder + "knapsack_evaluator"
+for module in [name, other, *(m for m in sys.modules if m.partition(".")[0] == "networkx")]:
     sys.modules.pop(module, None)
 """
 
 SPARED = """
 import polyfuse.backend
-user = sys.modules[name]
+user, evaluator = sys.modules[name], __import__(other, fromlist=["nx"])
 assert "networkx" not in sys.modules
 costs = {"all_node_runtimes": {"a": 1.0}, "all_node_memories": {"a": 1.0}}
 graph = user.GraphInfoProvider(["a", "b"], [("a", "b")], ["a"], **costs).full_joint_nx_graph
 import networkx
-assert type(graph) is networkx.DiGraph is user.nx.DiGraph
+assert type(graph) is networkx.DiGraph is user.nx.DiGraph is evaluator.nx.DiGraph
 assert list(graph.edges) == [("a", "b")]
 print("ok")
 """

@@ -19,8 +19,8 @@ _OPERATOR: Final = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _BLOCK, _BUDGET = 1 << 20, 1 << 25
 """Scores that are computed together, and at most: of a larger call, blocks of queries from everywhere."""
 _BF16, _F32 = 2.0**-8, 2.0**-23
-_POWER = 2.0**-12
-"""Of a weight, for what is left out of its exponential function."""
+_POWER = {torch.bfloat16: 2.0**-12, torch.float32: 2.0**-20}
+"""Of a weight, for what is left out of its exponential function, and where a greatest score is rounded."""
 _TINY = 1e-36
 """Denormal numbers count as zero."""
 _LARGE = 1e37
@@ -60,7 +60,7 @@ def expected_attention(form: Form, operands: Sequence[Any]) -> Expected:
         one = query[at].double(), key[image, head // shared].double(), value[image, head // shared].double()
         seen = None if added is None else added.expand(*query.shape[:3], key.shape[2])[at].double()
         first = rows.start if causal else -1
-        wanted[at], errors[at], sums[at], sum_errors[at] = _rows(*one, seen, scale, first)
+        wanted[at], errors[at], sums[at], sum_errors[at] = _rows(*one, seen, scale, first, query.dtype)
     results = {4: (wanted, errors)}
     if has_logs:
         results[5] = (sums, sum_errors)
@@ -80,7 +80,13 @@ def _blocks(images: int, heads: int, queries: int, keys: int) -> Iterator[tuple[
 
 
 def _rows(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, first: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    first: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Results of some queries of one head, how far each may be off, and both of logarithms of sums.
 
@@ -89,6 +95,7 @@ def _rows(
         key, value: (keys, width)
         mask: (queries, keys)
         first: number of the first query, which sees no key behind its own; -1: each sees all.
+        dtype: of what is read, of weights and of the result.
     """
     scores = query @ key.mT * scale
     # products are exact in f32, sums and what is done to them are rounded
@@ -111,9 +118,10 @@ def _rows(
     found = weights @ value
     # the greatest score is subtracted from each: it moves all alike, and cancels
     most = off.amax(-1, keepdim=True)
-    relative = (off + most).clamp(max=50.0).expm1() + _POWER + _BF16
+    rounded = _BF16 if dtype == torch.bfloat16 else (key.shape[0] + 8) * _F32
+    relative = (off + most).clamp(max=50.0).expm1() + _POWER[dtype] + rounded
     total = (weights * relative).sum(-1, keepdim=True)
-    error = (weights * relative + _TINY) @ value.abs() + (total + _BF16) * found.abs() + _TINY
+    error = (weights * relative + _TINY) @ value.abs() + (total + rounded) * found.abs() + _TINY
     # what does not fit into f32 on the way becomes infinity, or no number
     unknown = (scores.abs().masked_fill(scores == -torch.inf, 0.0) > _LARGE).any(-1) | (size > _LARGE).any(-1)
     unknown |= total.squeeze(-1) > 0.5

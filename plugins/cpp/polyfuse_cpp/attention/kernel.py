@@ -19,6 +19,7 @@ from polyfuse.base.folders import made_in_cache, writable_root
 from polyfuse.base.log import warn_once
 from polyfuse.base.process import Background, ForkedLock
 from polyfuse.base.settings import Settings
+from polyfuse.ir.types import DType
 from polyfuse.plugin import Expected, Launchable, Source
 from polyfuse_cpp.attention.expected import MORE, STRIDED, Form, expected_attention
 from polyfuse_cpp.backend import KERNEL_LANGUAGE, CppBackend
@@ -32,16 +33,16 @@ _LOCK = ForkedLock()
 _KERNELS: dict[tuple[object, ...], AttentionKernel] = {}
 
 
-def attention_source(width: int, form: Form, isa: str) -> Source:
-    """The kernel for heads of `width` numbers."""
-    pointers = ", ".join(f"{'f32*' if name == 'logs' else 'bf16*'} {name}" for name in STRIDED)
+def attention_source(width: int, form: Form, isa: str, dtype: DType = DType.bf16) -> Source:
+    """The kernel for heads of `width` numbers of a type, bf16 or f32."""
+    pointers = ", ".join(f"{'f32' if name == 'logs' else dtype}* {name}" for name in STRIDED)
     sizes = [*SIZES, *(f"{name}_{k}" for name in STRIDED for k in range(3)), *MORE]
     lines = [
         "namespace pf {",
         f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({pointers}, '
         + ", ".join(f"i64 {name}" for name in sizes)
         + ") {",
-        "  attention_call c;",
+        f"  attention_call<{dtype}> c;",
         *(f"  c.{name} = {name};" for name in ("query", "key", "value", "mask", "result")),
         "  c.logs = has_logs ? logs : nullptr;",
         *(f"  c.{name} = {name};" for name in SIZES),
@@ -70,9 +71,10 @@ class AttentionKernel:
     """What it is made of says all that it is."""
     plugin = "cpp"
 
-    def __init__(self, width: int, form: Form, settings: Settings) -> None:
-        self.__name__ = f"attention_{width}_{form.name.lower()}"
-        self._parts = width, form, settings
+    def __init__(self, width: int, form: Form, settings: Settings, dtype: DType = DType.bf16) -> None:
+        kind = "" if dtype is DType.bf16 else f"_{dtype}"
+        self.__name__ = f"attention_{width}_{form.name.lower()}{kind}"
+        self._parts = width, form, settings, dtype
         self._launch: Launchable | None = None
         self._built = Background(self._build, "polyfuse-attention")
 
@@ -105,9 +107,8 @@ class AttentionKernel:
     @cached_property
     def key(self) -> str:
         """A digest of its text, its compiler, and the CPU that it is for."""
-        width, form, settings = self._parts
-        backend = CppBackend(settings)
-        return _address(backend, attention_source(width, form, backend.isa.name))
+        backend = CppBackend(self._parts[2])
+        return _address(backend, self._source(backend))
 
     def expected(self, *operands: Any) -> Expected | None:
         """What a call has to give; None where it is the library's."""
@@ -116,7 +117,7 @@ class AttentionKernel:
 
     def by_library(self, *operands: Any) -> None:
         """Let the library compute `result`, and `logs` where they are read."""
-        _, form, _ = self._parts
+        form = self._parts[1]
         query, key, value, mask, result, logs = operands[: len(STRIDED)]
         scale_bits, is_causal, has_logs = operands[-len(MORE) :]
         scale = torch.tensor(scale_bits, dtype=torch.int32).view(torch.float32).item()
@@ -130,19 +131,24 @@ class AttentionKernel:
             logs.copy_(sums)
 
     def _build(self) -> _Loaded:
-        width, form, settings = self._parts
+        settings = self._parts[2]
         backend = CppBackend(settings)
-        source = attention_source(width, form, backend.isa.name)
-        return made_in_cache(writable_root(settings), partial(_load, backend, source))
+        return made_in_cache(writable_root(settings), partial(_load, backend, self._source(backend)))
+
+    def _source(self, backend: CppBackend) -> Source:
+        width, form, _, dtype = self._parts
+        return attention_source(width, form, backend.isa.name, dtype)
 
 
-def attention_kernel(width: int, form: Form, settings: Settings) -> AttentionKernel:
+def attention_kernel(
+    width: int, form: Form, settings: Settings, dtype: DType = DType.bf16
+) -> AttentionKernel:
     """The kernel for heads of `width` numbers, one for all programs that were made with the same compiler."""
     options = (settings.plugin_option("cpp", name, "") for name in ("isa", "compiler", "flags"))
-    key = width, form, writable_root(settings), *map(str, options)
+    key = width, form, dtype, writable_root(settings), *map(str, options)
     with _LOCK:
         if key not in _KERNELS:
-            _KERNELS[key] = AttentionKernel(width, form, settings)
+            _KERNELS[key] = AttentionKernel(width, form, settings, dtype)
         return _KERNELS[key]
 
 

@@ -1,5 +1,5 @@
-"""Which calls of attention are computed in matrix registers or by products of pairs: those for which that
-takes less time than the library's kernel.
+"""Which calls of attention are computed in matrix registers, by products of pairs or in vectors of f32: those
+for which that takes less time than the library's kernel.
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ from polyfuse.symbolic import IndexLike, is_equal
 from polyfuse_cpp.attention.expected import Form
 from polyfuse_cpp.attention.kernel import AttentionKernel, attention_kernel
 from polyfuse_cpp.isa import choose_isa, has_pair_products
+from polyfuse_cpp.onednn.preferences import mkl_leaves_lanes
 
 WIDTHS: Final = range(16, 257)
 """Numbers of a head. Those beyond a multiple of 32 are multiplied as zeros."""
 _RANK: Final = 4
+_TYPES: Final = (DType.bf16, DType.f32)
+_FEW: Final = range(1, 8)
+_SOME_QUERIES, _SOME_KEYS = 48, 32
+"""Of f32, from which the library's kernel is slower."""
 _FORMS: Final = {DType.f32: Form.ADDED, DType.bf16: Form.ADDED_BF16}
 
 
@@ -53,7 +58,8 @@ def attention(
     form = Form.PLAIN if factor > 0 else Form.SCALED
     if attn_mask is not None:
         form = _form(attn_mask, key.size[2])
-    kernel = attention_kernel(width, form, ctx.settings)
+    dtype = DType.f32 if query.dtype is DType.f32 else DType.bf16
+    kernel = attention_kernel(width, form, ctx.settings, dtype)
     if ctx.packaged:
         _check_built(kernel)
     views = [ctx.realize(operand) for operand in (query, key, value)]
@@ -93,8 +99,13 @@ def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
     if not has_pair_products(choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))):
         raise UnsupportedError("attention is the library's on CPUs without instructions for bf16")
     query = operands[0]
-    if any(operand.dtype is not DType.bf16 or operand.rank != _RANK for operand in operands):
-        raise UnsupportedError("attention of other types than bf16 is the library's")
+    kinds = {operand.dtype for operand in operands}
+    if len(kinds) > 1 or query.dtype not in _TYPES or any(operand.rank != _RANK for operand in operands):
+        raise UnsupportedError("attention of other types than bf16 and f32 is the library's")
+    if query.dtype is DType.f32 and not (mkl_leaves_lanes() and _is_long(query, operands[1])):
+        raise UnsupportedError(
+            "attention of f32 is the library's for few queries, and where that uses whole registers"
+        )
     width = query.size[-1]
     if not isinstance(width, int) or width not in WIDTHS:
         raise UnsupportedError(f"attention of heads of {width} is the library's")
@@ -105,6 +116,16 @@ def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
             "attention whose heads of keys do not divide those of queries is the library's"
         )
     return width
+
+
+def _is_long(query: TensorValue, key: TensorValue) -> bool:
+    """Whether a kernel of f32 takes less time than the library's: for some queries and keys, and for a few
+    that share heads of keys, which the library reads again for each.
+    """
+    rows, keys = query.size[2], key.size[2]
+    if not isinstance(rows, int) or (rows in _FEW and not is_equal(query.size[1], key.size[1])):
+        return True
+    return rows >= _SOME_QUERIES and (not isinstance(keys, int) or keys >= _SOME_KEYS)
 
 
 def _check_built(kernel: AttentionKernel) -> None:

@@ -10,6 +10,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.symbolic import bounds, product
 from polyfuse_cpp.isa import Isa, has_matrix_registers, has_pair_products
+from polyfuse_cpp.matmul.groups.lines import grouped_tile
 from polyfuse_cpp.matmul.narrow.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, is_far_layer, whole_tiles
@@ -17,7 +18,6 @@ from polyfuse_cpp.matmul.tiled.padded import padded_of
 from polyfuse_cpp.matmul.tiled.turned import AT_ONCE_ROWS, TURNED_ROWS, turns
 from polyfuse_cpp.matmul.window import (
     group_of,
-    grouped_tile,
     heights,
     lines_of,
     one_block,

@@ -11,7 +11,7 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_team
 from polyfuse_cpp.loops.odometer import start_at
-from polyfuse_cpp.matmul.grouped import GroupedText
+from polyfuse_cpp.matmul.groups.text import GroupedText
 from polyfuse_cpp.matmul.kernel import MatmulText
 from polyfuse_cpp.matmul.paths import MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul

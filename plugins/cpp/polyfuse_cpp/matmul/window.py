@@ -24,15 +24,6 @@ _BEGINNING, _COPYING, _TILE = 24, 3, 120
 _FEWEST_COLUMNS, _PARTS = 8, 5
 """Columns of a group, and parts of vectors that hold them: with more, registers hold sums of too few rows."""
 
-_POINTERS = 6
-"""Rows of a tile of groups that each have an address in a register."""
-
-_SIDE_BY_SIDE = 4
-"""Blocks whose tiles are added up side by side."""
-
-_ALONE = 14
-"""Rows of a tile of one block alone, of whose weight each vector serves all of them."""
-
 _CHANNEL = "channel"
 """The name of a run of one element."""
 
@@ -247,28 +238,6 @@ def lines_of(matmul: Matmul, rows: int, most: int) -> int:
         return 0
     plane = slide.length * matmul.facts.sizes[slide.outer[-1]] if slide.planes else slide.length
     return plane if isinstance(plane, int) and plane <= most else slide.length
-
-
-def grouped_tile(matmul: Matmul, lanes: int, registers: int, each: int) -> tuple[int, int, int]:
-    """Rows and vectors of a tile of a convolution of groups, and blocks that are added up side by side.
-
-    Args:
-        registers: that there are, of which a vector takes `each`.
-    """
-    part = lanes_of(matmul, lanes)
-    vectors = block_width(matmul) // part
-    if registers == 32 and vectors * each == 1 and part * 2 >= lanes:
-        # where a group is one vector, or a part, its weight is what is loaded most
-        rows = matmul.extent(matmul.a.axes)
-        rows = -(-rows // -(-rows // _ALONE))
-        return -(-rows // (lanes // part)) * (lanes // part), 1, 1
-    sums = 24 if registers == 32 else 12
-    # each row takes a register for its address, so there are few
-    rows = max(1, min(_POINTERS, sums // (vectors * each)))
-    # the sums of a tile are looked at in whole vectors
-    step = lanes // gcd(lanes, vectors * part)
-    rows = max(step, rows // step * step)
-    return rows, vectors, min(max(1, sums // (rows * vectors * each)), _SIDE_BY_SIDE)
 
 
 def work_of(matmul: Matmul, points: str) -> str:

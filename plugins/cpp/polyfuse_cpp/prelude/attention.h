@@ -1,4 +1,4 @@
-// Attention in matrix registers, or by products of pairs. Scores and weights are there for a block of queries and keys at a time.
+// Attention of bf16 in matrix registers or by products of pairs, and of f32 in vectors. Scores and weights are there for a block of queries and keys at a time.
 namespace pf {
 #if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16 && PF_DOT_BF16
 enum { attention_rows = 32, attention_keys = 256, attention_pitch = attention_keys + 16 };
@@ -8,10 +8,10 @@ enum { attention_fewest = 8 };
 enum { attention_plain, attention_scaled, attention_added, attention_added_bf16 };
 
 // One call. Strides are those of images, heads and rows, in elements; numbers of a head lie side by side.
-struct attention_call {
-  const bf16 *query, *key, *value;
+template <class T> struct attention_call {
+  const T *query, *key, *value;
   const void* mask;
-  bf16* result;
+  T* result;
   f32* logs;  // of sums of weights, or null
   i64 images, heads, key_heads, queries, keys;
   i64 query_step[3], key_step[3], value_step[3], mask_step[3], result_step[3], logs_step[3];
@@ -22,14 +22,24 @@ struct attention_call {
 };
 
 // Logarithms of weights beyond which the product of a score and the factor is rounded too much.
-static const f32 attention_large = 1048576.0f;
+template <class T> struct attention_of {
+  static constexpr f32 large = 1048576.0f;
+  enum { narrow = true };
+};
+// Their difference from block to block would show in f32.
+template <> struct attention_of<f32> {
+  static constexpr f32 large = 64.0f;
+  enum { narrow = false };
+};
 PF_INLINE vf32 attention_greater(vf32 a, vf32 b) {
   return (vf32)__builtin_ia32_maxps512_mask(a, b, a, (unsigned short)-1, 4);
 }
-// 2^x, with an error of 2^-13 of it, for x up to 127: weights are rounded to bf16.
-PF_INLINE vf32 attention_power(vf32 x) {
+// 2^x for x up to 127, with an error of 2^-13 of it where weights are rounded to bf16.
+template <class T> PF_INLINE vf32 attention_power(vf32 x) {
   const vf32 r = (vf32)__builtin_ia32_reduceps512_mask(x, 9, x, (unsigned short)-1);
-  const vf32 p = horner(r, 0.999925196, 0.695833504, 0.226067171, 0.0780245215);
+  vf32 p;
+  if constexpr (attention_of<T>::narrow) p = horner(r, 0.999925196, 0.695833504, 0.226067171, 0.0780245215);
+  else p = horner(r, 1, 0.693146933, 0.240230454, 0.0554806302, 0.00968418631, 0.00123913318, 0.000218657848);
   return (vf32)__builtin_ia32_scalefps512_mask(p, x, p, (unsigned short)-1, 4);
 }
 // Denormal numbers are zero meanwhile: weights that underflow would take longer than all others.
@@ -52,17 +62,25 @@ struct attention_mode {
 };
 
 // Keys and values of a head, from a key on and up to another (multiples of 32), as right operands.
-template <int D, int WIDE>
-static __attribute__((noinline)) void attention_pack(const attention_call& c, i64 image, i64 head, i64 from, i64 end, bf16* keys,
-                                                     bf16* values) {
-  const bf16* const key = c.key + image * c.key_step[0] + head * c.key_step[1];
-  const bf16* const value = c.value + image * c.value_step[0] + head * c.value_step[1];
+template <int D, int WIDE, class T>
+static __attribute__((noinline)) void attention_pack(const attention_call<T>& c, i64 image, i64 head, i64 from, i64 end, T* keys,
+                                                     T* values) {
+  const T* const key = c.key + image * c.key_step[0] + head * c.key_step[1];
+  const T* const value = c.value + image * c.value_step[0] + head * c.value_step[1];
   const i64 rows = c.key_rows();
   for (i64 k = from; k < end; k += 32) {
     const i64 here = index_min(32, c.keys - k), next = c.value_step[2];
-    pair_across<2>(keys + k * WIDE, key + k * c.key_step[2], c.key_step[2], D, here);
-    for (int d = 0; d < WIDE; d += 32)
-      pair_along<2>(values + d * rows + k * 32, value + k * next + d, next, here, index_min(32, D - d));
+    if constexpr (attention_of<T>::narrow) {
+      pair_across<2>(keys + k * WIDE, key + k * c.key_step[2], c.key_step[2], D, here);
+      for (int d = 0; d < WIDE; d += 32)
+        pair_along<2>(values + d * rows + k * 32, value + k * next + d, next, here, index_min(32, D - d));
+    } else {
+      matmul_across<2>(keys + k * WIDE, key + k * c.key_step[2], c.key_step[2], D, here);
+      for (int d = 0; d < WIDE; d += 32) {
+        T* const to = values + d * rows + k * 32;
+        matmul_along<2>(to, value + k * next + d, next, here, index_min(32, D - d));
+      }
+    }
   }
 }
 
@@ -129,11 +147,26 @@ PF_INLINE void attention_sums(const f32* weights, const bf16* values, i64 count,
     pair_tile<8, 2, attention_pitch * 2>((const bf16*)(weights + i * attention_pitch), values, count, sums + i * 32, first);
 }
 #endif
+// The same of f32, of `rows` queries, and of vectors of keys that there are: others were a tenth of what is multiplied.
+template <int WIDE>
+static __attribute__((noinline)) void attention_scores(const f32* query, const f32* keys, i64 rows, i64 count, f32* scores, i64 depth) {
+  for (i64 k = 0; k < count; k += 32)
+    for (i64 i = 0; i < rows; i += 8) {
+      const f32* const at = query + i * WIDE;
+      f32* const to = scores + i * attention_pitch + k;
+      if (count - k > 16) matmul_tile<8, 2, attention_pitch / 16, f32, 1, 0, 32>(at, WIDE, 0, keys + k * WIDE, 32, depth, to, true);
+      else matmul_tile<8, 1, attention_pitch / 16, f32, 1, 0, 32>(at, WIDE, 0, keys + k * WIDE, 32, depth, to, true);
+    }
+}
+PF_INLINE void attention_sums(const f32* weights, const f32* values, i64 rows, i64 count, f32* sums, bool first) {
+  for (i64 i = 0; i < rows; i += 8)
+    matmul_tile<8, 2, 2, f32, 1, 0, 32>(weights + i * attention_pitch, attention_pitch, 0, values, 32, count, sums + i * 32, first);
+}
 
 // What a thread needs for a block of queries.
-template <int WIDE> struct attention_memory {
+template <int WIDE, class T> struct attention_memory {
   alignas(64) f32 scores[attention_rows * attention_pitch];
-  bf16 query[attention_rows * WIDE];
+  T query[attention_rows * WIDE];
   f32 sums[WIDE / 32][attention_rows * 32];
   // sums of weights by lanes; greatest scores, the same or 0, what sums so far are multiplied with
   f32 weights[attention_rows * 16];
@@ -161,30 +194,37 @@ PF_INLINE vf32 attention_most(const f32* s, i64 width) {
   }
   return attention_greater(a, b);
 }
-// Scores become weights in bf16, side by side from the beginning of the row; returns their sums.
-PF_INLINE vf32 attention_weights(f32* s, i64 width, vf32 factor, vf32 least, vf32 sum) {
+// Scores become weights, in bf16 side by side from the beginning of the row; returns their sums.
+template <class T> PF_INLINE vf32 attention_weights(f32* s, i64 width, vf32 factor, vf32 least, vf32 sum) {
   vf32 other = {};
 #pragma GCC unroll 2
   for (i64 j = 0; j < width; j += 32) {
-    const vf32 a = attention_power(madd(load<Vec>(s + j), factor, least));
-    const vf32 b = attention_power(madd(load<Vec>(s + j + 16), factor, least));
+    const vf32 a = attention_power<T>(madd(load<Vec>(s + j), factor, least));
+    const vf32 b = attention_power<T>(madd(load<Vec>(s + j + 16), factor, least));
     sum += a;
     other += b;
-    matmul_store_pair((bf16*)s + j, a, b);
+    if constexpr (attention_of<T>::narrow) {
+      matmul_store_pair((bf16*)s + j, a, b);
+    } else {
+      store(s + j, a);
+      store(s + j + 16, b);
+    }
   }
   return sum + other;
 }
 
-template <int R, int D, int WIDE, int MODE>
-static __attribute__((noinline)) void attention_block(const attention_call& c, i64 image, i64 head, i64 first, const bf16* keys,
-                                                      const bf16* values, attention_memory<WIDE>& m) {
+template <int R, int D, int WIDE, int MODE, class T>
+static __attribute__((noinline)) void attention_block(const attention_call<T>& c, i64 image, i64 head, i64 first, const T* keys,
+                                                      const T* values, attention_memory<WIDE, T>& m) {
   const i64 rows = index_min(R * 16, c.queries - first), padded = c.key_rows();
-  const bf16* const query = c.query + image * c.query_step[0] + head * c.query_step[1] + first * c.query_step[2];
+  const T* const query = c.query + image * c.query_step[0] + head * c.query_step[1] + first * c.query_step[2];
   for (i64 i = 0; i < R * 16; ++i)
-    for (int d = 0; d < WIDE; d += 32) {
-      const bf16* const at = query + i * c.query_step[2] + d;
+    for (int d = 0; d < WIDE; d += 64 / int(sizeof(T))) {
+      const T* const at = query + i * c.query_step[2] + d;
       const i64 there = i < rows ? D - d : 0;
-      raw_store(m.query + i * WIDE + d, there >= 32 ? raw_load<vi32>(at) : matmul_halves_at(at, there));
+      if constexpr (attention_of<T>::narrow)
+        raw_store(m.query + i * WIDE + d, there >= 32 ? raw_load<vi32>(at) : matmul_halves_at(at, there));
+      else store(m.query + i * WIDE + d, there >= 16 ? load<Vec>(at) : load_n<Vec>(at, int(index_max(0, there))));
     }
   for (i64 i = 0; i < R * 16; ++i) store(m.weights + i * 16, vf32{});
   const f32 to_two = MODE == attention_plain ? c.scale * 1.44269504f : 1.44269504f;
@@ -192,10 +232,17 @@ static __attribute__((noinline)) void attention_block(const attention_call& c, i
   if (seen <= 0)
     for (int d = 0; d < WIDE / 32; ++d)
       for (i64 i = 0; i < R * 32; ++i) store(m.sums[d] + i * 16, vf32{});
+  // nothing is computed of rows that there are not
+  if (!attention_of<T>::narrow && rows < R * 16) {
+    for (i64 i = 0; i < R * 16 * attention_pitch; i += 16) store(m.scores + i, vf32{});
+    for (int d = 0; d < WIDE / 32; ++d)
+      for (i64 i = 0; i < R * 32; ++i) store(m.sums[d] + i * 16, vf32{});
+  }
   bool large = false;
   for (i64 from = 0; from < seen; from += attention_keys) {
     const i64 here = index_min(attention_keys, seen - from), width = (here + 31) / 32 * 32;
-    attention_scores<R, WIDE>(m.query, keys + from * WIDE, width, m.scores);
+    if constexpr (attention_of<T>::narrow) attention_scores<R, WIDE>(m.query, keys + from * WIDE, width, m.scores);
+    else attention_scores<WIDE>(m.query, keys + from * WIDE, rows, here, m.scores, D);
     const bool masked = MODE != attention_plain || here < width || (c.causal && from + width > first);
     if (masked)
       for (i64 i = 0; i < R * 16; ++i) {
@@ -222,7 +269,7 @@ static __attribute__((noinline)) void attention_block(const attention_call& c, i
       const vf32 finite = where(eq(most, none), vf32{}, most);
       store(m.finite + t * 16, finite);
       store(m.factor + t * 16, exp2(vf32((before - finite) * fill<vf32>(to_two))));
-      large |= any(gt(abs(finite), fill<vf32>(attention_large / to_two)));
+      large |= any(gt(abs(finite), fill<vf32>(attention_of<T>::large / to_two)));
     }
     for (i64 i = 0; i < R * 16; ++i) {
       f32* const s = m.scores + i * attention_pitch;
@@ -241,14 +288,17 @@ static __attribute__((noinline)) void attention_block(const attention_call& c, i
       if (__builtin_expect(large, 0)) {
         // a rounded product would be further from the greatest score than others are
         for (i64 j = 0; j < width; j += 16) store(s + j, (load<Vec>(s + j) - fill<vf32>(most)) * factor);
-        sum = attention_weights(s, width, fill<vf32>(1.0f), vf32{}, sum);
+        sum = attention_weights<T>(s, width, fill<vf32>(1.0f), vf32{}, sum);
       } else {
-        sum = attention_weights(s, width, factor, fill<vf32>(-most * to_two), sum);
+        sum = attention_weights<T>(s, width, factor, fill<vf32>(-most * to_two), sum);
       }
       store(m.weights + i * 16, sum);
     }
-    for (int d = 0; d < WIDE / 32; ++d)
-      attention_sums<R>(m.scores, values + d * 32 * padded + from * 32, width, m.sums[d], from == 0);
+    for (int d = 0; d < WIDE / 32; ++d) {
+      const T* const value = values + d * 32 * padded + from * 32;
+      if constexpr (attention_of<T>::narrow) attention_sums<R>(m.scores, value, width, m.sums[d], from == 0);
+      else attention_sums(m.scores, value, rows, here, m.sums[d], from == 0);
+    }
   }
   for (i64 t = 0; t < R; ++t) {
     vi32 tile[16];
@@ -269,7 +319,7 @@ static __attribute__((noinline)) void attention_block(const attention_call& c, i
       for (i64 i = 0; i < n; ++i) to[i * c.logs_step[2]] = found[i];
     }
   }
-  bf16* const to = c.result + image * c.result_step[0] + head * c.result_step[1] + first * c.result_step[2];
+  T* const to = c.result + image * c.result_step[0] + head * c.result_step[1] + first * c.result_step[2];
   for (i64 i = 0; i < rows; ++i) {
     const vf32 factor = fill<vf32>(m.factor[i]);
 #pragma GCC unroll 8
@@ -282,16 +332,16 @@ static __attribute__((noinline)) void attention_block(const attention_call& c, i
 }
 
 // Blocks of queries, number `first` up to `end` over all heads. With `packed`, keys and values of all heads are there.
-template <int D, int MODE>
-static __attribute__((noinline)) void attention_run(const attention_call& c, const bf16* packed, i64 first, i64 end) {
+template <int D, int MODE, class T>
+static __attribute__((noinline)) void attention_run(const attention_call<T>& c, const T* packed, i64 first, i64 end) {
   constexpr int WIDE = (D + 31) / 32 * 32;
-  typedef attention_memory<WIDE> memory;
+  typedef attention_memory<WIDE, T> memory;
   const i64 each = 2 * c.key_rows() * WIDE, blocks = c.blocks(), shared = c.heads / c.key_heads;
   // what many keys take is given back
-  const i64 bytes = packed ? 0 : each * 2, stays = bytes > (1 << 20) ? 0 : bytes;
+  const i64 bytes = packed ? 0 : each * i64(sizeof(T)), stays = bytes > (1 << 20) ? 0 : bytes;
   char* const scratch = (char*)matmul_scratch(sizeof(memory) + stays);
   memory& m = *(memory*)scratch;
-  bf16* const own = (bf16*)(bytes > stays ? (char*)scratch_new(bytes) : scratch + sizeof(memory));
+  T* const own = (T*)(bytes > stays ? (char*)scratch_new(bytes) : scratch + sizeof(memory));
   const attention_mode mode;
   i64 ready = -1;
   for (i64 item = first; item < end; ++item) {
@@ -299,7 +349,7 @@ static __attribute__((noinline)) void attention_run(const attention_call& c, con
     const i64 pair = image * c.key_heads + head / shared;
     if (!packed && pair != ready) attention_pack<D, WIDE>(c, image, head / shared, 0, c.key_rows(), own, own + each / 2);
     ready = pair;
-    const bf16* const keys = packed ? packed + pair * each : own;
+    const T* const keys = packed ? packed + pair * each : own;
     if (c.queries - from > 16) attention_block<2, D, WIDE, MODE>(c, image, head, from, keys, keys + each / 2, m);
     else attention_block<1, D, WIDE, MODE>(c, image, head, from, keys, keys + each / 2, m);
   }
@@ -323,8 +373,8 @@ template <int D> struct attention_few_memory {
   }
 };
 // C vectors of the sums of R rows, of which the last one has N numbers, over `count` keys.
-template <int R, int C, int N, int WIDE>
-static __attribute__((noinline)) void attention_add(const f32* weights, const bf16* value, i64 next, i64 count, f32* sums) {
+template <int R, int C, int N, int WIDE, class T>
+static __attribute__((noinline)) void attention_add(const f32* weights, const T* value, i64 next, i64 count, f32* sums) {
   vf32 sum[R * C];
 #pragma GCC unroll 16
   for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(sums + i / C * WIDE + i % C * 16);
@@ -344,27 +394,27 @@ static __attribute__((noinline)) void attention_add(const f32* weights, const bf
 #pragma GCC unroll 16
   for (int i = 0; i < R * C; ++i) store(sums + i / C * WIDE + i % C * 16, sum[i]);
 }
-template <int R, int D, int FROM>
-PF_INLINE void attention_values(const f32* weights, const bf16* value, i64 next, i64 count, f32* sums) {
+template <int R, int D, int FROM, class T>
+PF_INLINE void attention_values(const f32* weights, const T* value, i64 next, i64 count, f32* sums) {
   constexpr int C = D - FROM >= 64 ? 4 : (D - FROM + 15) / 16, N = D - FROM >= 64 ? 16 : (D - FROM - 1) % 16 + 1;
   attention_add<R, C, N, attention_few_memory<D>::wide>(weights, value + FROM, next, count, sums + FROM);
   if constexpr (FROM + 64 < D) attention_values<R, D, FROM + 64>(weights, value, next, count, sums);
 }
 // Rows of a head of keys: a query of one of the heads that share it.
-struct attention_row_at { i64 head, query; const bf16* numbers; };
-PF_INLINE attention_row_at attention_few_row(const attention_call& c, i64 image, i64 pair, i64 row) {
+template <class T> struct attention_row_at { i64 head, query; const T* numbers; };
+template <class T> PF_INLINE attention_row_at<T> attention_few_row(const attention_call<T>& c, i64 image, i64 pair, i64 row) {
   const i64 head = pair * (c.heads / c.key_heads) + row / c.queries, query = row % c.queries;
   return {head, query, c.query + image * c.query_step[0] + head * c.query_step[1] + query * c.query_step[2]};
 }
 // Scores of R rows with `count` keys, `next` from each other.
-template <int R, int D>
-static __attribute__((noinline)) void attention_dots(const bf16* const* rows, const bf16* key, i64 next, i64 count, f32* scores) {
+template <int R, int D, class T>
+static __attribute__((noinline)) void attention_dots(const T* const* rows, const T* key, i64 next, i64 count, f32* scores) {
   enum { C = 16 / R };
   for (i64 k = 0; k < count; k += C) {
-    const bf16* keys[C];
+    const T* keys[C];
 #pragma GCC unroll 16
     for (int j = 0; j < C; ++j) keys[j] = key + index_min(k + j, count - 1) * next;
-    matmul_dots<R, C, f32, bf16, bf16>(rows, keys, 0, D, scores + k, attention_pitch, true, false);
+    matmul_dots<R, C, f32, T, T>(rows, keys, 0, D, scores + k, attention_pitch, true, false);
   }
 }
 #if PF_AMX
@@ -400,22 +450,24 @@ static __attribute__((noinline)) void attention_turned(const bf16* rows, int cou
 #endif
 // `count` rows, at most 16, from row `first` on, the first of which is number `local` of the thread's, and the `here` keys of a
 // block from key `from` on.
-template <int D, int MODE>
-static __attribute__((noinline)) void attention_few_block(const attention_call& c, i64 image, i64 pair, i64 first, int count, i64 local,
+template <int D, int MODE, class T>
+static __attribute__((noinline)) void attention_few_block(const attention_call<T>& c, i64 image, i64 pair, i64 first, int count, i64 local,
                                                           i64 from, i64 here, attention_few_memory<D> m) {
   enum { wide = attention_few_memory<D>::wide };
   const i64 width = (here + 31) / 32 * 32, key_next = c.key_step[2], next = c.value_step[2];
-  const bf16* const key = c.key + image * c.key_step[0] + pair * c.key_step[1] + from * key_next;
-  const bf16* rows[16];
+  const T* const key = c.key + image * c.key_step[0] + pair * c.key_step[1] + from * key_next;
+  const T* rows[16];
   for (int i = 0; i < count; ++i) rows[i] = attention_few_row(c, image, pair, first + i).numbers;
+  bool turned = false;
 #if PF_AMX
-  if (D % 32 == 0 && here >= 16) {
-    for (int i = 0; i < count; ++i)
+  if constexpr (attention_of<T>::narrow && D % 32 == 0) {
+    turned = here >= 16;
+    for (int i = 0; turned && i < count; ++i)
       for (int d = 0; d < D; d += 2) __builtin_memcpy(m.packed + d * 16 + 2 * i, rows[i] + d, 4);
-    attention_turned<D>(m.packed, count, key, key_next, here, m.scores);
-  } else
+    if (turned) attention_turned<D>(m.packed, count, key, key_next, here, m.scores);
+  }
 #endif
-  {
+  if (!turned) {
     int i = 0;
     for (; i + 4 <= count; i += 4) attention_dots<4, D>(rows + i, key, key_next, here, m.scores + i * attention_pitch);
     for (; i < count; ++i) attention_dots<1, D>(rows + i, key, key_next, here, m.scores + i * attention_pitch);
@@ -423,7 +475,7 @@ static __attribute__((noinline)) void attention_few_block(const attention_call& 
   const f32 to_two = MODE == attention_plain ? c.scale * 1.44269504f : 1.44269504f;
   for (int i = 0; i < count; ++i) {
     f32 *const s = m.scores + i * attention_pitch, *const sums = m.sums + (local + i) * wide;
-    const attention_row_at row = attention_few_row(c, image, pair, first + i);
+    const attention_row_at<T> row = attention_few_row(c, image, pair, first + i);
     const i64 there = c.causal ? index_max(0, index_min(here, row.query + 1 - from)) : here;
     if (MODE != attention_plain || there < width) {
       const void* mask = nullptr;
@@ -446,13 +498,13 @@ static __attribute__((noinline)) void attention_few_block(const attention_call& 
       for (int d = 0; d < wide; d += 16) store(sums + d, load<Vec>(sums + d) * factor);
     }
     for (i64 j = 0; j < width; j += 16) {
-      const vf32 weight = attention_power((load<Vec>(s + j) - fill<vf32>(finite)) * fill<vf32>(to_two));
+      const vf32 weight = attention_power<T>((load<Vec>(s + j) - fill<vf32>(finite)) * fill<vf32>(to_two));
       store(s + j, weight);
       sum += weight;
     }
     store(m.weights + (local + i) * 16, sum);
   }
-  const bf16* const value = c.value + image * c.value_step[0] + pair * c.value_step[1] + from * next;
+  const T* const value = c.value + image * c.value_step[0] + pair * c.value_step[1] + from * next;
   int i = 0;
   for (; i + 4 <= count; i += 4)
     attention_values<4, D, 0>(m.scores + i * attention_pitch, value, next, here, m.sums + (local + i) * wide);
@@ -460,8 +512,8 @@ static __attribute__((noinline)) void attention_few_block(const attention_call& 
     attention_values<1, D, 0>(m.scores + i * attention_pitch, value, next, here, m.sums + (local + i) * wide);
 }
 // Items first up to `end`: heads of keys, whose rows are in `groups` parts.
-template <int D, int MODE>
-static __attribute__((noinline)) void attention_few_run(const attention_call& c, i64 groups, i64 first, i64 end) {
+template <int D, int MODE, class T>
+static __attribute__((noinline)) void attention_few_run(const attention_call<T>& c, i64 groups, i64 first, i64 end) {
   enum { wide = attention_few_memory<D>::wide };
   const i64 rows = c.heads / c.key_heads * c.queries, most = (rows + groups - 1) / groups;
   const attention_few_memory<D> m(matmul_scratch(attention_few_memory<D>::bytes(most)), most);
@@ -478,7 +530,7 @@ static __attribute__((noinline)) void attention_few_run(const attention_call& c,
         attention_few_block<D, MODE>(c, image, pair, row, int(index_min(16, row_e - row)), row - row_a, from, here, m);
     }
     for (i64 i = 0; i < row_e - row_a; ++i) {
-      const attention_row_at row = attention_few_row(c, image, pair, row_a + i);
+      const attention_row_at<T> row = attention_few_row(c, image, pair, row_a + i);
       const f32 sum = reduce_add(load<Vec>(m.weights + i * 16));
       if (c.logs) {
         const f32 log_of = m.most[i] * (MODE == attention_plain ? c.scale : 1.0f) + log(fill<vf32>(sum))[0];
@@ -486,7 +538,7 @@ static __attribute__((noinline)) void attention_few_run(const attention_call& c,
       }
       // a row without keys is zero, as in eager mode
       const vf32 factor = fill<vf32>(sum == 0 ? 0.0f : 1.0f / sum);
-      bf16* const to = c.result + image * c.result_step[0] + row.head * c.result_step[1] + row.query * c.result_step[2];
+      T* const to = c.result + image * c.result_step[0] + row.head * c.result_step[1] + row.query * c.result_step[2];
 #pragma GCC unroll 16
       for (int d = 0; d < D; d += 16) {
         const vf32 x = load<Vec>(m.sums + i * wide + d) * factor;
@@ -496,7 +548,7 @@ static __attribute__((noinline)) void attention_few_run(const attention_call& c,
     }
   }
 }
-template <int D, int MODE> static __attribute__((noinline)) void attention_few(const attention_call& c) {
+template <int D, int MODE, class T> static __attribute__((noinline)) void attention_few(const attention_call<T>& c) {
   const i64 pairs = c.images * c.key_heads, rows = c.key_heads ? c.heads / c.key_heads * c.queries : 0;
   if (pairs * rows <= 0) return;
   const i64 work = pairs * rows * c.keys * D * 2;
@@ -510,32 +562,32 @@ template <int D, int MODE> static __attribute__((noinline)) void attention_few(c
   in_parts(team, parts_for(team, pairs * groups, work), run);
 }
 
-template <int D, int MODE> static __attribute__((noinline)) void attention(const attention_call& c) {
+template <int D, int MODE, class T> static __attribute__((noinline)) void attention(const attention_call<T>& c) {
   if (c.queries < attention_fewest) return attention_few<D, MODE>(c);
   constexpr int WIDE = (D + 31) / 32 * 32;
   const i64 pairs = c.images * c.key_heads, items = c.images * c.heads * c.blocks();
   if (items <= 0) return;
   const i64 work = items * c.keys * (32 * 8);
   const int team = team_for(items, work);
-  if (team == 1) return attention_run<D, MODE>(c, nullptr, 0, items);
+  if (team == 1) return attention_run<D, MODE, T>(c, nullptr, 0, items);
   if (pairs >= 4 * team) {
     // whole heads for each: what is laid out stays near, and takes no memory for all of them
     const i64 shared = items / pairs;
     const auto alone = [&](i64 at, i64 of) {
-      attention_run<D, MODE>(c, nullptr, pairs * at / of * shared, pairs * (at + 1) / of * shared);
+      attention_run<D, MODE, T>(c, nullptr, pairs * at / of * shared, pairs * (at + 1) / of * shared);
     };
     return in_parts(team, parts_for(team, pairs, work), alone);
   }
   const i64 each = 2 * c.key_rows() * WIDE, groups = c.key_rows() / 32;
-  bf16* const packed = (bf16*)scratch_new(pairs * each * 2);
+  T* const packed = (T*)scratch_new(pairs * each * i64(sizeof(T)));
   const auto pack = [&](i64 at, i64 of) {
     for (i64 k = pairs * groups * at / of; k < pairs * groups * (at + 1) / of; ++k) {
       const i64 pair = k / groups, from = k % groups * 32;
-      bf16* const to = packed + pair * each;
+      T* const to = packed + pair * each;
       attention_pack<D, WIDE>(c, pair / c.key_heads, pair % c.key_heads, from, from + 32, to, to + each / 2);
     }
   };
-  const auto run = [&](i64 at, i64 of) { attention_run<D, MODE>(c, packed, items * at / of, items * (at + 1) / of); };
+  const auto run = [&](i64 at, i64 of) { attention_run<D, MODE, T>(c, packed, items * at / of, items * (at + 1) / of); };
   in_team(team, pack);
   in_parts(team, parts_for(team, items, work), run);
   scratch_free(packed);

@@ -58,6 +58,44 @@ PF_SPREAD(pf32x8)
 #endif
 #endif
 #endif
+// The same, read again each time: of tiles in a line, rows overlap all the more.
+template <class V, class T> PF_INLINE void spread_again(V& lanes, const T* p) { lanes = fill<V>(*p); }
+template <class V, class T> PF_INLINE void accumulate_at(V& sum, const T* p, V b) {
+  V a;
+  spread_again(a, p);
+  accumulate(sum, a, b);
+}
+#if defined(__AVX2__) && PF_FMA && PF_W > 1
+#define PF_SPREAD_AGAIN(V) \
+  PF_INLINE void spread_again(V& lanes, const f32* p) { __asm__ volatile("vbroadcastss %1, %0" : "=v"(lanes) : "m"(*p)); }
+PF_SPREAD_AGAIN(vf32)
+#if PF_W > 4
+PF_SPREAD_AGAIN(pf32x4)
+#if PF_W > 8
+PF_SPREAD_AGAIN(pf32x8)
+#endif
+#endif
+#endif
+#if defined(__AVX512VL__) && PF_W == 16
+#define PF_ACCUMULATE_AT(V, LANES) \
+  PF_INLINE void accumulate_at(V& sum, const f32* p, V b) { \
+    __asm__("vfmadd231ps %1%{1to" LANES "%}, %2, %0" : "+v"(sum) : "m"(*p), "v"(b)); \
+  }
+PF_ACCUMULATE_AT(vf32, "16")
+PF_ACCUMULATE_AT(pf32x8, "8")
+PF_ACCUMULATE_AT(pf32x4, "4")
+#endif
+// The same for C vectors, of which several share what is read.
+template <int C, class V, class T> PF_INLINE void accumulate_spread(V* sum, const T* p, const V (&b)[C]) {
+  if constexpr (C == 1) {
+    accumulate_at(sum[0], p, b[0]);
+  } else {
+    V a;
+    spread_again(a, p);
+#pragma GCC unroll 8
+    for (int j = 0; j < C; ++j) accumulate(sum[j], a, b[j]);
+  }
+}
 // Memory of one thread that lasts from launch to launch: fresh memory would cost a fault for each page. A library has a list
 // of it, by which it is given back before the library is unloaded (`polyfuse_unload`): its threads may live on.
 struct matmul_memory { char* at; i64 bytes; matmul_memory* next; };
@@ -370,6 +408,38 @@ static __attribute__((noinline)) void matmul_taps(const T* const* rows, i64 taps
   for (int g = 0; g < G; ++g)
 #pragma GCC unroll 32
     for (int i = 0; i < R * C; ++i) part_store<N>(c + g * R * next + i * N, sum[g][i]);
+}
+// A tile of R rows and C vectors of N lanes whose rows lie in a line of an image: the steps of row i under tap t of a line
+// begin at a[i * ROW + t * TAP], LENGTH of them, CHUNK written one after the other; `line` elements further are those of
+// the next line. Left out is what has no STEP * i + APART * t from FROM on and below TO.
+template <int R, int C, class T, int N, int LENGTH, int CHUNK, int TAPS, int ROW, int TAP, int STEP, int APART, int FROM,
+          int TO>
+static __attribute__((noinline)) void matmul_strip(const T* a, i64 lines, i64 line, const T* b, T* c) {
+  typedef typename part_of<T, N>::vec V;
+  V sum[R * C];
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) sum[i] = V{};
+  for (; lines > 0; --lines) {
+#pragma GCC unroll 8
+    for (int t = 0; t < TAPS; ++t) {
+      for (int chunk = 0; chunk < LENGTH; chunk += CHUNK) {
+#pragma GCC unroll 64
+        for (int k = 0; k < CHUNK; ++k) {
+          V right[C];
+#pragma GCC unroll 8
+          for (int j = 0; j < C; ++j) right[j] = part_load<N>(b + (k * C + j) * N);
+#pragma GCC unroll 32
+          for (int i = 0; i < R; ++i)
+            if (STEP * i + APART * t >= FROM && STEP * i + APART * t < TO)
+              accumulate_spread<C>(&sum[i * C], a + i * ROW + t * TAP + chunk + k, right);
+        }
+        b += CHUNK * C * N;
+      }
+    }
+    a += line;
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) part_store<N>(c + i * N, sum[i]);
 }
 // One row of N columns, added to its sums number by number.
 template <int N, class T> static __attribute__((unused)) void matmul_line(const T* a, const T* b, i64 depth, T* c) {

@@ -21,6 +21,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import Writer
 from polyfuse.plugin import Expected, Lowering, LoweringContext, Source, TensorValue
 from polyfuse.symbolic import IndexLike
+from polyfuse_cuda.template import ComparedTemplate
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.sort.ranks import rank_source
 from polyfuse_triton.sort.rows import (
@@ -101,6 +102,18 @@ LOWERINGS = {
 }
 
 
+def sort_kernel(rows: Rows, dim: int, whole: bool, settings: Settings) -> ComparedTemplate:
+    """What a program calls to sort along `dim`: rows in registers (`whole`), or by counting."""
+    source = sort_source if whole else rank_source
+    return triton_template(
+        "sort",
+        lambda aligned: source(rows, aligned),
+        settings,
+        partial(expected_order, dim, rows.descending, rows.stored),
+        (sort_kernel, (rows, dim, whole, settings)),
+    )
+
+
 def _sorted(
     ctx: LoweringContext, node: Any, value: TensorValue, dim: Any, descending: bool, stored: Any = None
 ) -> tuple[TensorValue, ...]:
@@ -122,9 +135,7 @@ def _sorted(
     results = [ctx.stored(fake) for fake in node.meta["val"]]
     views = [view, *(ctx.realize(result) for result in results)]
     rows = rows_of(value.dtype, views, dim, length, stored, descending)
-    source = sort_source if whole else rank_source
-    expected = partial(expected_order, dim, descending, stored)
-    kernel = triton_template("sort", lambda aligned: source(rows, aligned), ctx.settings, expected)
+    kernel = sort_kernel(rows, dim, whole, ctx.settings)
     outputs = tuple(v.buffer for v in views[1:])
     given = (*views, *rows.symbols.values())
     ctx.emit(ExternCall(ctx.fresh("call"), ctx.add_object("sort_", kernel), given, (), outputs, "into"))

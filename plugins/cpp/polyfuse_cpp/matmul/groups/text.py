@@ -1,11 +1,12 @@
 """Convolutions of groups of channels as C++ text.
 
-A tile of rows has a table of addresses: for each tap and row, where its channels are, or zeros where they are
-beyond the border. It serves all groups, which lie a distance further each, so that nothing is packed.
+A tile of rows is a part of a line of the image (`lines`), or it has a table of addresses: for each tap and
+row, where its channels are, or zeros where they are beyond the border. Groups lie a distance further each, so
+that nothing is packed, and a table serves all of them.
 
     for every part of the results that a thread has
       for some tiles of rows
-        find the addresses of their rows
+        find the addresses of their rows, where they need a table
         for every few blocks of columns, for every one of the tiles: add up, and finish
 """
 
@@ -18,6 +19,7 @@ from polyfuse.plugin import Source
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.entry import function
 from polyfuse_cpp.loops.odometer import advance, start_at
+from polyfuse_cpp.matmul.groups.lines import Bounds, GroupLines, group_lines
 from polyfuse_cpp.matmul.kernel import MatmulText, declare_part
 from polyfuse_cpp.matmul.tables import column_tables
 from polyfuse_cpp.matmul.window import Window, group_of, lanes_of
@@ -49,6 +51,7 @@ class GroupedText(MatmulText):
         length, apart = sizes[self.window.run], stride(self.window.load.index, self.group)
         assert isinstance(taps, int) and isinstance(length, int) and isinstance(apart, int)
         self.taps, self.length, self.apart = taps, length, apart
+        self.tiles = group_lines(self.matmul, self.plan.rows, self.plan.vectors)
         # columns of the groups are side by side there, too
         width = sizes[self.matmul.b.axes[-1]]
         self.touched = tuple(t for t in self.touched if stride(t.index, self.group) == width)
@@ -66,6 +69,8 @@ class GroupedText(MatmulText):
             table = f"(across_count * {self.wide} + {self.lanes - 1}) / {self.lanes} * {self.lanes}"
             out.line(f"const i64 table_length = {table};")
             zeros = f"((group_count - 1) * {self.apart} + {self.length + self.lanes})"
+            if self.tiles is not None:
+                zeros = str(self.lanes)  # what the last row of sums is read with
             sums = plan.blocks * self.tile_size
             tables = f"{len(self._table_names())} * group_count * table_length"
             room = f"({zeros} + {sums} + {tables}) * {kind.itemsize}"
@@ -104,11 +109,12 @@ class GroupedText(MatmulText):
         declare_part(out)
         with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
             out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
-            out.line(f"const {kind}* rows_at[{_TILES * self._tile_words}];")
-            out.line(f"bool borders[{_TILES}] = {{}};")
-            with out.block("for (i64 tile = tile_a; tile < tile_e; ++tile)"):
-                self._tile_rows()
-                self._addresses()
+            if self.tiles is None:
+                out.line(f"const {kind}* rows_at[{_TILES * self._tile_words}];")
+                out.line(f"bool borders[{_TILES}] = {{}};")
+                with out.block("for (i64 tile = tile_a; tile < tile_e; ++tile)"):
+                    self._tile_rows()
+                    self._addresses()
             with out.block(f"for (i64 block_a = block_from; block_a < block_to; block_a += {plan.blocks})"):
                 out.line(f"const i64 blocks_here = index_min({plan.blocks}, block_to - block_a);")
                 out.line(f"i64 offsets[{plan.blocks}];")
@@ -150,8 +156,67 @@ class GroupedText(MatmulText):
         wide = self.wide
         size = self.length * self.taps * wide
         out.line(f"const {self.matmul.dtype}* const columns_at = {self.matmul.b.buffer} + block_a * {size};")
-        out.line(f"const auto rows = rows_at + (tile - tile_a) * {self._tile_words};")
         self._fetch_touched(f"block_a * {wide}", plan.blocks * wide)
+        if self.tiles is not None:
+            with out.block():
+                self._add_up_line(self.tiles)
+        else:
+            self._add_up_table(size)
+        with out.block("for (i64 part = 0; part < blocks_here; ++part)"):
+            out.line(f"{self.matmul.dtype}* const sum = sums + part * {self.tile_size};")
+            out.line(f"const i64 {self.group} = (block_a + part) / across_count;")
+            out.line(f"const i64 column_from = (block_a + part) % across_count * {wide};")
+            for name in self.matmul.b.axes[:-1]:
+                out.line(f"const i64 {name} = 0;")
+            self._tables_here()
+            if self.border.has_border and self.tiles is None:
+                out.line("const bool border = borders[tile - tile_a];")
+                out.line("const i64 depth_from = 0, depth_here = depth_count;")
+                out.line(f"static const {self.matmul.dtype} before[{self.tile_size}] = {{}};")
+                self.border.after_sums(f"columns_at + part * {size}", str(wide))
+            self._finish()
+
+    def _add_up_line(self, tiles: GroupLines) -> None:
+        """Add up a tile that is a part of a line."""
+        out, plan, window, sizes = self.out, self.plan, self.window, self.facts.sizes
+        kind, rows, bounds = self.matmul.dtype, plan.rows, tiles.inside
+        start_at(self.matmul.a.axes, sizes, "row_from", out, fixed=True)
+        first = dict.fromkeys((*window.taps, window.run, self.group), "0")
+        start = index_text(window.load.index, first)
+        out.line(f"const {kind}* at = {window.load.buffer} + {start} + offsets[0];")
+        out.line(f"const {kind}* columns = columns_at;")
+        lines = index_text(sizes[tiles.lines]) if tiles.lines else "1"
+        out.line(f"i64 lines = {lines};")
+        if tiles.there is not None:
+            self._lines_there(tiles, tiles.there, lines)
+        steps = f"{bounds.step}, {bounds.apart}" if bounds is not None else "0, 0"
+        shape = f"{rows}, {plan.vectors}, {kind}, {lanes_of(self.matmul, self.lanes)}, {self.length}"
+        begin = f"matmul_strip<{shape}, {tiles.chunk}, {tiles.taps}, {tiles.row}, {tiles.tap}, {steps}"
+        # what is between the first and the last tile of a line is the last case
+        cases = list(tiles.cases(rows).items())
+        for position, (seen, starts) in enumerate(cases):
+            test = " || ".join(f"{tiles.along} == {start}" for start in starts)
+            test = f"if ({test}) " if position + 1 < len(cases) else ""
+            other = "else " if position else ""
+            out.line(f"{other}{test}{begin}, {seen[0]}, {seen[1]}>(at, lines, {tiles.line}, columns, sums);")
+
+    def _lines_there(self, tiles: GroupLines, there: Bounds, lines: str) -> None:
+        """Leave out lines beyond the border."""
+        out, apart = self.out, there.apart
+        at = f"{there.step} * {tiles.down}" if tiles.down else "0"
+        limits = [
+            f"index_min({lines}, index_max(0, {limit} - {at} + {apart - 1}) / {apart})"
+            for limit in (there.low, there.high)
+        ]
+        out.line(f"const i64 line_from = {limits[0]};")
+        out.line(f"lines = {limits[1]} - line_from;")
+        out.line(f"at += line_from * {tiles.line};")
+        out.line(f"columns += line_from * {tiles.taps * self.length * self.wide};")
+
+    def _add_up_table(self, size: int) -> None:
+        """Add up a tile that has a table of addresses."""
+        out, plan = self.out, self.plan
+        out.line(f"const auto rows = rows_at + (tile - tile_a) * {self._tile_words};")
         begin = f"matmul_taps<{plan.rows}, {plan.vectors}"
         kind = f"{self.matmul.dtype}, {lanes_of(self.matmul, self.lanes)}, {self.length}"
         rest = f"(rows, {self.taps}, offsets"
@@ -165,16 +230,3 @@ class GroupedText(MatmulText):
             one = f"columns_at + part * {size}, {size}, sums + part * {self.tile_size});"
             parts = "for (i64 part = 0; part < blocks_here; ++part)"
             out.line(f"else {parts} {begin}, 1, {kind}, true>{rest} + part, {one}")
-        with out.block("for (i64 part = 0; part < blocks_here; ++part)"):
-            out.line(f"{self.matmul.dtype}* const sum = sums + part * {self.tile_size};")
-            out.line(f"const i64 {self.group} = (block_a + part) / across_count;")
-            out.line(f"const i64 column_from = (block_a + part) % across_count * {wide};")
-            for name in self.matmul.b.axes[:-1]:
-                out.line(f"const i64 {name} = 0;")
-            self._tables_here()
-            if self.border.has_border:
-                out.line("const bool border = borders[tile - tile_a];")
-                out.line("const i64 depth_from = 0, depth_here = depth_count;")
-                out.line(f"static const {self.matmul.dtype} before[{self.tile_size}] = {{}};")
-                self.border.after_sums(f"columns_at + part * {size}", str(wide))
-            self._finish()
