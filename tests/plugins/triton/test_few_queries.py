@@ -17,7 +17,7 @@ from polyfuse.plugin import Source
 from polyfuse_triton.attention.kernel import few_queries_source, part_length
 from polyfuse_triton.attention.lowering import few_queries_kernel
 from polyfuse_triton.attention.problem import FewQueries, Tiles
-from polyfuse_triton.attention.tiles import is_faster, tiles_of
+from polyfuse_triton.attention.tiles import is_faster, is_possible, tiles_of
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.target import known_target
 from triton_few_queries import faults, faults_of_checked, faults_of_what_is_left, interpreted_faults
@@ -78,7 +78,9 @@ def test_parts_hold_all_keys(keys: int, parts: int) -> None:
 def test_what_is_faster() -> None:
     assert is_faster(call(), HOPPER)
     assert not is_faster(call(), known_target("sm_80")), "measured on Hopper alone"
-    assert not is_faster(replace(call(), queries=5), HOPPER)
+    assert is_possible(replace(call(), queries=4), HOPPER) and is_possible(call(bias=False), HOPPER)
+    assert not is_faster(replace(call(), queries=4), HOPPER) and not is_faster(call(bias=False), HOPPER)
+    assert not is_possible(replace(call(), queries=5), HOPPER)
     assert not is_faster(call(depth=512), HOPPER)
 
 
