@@ -30,7 +30,7 @@ _ALONE = 14
 _HIDING = 7
 """Sums of a tile that nearly hide how long an addition takes."""
 
-_WRITTEN = 700
+_WRITTEN = 350
 """Multiplications of a line of taps that are written one after the other."""
 
 _MOST_TAPS = 8
