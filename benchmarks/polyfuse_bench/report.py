@@ -214,7 +214,7 @@ def _plugin(content: dict[str, Any]) -> str:
 
 def _models_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Models{_manner(content)}{sizes(content)}{on_device(content)}",
+        f"## Models{_manner(content)}{sizes(content)}{_one_mode(content)}{on_device(content)}",
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
@@ -227,6 +227,11 @@ def _models_section(content: dict[str, Any]) -> list[str]:
         rows = [row for row in content["rows"] if row["mode"] == mode]
         lines += [f"### {mode}", "", *timing_table(rows, "model", _model_label), ""]
     return lines
+
+
+def _one_mode(content: dict[str, Any]) -> str:
+    """That it is training alone, in a heading."""
+    return ", training" if {row["mode"] for row in content["rows"]} == {"train"} else ""
 
 
 def _model_label(row: Row) -> str:
