@@ -48,9 +48,11 @@ def large_block(size: int) -> torch.Tensor:
 
 def empty_strided_cpu_large(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised tensor, on large pages where the system has some and its memory is fresh."""
-    tensor = empty_strided_cpu(size, stride, dtype)
-    if tensor.nbytes >= FRESH and HAS_LARGE_PAGES:
-        start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    tensor, count = empty_strided_cpu(size, stride, dtype), dtype.itemsize
+    for number in size:  # a tensor takes longer to say it
+        count *= number
+    if count >= FRESH and HAS_LARGE_PAGES:
+        start, end = tensor.data_ptr(), tensor.data_ptr() + count
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         # where the system refuses, its small pages stay
         _advise()(first, end // mmap.PAGESIZE * mmap.PAGESIZE - first, mmap.MADV_HUGEPAGE)
