@@ -20,7 +20,14 @@ from polyfuse_triton.attention.problem import FewQueries, Tiles
 from polyfuse_triton.attention.tiles import is_faster, is_possible, tiles_of
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.target import known_target
-from triton_few_queries import faults, faults_of_checked, faults_of_what_is_left, interpreted_faults
+from triton_few_queries import (
+    CASES,
+    MEASURED,
+    faults,
+    faults_of_checked,
+    faults_of_what_is_left,
+    interpreted_faults,
+)
 from triton_interpreted import in_interpreter
 
 HOPPER = known_target("sm_90")
@@ -113,7 +120,7 @@ def test_compiles_without_spilling(arch: int, depth: int, parts: int) -> None:
 
 @pytest.mark.gpu
 def test_on_a_device() -> None:
-    assert faults(device="cuda") == []
+    assert faults({name: CASES[name] for name in MEASURED}, device="cuda") == []
 
 
 @pytest.mark.parametrize("defects", [False, True])
