@@ -153,9 +153,10 @@ def flex(selection: Selection) -> Plan:
 
 
 def decode(selection: Selection) -> Plan:
-    from polyfuse_bench.decode import CANDIDATES, CASES
+    from polyfuse_bench.decode import CANDIDATES, CASES, ON_CPU, cases_of
 
-    return _selecting("decode", _chosen(CASES, selection.only, "decoder"), CANDIDATES, selection)
+    names = _chosen(CASES, selection.only or cases_of(selection.device), "decoder")
+    return _selecting("decode", names, ON_CPU if selection.device == CPU else CANDIDATES, selection)
 
 
 def host(selection: Selection) -> Plan:

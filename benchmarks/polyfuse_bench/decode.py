@@ -13,19 +13,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE, compiled
-from polyfuse_bench.devices import CPU, waiter
+from polyfuse_bench.devices import CPU, read_rate, waiter
+from polyfuse_bench.narrow_layers import STORED, narrowed
 from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
 GRAPHS = "reduce-overhead"
 TUNED = "max-autotune"
 CANDIDATES = (EAGER, *(f"{name}:{mode}" for mode in (GRAPHS, TUNED) for name in (INDUCTOR, POLYFUSE)))
-"""Who is compared unless the command line says otherwise: device graphs on both sides."""
+ON_CPU = (EAGER, INDUCTOR, POLYFUSE)
+"""Who is compared unless the command line says otherwise: with device graphs, where there is a device."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A decoder's sizes; `batch` sequences of which `length` positions are in the cache."""
+    """A decoder's sizes; `batch` sequences of which `length` positions are in the cache. `stored`: a type for
+    all, in place of the command line's, or the bits of the layers' weights, all else being bf16.
+    """
 
     name: str
     width: int
@@ -36,6 +40,11 @@ class Case:
     vocabulary: int
     batch: int
     length: int = 1024
+    stored: str = ""
+
+    def dtype(self, asked: str) -> str:
+        """Of activations."""
+        return "bfloat16" if self.stored in STORED else self.stored or asked
 
 
 def _cases() -> Mapping[str, Case]:
@@ -44,7 +53,14 @@ def _cases() -> Mapping[str, Case]:
         found.append(Case(f"1b_{batch}", 2048, 32, 8, 8192, 16, 128256, batch))
         # a quarter of the 8B model's layers: each takes the same time
         found.append(Case(f"8b_{batch}", 4096, 32, 8, 14336, 8, 128256, batch))
+    for stored in ("float32", "bfloat16", *STORED):
+        found.append(Case(f"two_layers_{stored}", 2048, 32, 8, 8192, 2, 32000, 1, stored=stored))
     return {case.name: case for case in found}
+
+
+def cases_of(device: str) -> list[str]:
+    """Names of what is measured there: on the CPU, types of weights."""
+    return [name for name, case in CASES.items() if bool(case.stored) == (device == CPU)]
 
 
 CASES = _cases()
@@ -107,7 +123,7 @@ class Decoder(nn.Module):
 
     def bytes_read(self) -> int:
         """Of weights and caches, in one step."""
-        held = (*self.layers.state_dict().values(), self.head.weight)
+        held = (*self.layers.state_dict().values(), *self.head.state_dict().values())
         return sum(t.numel() * t.element_size() for t in held)
 
 
@@ -115,13 +131,16 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     """The row of `task["name"]` for `task["backends"]`."""
     case, device = CASES[task["name"]], task.get("device", CPU)
     torch.manual_seed(0)
-    dtype = getattr(torch, task["dtype"])
+    name = case.dtype(task["dtype"])
+    dtype = getattr(torch, name)
     with torch.device(device):
         torch.set_default_dtype(dtype)
         try:
             model = Decoder(case).eval()
         finally:
             torch.set_default_dtype(torch.float32)
+        if case.stored in STORED:
+            narrowed(model, case.stored)
         words = torch.randint(case.vocabulary, (case.batch, 1))
         position = torch.tensor([case.length - 1])
 
@@ -132,4 +151,5 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
 
     with torch.no_grad():
         outcome = side_by_side(task["backends"], prepare, Effort(**task["effort"]), wait=waiter(device))
-    return {"name": case.name, "dtype": task["dtype"], "moved_bytes": model.bytes_read(), **outcome}
+    facts = {"read_rate": read_rate()} if device == CPU else {}
+    return {"name": case.name, "dtype": name, "moved_bytes": model.bytes_read(), **facts, **outcome}

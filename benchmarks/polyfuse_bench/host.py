@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from polyfuse_bench.backends import EAGER, INDUCTOR, NATIVE, POLYFUSE, compiled
+from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, NATIVE, POLYFUSE, compiled
 from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
-CANDIDATES = (EAGER, INDUCTOR, POLYFUSE, f"{POLYFUSE}:{NATIVE}")
+CANDIDATES = (EAGER, DYNAMO, INDUCTOR, POLYFUSE, f"{POLYFUSE}:{NATIVE}")
 """Who is compared unless the command line says otherwise."""
 
 SIDE = 16
@@ -61,7 +61,7 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     function = CASES[task["name"]]
 
     def prepare(backend: str) -> Callable[[], torch.Tensor]:
-        call = compiled(function, backend)
+        call = compiled(function, backend, dynamic=None)  # torch patches its settings at each call else
         return lambda: call(x)
 
     with torch.no_grad():

@@ -214,7 +214,7 @@ def _plugin(content: dict[str, Any]) -> str:
 
 def _models_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Models{_manner(content)}{sizes(content)}{on_device(content)}",
+        f"## Models{_manner(content)}{sizes(content)}{_one_mode(content)}{on_device(content)}",
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
@@ -227,6 +227,11 @@ def _models_section(content: dict[str, Any]) -> list[str]:
         rows = [row for row in content["rows"] if row["mode"] == mode]
         lines += [f"### {mode}", "", *timing_table(rows, "model", _model_label), ""]
     return lines
+
+
+def _one_mode(content: dict[str, Any]) -> str:
+    """That it is training alone, in a heading."""
+    return ", training" if {row["mode"] for row in content["rows"]} == {"train"} else ""
 
 
 def _model_label(row: Row) -> str:
@@ -288,20 +293,23 @@ def _decode_section(content: dict[str, Any]) -> list[str]:
     words = (
         "One step of a Llama with a static cache of 1,024 positions, by its sequences: *1b* has the",
         "sizes of the model with a billion parameters, *8b* a quarter of the layers of the one with eight.",
-        "*reduce-overhead* records a device graph.",
+        "*reduce-overhead* records a device graph. *two_layers*: two of 1b's layers, 32,000 words, one row;",
+        "*int8*: a scale for each result; *int4*: two numbers in a byte, groups of 128.",
     )
     names = by_backend(timing["name"] for row in content["rows"] for timing in row["timings"])
     heading = "Decoding, autotuned" if any("max-autotune" in name for name in names) else "Decoding"
-    if not any(row["name"].endswith("_1") for row in content["rows"]):
+    rate, table = content.get("copy_rate"), []
+    if rate and not any(row["name"].endswith("_1") for row in content["rows"]):
         heading += ", several sequences"
-    rate, table = content["copy_rate"], []
     for row in content["rows"]:
+        roof = rate or row["read_rate"]
         medians = {timing["name"]: timing["median"] for timing in row["timings"]}
-        shares = [f"{row['moved_bytes'] / medians[n] / rate:.0%}" if n in medians else "" for n in names]
+        shares = [f"{row['moved_bytes'] / medians[n] / roof:.0%}" if n in medians else "" for n in names]
         table.append([row["name"], *shares])
+    words_of_rate = f"a copy's {rate / 1e12:.2f} TB/s" if rate else "what a sum of half a gibibyte reads"
     return [
         *_one_table(content, heading, words, "model and sequences"),
-        f"Bytes of weights and cache in a second, beside a copy's {rate / 1e12:.2f} TB/s:",
+        f"Bytes of weights and cache in a second, beside {words_of_rate}:",
         "",
         *markdown(["model and sequences", *map(title, names)], table),
         "",
@@ -311,7 +319,8 @@ def _decode_section(content: dict[str, Any]) -> list[str]:
 def _host_section(content: dict[str, Any]) -> list[str]:
     words = (
         "Kernels of 256 numbers, each of which needs all of the one before: what a call costs besides",
-        "computing. *native*: with the option `native_host`.",
+        "computing. *native*: with the option `native_host`. *Dynamo alone*: a backend that hands the traced",
+        "graph back; what exceeds eager mode's time is what `torch.compile` costs by itself.",
     )
     return _one_table(content, "Calls of graphs of small kernels", words, "graph")
 

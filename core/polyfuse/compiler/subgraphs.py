@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -38,7 +39,7 @@ def compile_subgraphs(aten: AtenGraph, session: CompileSession, compiler: Compil
         module = fx.get_constant(aten.module, name)
         if name in found or not isinstance(module, GraphModule):
             continue
-        body = _compiled(f"{aten.name}_{name.replace('.', '_')}", module, session, compiler)
+        body = _compiled(f"{aten.name}_{name.replace('.', '_')}", module, aten.packaged, session, compiler)
         if body is not None:
             found[name] = body
     return found
@@ -52,7 +53,9 @@ def _called(aten: AtenGraph) -> Iterator[str]:
                     yield str(argument.target)
 
 
-def _compiled(name: str, module: GraphModule, session: CompileSession, compiler: Compiler) -> Subgraph | None:
+def _compiled(
+    name: str, module: GraphModule, packaged: bool, session: CompileSession, compiler: Compiler
+) -> Subgraph | None:
     layouts = [_layout(value) for value in fx.placeholder_values(module.graph)]
     if _UNKNOWN in layouts or mutated_placeholders(module):
         _log.info("%s runs in eager mode: it writes to its arguments, or nobody can say how they lie", name)
@@ -63,7 +66,7 @@ def _compiled(name: str, module: GraphModule, session: CompileSession, compiler:
     try:
         run = compile_traced(
             mine,
-            inner=lambda graph: compiler(graph, session),
+            inner=lambda graph: compiler(replace(graph, packaged=packaged), session),
             settings=session.settings,
             name=name,
             more=OfferedRewrites(session.extensions),

@@ -25,7 +25,7 @@ from polyfuse.runtime.native import (
     synchronize,
     tensor_data_ptr_address,
 )
-from polyfuse.runtime.workspace import cached_memory, keep_memory
+from polyfuse.runtime.workspace import cached_memory, empty_strided_cpu_large, keep_memory
 
 __all__ = [
     "CompiledModule",
@@ -38,6 +38,7 @@ __all__ = [
     "conform",
     "device_guard",
     "empty_strided_cpu",
+    "empty_strided_cpu_large",
     "keep_memory",
     "lend_status",
     "line_map",

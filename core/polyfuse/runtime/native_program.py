@@ -16,6 +16,7 @@ import torch
 from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe, raise_for
 from polyfuse.runtime.explain import layout_error, not_a_tensor
 from polyfuse.runtime.native import assert_size_stride, empty_strided_cpu, reinterpret_tensor, result_view
+from polyfuse.runtime.workspace import empty_strided_cpu_large
 
 if TYPE_CHECKING:
     from polyfuse.runtime.libraries import SharedLibrary
@@ -132,7 +133,7 @@ RUNTIME: Mapping[str, Callable[..., Any]] = {
     "assert_layout": assert_layout,
     "assert_size_stride": assert_size_stride,
     "conform": conform,
-    "empty_strided_cpu": empty_strided_cpu,
+    "empty_strided_cpu": empty_strided_cpu_large,
     "observe": observe,
     "raise_for": raise_for,
     "reinterpret_as": _reinterpret_as,

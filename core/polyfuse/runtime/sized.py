@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from polyfuse.base.process import ForkedLock
@@ -57,8 +58,13 @@ class SizedPrograms(Generic[Program]):
         self._class_of = class_of
         self._make = make
         self._seen = seen or {}
+        simple = self._positions and not self._seen
+        # of one input it reads the size itself, of several a tuple
+        self._read: Callable[[Sequence[Any]], Any] = (
+            itemgetter(*self._positions) if simple else self._read_all
+        )
         self._lock = ForkedLock(again=True)
-        self._known: dict[tuple[Any, ...], Program] = {}
+        self._known: dict[Any, Program] = {}
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.status = SizeStatus()
 
@@ -73,11 +79,11 @@ class SizedPrograms(Generic[Program]):
 
     def __call__(self, args: Sequence[Any]) -> Program:
         """The program for a call with these inputs."""
-        sizes = (*[args[i] for i in self._positions], *self._seen.values())
+        read = self._read(args)
         try:
-            return self._known[sizes]
+            return self._known[read]
         except (KeyError, TypeError):  # the length of ragged tensors has no hash
-            return self._find(sizes)
+            return self._find(read)
 
     def of_class(self, key: tuple[Any, ...], sizes: tuple[Any, ...]) -> Program:
         """The program of a class, made for some sizes where there is none yet."""
@@ -86,10 +92,14 @@ class SizedPrograms(Generic[Program]):
                 self.add(key, sizes, self._make(key, sizes))
             return self.programs[key]
 
-    def _find(self, sizes: tuple[Any, ...]) -> Program:
+    def _read_all(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return (*[args[i] for i in self._positions], *self._seen.values())
+
+    def _find(self, read: Any) -> Program:
+        sizes = read if isinstance(read, tuple) else (read,)
         program = self.of_class(self._class_of(sizes), sizes)
         if all(type(size) is int for size in sizes):
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[sizes] = program
+            self._known[read] = program
         return program

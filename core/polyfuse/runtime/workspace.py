@@ -1,19 +1,27 @@
-"""Memory for large intermediate tensors on the CPU, cached from call to call: memory that comes fresh
-from the system costs a fault for each page. Large pages spare lookups of addresses.
+"""Memory for large tensors on the CPU. That of intermediate ones is cached from call to call: memory that
+comes fresh from the system costs a fault for each page. Large pages spare faults, and lookups of addresses.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final
 
 import torch
+
+from polyfuse.torch_compat.bindings import empty_strided_cpu
 
 LARGE_PAGE: Final = 2 << 20
 """Bytes of a large page on x86-64, and on ARM with pages of 4096 bytes."""
 
 HAS_LARGE_PAGES: Final = hasattr(mmap, "MADV_HUGEPAGE")
 """Whether the system can be asked for them."""
+
+FRESH: Final = 32 << 20
+"""Bytes from which memory comes fresh from the system at each request: C libraries cache less."""
 
 _MOST = 16
 """Blocks that are cached: as many calls may run at once and find one."""
@@ -36,6 +44,27 @@ def large_block(size: int) -> torch.Tensor:
     start = -memory.data_ptr() % LARGE_PAGE
     # rebuilt, not viewed: it is a tensor by itself, with a version of its own
     return torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage(), start, (size,), (1,))
+
+
+def empty_strided_cpu_large(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor, on large pages where the system has some and its memory is fresh."""
+    tensor, count = empty_strided_cpu(size, stride, dtype), dtype.itemsize
+    for number in size:  # a tensor takes longer to say it
+        count *= number
+    if count >= FRESH and HAS_LARGE_PAGES:
+        start, end = tensor.data_ptr(), tensor.data_ptr() + count
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        # where the system refuses, its small pages stay
+        _advise()(first, end // mmap.PAGESIZE * mmap.PAGESIZE - first, mmap.MADV_HUGEPAGE)
+    return tensor
+
+
+@cache
+def _advise() -> Callable[[int, int, int], int]:
+    """The system's `madvise` of an address and so many bytes."""
+    function: Any = ctypes.CDLL(None).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
 
 
 def cached_memory(size: int) -> torch.Tensor:

@@ -50,8 +50,8 @@ _SIZE_CLASSES = (9, 16, 128, 1024)
 """Below the first, layers have few rows (`streaming_parts`); below the second, a row fills few vectors; from
 the last on, it is longer than what a thread is given.
 """
-_TUNED_CLASSES = (3, 5, *_SIZE_CLASSES)
-"""Where GEMMs are measured: a tile of eight rows may be the fastest for eight, and computes eight for two."""
+_TUNED_CLASSES = (3, 5, 7, *_SIZE_CLASSES)
+"""Where GEMMs are measured: a tile of eight rows may be the fastest for eight, and computes eight for 5."""
 
 
 class CppBackend(Backend):

@@ -466,6 +466,28 @@ def test_which_calls_of_f32_are_kernels(
 
 
 @needs_pairs
+@pytest.mark.parametrize("built", [True, False])
+def test_packages_hold_the_kernel_of_a_branch(
+    built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            attention = lambda q: F.scaled_dot_product_attention(q, q, q)  # noqa: E731
+            return torch.cond(q.sum() > 0, attention, lambda q: q * 2, (q,))
+
+    def refused(kernel: AttentionKernel) -> None:
+        raise KernelBuildError("the compiler is too old", "install another")
+
+    if not built:
+        monkeypatch.setattr(AttentionKernel, "located", refused)
+    q = random(1, 2, 40, 64).abs()
+    found = load(package(Model(), (q,), path=tmp_path / "model.zip"))
+    assert any(function.calls for function in found.description.entries["forward"].functions) is built
+    torch.testing.assert_close(found(q), F.scaled_dot_product_attention(q, q, q), rtol=2e-2, atol=2e-2)
+    assert torch.equal(found(-q), -q * 2)
+
+
+@needs_pairs
 def test_packages_hold_no_kernel_that_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Model(torch.nn.Module):
         def forward(self, q: Tensor) -> Tensor:

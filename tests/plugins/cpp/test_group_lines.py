@@ -8,8 +8,10 @@ from torch import nn
 
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.ir.text.parse import parse_kernel
-from polyfuse_cpp.isa import detect_isa
+from polyfuse_cpp.isa import ISAS, detect_isa
 from polyfuse_cpp.matmul.groups.lines import GroupLines, group_lines, grouped_tile
+from polyfuse_cpp.matmul.paths import plan_of
+from polyfuse_cpp.matmul.plans import matmul_plans
 from polyfuse_cpp.matmul.problem import Matmul, matmul_of
 
 GROUPS = """
@@ -95,8 +97,57 @@ def test_lines_that_no_tiles_fill_or_whose_inner_tiles_have_a_border_have_tables
     assert lines_of(groups(56, apart=20, border=20)) is None
 
 
+def all_channels(line: int) -> Matmul:
+    """A convolution of 8 to 64 channels, whose weight lies in blocks of 32 columns."""
+    index = f"{8 * line * line}*p0 + {8 * line}*p1 + 8*p2 + {8 * line}*r0 + 8*r1 + r2 - {8 * line + 8}"
+    numbers = {"row": 64 * line, "image": 64 * line * line, "lines": line, "line": line, "width": line}
+    text = GROUPS.format(**numbers, step=1, apart=1, border=1, index=index)
+    text = text.replace(", p3{4} ~ 4, p4{8} ~ 8", ", p3{64} ~ 64").replace("p2*32 + p3*8 + p4", "p2*64 + p3")
+    weight = "in1[2304*(p3 // 32) + (p3 % 32) + 768*r0 + 256*r1 + 32*r2]"
+    text = text.replace("in1[576*p3 + p4 + 192*r0 + 64*r1 + 8*r2]", weight).replace("2304]", "4608]")
+    return matmul_of(parse_kernel(text))
+
+
+def test_all_channels_are_one_group_where_tiles_divide_a_line() -> None:
+    plans = {line: matmul_plans(all_channels(line), ISAS["avx512"])[0] for line in (28, 7, 17)}
+    assert {line: (plan.lines, plan.vectors) for line, plan in plans.items()} == {
+        28: (True, 2),
+        7: (True, 2),
+        17: (False, 2),
+    }
+    assert (plans[28].rows, plans[7].rows) == (14, 7)
+    assert plan_of(plans[28].config()) == plans[28]
+    assert not any(plan.lines for plan in matmul_plans(all_channels(28), ISAS["avx2"]))
+
+
 LANES = detect_isa().lanes
 INF, NAN = float("inf"), float("nan")
+
+
+def without_border(layer: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+    """The convolution tap by tap: eager mode may count a weight that is NaN where there is no pixel."""
+    shape = layer(x).shape
+    found = torch.zeros(shape) if layer.bias is None else layer.bias[:, None, None].expand(shape).clone()
+
+    def inside(axis: int, tap: int) -> list[int]:
+        first = tap * layer.dilation[axis] - int(layer.padding[axis])
+        at = [first + n * layer.stride[axis] for n in range(shape[2 + axis])]
+        return [n for n, pixel in enumerate(at) if 0 <= pixel < x.shape[2 + axis]]
+
+    for line in range(layer.kernel_size[0]):
+        for column in range(layer.kernel_size[1]):
+            (ys, xs), taps = (inside(0, line), inside(1, column)), (line, column)
+            if ys and xs:
+                at = [
+                    torch.tensor(each) * layer.stride[axis]
+                    + taps[axis] * layer.dilation[axis]
+                    - int(layer.padding[axis])
+                    for axis, each in enumerate((ys, xs))
+                ]
+                weight = layer.weight[:, :, line : line + 1, column : column + 1]
+                part = nn.functional.conv2d(x[:, :, at[0]][..., at[1]], weight, groups=layer.groups)
+                found[:, :, ys[0] : ys[-1] + 1, xs[0] : xs[-1] + 1] += part
+    return found
 
 
 @pytest.mark.quick(2)
@@ -109,8 +160,20 @@ INF, NAN = float("inf"), float("nan")
         (nn.Conv2d(32, 32, (1, 7), padding=(0, 3), dilation=(1, 2), groups=4, bias=False), (2, 32, 5, 22)),
         (nn.Conv2d(24, 24, 3, padding=4, dilation=4, groups=3), (1, 24, 9, 16)),
         (nn.Conv2d(3 * LANES, 3 * LANES, 1, groups=3), (2, 3 * LANES, 4, 14)),
+        (nn.Conv2d(20, 4 * LANES, 3, padding=1), (2, 20, 6, 42)),
+        (nn.Conv2d(10, 5 * LANES, 3, stride=2, padding=1), (3, 10, 13, 28)),
+        (nn.Conv2d(12, 3 * LANES, (5, 3), padding=(2, 1)), (1, 12, 7, 14)),
     ],
-    ids=["three tiles a line", "5x5 by 2", "one line", "a wide border", "1x1"],
+    ids=[
+        "three tiles a line",
+        "5x5 by 2",
+        "one line",
+        "a wide border",
+        "1x1",
+        "all channels",
+        "all by 2",
+        "three vectors",
+    ],
 )
 @pytest.mark.usefixtures("fresh_sessions")
 def test_weights_beyond_the_border_do_not_count(layer: nn.Conv2d, size: tuple[int, ...]) -> None:
@@ -121,7 +184,11 @@ def test_weights_beyond_the_border_do_not_count(layer: nn.Conv2d, size: tuple[in
     bad[0, 0, ..., 0], bad[-1, 9, ..., -1] = NAN, INF
     with torch.no_grad():
         for image in (x, bad, x):
-            torch.testing.assert_close(call(image), model(image), rtol=1e-4, atol=1e-4, equal_nan=True)
+            expected = model[1:](without_border(layer, image))
+            torch.testing.assert_close(call(image), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
             layer.weight[0, 0].fill_(INF)
             layer.weight[1, 1, ..., -1] = NAN
+        if layer.groups == 1:
+            layer.weight.normal_()
+            torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-4)
     assert "aten.convolution.default" not in last_reports()[-1].calls

@@ -17,10 +17,17 @@ from polyfuse.plugin import Source
 from polyfuse_triton.attention.kernel import few_queries_source, part_length
 from polyfuse_triton.attention.lowering import few_queries_kernel
 from polyfuse_triton.attention.problem import FewQueries, Tiles
-from polyfuse_triton.attention.tiles import is_faster, tiles_of
+from polyfuse_triton.attention.tiles import is_faster, is_possible, tiles_of
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.target import known_target
-from triton_few_queries import faults, faults_of_checked, faults_of_what_is_left, interpreted_faults
+from triton_few_queries import (
+    CASES,
+    MEASURED,
+    faults,
+    faults_of_checked,
+    faults_of_what_is_left,
+    interpreted_faults,
+)
 from triton_interpreted import in_interpreter
 
 HOPPER = known_target("sm_90")
@@ -78,7 +85,9 @@ def test_parts_hold_all_keys(keys: int, parts: int) -> None:
 def test_what_is_faster() -> None:
     assert is_faster(call(), HOPPER)
     assert not is_faster(call(), known_target("sm_80")), "measured on Hopper alone"
-    assert not is_faster(replace(call(), queries=5), HOPPER)
+    assert is_possible(replace(call(), queries=4), HOPPER) and is_possible(call(bias=False), HOPPER)
+    assert not is_faster(replace(call(), queries=4), HOPPER) and not is_faster(call(bias=False), HOPPER)
+    assert not is_possible(replace(call(), queries=5), HOPPER)
     assert not is_faster(call(depth=512), HOPPER)
 
 
@@ -111,7 +120,7 @@ def test_compiles_without_spilling(arch: int, depth: int, parts: int) -> None:
 
 @pytest.mark.gpu
 def test_on_a_device() -> None:
-    assert faults(device="cuda") == []
+    assert faults({name: CASES[name] for name in MEASURED}, device="cuda") == []
 
 
 @pytest.mark.parametrize("defects", [False, True])

@@ -118,12 +118,6 @@ def test_parts_of_each_group(rows: int) -> None:
     assert not in_interpreter(faults, "low_first", rows, 128, torch.bfloat16, False, 22 * 128)
 
 
-@pytest.mark.parametrize("name, rows, group", [("low_first", 20, 128), ("one_scale", 40, 96)])
-def test_rows_on_the_longer_side(name: str, rows: int, group: int) -> None:
-    """Numbers pass through shared memory, and sums are the other way round."""
-    assert not in_interpreter(faults, name, rows, group, torch.bfloat16, False, 3 * group)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("rows", [1, 2, 3, 16, 17, 64])
@@ -219,16 +213,3 @@ def test_a_byte_is_read_once_and_is_converted_in_registers() -> None:
     loop = made.ptx.split("$L__BB0_1:")[1].split("$L__BB0_1;")[0]
     assert "st.shared" not in loop and "ld.global" not in loop
     assert made.spilled_bytes == 0
-
-
-@pytest.mark.quick(1)
-def test_numbers_pass_through_shared_memory_where_there_are_many_rows() -> None:
-    from polyfuse_triton.build.pipeline import compile_kernel, function_of
-
-    source = emit(kernel_of(int4_text(64)), None, known_target("sm_90"))
-    assert "acc = tl.trans(acc)" in source.text
-    function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
-    made = compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, False)
-    assert "wgmma.mma_async.sync.aligned.m64n128k16" in made.ptx and made.spilled_bytes == 0
-    # a thread reads many bytes of a row at a time
-    assert "ld.shared.v4.b32" in made.ptx and not re.search(r"ld\.shared\S*\.b8", made.ptx)

@@ -1,16 +1,22 @@
-"""Values of frozen parameters on large pages."""
+"""Values of frozen parameters, and large results, on large pages."""
 
 from __future__ import annotations
 
 import gc
 import mmap
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from polyfuse.program.steps import Allocate
+from polyfuse.program.text.statements import may_be_large
+from polyfuse.runtime import workspace
 from polyfuse.runtime.frozen.values import on_large_pages
+from polyfuse.runtime.workspace import FRESH, empty_strided_cpu_large
+from polyfuse.symbolic import symbol
 
 needs_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages")
 LARGE = 2 << 20
@@ -59,3 +65,38 @@ def test_what_is_not_moved() -> None:
     same = [v.data_ptr() for v in found[:-1] if isinstance(v, torch.Tensor)]
     assert same[:4] == addresses[:4] and found[5:8] == [7, "text", None]
     assert torch.equal(found[-1], packed)
+
+
+def asked_for(tensor: torch.Tensor) -> bool:
+    """Whether the system was asked for large pages in the middle of a tensor."""
+    at, here = tensor.data_ptr() + tensor.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            start, end = (int(word, 16) for word in words[0].split("-"))
+            here = start <= at < end
+        elif here and words[0] == "VmFlags:":
+            return "hg" in words
+    return False
+
+
+@needs_pages
+@pytest.mark.parametrize("native_host", [False, True], ids=["python", "native"])
+def test_results_whose_memory_is_fresh_lie_on_large_pages(native_host: bool) -> None:
+    torch.compiler.reset()
+    options = {"backends": ["cpp"], "strict": True, "native_host": native_host}
+    double = torch.compile(lambda x: x + x, backend="polyfuse", options=options)
+    x = torch.ones(FRESH // 4 + 2, dtype=torch.float32)
+    result = double(x)
+    assert asked_for(result) and bool((result == 2).all())
+    del result
+    assert not asked_for(double(x[:1000])) and asked_for(double(x[1:]))
+
+
+def test_small_results_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "_advise", lambda: pytest.fail("a small tensor is asked for large pages"))
+    assert empty_strided_cpu_large((FRESH // 4 - 1,), (1,), torch.float32).shape == (FRESH // 4 - 1,)
+    assert not may_be_large(Allocate("y", (64,), (1,), "float32", "cpu"))
+    assert may_be_large(Allocate("y", (FRESH // 4,), (1,), "float32", "cpu"))
+    assert may_be_large(Allocate("y", (symbol("s0", 2),), (1,), "float32", "cpu"))
+    assert not may_be_large(Allocate("y", (symbol("s0", 2, 64),), (1,), "float32", "cpu"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from polyfuse.ir.nodes import OBJECT_CALL, Opaque
 from polyfuse.program.steps import (
     Allocate,
@@ -25,6 +27,8 @@ from polyfuse.program.steps import (
 )
 from polyfuse.program.text.writer import Writer, tuple_text
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.runtime.workspace import FRESH
+from polyfuse.symbolic import bounds, storage_size
 
 
 class Statements:
@@ -108,7 +112,7 @@ class Statements:
             w.line(f"{name} = {w.helper('cached_memory')}({w.index(step.size[0])})")
             return
         if device_of(step.device).is_host:
-            function = w.helper("empty_strided_cpu")
+            function = w.helper("empty_strided_cpu_large" if may_be_large(step) else "empty_strided_cpu")
         else:
             # under the guard the program's own device is the current one, and the short form means that
             device = step.device.split(":")[0] if step.device == self._program.device else step.device
@@ -179,3 +183,9 @@ class Statements:
         if read.kind == "value":
             return name
         return f"{name}.shape[{read.dim}]" if read.kind == "size" else f"{name}.stride({read.dim})"
+
+
+def may_be_large(step: Allocate) -> bool:
+    """Whether a tensor may have memory that comes fresh from the system at each call."""
+    most = bounds(storage_size(step.size, step.stride))[1]
+    return most is None or most * getattr(torch, step.dtype).itemsize >= FRESH

@@ -59,7 +59,7 @@ class Text:
         """That of a program for a device."""
         on_host = torch.device(device).type == "cpu"
         names = (name for name in namespace if name.startswith("empty_strided_"))
-        return cls(namespace, tuple(n for n in names if (n == "empty_strided_cpu") == on_host))
+        return cls(namespace, tuple(n for n in names if n.startswith("empty_strided_cpu") == on_host))
 
     @contextmanager
     def seen(self, before: Callable[[Any], None]) -> Iterator[None]:

@@ -91,6 +91,7 @@ class MatmulPlan:
         depth: steps that are added up in registers before the sums go to memory.
         blocks: blocks that are packed at once.
         slices: parts of the depth that threads add up side by side.
+        lines: whether each tile of a convolution is a part of a line of the image (`groups.lines`).
     """
 
     path: OperandPath
@@ -100,6 +101,7 @@ class MatmulPlan:
     depth: int
     blocks: int
     slices: int = 1
+    lines: bool = False
 
     @property
     def turns(self) -> bool:
@@ -117,6 +119,7 @@ class MatmulPlan:
             depth=self.depth,
             blocks=self.blocks,
             **({"slices": self.slices} if self.slices > 1 else {}),
+            **({"lines": 1} if self.lines else {}),
         )
 
 
@@ -130,6 +133,7 @@ def plan_of(config: Config) -> MatmulPlan:
         config.get("depth"),
         config.get("blocks"),
         config.get("slices", 1),
+        config.get("lines", 0) == 1,
     )
 
 

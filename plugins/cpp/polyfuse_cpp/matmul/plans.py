@@ -10,7 +10,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.symbolic import bounds, product
 from polyfuse_cpp.isa import Isa, has_matrix_registers, has_pair_products
-from polyfuse_cpp.matmul.groups.lines import grouped_tile
+from polyfuse_cpp.matmul.groups.lines import grouped_tile, line_tile
 from polyfuse_cpp.matmul.narrow.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, is_far_layer, whole_tiles
@@ -232,6 +232,11 @@ class _Machine:
         if path is OperandPath.PREPACKED and group_of(self.matmul, self.isa.lanes):
             yield self._grouped()
             return
+        if path is OperandPath.PREPACKED:
+            high, vectors = line_tile(self.matmul, self.isa.lanes, self.registers, self.each)
+            if high:
+                depth = self.matmul.extent(self.matmul.depth)
+                yield MatmulPlan(path, high, vectors, 0, depth, 1, lines=True)
         ranked: list[tuple[float, int, MatmulPlan]] = []
         for width in self._widths(path):
             held = self.registers // self.each - 1
@@ -281,7 +286,7 @@ class _Machine:
         slices = min(-(-_UNITS // max(1, tiles)), matmul.extent(matmul.depth) // _SLICE)
         if plan.path is OperandPath.CONVERTED and len(matmul.moving_depth) > 1:
             return plan
-        if tiles >= _UNITS or slices < 2 or group_of(matmul, self.isa.lanes):
+        if plan.lines or tiles >= _UNITS or slices < 2 or group_of(matmul, self.isa.lanes):
             return plan
         return replace(plan, slices=slices, depth=min(plan.depth, _SLICE), blocks=1)
 

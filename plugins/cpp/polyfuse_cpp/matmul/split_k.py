@@ -24,7 +24,7 @@ from polyfuse_cpp.memory.address import index_text
 
 def matmul_text(matmul: Matmul, plan: MatmulPlan, isa: Isa) -> KernelText:
     """The C++ function of a kernel that is a matmul, named `Source.SYMBOL`."""
-    if plan.path is OperandPath.PREPACKED and group_of(matmul, isa.lanes):
+    if plan.lines or (plan.path is OperandPath.PREPACKED and group_of(matmul, isa.lanes)):
         return GroupedText(matmul, plan, isa).text()
     if plan.path.tiles and padded_of(matmul) is not None:
         return TiledWindowText(matmul, plan, isa).text()

@@ -14,7 +14,7 @@ from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.memory.address import index_text
 
 _TESTS = ("ge", "lt", "le", "gt", "bitwise_and")
-_PAGE, _MOST_ROWS = 4096, 6
+PAGE, _MOST_ROWS = 4096, 6
 """Bytes after which addresses share a set of the L1 cache, and rows that find room there."""
 _HIDES, _ENOUGH = 20, 16
 """Sums of a tile that surely hide how long an addition takes, also where fewer would do, and fewer that do
@@ -189,7 +189,7 @@ def slide_of(matmul: Matmul, window: Window, rows: int) -> Slide | None:
     pitch = stride(index, moving[-1]) if moving else None
     if not isinstance(pitch, int) or pitch <= 0 or not _grow(window.conditions, (*moving, *window.taps)):
         return None
-    if pitch * matmul.dtype.itemsize % _PAGE == 0 and rows > _MOST_ROWS:
+    if pitch * matmul.dtype.itemsize % PAGE == 0 and rows > _MOST_ROWS:
         return None
     length, outer = window.length, [name for name in window.taps if sizes[name] != 1]
     while outer and stride(index, outer[-1]) == length:

@@ -19,8 +19,6 @@ from polyfuse_triton.tiling.plan import power_of_two
 LOG2E = math.log2(math.e)
 SHORTEST = 16
 """Rows that a matrix instruction takes."""
-_LINE = 128
-"""Bytes that a cache asks for together."""
 
 
 def few_queries_source(call: FewQueries, tiles: Tiles, aligned: bool) -> Source:
@@ -96,7 +94,7 @@ def _write_part(out: Writer, call: FewQueries, tiles: Tiles) -> None:
     out.line(f"keys = {_at('k', (('b64', call.key[0]), ('kh64', call.key[1])))}")
     out.line(f"values = {_at('v', (('b64', call.value[0]), ('kh64', call.value[1])))}")
     if call.skips:
-        _write_seen(out, call, tiles, power_of_two(length))
+        _write_seen(out, call, power_of_two(length))
     start = _at("q", (("b64", call.query[0]),))
     index = _sum(
         (("h[:, None]", call.query[1]), ("m[:, None]", call.query[2]), ("d[None, :]", call.query[3]))
@@ -110,18 +108,12 @@ def _write_part(out: Writer, call: FewQueries, tiles: Tiles) -> None:
         out.line(f"begin = begin + first // {tiles.keys} * {tiles.keys}")
 
 
-def _write_seen(out: Writer, call: FewQueries, tiles: Tiles, block: int) -> None:
-    """Which keys of the part are seen. Meanwhile the last cache asks for the first tiles."""
+def _write_seen(out: Writer, call: FewQueries, block: int) -> None:
+    """Which keys of the part are seen."""
     out.line(f"all = tl.arange(0, {block})")
     first = _sum((("(begin + all)", call.bias[3]),))
     out.line(f'seen = tl.load(beside + {first}, mask=begin + all < end, other=float("-inf"))')
     out.line('seen = seen != float("-inf")')
-    count = power_of_two(tiles.keys * max(1, tiles.stages - 1))
-    out.line(f"ahead = tl.minimum(begin + tl.arange(0, {count}), {call.keys - 1}).to(tl.int64)")
-    line = _LINE // call.dtype.itemsize
-    for base, size, step in (("keys", call.depth, call.key[2]), ("values", call.values, call.value[2])):
-        for column in range(0, size, line):
-            out.line(f"ask_last_cache({base} + ahead * {step} + {column})")
 
 
 def _write_loop(out: Writer, call: FewQueries, tiles: Tiles) -> None:

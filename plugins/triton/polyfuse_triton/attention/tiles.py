@@ -18,7 +18,14 @@ _PROGRAMS = 1.5
 
 
 def is_faster(call: FewQueries, target: Target) -> bool:
-    """Whether the kernel here is expected to be faster than the library's."""
+    """Whether the kernel here is expected to be faster than the library's: where that was measured, which is
+    for one query and a mask.
+    """
+    return is_possible(call, target) and call.queries == 1 and call.bias_dtype is not None
+
+
+def is_possible(call: FewQueries, target: Target) -> bool:
+    """Whether there is a kernel for a call."""
     if target.arch < STREAMING or not target.clusters:
         return False
     return call.rows <= _MOST_ROWS and max(call.depth, call.values) <= _LONGEST

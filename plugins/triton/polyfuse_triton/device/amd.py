@@ -13,7 +13,6 @@ from polyfuse_triton.device.plain_bytes import high_half, low_half, signed_bits
 
 __all__ = [
     "anywhere",
-    "ask_last_cache",
     "cospi",
     "high_half",
     "low_half",
@@ -60,11 +59,6 @@ def quick_inverse(a: tl.tensor) -> tl.tensor:
 def anywhere(a: tl.tensor) -> tl.tensor:
     """The same 32-bit integer, of which the compiler does not know how large it may be."""
     return tl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v", [a], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def ask_last_cache(a: tl.tensor) -> None:
-    """Nothing: kernels for these GPUs do not ask ahead."""
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from polyfuse_triton.device.libdevice import signed_bits
 
-__all__ = ["by_words", "integer_bf16", "integer_f16", "of_groups", "of_word", "signed_byte_bf16"]
+__all__ = ["by_words", "integer_bf16", "integer_f16", "of_groups", "signed_byte_bf16"]
 
 
 @triton.jit
@@ -44,15 +44,6 @@ def by_words(pointer: tl.tensor, count: tl.constexpr) -> tl.tensor:
     low = word.to(tl.int16).to(kind, bitcast=True)
     high = (word >> 16).to(tl.int16).to(kind, bitcast=True)
     return tl.reshape(tl.join(low, high), [pointer.shape[0], count])
-
-
-@triton.jit
-def of_word(pointer: tl.tensor) -> tl.tensor:
-    """The number of 16 bits at each address, by the word of four bytes that it is a half of."""
-    kind: tl.constexpr = pointer.dtype.element_ty
-    address = pointer.to(tl.int64, bitcast=True)
-    word = tl.load((address & -4).to(tl.pointer_type(tl.int32), bitcast=True))
-    return (word >> ((address & 2) << 3).to(tl.int32)).to(tl.int16).to(kind, bitcast=True)
 
 
 @triton.jit

@@ -11,19 +11,11 @@ import triton.language as tl
 
 from polyfuse_triton.device import combine
 from polyfuse_triton.device.atomics import atomic_update
-from polyfuse_triton.device.bytes import (
-    by_words,
-    integer_bf16,
-    integer_f16,
-    of_groups,
-    of_word,
-    signed_byte_bf16,
-)
+from polyfuse_triton.device.bytes import by_words, integer_bf16, integer_f16, of_groups, signed_byte_bf16
 from polyfuse_triton.device.chains import publish, wait_for
 from polyfuse_triton.device.combine import *  # noqa: F403
 from polyfuse_triton.device.libdevice import (
     anywhere,
-    ask_last_cache,
     high_half,
     libdevice,
     low_half,
@@ -36,7 +28,6 @@ from polyfuse_triton.sort.keys import sort_key, sort_rank
 
 __all__ = [
     "anywhere",
-    "ask_last_cache",
     "atomic_update",
     "beginning",
     "by_words",
@@ -62,7 +53,6 @@ __all__ = [
     "low_half",
     "nextafter",
     "of_groups",
-    "of_word",
     "quick_erf",
     "quick_exp",
     "quick_sigmoid",

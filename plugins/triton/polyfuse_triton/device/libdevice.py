@@ -9,7 +9,6 @@ import triton.language as tl
 
 __all__ = [
     "anywhere",
-    "ask_last_cache",
     "high_half",
     "libdevice",
     "low_half",
@@ -27,7 +26,6 @@ low_half: Any
 high_half: Any
 signed_bits: Any
 wait_for_cluster: Any
-ask_last_cache: Any
 if triton.knobs.runtime.interpret:
     from polyfuse_triton.device import interpret, plain_bytes
 
@@ -49,10 +47,6 @@ if triton.knobs.runtime.interpret:
     @triton.jit
     def wait_for_cluster() -> None:
         """Programs run one after the other."""
-
-    @triton.jit
-    def ask_last_cache(a: tl.tensor) -> None:
-        """There is no cache."""
 
 else:
     from triton.language.extra import cuda
@@ -89,18 +83,6 @@ else:
             "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;",
             "=r",
             [],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-    @triton.jit
-    def ask_last_cache(a: tl.tensor) -> None:
-        """Let the last cache read the line of each address, and wait for nothing."""
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [a.to(tl.int64, bitcast=True)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,

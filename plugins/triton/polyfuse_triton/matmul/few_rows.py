@@ -31,9 +31,7 @@ _TYPES: Final = (DType.bf16, DType.f16)
 _INSTRUCTION: Final = 16
 """Steps of the depth that an instruction takes."""
 _NARROW_SIDE: Final = 128
-"""Columns of a narrow weight in a tile where there are many rows, which each tile reads."""
-_TURNED_DEPTH: Final = 64
-"""Bytes of a step whose numbers are multiplied from shared memory."""
+"""Columns of a weight of halves in a tile where there are many rows, which each tile reads."""
 _MANY: Final = 32
 _FEW: Final = 16
 """Rows up to which whole bytes, and short groups, are multiplied by the instruction of one warp, which has
@@ -97,19 +95,17 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     inside, depth = _byte_axes(matmul), prod(counts[2:])
     half = len(inside) < len(matmul.raxes)
     group = counts[1 + max(k for k, a in enumerate(matmul.raxes, 1) if axis_name(a) in inside)]
-    grouped, length = len(matmul.raxes) > 1, 0
-    side, least, enough = _narrow_side(rows, half, group & -group < LONG_STEP, grouped), _SHORTEST, 7 / 8
+    side, least, enough = _narrow_side(rows, half, group & -group < LONG_STEP), _SHORTEST, 7 / 8
     if half:
         tile = _joined_tile(rows, group)
-        side, least, length = tile.side, _FEWEST_STEPS * 2 * tile.length, tile.length
-        enough = 1.0 if side > _SIDE else 2.0
+        side, least, enough = tile.side, _FEWEST_STEPS * 2 * tile.length, 2.0
     # no shorter steps than without parts
-    step = 1 if half or grouped else min(depth & -depth, _TURNED_DEPTH if side > _SIDE else _NARROW_DEPTH)
+    step = 1 if len(matmul.raxes) > 1 else min(depth & -depth, _NARROW_DEPTH)
     read = prod(n for a, n in zip(matmul.raxes, counts[2:], strict=True) if axis_name(a) in inside)
     tiles, parts = -(-columns // side), 1
     while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
         more = 2 * parts
-        if depth // more < least or depth // more % step or not _is_divided(matmul, counts[2:], more, length):
+        if depth // more < least or depth // more % step or not _is_divided(matmul, counts[2:], more, half):
             break
         # the sums are four bytes each, written and read
         if more * rows * 8 * _PARTIAL > read and tiles * parts >= enough * target.multiprocessors:
@@ -118,9 +114,9 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     return parts
 
 
-def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, length: int) -> bool:
+def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, half: bool) -> bool:
     """Whether the axis that is divided into some parts leaves each enough of it: several groups, or, of each
-    group, what an instruction takes. Where a byte holds two numbers, whole steps of `length` bytes; else 0.
+    group, what an instruction takes. Where a byte holds two numbers (`half`), whole steps.
     """
     position = divided_axis(sizes, parts)
     if position < 0:
@@ -130,12 +126,12 @@ def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, length: int
     along = [any(coefficient(load.index, axis_name(a)) == 1 for load in read) for a in matmul.raxes]
     if name not in _byte_axes(matmul):
         return False
-    if not length:
+    if not half:
         return left >= (_INSTRUCTION if len(sizes) > 1 and along[position] else 2)
     if along[position]:
         return left >= 2 * _INSTRUCTION
     group = next(n for n, inner in zip(sizes, along, strict=True) if inner)
-    return left % max(1, length // group) == 0
+    return left % max(1, _joined_length(group) // group) == 0
 
 
 def narrow_rows(matmul: Reduction) -> tuple[int, int]:
@@ -168,32 +164,13 @@ def _most(size: IndexLike) -> int:
     return _UNBOUNDED if most is None else most
 
 
-def _narrow_side(rows: int, half: bool, short: bool, grouped: bool) -> int:
+def _narrow_side(rows: int, half: bool, short: bool) -> int:
     """Columns of a narrow weight in a tile; `half`: whether a byte holds two numbers; `short`: whether groups
-    are less than a step; `grouped`: whether there are any.
+    are less than a step.
     """
     if rows <= _FEW and (short or not half):
         return _SIDE // 2
-    if not half and not grouped:
-        return _NARROW_SIDE if rows > _FEW else _SIDE
     return _NARROW_SIDE if half and rows > _MANY else _SIDE
-
-
-def is_turned(found: Contraction) -> bool:
-    """Whether the rows of a matmul, and not the narrow weight's columns, take the longer side of the
-    instruction. Numbers then pass through shared memory, where the thread that converts has many in a row: of
-    an operand in registers it has two, and with several rows conversion is what takes the time. Not for whole
-    bytes in groups, of which each scales sums.
-    """
-    narrow = narrow_of(found)
-    if narrow is None or not narrow.is_left or _few(found) <= _FEW or not streams(found):
-        return False
-    return _is_turned_group(narrow.sizes[-1]) if narrow.joined else not narrow.half and len(narrow.sizes) == 1
-
-
-def _is_turned_group(group: int) -> bool:
-    """Whether steps of `_TURNED_DEPTH` bytes have one or several groups of so many."""
-    return group <= _TURNED_DEPTH
 
 
 @dataclass(frozen=True)
@@ -215,8 +192,6 @@ class _JoinedTile:
 
 def _joined_tile(rows: int, group: int) -> _JoinedTile:
     """The tile for so many rows and bytes of a group."""
-    if rows > _FEW and _is_turned_group(group):
-        return _JoinedTile(_NARROW_SIDE, _TURNED_DEPTH, _WARPS, _HALF_STAGES)
     length = _joined_length(group)
     if rows <= _FEW:
         return _JoinedTile(_SIDE // 2, length, 2, 3 if group >= _LONG_GROUP else 4)
@@ -300,17 +275,12 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
     narrow = narrow_of(found)
     if narrow is not None:
         few = power_of_two(_extent(found.columns))
-        if is_turned(found):
-            few = max(_SIDE, few)
         if narrow.joined:
             tile = _joined_tile(few, narrow.sizes[-1])
             return tile.side, max(8, few), min(narrow.longest, tile.length), tile.warps, tile.stages
         few = max(16, few)
         length = min(narrow.longest, _NARROW_DEPTH // narrow.numbers)
-        short = length * narrow.numbers < LONG_STEP
-        side = _narrow_side(few, bool(narrow.half), short, len(narrow.sizes) > 1)
-        if is_turned(found):
-            return side, few, min(length, _TURNED_DEPTH), _WARPS, _HALF_STAGES
+        side = _narrow_side(few, bool(narrow.half), length * narrow.numbers < LONG_STEP)
         stages = _HALF_STAGES if narrow.half else _STAGES if side == _SIDE else _STAGES - 1
         return side, few, length, side // 16, stages
     stages = min(_STAGES, max(2, found.shape[-1] // _DEPTH))

@@ -21,7 +21,6 @@ from polyfuse_triton.loops.kernel import KernelText, parameter_names
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.matmul.coordinates import MatmulCoordinates, TileCoordinates
-from polyfuse_triton.matmul.few_rows import is_turned
 from polyfuse_triton.matmul.narrow import (
     AHEAD,
     BOTH,
@@ -235,14 +234,12 @@ class _Writing:
         before = {stmt.targets[0]: scope.value(stmt.targets[0]) for stmt in hoisted}
         of_step = self._of_step(moved, before, inner)
         name, factors = made.value, tuple[str, ...]()
-        # with sums the other way round, numbers become the operand that passes through shared memory
-        turned = is_turned(found)
-        if turned or self._has_few_rows or self._plan.k * narrow.numbers >= LONG_STEP:
+        if self._has_few_rows or self._plan.k * narrow.numbers >= LONG_STEP:
             name, factors = factored(made, lambda name: self._uniform(name, inner))
         kind, turns = triton_type(found.dtype), self._turns(narrow)
         rounds = narrow.bytes // (self._plan.k * turns)
         positions = [{TURN: turn} for turn in range(turns)]
-        out.line(f"acc = tl.zeros({'[NBLOCK, MBLOCK]' if turned else '[MBLOCK, NBLOCK]'}, {kind})")
+        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
         held = [self._asked(scope, of_step, {**position, STEP: 0}, before) for position in positions]
         for turn, values in enumerate(held):
             for number, value in enumerate(values):
@@ -265,28 +262,22 @@ class _Writing:
             assert plain is not None
             load = self._moved_statement[id(plain)]
             for position, given in zip(positions, known, strict=True):
-                apart = bool(factors) and not turned
-                total = "part" if apart else "acc"
-                if apart:
+                total = "part" if factors else "acc"
+                if factors:
                     out.line(f"part = tl.zeros([MBLOCK, NBLOCK], {kind})")
                 beside = self._beside(load, other_dims, other_letter, narrow, position)
                 for number, text in enumerate(beside):
                     scope.at(tuple(moved.values()), {**position, HALF: number}, given)
                     tile = self._narrow_tile(scope, name, made, dims)
                     pair = (tile, text) if narrow.is_left else (text, tile)
-                    if turned:
-                        pair = f"tl.trans({pair[1]})", f"tl.trans({pair[0]})"
                     out.line(f"{total} = tl.dot({', '.join(pair)}, {total}{self._precision()})")
-                scales = " * ".join(scope.typed(scope.value(factor)) for factor in factors)
-                if apart:
+                if factors:
+                    scales = " * ".join(scope.typed(scope.value(factor)) for factor in factors)
                     out.line(f"acc += part * ({scales})")
         with out.indented():
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
             out.add(lines)
-        if turned:
-            # of one group, which has the same factors everywhere
-            out.line(f"acc = tl.trans(acc){f' * ({scales})' if factors else ''}")
 
     def _write_joined_sum(self, narrow: Narrow) -> None:
         """The same where one matmul takes both numbers of each byte, in the order in which the other operand
@@ -303,9 +294,7 @@ class _Writing:
         before = {stmt.targets[0]: scope.value(stmt.targets[0]) for stmt in hoisted}
         inner = (narrow.depth[-1], narrow.half)
         own = self._of_step(moved, before, inner)
-        turned = is_turned(found)
-        sides = "[NBLOCK, MBLOCK]" if turned else "[MBLOCK, NBLOCK]"
-        out.line(f"acc = tl.zeros({sides}, {triton_type(found.dtype)})")
+        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {triton_type(found.dtype)})")
         out.line(f"for {STEP} in range(0, {narrow.bytes // self._plan.k}):")
         with out.indented(), out.detached() as lines:
             columns = GroupScope(*self._scope_parts(f"m{GROUP}", "u"))
@@ -330,14 +319,11 @@ class _Writing:
                 scope.at(tuple(moved.values()), {HALF: number}, given)
                 halves.append(self._narrow_tile(scope, found.left.value, found.left, "mk"))
             both = f"tl.reshape(tl.join({', '.join(halves)}), [MBLOCK, {BOTH.upper()}BLOCK])"
-            pair = (tile, f"tl.trans({both})") if turned else (both, f"tl.trans({tile})")
-            out.line(f"acc = tl.dot({', '.join(pair)}, acc{self._precision()})")
+            out.line(f"acc = tl.dot({both}, tl.trans({tile}), acc{self._precision()})")
         with out.indented():
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
             out.add(lines)
-        if turned:
-            out.line("acc = tl.trans(acc)")
 
     def _of_step(
         self, moved: Mapping[str, Statement], before: Mapping[str, Value], inner: Sequence[str]

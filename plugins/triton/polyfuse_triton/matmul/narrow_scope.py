@@ -149,23 +149,12 @@ class GroupScope(NarrowScope):
     def evaluate(self, stmt: Statement) -> Value:
         if not isinstance(stmt, Load) or stmt.indirect or stmt.mask is not None:
             return super().evaluate(stmt)
-        if self._has_half_words(stmt):
-            address = self.indexer().address(stmt.index)
-            pointer = self.spread(address.of(self.arguments[stmt.buffer]), address.dims, frozenset("m"))
-            return self.define(f"of_word({pointer})", Value("", stmt.dtype, frozenset(f"m{GROUP}")))
         if not self._has_words(stmt):
             return super().evaluate(stmt)
         address = self.indexer().address(substitute(stmt.index, {GROUP: 0}))
         pointer = self.spread(address.of(self.arguments[stmt.buffer]), address.dims, frozenset("m"))
         text = f"by_words({pointer}, {GROUP.upper()}BLOCK)"
         return self.define(text, Value("", stmt.dtype, frozenset(f"m{GROUP}")))
-
-    def _has_half_words(self, stmt: Load) -> bool:
-        """Whether one number of 16 bits a row is read, which no copy past registers takes alone."""
-        groups = next((dim.block for dim in self.plan.dims if dim.name == GROUP), 1)
-        arg = next(a for a in self.kernel.args if a.name == stmt.buffer)
-        is_even = isinstance(arg.numel, int) and arg.numel % 2 == 0
-        return groups == 1 and stmt.dtype.itemsize == 2 and bool(arg.aligned) and is_even
 
     def _has_words(self, stmt: Load) -> bool:
         """Whether what is read are whole words of numbers that follow each other."""

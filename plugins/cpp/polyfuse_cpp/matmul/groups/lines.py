@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from math import gcd
 
 from polyfuse.ir.statements import Compute, Constant, IndexValue, Statement
+from polyfuse.ir.types import DType
 from polyfuse.kit import stride
 from polyfuse.symbolic import evaluate, free_axes, free_symbols
 from polyfuse_cpp.matmul.problem import Matmul
-from polyfuse_cpp.matmul.window import Window, block_width, lanes_of, window_of
+from polyfuse_cpp.matmul.window import PAGE, Window, block_width, lanes_of, window_of
 
 _POINTERS = 6
 """Rows of a tile of groups that each have an address in a register."""
@@ -29,7 +30,7 @@ _ALONE = 14
 _HIDING = 7
 """Sums of a tile that nearly hide how long an addition takes."""
 
-_WRITTEN = 700
+_WRITTEN = 350
 """Multiplications of a line of taps that are written one after the other."""
 
 _MOST_TAPS = 8
@@ -118,6 +119,22 @@ def grouped_tile(matmul: Matmul, lanes: int, registers: int, each: int) -> tuple
     return rows, vectors, min(max(1, sums // (rows * vectors * each)), _SIDE_BY_SIDE)
 
 
+def line_tile(matmul: Matmul, lanes: int, registers: int, each: int) -> tuple[int, int]:
+    """Rows and vectors of tiles along lines of a convolution of all channels; zeros: it has others.
+
+    Args:
+        registers: that there are, of which a vector takes `each`.
+    """
+    width = matmul.b.packed_width
+    plain = matmul.dtype is matmul.b.memory is DType.f32 and width > 0 and width % lanes == 0
+    single = all(matmul.facts.sizes[name] == 1 for name in (*matmul.batch, *matmul.b.axes[:-1]))
+    if registers < 32 or not plain or not single:
+        return 0, 0
+    vectors = width // lanes
+    rows = _rows_of_line(matmul, vectors, registers, each)
+    return (rows, vectors) if rows * vectors >= _ALONE else (0, 0)
+
+
 def _rows_of_line(matmul: Matmul, vectors: int, registers: int, each: int) -> int:
     """Rows of tiles that divide a line of the image; 0: there are no good ones."""
     sums = (registers - 4) // each
@@ -139,6 +156,8 @@ def group_lines(matmul: Matmul, rows: int, vectors: int) -> GroupLines | None:
     if window is None or not moving or not isinstance(window.length, int):
         return None
     along, index = moving[-1], window.load.index
+    if window.run not in matmul.depth:  # an image of one channel
+        return None
     taps = [name for name in window.taps if sizes[name] != 1]
     if len(taps) > 2:
         return None
@@ -149,6 +168,8 @@ def group_lines(matmul: Matmul, rows: int, vectors: int) -> GroupLines | None:
     if not isinstance(length, int) or not isinstance(count, int) or length % rows or count > _MOST_TAPS:
         return None
     if not isinstance(row, int) or not isinstance(tap, int) or not isinstance(line, int):
+        return None
+    if row * matmul.dtype.itemsize % PAGE == 0 and rows > 1:  # all rows would share a set of the cache
         return None
     found = _bounds(window, ((along, across), (down, lines)))
     most = _WRITTEN // (count * rows * vectors)

@@ -30,18 +30,24 @@ _TILES = 4
 """Tiles whose addresses are found at once, so that weights that were read serve all of them."""
 
 
+_ALL = "group_of_all"
+"""The name of the axis of groups where there is one group."""
+
+
 @dataclass
 class GroupedText(MatmulText):
-    """A convolution of groups, with packed weights."""
+    """A convolution of groups, or of all channels along lines, with packed weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.wide = self.plan.vectors * lanes_of(self.matmul, self.lanes)
         self.tile_size = self.plan.rows * self.wide
-        self.group = group_of(self.matmul, self.isa.lanes)
-        self.tables = column_tables(self.matmul, self.isa, self.group)
+        group = group_of(self.matmul, self.isa.lanes)
+        self.tables = column_tables(self.matmul, self.isa, group)
+        # all channels are one group, that no index has
+        self.group = group or _ALL
         self.shared_axes = tuple(name for name in self.matmul.batch if name != self.group)
-        self.block_axes = self.group, *self.matmul.b.axes[:-1]
+        self.block_axes = (*filter(None, (group,)), *self.matmul.b.axes[:-1])
         found = self.a.window
         assert found is not None
         self.border: WindowText = found
@@ -53,7 +59,7 @@ class GroupedText(MatmulText):
         self.taps, self.length, self.apart = taps, length, apart
         self.tiles = group_lines(self.matmul, self.plan.rows, self.plan.vectors)
         # columns of the groups are side by side there, too
-        width = sizes[self.matmul.b.axes[-1]]
+        width = sizes[self.matmul.b.axes[-1]] if group else 0
         self.touched = tuple(t for t in self.touched if stride(t.index, self.group) == width)
 
     @property
@@ -64,7 +70,8 @@ class GroupedText(MatmulText):
         out, plan, kind = self.out, self.plan, self.matmul.dtype
         with function(self.matmul.kernel, f"{Source.SYMBOL}_run", self._shares(), out):
             self._extents()
-            out.line(f"const i64 group_count = {self._size((self.group,))};")
+            count = "1" if self.group == _ALL else self._size((self.group,))
+            out.line(f"const i64 group_count = {count};")
             # whole vectors of it are filled
             table = f"(across_count * {self.wide} + {self.lanes - 1}) / {self.lanes} * {self.lanes}"
             out.line(f"const i64 table_length = {table};")
