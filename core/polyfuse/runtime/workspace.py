@@ -52,10 +52,13 @@ def empty_strided_cpu_large(size: Sequence[int], stride: Sequence[int], dtype: t
     for number in size:  # a tensor takes longer to say it
         count *= number
     if count >= FRESH and HAS_LARGE_PAGES:
-        start, end = tensor.data_ptr(), tensor.data_ptr() + count
+        # elements may share memory, or have some between them
+        start, room = tensor.data_ptr(), tensor.untyped_storage().nbytes()
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        # where the system refuses, its small pages stay
-        _advise()(first, end // mmap.PAGESIZE * mmap.PAGESIZE - first, mmap.MADV_HUGEPAGE)
+        last = (start + room) // mmap.PAGESIZE * mmap.PAGESIZE
+        if room >= FRESH:
+            # where the system refuses, its small pages stay
+            _advise()(first, last - first, mmap.MADV_HUGEPAGE)
     return tensor
 
 

@@ -96,6 +96,8 @@ def test_results_whose_memory_is_fresh_lie_on_large_pages(native_host: bool) -> 
 def test_small_results_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "_advise", lambda: pytest.fail("a small tensor is asked for large pages"))
     assert empty_strided_cpu_large((FRESH // 4 - 1,), (1,), torch.float32).shape == (FRESH // 4 - 1,)
+    # all of its elements are one
+    assert empty_strided_cpu_large((FRESH,), (0,), torch.float32).stride() == (0,)
     assert not may_be_large(Allocate("y", (64,), (1,), "float32", "cpu"))
     assert may_be_large(Allocate("y", (FRESH // 4,), (1,), "float32", "cpu"))
     assert may_be_large(Allocate("y", (symbol("s0", 2),), (1,), "float32", "cpu"))
