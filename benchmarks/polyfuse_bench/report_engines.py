@@ -157,7 +157,9 @@ def best_peer(medians: Mapping[str, float]) -> float | None:
 
 
 def best_own(medians: Mapping[str, float]) -> float | None:
-    return min((s for name, s in medians.items() if name.startswith(POLYFUSE)), default=None)
+    """Seconds of the faster form of a compiled model; packages are not among these."""
+    forms = (s for name, s in medians.items() if name.startswith(POLYFUSE) and name not in _OVER_DEFAULT)
+    return min(forms, default=None)
 
 
 def _medians(row: Row) -> dict[str, float]:

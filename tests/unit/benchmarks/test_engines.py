@@ -18,7 +18,13 @@ from polyfuse_bench.machine import machine
 from polyfuse_bench.models import Size, flatten_outputs, prepare
 from polyfuse_bench.models.convolutions import CONVOLUTION_NETWORKS
 from polyfuse_bench.packaged import FORMS
-from polyfuse_bench.report_engines import engines_chart, engines_readme, engines_section, engines_slower
+from polyfuse_bench.report_engines import (
+    best_own,
+    engines_chart,
+    engines_readme,
+    engines_section,
+    engines_slower,
+)
 from polyfuse_bench.run import main
 from polyfuse_bench.timing import Effort
 
@@ -181,3 +187,7 @@ def test_the_file_of_most_engines_then_networks_then_the_newest_is_shown(results
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
     assert engines_chart(tmp_path) is None and engines_readme(tmp_path) is None
     assert engines_slower(tmp_path) == []
+
+
+def test_peers_are_compared_with_compiled_forms_alone() -> None:
+    assert best_own({"eager": 0.5, "polyfuse": 2.0, "polyfuse:package": 1.0, "polyfuse:freezing": 1.5}) == 1.5

@@ -9,6 +9,7 @@ import torch
 from packaged_models import exported, mixed
 from polyfuse import cli
 from polyfuse.aot import package
+from polyfuse.aot.container import FORMAT
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def test_info(path, capsys):
 def test_info_as_json(path, capsys):
     assert cli.main(["package", "info", "--json", str(path)]) == 0
     manifest = json.loads(capsys.readouterr().out)
-    assert manifest["format"] == [1, 4] and list(manifest["entries"]) == ["forward"]
+    assert manifest["format"] == list(FORMAT) and list(manifest["entries"]) == ["forward"]
 
 
 def test_verify(path, tmp_path, capsys):
