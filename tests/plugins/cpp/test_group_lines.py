@@ -9,7 +9,7 @@ from torch import nn
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.ir.text.parse import parse_kernel
 from polyfuse_cpp.isa import ISAS, detect_isa
-from polyfuse_cpp.matmul.groups.lines import GroupLines, group_lines, grouped_tile
+from polyfuse_cpp.matmul.groups.lines import Bounds, GroupLines, group_lines, grouped_tile
 from polyfuse_cpp.matmul.paths import plan_of
 from polyfuse_cpp.matmul.plans import matmul_plans
 from polyfuse_cpp.matmul.problem import Matmul, matmul_of
@@ -73,9 +73,9 @@ def lines_of(matmul: Matmul) -> GroupLines | None:
     ("line", "rows", "seen"),
     [
         (28, 14, {(1, 16): (0,), (0, 15): (14,)}),
-        (56, 14, {(1, 16): (0,), (0, 15): (42,), (0, 16): (14,)}),
+        (56, 14, {(1, 16): (0,), (0, 15): (42,), (0, 16): ()}),
         (7, 7, {(1, 8): (0,)}),
-        (40, 10, {(1, 12): (0,), (0, 11): (30,), (0, 12): (10,)}),
+        (40, 10, {(1, 12): (0,), (0, 11): (30,), (0, 12): ()}),
     ],
 )
 def test_what_tiles_see_of_a_line(line: int, rows: int, seen: dict[tuple[int, int], tuple[int, ...]]) -> None:
@@ -90,6 +90,14 @@ def test_steps_and_dilated_windows_leave_out_pixels_by_their_number() -> None:
     assert found is not None and found.cases(14) == {(1, 29): (0,), (0, 28): (14,)}
     found = lines_of(groups(28, apart=2, border=2))
     assert found is not None and found.cases(14) == {(2, 18): (0,), (0, 16): (14,)}
+
+
+def test_cases_of_a_line_with_a_border_at_one_end() -> None:
+    """The last case is that of all tiles between, of which there are more than one."""
+    right = GroupLines("x", 56, 2, 64, 64, Bounds(1, 1, 0, 56), "", "", 0, None, 64)
+    assert list(right.cases(14).items()) == [((0, 14), (42,)), ((0, 15), ())]
+    none = GroupLines("x", 56, 2, 64, 64, None, "", "", 0, None, 64)
+    assert none.cases(14) == {(0, 1): ()}
 
 
 def test_lines_that_no_tiles_fill_or_whose_inner_tiles_have_a_border_have_tables() -> None:

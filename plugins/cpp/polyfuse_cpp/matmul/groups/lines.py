@@ -77,13 +77,16 @@ class GroupLines:
     chunk: int
 
     def cases(self, rows: int) -> dict[tuple[int, int], tuple[int, ...]]:
-        """What the first tile of a line, the last one and one between see, and the rows these begin with."""
-        starts = (0, self.length - rows, *range(rows, self.length - rows, rows)[:1])
+        """What the first tile of a line, the last one and those between see, and the rows with which
+        the first two begin. The last case is that of all others.
+        """
+        between = [self.seen(start, rows) for start in range(rows, self.length - rows, rows)[:1]]
         found: dict[tuple[int, int], tuple[int, ...]] = {}
-        for start in dict.fromkeys(starts):
+        for start in dict.fromkeys((0, self.length - rows)):
             seen = self.seen(start, rows)
-            found[seen] = (*found.get(seen, ()), start)
-        return found
+            if seen not in between:
+                found[seen] = (*found.get(seen, ()), start)
+        return {**found, **dict.fromkeys(between, ())}
 
     def seen(self, first: int, rows: int) -> tuple[int, int]:
         """From and to which ``step * row + apart * tap`` a tile of so many rows has pixels that are there."""

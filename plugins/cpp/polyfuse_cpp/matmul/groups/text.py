@@ -199,7 +199,6 @@ class GroupedText(MatmulText):
         steps = f"{bounds.step}, {bounds.apart}" if bounds is not None else "0, 0"
         shape = f"{rows}, {plan.vectors}, {kind}, {lanes_of(self.matmul, self.lanes)}, {self.length}"
         begin = f"matmul_strip<{shape}, {tiles.chunk}, {tiles.taps}, {tiles.row}, {tiles.tap}, {steps}"
-        # what is between the first and the last tile of a line is the last case
         cases = list(tiles.cases(rows).items())
         for position, (seen, starts) in enumerate(cases):
             test = " || ".join(f"{tiles.along} == {start}" for start in starts)
