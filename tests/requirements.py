@@ -8,7 +8,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from polyfuse_cpp.isa import dot_instructions
+from polyfuse_cpp.isa import detect_isa, detect_isa_name, dot_instructions
 
 GPU = "no GPU that torch can use is in this machine, and the test runs kernels on one"
 TWO_GPUS = "this machine has fewer than two GPUs, and the test computes on two of them"
@@ -25,12 +25,16 @@ REDIS = "the program redis-server is not installed, and the test starts one"
 DISTRIBUTED = "this torch is built without torch.distributed, and the test talks to other processes with it"
 AMX = "this CPU has no matrix registers (AMX), and the test runs kernels that multiply in them"
 PAIRS = "this CPU has no instruction that multiplies pairs of bf16, and the test runs kernels with it"
+VECTORS = "this CPU has none of the vector instructions that the test's convolutions are written for"
+AVX512 = "this CPU has no AVX-512, and the test looks at weights that are packed for it"
 GLOO = "this torch is built without Gloo, and the test starts processes that talk over it"
 
 HAS_AMX = "PF_AMX" in dot_instructions()
 
 needs_amx = pytest.mark.skipif(not HAS_AMX, reason=AMX)
 needs_pairs = pytest.mark.skipif("PF_DOT_BF16" not in dot_instructions(), reason=PAIRS)
+needs_vectors = pytest.mark.skipif(detect_isa().lanes == 1, reason=VECTORS)
+needs_avx512 = pytest.mark.skipif(detect_isa_name() != "avx512", reason=AVX512)
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason=GCC)
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason=GXX)
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason=NVCC)

@@ -13,6 +13,7 @@ from polyfuse_cpp.matmul.groups.lines import Bounds, GroupLines, group_lines, gr
 from polyfuse_cpp.matmul.paths import plan_of
 from polyfuse_cpp.matmul.plans import matmul_plans
 from polyfuse_cpp.matmul.problem import Matmul, matmul_of
+from requirements import needs_vectors
 
 GROUPS = """
 kernel groups on cpu {{
@@ -159,7 +160,7 @@ def without_border(layer: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.quick(2)
-@pytest.mark.skipif(LANES == 1, reason="without vectors, convolutions are the library's")
+@needs_vectors
 @pytest.mark.parametrize(
     ("layer", "size"),
     [

@@ -20,8 +20,8 @@ from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse_cpp import generator, packed_blocks
 from polyfuse_cpp import isa as isa_of
 from polyfuse_cpp.backend import CppBackend
-from polyfuse_cpp.isa import choose_isa, detect_isa_name
-from requirements import HAS_AMX, needs_amx, needs_pairs
+from polyfuse_cpp.isa import choose_isa
+from requirements import HAS_AMX, needs_amx, needs_avx512, needs_pairs
 
 PACK = "frozen.aten.as_strided_copy.default"
 
@@ -511,7 +511,7 @@ class Heads(nn.Module):
         return (heads * 2).contiguous()
 
 
-@pytest.mark.skipif(detect_isa_name() != "avx512", reason="blocks are packed for AVX-512 alone")
+@needs_avx512
 @pytest.mark.parametrize(("head", "launches"), [(64, 1), (40, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_pairs)])
 def test_heads_have_whole_blocks_of_a_packed_weight(head: int, launches: int, dtype: torch.dtype) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from polyfuse.compiler.reports.report import last_reports
-from polyfuse_cpp.isa import detect_isa
+from requirements import needs_vectors
 
 pytestmark = [
-    pytest.mark.skipif(detect_isa().lanes == 1, reason="without vectors, convolutions are the library's"),
+    needs_vectors,
     pytest.mark.usefixtures("fresh_sessions"),
 ]
 PACKS = "checked.aten.as_strided_copy.default"

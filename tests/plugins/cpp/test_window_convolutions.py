@@ -14,9 +14,10 @@ from polyfuse_cpp.isa import ISAS, detect_isa
 from polyfuse_cpp.matmul.paths import OperandPath
 from polyfuse_cpp.matmul.plans import matmul_plans, nearby_plans
 from polyfuse_cpp.matmul.problem import matmul_of
+from requirements import needs_vectors
 
 pytestmark = [
-    pytest.mark.skipif(detect_isa().lanes == 1, reason="without vectors, convolutions are the library's"),
+    needs_vectors,
     pytest.mark.usefixtures("fresh_sessions"),
 ]
 LANES = detect_isa().lanes

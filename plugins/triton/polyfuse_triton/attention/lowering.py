@@ -102,7 +102,7 @@ def _attended(
     call = _problem(operands, scale)
     target = first_target(settings)
     if not is_faster(call, target):
-        raise UnsupportedError("attention with many queries is computed by the library")
+        raise UnsupportedError("attention but of one query with a mask is computed by the library")
     given = [v for v in operands if v is not None]
     views = [ctx.realize(v) for v in given]
     steps = [_numbers(view.stride) for view in views]
