@@ -232,7 +232,7 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
         if all(map(backend.claims, loops.nodes)):
             gone = () if margin is None else (margin.node,)
             nodes = with_taps_once(graph, node, loops, static) if freezing else loops.nodes
-            found[node.name] = Replacement(nodes, (loops.weight,), removed=gone, backend=backend)
+            found[node.name] = Replacement(nodes, loops.made, removed=gone, backend=backend)
             why = "its loops are known to be faster here"
             decisions.append(Decision("choice", node.name, backend.name, why))
     return found
