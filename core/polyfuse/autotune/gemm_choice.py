@@ -26,7 +26,7 @@ from polyfuse.cache.timings import Candidate
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall, View
-from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of
+from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of, read_of_lines
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
@@ -225,7 +225,7 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
             continue
         try:
             margin = margin_of(node, graph)
-            loops = depthwise_loops(node, graph.buffers, margin)
+            loops = depthwise_loops(node, graph.buffers, margin, read_of_lines(node, graph))
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, backend.name, str(error)))
             continue

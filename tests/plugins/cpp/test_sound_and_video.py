@@ -137,6 +137,21 @@ def test_depthwise_along_one_axis_of_what_lies_across() -> None:
         torch.testing.assert_close(call(x[:, :21]), run(x[:, :21]), rtol=1e-4, atol=1e-4)
 
 
+def test_of_a_causal_convolution_what_is_read_is_computed() -> None:
+    layer, x = nn.Conv1d(8, 8, 4, padding=3, groups=8), torch.randn(2, 8, 40)
+
+    def run(x: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        y = layer(x)[..., first:end]
+        return nn.functional.silu(y) + y
+
+    for first, end in ((0, 40), (2, 43), (0, 43)):
+        call = torch.compile(run, backend="polyfuse", dynamic=False, options={"strict": True})
+        with torch.no_grad():
+            torch.testing.assert_close(call(x, first, end), run(x, first, end), rtol=1e-4, atol=1e-4)
+        report = last_reports()[-1]
+        assert not report.calls and report.kernels == (1 if first == 0 else 2)
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "length", "reason"),

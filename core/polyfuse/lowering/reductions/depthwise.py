@@ -9,14 +9,22 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
+from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load, loads
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Pointwise, TemplateCall, View
 from polyfuse.ir.types import DType
 from polyfuse.lowering.indexing.conditions import exists, masked
 from polyfuse.lowering.reductions.gemm_loops import Unavailable, for_each_axis
 from polyfuse.lowering.value import axes_of
-from polyfuse.symbolic import IndexLike, axis, contiguous_strides
+from polyfuse.symbolic import (
+    IndexLike,
+    axis,
+    axis_name,
+    axis_size,
+    coefficient,
+    contiguous_strides,
+    substitute,
+)
 
 _MOST_TAPS = 25
 _MOST_TAPS_OF_LINES, _SHORTEST_LINE = 32, 16
@@ -88,12 +96,51 @@ def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
     return None
 
 
+def read_of_lines(call: TemplateCall, graph: Graph) -> IndexLike:
+    """How many numbers of each line of a convolution's results are read. A causal one has as many too many
+    as its window is longer than one.
+    """
+    output = graph.buffers[call.outputs[0]]
+    whole, readers = output.size[-1], graph.uses.readers.get(output.name, ())
+    if graph.is_output(output.name) or len(output.size) != _OF_LINES or not isinstance(whole, int):
+        return whole
+    ends = [0]
+    for node in (graph.nodes[at] for at in readers):
+        if not isinstance(node, Pointwise):
+            return whole
+        found = [r for r in loads(*node.expressions()) if r.buffer == output.name]
+        ends += [_end_of_line(r.index, node.axes, output, whole) for r in found]
+    return max(ends) or whole
+
+
+def _end_of_line(index: IndexLike, axes: Sequence[IndexLike], output: Buffer, whole: int) -> int:
+    """Behind the last number of a line that is read where each line is read from one position on."""
+    first, last = substitute(index, {axis_name(a): 0 for a in axes}), 1
+    rest, line = index - first, output.stride[1]
+    if not isinstance(line, int) or not isinstance(first, int):
+        return whole
+    for name, size in ((axis_name(a), axis_size(a)) for a in axes):
+        step = coefficient(index, name)
+        if not isinstance(step, int) or not isinstance(size, int):
+            return whole
+        rest = rest - step * axis(name, size)
+        if step % line:
+            if step != 1 or last != 1:
+                return whole
+            last = size
+    return min(whole, first % line + last) if rest == 0 else whole
+
+
 def depthwise_loops(
-    call: TemplateCall, buffers: Mapping[str, Buffer], margin: Margin | None = None
+    call: TemplateCall,
+    buffers: Mapping[str, Buffer],
+    margin: Margin | None = None,
+    read: IndexLike | None = None,
 ) -> DepthwiseLoops:
     """The loops of a convolution of images with channels last, a small window and one, two or four channels
     for each result, and of the margin of its image, which these read without it; or of lines, with one
-    channel for each result. Numbers of 16 bits are added up in f32.
+    channel for each result, of which only so many results as are read are computed. Numbers of 16 bits are
+    added up in f32.
 
     Raises:
         Unavailable: it is none.
@@ -125,7 +172,8 @@ def depthwise_loops(
         raise Unavailable("it is empty")
     numbers = (strides, padding, dilation)
     if lines:
-        return _lines(call, image, weight, bias, numbers, output)
+        size = (*output.size[:2], output.size[2] if read is None else read)
+        return _lines(call, image, weight, bias, numbers, replace(output, size=size))
     if image.stride[1] != 1 or output.stride[1] != 1:
         raise Unavailable("its channels do not come last")
     if margin is not None:
