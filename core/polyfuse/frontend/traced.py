@@ -22,6 +22,7 @@ from polyfuse.frontend.freezing.freeze import freeze
 from polyfuse.frontend.graph import (
     AtenGraph,
     BoxedCallable,
+    ChannelsLast,
     GraphKind,
     InnerCompiler,
     Note,
@@ -211,7 +212,10 @@ def _lay_out(
     if wants is None or not settings.graph_rewrites or settings.fuel is not None:
         return
     light = settings.channels_last == "auto" and settings.gemm != "generated"
-    given = partial(wants, training=training)
+
+    def given(x: torch.Tensor, weight: torch.Tensor) -> ChannelsLast:
+        return wants(x, weight, training)
+
     if training:
         count = spread_channels_last(gm, given, light, elementwise)
     else:
