@@ -19,6 +19,11 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.text import PassTexts
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.freezing.freeze import freeze
+from polyfuse.frontend.freezing.transposed import (
+    split_transposed,
+    stays_as_traced,
+    transposed_lines_as_images,
+)
 from polyfuse.frontend.graph import (
     AtenGraph,
     BoxedCallable,
@@ -33,11 +38,6 @@ from polyfuse.frontend.graph import (
 from polyfuse.frontend.rewrites.channels_last import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
 from polyfuse.frontend.rewrites.tools import Rewriting
-from polyfuse.frontend.rewrites.transposed import (
-    split_transposed,
-    stays_as_traced,
-    transposed_lines_as_images,
-)
 from polyfuse.frontend.saved_values import (
     SHARE,
     better_saved,

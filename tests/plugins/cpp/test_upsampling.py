@@ -11,7 +11,7 @@ from torch import nn
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.frontend import traced
 from polyfuse.frontend.decompositions import without_libraries
-from polyfuse.frontend.rewrites.transposed import split_transposed
+from polyfuse.frontend.freezing.transposed import split_transposed
 
 
 @pytest.fixture
