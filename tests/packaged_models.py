@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, ExportedProgram, export
 
 from polyfuse.base.settings import child_environment
@@ -30,6 +31,32 @@ class Mixed(torch.nn.Module):
         y.mul_(2)
         z = torch.nn.functional.gelu(self.norm(self.linear(x))).softmax(-1) * scale
         return {"z": z, "all": (y.sum(), [x.shape[0], None]), "y": y}
+
+
+class Halving(torch.nn.Module):
+    """A loop in a branch, with weights and a buffer that the functions read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("row", torch.arange(4.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def halved(x: torch.Tensor) -> torch.Tensor:
+            start = torch.zeros((), dtype=torch.int64, device=x.device)
+            step = lambda i, x: (i + 1, self.linear(x) * 0.5 + self.row)  # noqa: E731
+            return while_loop(lambda i, x: (i < 3) & (x.sum() < 1000), step, (start, x))[1]
+
+        return torch.cond(x.sum() > 0, halved, lambda x: x.softmax(-1) * self.row, (x,)) * 2
+
+    def wanted(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in Python alone: eager mode would trace the functions at each call."""
+        if x.sum() <= 0:
+            return x.softmax(-1) * self.row * 2
+        for _ in range(3):
+            if x.sum() < 1000:
+                x = self.linear(x) * 0.5 + self.row
+        return x * 2
 
 
 def mixed(seed: int = 0) -> Mixed:

@@ -30,7 +30,8 @@ def operands(
     Args:
         device: None: the one that a context names.
         mask: `"seen"`: the first keys alone, for all; `"window"`: some in the middle, for each sequence
-            others; `"heads"`: a bias for each head and query; `"none"`: a sequence of which no key counts.
+            others; `"heads"`: a bias for each head and query; `"alibi"`: for each head another factor of the
+            distance; `"none"`: a sequence of which no key counts.
     """
     make = lambda *size: torch.randn(*size, device=device).to(dtype)  # noqa: E731
     q = make(batch, queries, heads, depth).transpose(1, 2)
@@ -41,6 +42,9 @@ def operands(
         "seen": lambda: (position < 0.6 * keys)[None, None, None],
         "window": lambda: (position >= first + 33) & (position < first + 180),
         "heads": lambda: make(1, heads, queries, keys),
+        "alibi": lambda: (
+            (position - keys + 1) * 0.5 ** torch.arange(1, heads + 1, device=device)[:, None, None]
+        )[None].to(dtype),
         "none": lambda: (position < keys) & (first > 0),
     }
     return {"q": q, "k": k, "v": v, "mask": found[mask]() if mask else None}
@@ -92,6 +96,7 @@ CASES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "parts of whole tiles": lambda: operands(keys=512),
     "a window": lambda: operands(keys=520, mask="window"),
     "a bias": lambda: operands(queries=3, mask="heads", keys=270),
+    "alibi": lambda: operands(keys=520, mask="alibi"),
     "several queries": lambda: operands(queries=5, mask="seen", keys=70),
     "one head": lambda: operands(heads=1, key_heads=1, keys=1),
     "a head for each": lambda: operands(heads=3, key_heads=3, keys=65, batch=1),
@@ -107,7 +112,10 @@ CASES: Mapping[str, Callable[[], dict[str, Any]]] = {
 }
 """What is given to attention."""
 
-MEASURED = ("parts", "a window", "f16", "rows apart", "a sequence without keys", "no keys in one part")
+MEASURED = (
+    *("parts", "a window", "alibi", "f16", "rows apart"),
+    *("a sequence without keys", "no keys in one part"),
+)
 """Those of one query with a mask, which are taken from the library without being asked for."""
 
 LEFT: Mapping[str, Callable[[], dict[str, Any]]] = {

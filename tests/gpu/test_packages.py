@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.export import Dim, export
 
-from packaged_models import in_a_process
+from packaged_models import BATCH, Halving, in_a_process
 from polyfuse.aot import load, package
 from polyfuse.base.errors import PackageError
 from requirements import TRITON, needs_nvcc
@@ -109,3 +109,22 @@ def test_arguments_of_other_layouts_and_devices(tmp_path: Path) -> None:
     torch.testing.assert_close(found(x), layer(torch.float32)(x), rtol=2e-3, atol=2e-3)
     with pytest.raises(PackageError, match=r"x is .* on cpu where .* on cuda was"):
         found(x.cpu())
+
+
+def test_functions_below_functions(tmp_path: Path) -> None:
+    """A loop in a branch of a condition, in this process and in one without a compiler."""
+    pytest.importorskip("triton", reason=TRITON)
+    torch.manual_seed(0)
+    model = Halving().cuda().eval()
+    program = export(model, (torch.randn(3, 4, device="cuda"),), dynamic_shapes=({0: Dim("batch", **BATCH)},))
+    path = package(program, path=tmp_path / "halving.pf")
+    found = load(path)
+    for x in (torch.ones(5, 4), -torch.ones(2, 4), torch.full((3, 4), 1e3), torch.ones(4, 7).t()):
+        torch.testing.assert_close(found(x.cuda()), model.wanted(x.cuda()))
+    for value in (1.0, -1.0):
+        x = torch.full((3, 4), value, device="cuda")
+        torch.save(x, tmp_path / "in.pt")
+        modules = in_a_process(SCRIPT, str(path), *(str(tmp_path / name) for name in ("in.pt", "out.pt")))
+        for result in torch.load(tmp_path / "out.pt", weights_only=True):
+            torch.testing.assert_close(result, model.wanted(x).cpu())
+        assert sorted(set(modules) & {*HEAVY, *GENERATORS}) == []

@@ -26,7 +26,7 @@ from polyfuse.cache.timings import Candidate
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall, View
-from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of
+from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of, read_of_lines
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
@@ -225,14 +225,14 @@ def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping
             continue
         try:
             margin = margin_of(node, graph)
-            loops = depthwise_loops(node, graph.buffers, margin)
+            loops = depthwise_loops(node, graph.buffers, margin, read_of_lines(node, graph))
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, backend.name, str(error)))
             continue
         if all(map(backend.claims, loops.nodes)):
             gone = () if margin is None else (margin.node,)
             nodes = with_taps_once(graph, node, loops, static) if freezing else loops.nodes
-            found[node.name] = Replacement(nodes, (loops.weight,), removed=gone, backend=backend)
+            found[node.name] = Replacement(nodes, loops.made, removed=gone, backend=backend)
             why = "its loops are known to be faster here"
             decisions.append(Decision("choice", node.name, backend.name, why))
     return found

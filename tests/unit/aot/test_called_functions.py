@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch._higher_order_ops.map import map as mapped
-from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, export
 
 from called_functions import running, writes
-from packaged_models import BATCH, in_a_process
+from packaged_models import BATCH, Halving, in_a_process
 from polyfuse.aot import load, package
 from polyfuse.base.errors import PackageError
 from polyfuse.compiler import subgraphs
@@ -27,32 +26,6 @@ from polyfuse.aot import load
 found = load(sys.argv[1])
 print(json.dumps([[found(torch.full((3, 4), value)).tolist() for value in (1.0, -1.0)], list(sys.modules)]))
 """
-
-
-class Halving(torch.nn.Module):
-    """A loop in a branch, with weights and a buffer that the functions read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.register_buffer("row", torch.arange(4.0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        def halved(x: torch.Tensor) -> torch.Tensor:
-            start = torch.zeros((), dtype=torch.int64)
-            step = lambda i, x: (i + 1, self.linear(x) * 0.5 + self.row)  # noqa: E731
-            return while_loop(lambda i, x: (i < 3) & (x.sum() < 1000), step, (start, x))[1]
-
-        return torch.cond(x.sum() > 0, halved, lambda x: x.softmax(-1) * self.row, (x,)) * 2
-
-    def wanted(self, x: torch.Tensor) -> torch.Tensor:
-        """The same in Python alone: eager mode would trace the functions at each call."""
-        if x.sum() <= 0:
-            return x.softmax(-1) * self.row * 2
-        for _ in range(3):
-            if x.sum() < 1000:
-                x = self.linear(x) * 0.5 + self.row
-        return x * 2
 
 
 @pytest.fixture(scope="module")
