@@ -50,9 +50,10 @@ def kernel(*given: object) -> Kernel:
 
 @pytest.mark.parametrize("kind", ["gather", "add", "set"])
 def test_neighbouring_programs_take_one_row_after_the_other(kind):
-    plan = choose_plan(kernel(kind, 16384, 4096), TARGET)
+    made = kernel(kind, 16384, 4096)
+    plan = choose_plan(made, TARGET)
     assert plan.in_bands and [(dim.name, dim.block) for dim in plan.dims] == [("y", 8), ("x", 128)]
-    assert "yb = program % 2048\n    xb = program // 2048" in emit(kernel(kind, 16384, 4096), None, TARGET).text
+    assert "yb = program % 2048\n    xb = program // 2048" in emit(made, None, TARGET).text
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,8 @@ class MemoryScope(Scope):
             pointer = address.of(self.arguments[stmt.buffer])
             held = self.define(f"tl.load({pointer})", Value("", stmt.dtype, address.dims), whole)
         where = self.spread(f"tl.cast({self.typed(at)}, tl.int32)", at.dims, self._everywhere)
-        return self.define(f"tl.gather({held.text}, {where}, 0)", Value("", stmt.dtype, self._everywhere), key)
+        found = Value("", stmt.dtype, self._everywhere)
+        return self.define(f"tl.gather({held.text}, {where}, 0)", found, key)
 
     def _memory(self, buffer: str) -> str:
         """One name for all arguments that may be one memory."""

@@ -18,8 +18,8 @@ _WARP, _WARPS = 32, 4
 _COLUMNS = (128, 64, 32)
 """Columns of a band: whole cache lines of all that is read beside."""
 _STAYS = 0.25
-"""The part of the last cache that a band may fill: its end and the next one's beginning are under way, too, and
-so is what is read once.
+"""The part of the last cache that a band may fill: its end and the next one's beginning are under way, too,
+and so is what is read once.
 """
 
 

@@ -23,8 +23,8 @@ _INDIRECT = "@0"
 
 
 def picked_plan(facts: Facts, lead: str, target: Target) -> Plan | None:
-    """The plan of a kernel whose programs have whole rows along `lead`, of which data pick elements; None where
-    none are picked, or a program cannot hold a row.
+    """The plan of a kernel whose programs have whole rows along `lead`, of which data pick elements; None
+    where none are picked, or a program cannot hold a row.
     """
     length = facts.sizes[lead]
     rest = tuple(a for a in facts.axes if a != lead)
@@ -41,8 +41,8 @@ def picked_plan(facts: Facts, lead: str, target: Target) -> Plan | None:
 
 
 def row_of(index: IndexLike, dim: Dim) -> IndexLike | None:
-    """The index of the whole row, along a tile's dimension, of which an index with one indirect value picks an
-    element; None where it does not.
+    """The index of the whole row, along a tile's dimension, of which an index with one indirect value picks
+    an element; None where it does not.
     """
     sizes = {atom.args[0] for atom in atoms(index) if atom.kind == "axis" and atom.name == _INDIRECT}
     if sizes != {dim.extent} or coefficient(index, _INDIRECT) != 1 or coefficient(index, dim.name) != 0:
