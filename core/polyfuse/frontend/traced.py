@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,15 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.text import PassTexts
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.freezing.freeze import freeze
+from polyfuse.frontend.freezing.transposed import (
+    split_transposed,
+    stays_as_traced,
+    transposed_lines_as_images,
+)
 from polyfuse.frontend.graph import (
     AtenGraph,
     BoxedCallable,
+    ChannelsLast,
     GraphKind,
     InnerCompiler,
     Note,
@@ -30,6 +37,7 @@ from polyfuse.frontend.graph import (
 )
 from polyfuse.frontend.rewrites.channels_last import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
+from polyfuse.frontend.rewrites.tools import Rewriting
 from polyfuse.frontend.saved_values import (
     SHARE,
     better_saved,
@@ -203,11 +211,23 @@ def _lay_out(
     training: bool,
 ) -> None:
     """Choose layouts: before the split, so that both sides know what the forward saves."""
-    if wants is not None and settings.graph_rewrites and settings.fuel is None:
-        light = settings.channels_last == "auto" and settings.gemm != "generated"
-        count = spread_channels_last(gm, lambda x, weight: wants(x, weight, training), light, elementwise)
-        if count:
-            _log.info("%d convolutions have their channels last", count)
+    if wants is None or not settings.graph_rewrites or settings.fuel is not None:
+        return
+    light = settings.channels_last == "auto" and settings.gemm != "generated"
+
+    def given(x: torch.Tensor, weight: torch.Tensor) -> ChannelsLast:
+        return wants(x, weight, training)
+
+    if training:
+        count = spread_channels_last(gm, given, light, elementwise)
+    else:
+        state = Rewriting(gm, settings, "inference")
+        transposed_lines_as_images(state, given)
+        stays = partial(stays_as_traced, settings=settings)
+        count = spread_channels_last(gm, given, light, elementwise, stays)
+        split_transposed(state)
+    if count:
+        _log.info("%d convolutions have their channels last", count)
 
 
 def _rewritten(
