@@ -14,6 +14,8 @@ from polyfuse.kit import Access
 from polyfuse.symbolic import product
 from polyfuse_triton.reductions.row_groups import Groups
 from polyfuse_triton.target import Target
+from polyfuse_triton.tiling.bands import bands_plan
+from polyfuse_triton.tiling.picked import picked_plan
 from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
 from polyfuse_triton.tiling.register_pressure import Facts
 
@@ -42,6 +44,10 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, s
     leads = _leads(facts)
     if not leads:
         return Plan((), None, (), (), True, 1, 1)
+    bands = bands_plan(facts, leads[0], per_thread(facts.accesses, facts), target)
+    special = bands or picked_plan(facts, leads[0], target)
+    if special is not None:
+        return special
     if len(leads) > 1:
         return _square(facts, leads, target)
     group, beside = grown(facts, facts.axes, leads[0], _ENOUGH)
