@@ -354,8 +354,8 @@ class Accumulator:
         scope, stmt = self._scope, self._stmt
         axis, keep = _axis(scope), _keep(scope)
         plain, tile = Value("", stmt.dtype, _tiles(scope)), Value("", stmt.dtype, _tiles(scope) | {"r"})
-        distances, squares, _, first, part = self._names
-        mean = scope.define(f"{distances} * {part}", tile).text
+        distances, squares, _, first, before = self._names
+        mean = scope.define(f"{distances} * {before}", tile).text
         counts = scope.define(self._counts(), tile).text
         total = scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
         here, join = total, self._join
