@@ -51,6 +51,7 @@ from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import aot, dynamo, fake, fx, shapes
 from polyfuse.torch_compat.tracing.structured import is_traced
+from polyfuse.torch_compat.training_calls import for_batches
 
 _log = get_logger("frontend")
 
@@ -128,7 +129,7 @@ class Traced:
 
     def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         # autograd may call the result under a live Dynamo, which must not trace it
-        compiled = self._compile(gm, inputs, "backward")
+        compiled = for_batches(self._compile(gm, inputs, "backward"), dynamo.donated_backward_inputs())
         return fx.mark_boxed(dynamo.disable(compiled, reason="already compiled"))
 
     def partition(
@@ -166,6 +167,7 @@ class Traced:
         notes: list[Note] = []
         static = tuple(dynamo.static_input_indices()) if kind != "backward" else ()
         rewrites = _rewritten(gm, kind, self.settings, self.more, texts, notes, static)
+        donated = dynamo.donated_backward_inputs() if kind == "backward" else ()
         freezing = self.settings.freezing and kind == "inference"
         frozen = freeze(gm, static, self.settings, self.reads_narrow) if freezing else None
         if frozen is not None:
@@ -177,7 +179,7 @@ class Traced:
             name=self._name(kind),
             fake_mode=mode,
             static=static,
-            donated=dynamo.donated_backward_inputs() if kind == "backward" else (),
+            donated=donated,
             user_outputs=dynamo.num_user_outputs() if kind == "forward" else None,
             rewrites=rewrites,
             passes=texts.made,
@@ -197,7 +199,7 @@ class Traced:
         if frozen is not None:
             compiled = FrozenProgram(compiled, frozen, frozen.sources)
         if self.cached:
-            compiled = aot.storable(compiled, results)
+            compiled = aot.storable(compiled, results, donated)
         return fx.mark_boxed(compiled)
 
 

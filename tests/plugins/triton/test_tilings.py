@@ -14,6 +14,7 @@ import torch
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
+from polyfuse.ir.text.print import text
 from polyfuse.plugin import Config
 from polyfuse_triton.build.toolchain import build
 from polyfuse_triton.codegen import configs, emit
@@ -107,6 +108,16 @@ def normalised(kind: str, rows: int = 16384, length: int = 4096) -> Kernel:
 def test_a_thread_has_more_points_of_narrow_rows(kind, warps):
     plan = choose_plan(normalised(kind), TARGET)
     assert plan.persistent and plan.num_warps == warps
+
+
+def test_rows_that_are_only_read_have_fewer_threads_to_wait_for():
+    """Where a row is reduced again by what it was reduced to, and nothing is stored for its points."""
+    written = text(normalised("f32"))
+    only_read = written.replace("store f32 set out0[4096*p0 + r0] = w5", "w6 = reduce f32 sum (w5)")
+    only_read = only_read.replace("out out0: f32[67108864]", "out out0: f32[16384]").rstrip()[:-1]
+    found = parse(only_read + "  once {\n    store f32 set out0[p0] = w6\n  }\n}")
+    assert isinstance(found, Kernel)
+    assert choose_plan(found, TARGET).num_warps == 8 < choose_plan(normalised("f32"), TARGET).num_warps
 
 
 @pytest.mark.parametrize(
