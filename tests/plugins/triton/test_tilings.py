@@ -226,6 +226,31 @@ def pooled(columns: str) -> Kernel:
     return found
 
 
+def test_threads_that_read_windows_of_two_buffers_have_fewer_points():
+    """As the gradient of a maximum reads gradients and indices; that of a mean reads one."""
+
+    def points(buffers: int) -> int:
+        loads = "".join(
+            f"  v{b}{k} = load f32 in{b}[500*p0 + ((p1 + {k}) // 2)]\n"
+            for b in range(buffers)
+            for k in range(4)
+        )
+        found = parse(
+            "kernel k on cuda {\n numerics fast\n axes p0{65536} ~ 65536, p1{1000} ~ 1000\n"
+            + "".join(f" in in{b}: f32[33554432] aligned\n" for b in range(buffers))
+            + f" out out0: f32[65536000] aligned\n once {{\n{loads}"
+            + "".join(
+                f"  w{b} = add f32 (v{b}0, v{b}3)\n  x{b} = add f32 (v{b}1, v{b}2)\n" for b in range(buffers)
+            )
+            + "  y = add f32 (w0, x0)\n  store f32 set out0[1000*p0 + p1] = y\n }\n}"
+        )
+        assert isinstance(found, Kernel)
+        plan = choose_plan(found, TARGET)
+        return plan.elements // (32 * plan.num_warps)
+
+    assert points(2) == 4 < points(1)
+
+
 def test_threads_that_read_windows_in_steps_have_fewer_points():
     def points(columns: str) -> int:
         plan = choose_plan(pooled(columns), TARGET)
