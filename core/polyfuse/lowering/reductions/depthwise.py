@@ -201,10 +201,10 @@ def depthwise_loops(
 def _fits_large_windows(output: Buffer) -> bool:
     """Whether a convolution's loops are tiles of columns, faster than a library for large windows."""
     _, channels, *extents = output.size
-    known = isinstance(channels, int) and all(isinstance(n, int) for n in extents)
-    if not known or output.dtype is not DType.f32:
+    if not isinstance(channels, int) or not isinstance(extents[-1], int) or output.dtype is not DType.f32:
         return False
-    return bool(channels >= _FEW_CHANNELS and extents[-1] >= _NARROW)
+    known = all(isinstance(n, int) for n in extents)
+    return known and channels >= _FEW_CHANNELS and extents[-1] >= _NARROW
 
 
 def _lines(
