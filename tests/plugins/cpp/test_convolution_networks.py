@@ -330,6 +330,15 @@ def test_weights_of_depthwise_convolutions_that_are_infinite(groups: int) -> Non
     assert not agrees(compiled(model), model, x).calls
 
 
+def test_small_convolutions_to_few_channels_are_generated() -> None:
+    """What a library's call costs is more than the lanes that stay empty; a large image is the library's."""
+    for size, calls in ((28, 0), (300, 1)):
+        model = nn.Sequential(nn.Conv2d(3, 6, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 1)).eval()
+        torch._dynamo.reset()
+        report = agrees(compiled(model), model, torch.randn(1, 3, size, size))
+        assert len([name for name in report.calls if "convolution_pointwise" in name]) == calls
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "reason"),

@@ -262,7 +262,7 @@ def test_what_follows_is_done_in_the_same_kernel() -> None:
 @pytest.mark.parametrize(
     ("layer", "size", "reason"),
     [
-        (nn.Conv2d(4, 6, 3), (1, 4, 20, 20), "not known to be faster"),
+        (nn.Conv2d(64, 6, 3), (1, 64, 100, 100), "not known to be faster"),
         (nn.Conv2d(4, 16, 3), (1, 4, 3, 5), "not known to be faster here"),
         (nn.Conv2d(16, 16, 5, groups=4), (1, 16, 20, 20), "its 4 columns are no multiple of"),
         (nn.Conv2d(4, 16, 3).double(), (1, 4, 20, 20), "not known to be faster here"),
