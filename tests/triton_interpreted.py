@@ -493,15 +493,22 @@ def _interpreted(source: Source, settings: Settings) -> Launchable:
     return _launcher(source.rendered(), KernelMeta.parse(source.meta))
 
 
-def run_text(text: str, config: object, operands: Sequence[Any]) -> tuple[list[Any], list[Any], str]:
-    """Operands after a kernel has run, interpreted as Triton and by the reference, and its text."""
+def run_text(
+    text: str, config: object, operands: Sequence[Any], last_cache: int = 0
+) -> tuple[list[Any], list[Any], str]:
+    """Operands after a kernel has run, interpreted as Triton and by the reference, and its text; for a GPU
+    whose last cache has so many bytes, where some are given.
+    """
     import tempfile
+    from dataclasses import replace
 
     from polyfuse.ir.interpreter.interpret import run_kernel
     from polyfuse.ir.text.parse import parse
 
     kernel = parse(text)
     backend = InterpretedTriton(Settings())
+    if last_cache:
+        backend.targets = tuple(replace(target, l2_bytes=last_cache) for target in backend.targets)
     source = backend.emit(kernel, config)  # type: ignore[arg-type]
     found = [o.clone() if hasattr(o, "clone") else o for o in operands]
     with tempfile.TemporaryDirectory() as name:

@@ -17,6 +17,7 @@ from polyfuse_bench.backends import (
     POLYFUSE,
     SDPA,
 )
+from polyfuse_bench.devices import CPU
 from polyfuse_bench.machine import Machine
 from polyfuse_bench.timing import geometric_mean
 
@@ -35,6 +36,12 @@ TITLES = {
 def on_device(content: dict[str, Any]) -> str:
     """The device in a heading; nothing for the CPU."""
     return f" on {content['device_name']}" if content.get("device_name") else ""
+
+
+def many_threads(content: dict[str, Any]) -> str:
+    """How many threads the CPU's work was shared by, in a heading, where more than in the other tables."""
+    threads = content.get("machine", {}).get("threads", 0)
+    return f", {threads} threads" if threads > 2 and content.get("device", CPU) == CPU else ""
 
 
 _BY_THEMSELVES = ("opdb", "architectures", "fuzz", "parallel_training")

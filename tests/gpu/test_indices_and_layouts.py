@@ -31,6 +31,24 @@ def test_equal_results_in_every_run(name: str) -> None:
     torch.testing.assert_close(results[0], OPERATORS[name](x, i, values), rtol=1e-5, atol=1e-4)
 
 
+NAMED: dict[str, Callable[..., torch.Tensor]] = {
+    "gather": lambda x, i, v: x.gather(0, i) + v,
+    "scatter": lambda x, i, v: x.scatter(0, i.argsort(0), v),
+    "scatter_add": lambda x, i, v: x.scatter_add(0, i, v),
+    "gather along rows": lambda x, i, v: x.gather(1, i % x.shape[1]) + v,
+    "narrow rows": lambda x, i, v: (x.bfloat16().gather(1, i % x.shape[1]) + v).relu(),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_data_name_the_row_or_the_column_of_each_element(name: str) -> None:
+    """More than the last cache holds, so that programs take bands of columns, or whole rows."""
+    x, v = torch.randn(2, 20_000, 1024, device="cuda").unbind()
+    i = torch.randint(0, 20_000, x.shape, device="cuda")
+    found = torch.compile(NAMED[name], backend="polyfuse")(x, i, v)
+    torch.testing.assert_close(found, NAMED[name](x, i, v), rtol=1e-5, atol=1e-4)
+
+
 def test_equal_gradients_in_every_run() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     table = torch.randn(50, 65, device="cuda", requires_grad=True)

@@ -165,6 +165,8 @@ def test_a_backward_that_runs_twice(at_first):
         for keep in (True, True, False) if repeated else (False,):
             torch.testing.assert_close(torch.autograd.grad(result, x, retain_graph=keep), wanted)
         assert graph_counts().hits == hits and graph_counts().errors == 0
+    several = torch.autograd.grad(compiled(f, x).sum(), x, torch.tensor([1.0, 2.0]), is_grads_batched=True)[0]
+    torch.testing.assert_close(several, torch.stack([wanted[0], 2 * wanted[0]]))
 
 
 def test_statistics_of_a_model_are_updated():

@@ -48,6 +48,8 @@ SPLIT = "+split"
 """After a backend's name: its kernels have a part of the depth each."""
 
 _PACK = "aten.as_strided_copy.default"
+_OF_IMAGES = 4
+"""Dimensions of a weight whose windows have two."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +188,10 @@ def with_taps_once(
     """The nodes of a depthwise convolution with `freezing`: where its weight is a whole parameter (`static`:
     their names), it is laid out once, not by a loop at each call.
     """
-    site, weight, laid_out = site_of(graph, call, True, static), call.args[1], loops.weight
-    if not site.can_precompute(weight):
+    site, weight = site_of(graph, call, True, static), call.args[1]
+    if len(weight.size) != _OF_IMAGES or not site.can_precompute(weight):
         return loops.nodes
-    first, convolution = loops.nodes
+    (first, convolution), (laid_out,) = loops.nodes, loops.made
     arguments = (laid_out.size, (*weight.stride[2:], weight.stride[1], weight.stride[0]))
     return site.precompute(first.name, _PACK, weight, arguments, laid_out), convolution
 

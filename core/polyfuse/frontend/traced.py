@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,15 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.text import PassTexts
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.freezing.freeze import freeze
+from polyfuse.frontend.freezing.transposed import (
+    split_transposed,
+    stays_as_traced,
+    transposed_lines_as_images,
+)
 from polyfuse.frontend.graph import (
     AtenGraph,
     BoxedCallable,
+    ChannelsLast,
     GraphKind,
     InnerCompiler,
     Note,
@@ -30,6 +37,7 @@ from polyfuse.frontend.graph import (
 )
 from polyfuse.frontend.rewrites.channels_last import spread_channels_last
 from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
+from polyfuse.frontend.rewrites.tools import Rewriting
 from polyfuse.frontend.saved_values import (
     SHARE,
     better_saved,
@@ -43,6 +51,7 @@ from polyfuse.runtime.frozen import FrozenProgram, FrozenValues
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import aot, dynamo, fake, fx, shapes
 from polyfuse.torch_compat.tracing.structured import is_traced
+from polyfuse.torch_compat.training_calls import for_batches
 
 _log = get_logger("frontend")
 
@@ -120,7 +129,7 @@ class Traced:
 
     def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         # autograd may call the result under a live Dynamo, which must not trace it
-        compiled = self._compile(gm, inputs, "backward")
+        compiled = for_batches(self._compile(gm, inputs, "backward"), dynamo.donated_backward_inputs())
         return fx.mark_boxed(dynamo.disable(compiled, reason="already compiled"))
 
     def partition(
@@ -158,6 +167,7 @@ class Traced:
         notes: list[Note] = []
         static = tuple(dynamo.static_input_indices()) if kind != "backward" else ()
         rewrites = _rewritten(gm, kind, self.settings, self.more, texts, notes, static)
+        donated = dynamo.donated_backward_inputs() if kind == "backward" else ()
         freezing = self.settings.freezing and kind == "inference"
         frozen = freeze(gm, static, self.settings, self.reads_narrow) if freezing else None
         if frozen is not None:
@@ -169,7 +179,7 @@ class Traced:
             name=self._name(kind),
             fake_mode=mode,
             static=static,
-            donated=dynamo.donated_backward_inputs() if kind == "backward" else (),
+            donated=donated,
             user_outputs=dynamo.num_user_outputs() if kind == "forward" else None,
             rewrites=rewrites,
             passes=texts.made,
@@ -189,7 +199,7 @@ class Traced:
         if frozen is not None:
             compiled = FrozenProgram(compiled, frozen, frozen.sources)
         if self.cached:
-            compiled = aot.storable(compiled, results)
+            compiled = aot.storable(compiled, results, donated)
         return fx.mark_boxed(compiled)
 
 
@@ -201,11 +211,23 @@ def _lay_out(
     training: bool,
 ) -> None:
     """Choose layouts: before the split, so that both sides know what the forward saves."""
-    if wants is not None and settings.graph_rewrites and settings.fuel is None:
-        light = settings.channels_last == "auto" and settings.gemm != "generated"
-        count = spread_channels_last(gm, lambda x, weight: wants(x, weight, training), light, elementwise)
-        if count:
-            _log.info("%d convolutions have their channels last", count)
+    if wants is None or not settings.graph_rewrites or settings.fuel is not None:
+        return
+    light = settings.channels_last == "auto" and settings.gemm != "generated"
+
+    def given(x: torch.Tensor, weight: torch.Tensor) -> ChannelsLast:
+        return wants(x, weight, training)
+
+    if training:
+        count = spread_channels_last(gm, given, light, elementwise)
+    else:
+        state = Rewriting(gm, settings, "inference")
+        transposed_lines_as_images(state, given)
+        stays = partial(stays_as_traced, settings=settings)
+        count = spread_channels_last(gm, given, light, elementwise, stays)
+        split_transposed(state)
+    if count:
+        _log.info("%d convolutions have their channels last", count)
 
 
 def _rewritten(

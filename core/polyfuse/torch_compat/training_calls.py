@@ -1,12 +1,13 @@
 """Calls of compiled graphs without what AOTAutograd does around graphs that do not need it.
 
 Most of that is Python, some 90 calls a step of training, which read their code and their data from memory
-again where the matmuls of the graph have swept the caches.
+again where the matmuls of the graph have swept the caches. One thing is added: backwards for several
+gradients at once (`for_batches`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
@@ -22,6 +23,8 @@ _Marks = Sequence[tuple[int, set[int]]]
 FOUND: ContextVar[list[Any] | None] = ContextVar("polyfuse_autograd_functions", default=None)
 """Where `autograd.Function`s that AOTAutograd makes are noted."""
 _WANTED: ContextVar[bool] = ContextVar("polyfuse_direct_calls", default=False)
+_BATCHING = torch._C._parse_dispatch_key("VmapMode")
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
 
 
 @contextmanager
@@ -52,6 +55,8 @@ def watch() -> None:
         return direct(self, compiled_fn, kwargs["runtime_metadata"], around)
 
     runtime_wrappers.RuntimeWrapper.post_compile = post_compile
+    lay_out: Any = runtime_wrappers.coerce_to_expected_memory_format
+    runtime_wrappers.coerce_to_expected_memory_format = _laying_out_batches(lay_out)
 
 
 def direct(wrapper: Any, compiled: Callable[..., Any], meta: Any, around: Boxed) -> Boxed:
@@ -217,15 +222,16 @@ def _steps(function: Any) -> Any:
     tangents = _tangents(meta)
     looks = [look.memory_format for look in meta.subclass_tangent_meta]
     expected = list(zip(tangents, looks, strict=True))
-    lay_out = runtime_wrappers.coerce_to_expected_memory_format
+    lay_out = runtime_wrappers.coerce_to_expected_memory_format.__wrapped__
     boxed = getattr(function, "boxed_grads_call", False)
     may_differ = meta.deterministic is False
     known: tuple[Any, Callable[..., Any]] = (None, function.backward)
 
     enabled, deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
-    used_again, transforms = (
+    used_again, transforms, batching = (
         torch._C._autograd._get_current_graph_task_keep_graph,
         torch._C._functorch.peek_interpreter_stack,
+        _is_included,
     )
 
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
@@ -259,6 +265,7 @@ def _steps(function: Any) -> Any:
             or enabled()
             or used_again()
             or transforms() is not None
+            or batching(_BATCHING)
             or (may_differ and deterministic())
             or not all(type(gradients[i]) is torch.Tensor for i in tangents)
         ):
@@ -279,8 +286,11 @@ def _steps(function: Any) -> Any:
 
 
 def _in_its_context(compiled: Any) -> Boxed:
-    """A backward, without its shield from Dynamo, run with the variables of the context that asked for it."""
+    """A backward of one gradient, without its shield from Dynamo, run with the variables of the context that
+    asked for it.
+    """
     run = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+    run = getattr(run, "for_one", run)
     has_context, context_of = torch._C._is_key_in_tls, torch._C._get_obj_in_tls
 
     def call(inputs: list[Any]) -> tuple[Any, ...]:
@@ -288,3 +298,80 @@ def _in_its_context(compiled: Any) -> Boxed:
         return tuple(run(inputs) if context is None else context.run(run, inputs))
 
     return call
+
+
+def for_batches(compiled: Boxed, donated: Collection[int]) -> Boxed:
+    """A backward that may be asked for the gradients of several at once, as `torch.autograd.grad` does with
+    `is_grads_batched=True` and `torch.autograd.functional` with `vectorize=True`. Kernels read memory, which
+    tensors of a batch hide, so it runs for one after the other.
+
+    Args:
+        donated: positions of inputs that it may overwrite.
+    """
+    included = _is_included
+
+    @wraps(compiled, assigned=())
+    def call(inputs: list[Any]) -> Any:
+        return _one_by_one(call, inputs, donated) if included(_BATCHING) else compiled(inputs)
+
+    call.for_one = compiled  # type: ignore[attr-defined]
+    return call
+
+
+def _one_by_one(run: Boxed, inputs: list[Any], donated: Collection[int]) -> tuple[Any, ...]:
+    """The results of a call for a batch; `run` is called outside of it, for each member."""
+    values = list(inputs)
+    inputs.clear()
+    with _outside_batch() as level:
+        # members of another batch alone repeat in this one
+        batches = {i: torch._remove_batch_dim(x, level, 1, 0) for i, x in enumerate(values) if _is_batch(x)}
+        size = max(map(len, batches.values()), default=1)
+        found = []
+        for member in range(size):
+            own = list(values)
+            for i, batch in batches.items():
+                own[i] = batch[member if len(batch) > 1 else 0]
+            for position in donated:
+                own[position] = own[position].clone()
+            found.append(run(own))
+        results = [torch.stack(x) if _is_tensor(x[0]) else x[0] for x in zip(*found, strict=True)]
+    return tuple(torch._add_batch_dim(x, 0, level) if _is_tensor(x) else x for x in results)
+
+
+def _laying_out_batches(lay_out: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """What gives gradients the strides that a backward was traced with, also for those of several at once."""
+
+    @wraps(lay_out)
+    def laid_out(x: torch.Tensor, look: Any) -> torch.Tensor:
+        # Dynamo may trace who asks for gradients
+        if torch.compiler.is_dynamo_compiling() or not _is_batch(x):
+            return lay_out(x, look)
+        with _outside_batch() as level:
+            batch = torch._remove_batch_dim(x, level, 1, 0)
+            one = lay_out(batch[0], look)
+            room = sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True)) + 1
+            size, stride = (len(batch), *one.shape), (room, *one.stride())
+            made = torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).copy_(batch)
+        return torch._add_batch_dim(made, 0, level)
+
+    return laid_out
+
+
+@contextmanager
+def _outside_batch() -> Iterator[int]:
+    """Outside of the innermost batch that is open, inside; its number."""
+    torch._C._vmapmode_decrement_nesting()
+    try:
+        level = torch._C._vmapmode_increment_nesting()
+        torch._C._vmapmode_decrement_nesting()
+        yield level
+    finally:
+        torch._C._vmapmode_increment_nesting()
+
+
+def _is_batch(value: Any) -> bool:
+    return _is_tensor(value) and torch._C._functorch.is_legacy_batchedtensor(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

@@ -129,6 +129,27 @@ def test_what_has_too_many_ranges_is_cut_into_the_inner_one_and_the_rest() -> No
     torch.testing.assert_close(out, means.permute(0, 2, 3, 1))
 
 
+def test_a_line_of_too_many_ranges_is_cut_around_the_longest() -> None:
+    k = KernelBuilder({"x0": 40, "x1": 100})
+    k.arg("a", f32), k.out("o", f32)
+    s = k.section()
+    total, zero = s.const(0.0, f32), s.const(0.0, f32)
+    for tap in range(-4, 5):
+        at = k["x1"] + tap
+        inside = s.op(
+            "bitwise_and", s.op("ge", s.index(at), s.index(0)), s.op("lt", s.index(at), s.index(100))
+        )
+        total = s.op("add", total, s.load("a", k["x0"] * 100 + at, mask=inside, other=zero))
+    s.store("o", k["x0"] * 100 + k["x1"], total)
+    kernel = k.build()
+    middle = backend("avx2").emit(kernel).text.split("to = 92;")[1].split("\n    }\n")[0]
+    assert "load_masked" not in middle and "where(" not in middle
+    a, out = torch.randn(40, 100), torch.zeros(40, 100)
+    compiled(kernel)(a, out)
+    expected = torch.nn.functional.avg_pool1d(a, 9, 1, 4) * 9
+    torch.testing.assert_close(out, expected)
+
+
 def test_zero_is_added_once() -> None:
     k = KernelBuilder({"x0": 40, "x1": 64})
     k.arg("a", f32), k.out("o", f32)

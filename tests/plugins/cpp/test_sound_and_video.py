@@ -92,6 +92,80 @@ def test_along_one_axis(layer: nn.Conv1d, size: tuple[int, ...]) -> None:
     agrees_on_all(compiled(model), model, layer, torch.randn(size))
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv1d(12, 12, 9, padding=4, groups=12), (2, 12, 60)),
+        (nn.Conv1d(9, 9, 31, padding=15, groups=9, bias=False), (2, 9, 70)),
+        (nn.Conv1d(16, 16, 4, padding=3, groups=16), (1, 16, 40)),
+        (nn.Conv1d(8, 8, 5, padding=8, dilation=4, groups=8), (3, 8, 37)),
+        (nn.Conv1d(8, 8, 3, stride=2, padding=1, groups=8), (3, 8, 75)),
+    ],
+    ids=["plain", "wide", "causal", "dilation", "stride"],
+)
+def test_depthwise_along_one_axis(layer: nn.Conv1d, size: tuple[int, ...]) -> None:
+    model, x = nn.Sequential(layer, nn.GELU()), torch.randn(size)
+    agrees(compiled(model), model, x, ())
+    x[0, 0, 1], x[-1, -1, 0] = NAN, INF
+    with torch.no_grad():
+        layer.weight[0, 0, 0], layer.weight[1, 0, -1] = INF, NAN
+    agrees(compiled(model), model, x, ())
+    narrow, y = model.bfloat16(), torch.randn(size).bfloat16()
+    with torch.no_grad():
+        layer.weight.normal_()
+        expected = model.double()(y.double())
+        found = torch.compile(narrow.bfloat16(), backend="polyfuse", options={"strict": True})(y)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=5e-2)
+
+
+def test_depthwise_along_one_axis_of_what_lies_across() -> None:
+    """Tokens by channels, as layers of a Conformer and of Mamba have them, in any number."""
+    layer = nn.Conv1d(24, 24, 7, padding=3, groups=24)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(layer(x.transpose(1, 2))).transpose(1, 2)
+
+    x = torch.randn(2, 40, 24)
+    for dynamic, count in ((False, 2), (True, 2)):
+        call = torch.compile(run, backend="polyfuse", dynamic=dynamic, options={"strict": True})
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), run(x), rtol=1e-4, atol=1e-4)
+        report = last_reports()[-1]
+        assert not report.calls and report.kernels == count  # lines laid out, then all
+    with torch.no_grad():
+        torch.testing.assert_close(call(x[:, :21]), run(x[:, :21]), rtol=1e-4, atol=1e-4)
+
+
+def test_of_a_causal_convolution_what_is_read_is_computed() -> None:
+    layer, x = nn.Conv1d(8, 8, 4, padding=3, groups=8), torch.randn(2, 8, 40)
+
+    def run(x: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        y = layer(x)[..., first:end]
+        return nn.functional.silu(y) + y
+
+    for first, end in ((0, 40), (2, 43), (0, 43)):
+        call = torch.compile(run, backend="polyfuse", dynamic=False, options={"strict": True})
+        with torch.no_grad():
+            torch.testing.assert_close(call(x, first, end), run(x, first, end), rtol=1e-4, atol=1e-4)
+        report = last_reports()[-1]
+        assert not report.calls and report.kernels == (1 if first == 0 else 2)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("layer", "length", "reason"),
+    [
+        (nn.Conv1d(8, 8, 40, groups=8), 60, "its window is too large"),
+        (nn.Conv1d(8, 8, 3, groups=8), 9, "its lines are short"),
+        (nn.Conv1d(8, 8, 3, groups=4), 60, "it is not depthwise"),
+    ],
+)
+def test_depthwise_along_one_axis_that_is_the_librarys(layer: nn.Conv1d, length: int, reason: str) -> None:
+    agrees(compiled(layer), layer, torch.randn(1, 8, length), ("aten.convolution.default",))
+    assert reason in {d.reason for d in last_reports()[-1].decisions if d.second == "cpp"}
+
+
 @pytest.mark.slow
 def test_groups_along_one_axis_behind_another_layer() -> None:
     model = nn.Sequential(

@@ -93,7 +93,7 @@ def block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
 
 
 def test_what_lies_between_convolutions_takes_their_layout() -> None:
-    graph = check(block, X, W, V).graphs[0]
+    graph = check(block, torch.randn(2, 3, 32, 32), W, V).graphs[0]
     assert convolutions(graph) == [(True,)] * 3
     formats = [n for n in graph.module.graph.nodes if n.target is aten.clone.default]
     # the image, some channels of what is returned, and two results as the caller expects them

@@ -341,6 +341,23 @@ def test_transforms_of_compiled_functions() -> None:
             torch.testing.assert_close(torch.func.grad(loss(compiled))(*args), expected)
 
 
+def test_gradients_of_several_at_once() -> None:
+    """Tensors of a batch hide their memory, and a backward may overwrite what was saved for it."""
+    compiled, args = ready(), inputs()
+    several = torch.randn(3, 1, 5, dtype=torch.float64).expand(3, 4, 5), torch.randn(3, dtype=torch.float64)
+
+    def at_once(run: Callable[..., Any]) -> Results:
+        return torch.autograd.grad(run(*args)[:2], args, several, is_grads_batched=True)
+
+    torch.testing.assert_close(at_once(compiled), at_once(function))
+    agree(compiled, function, args)
+
+    def rows(run: Callable[..., Any], **named: bool) -> Any:
+        return torch.autograd.functional.jacobian(lambda x: run(x, args[1])[0], args[0].detach(), **named)
+
+    torch.testing.assert_close(rows(compiled, vectorize=True), rows(function))
+
+
 @pytest.mark.slow
 def test_compiled_backwards_see_the_graph() -> None:
     def called(x: torch.Tensor, weight: torch.Tensor) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -115,15 +116,15 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """`aten.convolution`: a transposed one reads its input with zeros between the elements, by the weight
-    flipped; others stay.
+    """`aten.convolution`: a transposed one becomes its phases, or reads its input with zeros between the
+    elements, by the weight flipped; others stay.
     """
     if not transposed:
         return NotImplemented
-    dims = len(stride)
-    if groups == 1 and lie_side_by_side(weight.shape[2:], stride, padding, dilation, output_padding):
+    dims, numbers = len(stride), (stride, padding, dilation, output_padding)
+    if has_phases(weight.shape, numbers, groups):
         sizes = x.shape[0], *x.shape[2:]
-        return blocks_of_pixels(_called, _called, (x, weight, bias), sizes, weight.shape, last=False)
+        return in_phases(_called, (x, weight, bias), sizes, weight.shape, numbers, last=False)
     for d in range(dims):
         x = _spread(x, x.dim() - dims + d, stride[d])
     margins: list[int] = []
@@ -138,66 +139,160 @@ def _convolution(
     return _aten.convolution(x, flipped, bias, ones, none, dilation, False, none, groups)
 
 
-def lie_side_by_side(
-    window: Sequence[Any],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    output_padding: Sequence[int],
-) -> bool:
-    """Whether no result of a transposed convolution is the sum of several windows, or left without one."""
-    return (
-        list(stride) == list(window)
-        and all(n == 1 for n in dilation)
-        and not any((*padding, *output_padding))
-    )
+Numbers: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
+"""Of a transposed convolution, for each axis: stride, padding, dilation, and what is added to the result."""
 
 
-def blocks_of_pixels(
+def has_phases(shape: Sequence[Any], numbers: Numbers, groups: int) -> bool:
+    """Whether a transposed convolution with a weight of this shape is made of convolutions by `in_phases`."""
+    stride, _, dilation, _ = numbers
+    window = shape[2:]
+    reached = all(isinstance(k, int) and k >= s for k, s in zip(window, stride, strict=True))
+    return groups == 1 and reached and all(n == 1 for n in dilation)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Neighbouring phases that are made of the same pixels.
+
+    A result's phase is its position modulo the stride; the results of one phase are a convolution of the
+    image by every so many-th number of the window.
+
+    Attributes:
+        tap: the first number of the window that the first phase reads.
+        phases: how many there are.
+        before: pixels by which the first result's window begins before the image.
+        taps: pixels that are read for each result.
+    """
+
+    tap: int
+    phases: int
+    before: int
+    taps: int
+
+
+def _runs(window: int, stride: int, padding: int) -> list[_Run]:
+    """All phases of an axis, in order."""
+    found: list[_Run] = []
+    for phase in range(stride):
+        last, tap = divmod(phase + padding, stride)
+        taps = -(-(window - tap) // stride)
+        run = _Run(tap, 1, taps - 1 - last, taps)
+        same = bool(found) and (found[-1].before, found[-1].taps) == (run.before, run.taps)
+        found[-1:] = [replace(found[-1], phases=found[-1].phases + 1)] if same else [*found[-1:], run]
+    return found
+
+
+def fewest_channels(extents: Sequence[Any], shape: Sequence[int], numbers: Numbers) -> int:
+    """Channels of the smallest of the convolutions of `in_phases`."""
+    count = shape[1]
+    for size, k, step, padding, _, more in zip(extents, shape[2:], *numbers, strict=True):
+        count *= min(run.phases for run in _runs(k, _apart(size, k, step, padding, more), padding))
+    return count
+
+
+def _apart(size: Any, window: int, stride: int, padding: int, more: int) -> int:
+    """The stride of an axis; the window where there is a single pixel, whose results lie side by side."""
+    single = isinstance(size, int) and size == 1 and not padding and not more
+    return window if single else stride
+
+
+def in_phases(
     call: Callable[..., Any],
-    of_weight: Callable[..., Any],
     operands: tuple[Any, Any, Any],
     sizes: Sequence[Any],
     shape: Sequence[int],
+    numbers: Numbers,
     last: bool,
 ) -> Any:
-    """A transposed convolution whose windows lie side by side: each pixel gives a block of results, as a
-    convolution of windows of one pixel does that has a channel for each number of a block.
+    """A transposed convolution for which `has_phases` holds, by convolutions without zeros between pixels:
+    one for all phases that read the same pixels, with a channel for each number of such a block. Where
+    windows lie side by side, there is a single one, of windows of one pixel.
 
     Args:
         call: calls an operator, on tensors or as a new node of a graph.
-        of_weight: the same, for what follows from the weight and the bias alone.
         operands: the image, the weight, and the bias or None.
         sizes: how many images there are (-1: any number), and their extents.
         shape: of the weight.
         last: whether the results lie with their channels last, as the image does.
     """
     image, weight, bias = operands
-    inputs, outputs, *window = shape
+    outputs, window = shape[1], shape[2:]
     batch, *extents = sizes
-    dims, count = len(window), prod(window)
-    # the numbers of a block in the order in which they will lie: by the window, then by channel
-    flat = of_weight(_aten.permute.default, weight, [*range(2, 2 + dims), 1, 0])
-    flat = of_weight(_aten.clone.default, flat, memory_format=torch.contiguous_format)
-    flat = of_weight(_aten.view.default, flat, [count * outputs, inputs, *[1] * dims])
-    if bias is not None:
-        bias = of_weight(_aten.repeat.default, bias, [count])
-    ones, none = [1] * dims, [0] * dims
-    made = call(_aten.convolution.default, image, flat, bias, ones, none, ones, False, none, 1)
-    joined = [n * k for n, k in zip(extents, window, strict=True)]
+    dims = len(window)
+    axes: list[list[_Run]] = []
+    counts: list[Any] = []  # results of a phase, for each axis
+    strides: list[int] = []
+    lengths: list[Any] = []
+    for size, k, step, padding, _, more in zip(extents, window, *numbers, strict=True):
+        step = _apart(size, k, step, padding, more)
+        beyond = k - step - 2 * padding + more
+        axes.append(_runs(k, step, padding))
+        strides.append(step)
+        counts.append(size - (-beyond // step))
+        lengths.append(size * step + beyond)
+
+    def joined(runs: tuple[_Run, ...], rest: Sequence[list[_Run]]) -> Any:
+        if rest:
+            parts = [joined((*runs, run), rest[1:]) for run in rest[0]]
+            at = len(runs) + 1 + (dims if last else 0)
+            return parts[0] if len(parts) == 1 else call(_aten.cat.default, parts, at)
+        margins = [
+            max(run.before, n - size + run.taps - 1 - run.before, 0)
+            for run, n, size in zip(runs, counts, extents, strict=True)
+        ]
+        block = [run.phases for run in runs]
+        flat = _of_phases(call, weight, shape, runs, strides)
+        added = None if bias is None else call(_aten.repeat.default, bias, [prod(block)])
+        ones, none = [1] * dims, [0] * dims
+        made = call(_aten.convolution.default, image, flat, added, ones, margins, ones, False, none, 1)
+        if last:
+            made = call(_aten.permute.default, made, [0, *range(2, 2 + dims), 1])
+        for d, (run, n, margin) in enumerate(zip(runs, counts, margins, strict=True)):
+            first = margin - run.before
+            if first or n + run.taps - 1 != extents[d] + 2 * margin:
+                made = call(_aten.slice.Tensor, made, d + (1 if last else 2), first, first + n)
+        given = [*counts, *block, outputs] if last else [*block, outputs, *counts]
+        return call(_aten.view.default, made, [batch, *given])
+
+    made = joined((), axes)
     if last:
-        made = call(_aten.permute.default, made, [0, *range(2, 2 + dims), 1])
-        made = call(_aten.view.default, made, [batch, *extents, *window, outputs])
         order = [0, *(at for d in range(dims) for at in (1 + d, 1 + dims + d)), 1 + 2 * dims]
-        joined = [*joined, outputs]
     else:
-        made = call(_aten.view.default, made, [batch, *window, outputs, *extents])
         order = [0, 1 + dims, *(at for d in range(dims) for at in (2 + dims + d, 1 + d))]
-        joined = [outputs, *joined]
     made = call(_aten.permute.default, made, order)
     made = call(_aten.clone.default, made, memory_format=torch.contiguous_format)
-    made = call(_aten.view.default, made, [batch, *joined])
+    whole = [n * step for n, step in zip(counts, strides, strict=True)]
+    made = call(_aten.view.default, made, [batch, *whole, outputs] if last else [batch, outputs, *whole])
+    cut = [d for d in range(dims) if whole[d] != lengths[d]]
+    for d in cut:
+        made = call(_aten.slice.Tensor, made, d + (1 if last else 2), 0, lengths[d])
+    if cut:
+        made = call(_aten.clone.default, made, memory_format=torch.contiguous_format)
     return call(_aten.permute.default, made, [0, 1 + dims, *range(1, 1 + dims)]) if last else made
+
+
+def _of_phases(
+    call: Callable[..., Any], weight: Any, shape: Sequence[int], runs: Sequence[_Run], strides: Sequence[int]
+) -> Any:
+    """The weight of some phases: for each of them and each channel of the result, so many numbers of the
+    window, the last one first.
+    """
+    inputs, outputs = shape[:2]
+    dims = len(runs)
+    for d, (run, step) in enumerate(zip(runs, strides, strict=True)):
+        end = run.tap + step * (run.taps - 1) + run.phases
+        if run.tap or end != shape[2 + d]:
+            weight = call(_aten.slice.Tensor, weight, 2 + d, run.tap, end)
+        weight = call(_aten.unfold.default, weight, 2 + d, run.phases, step)
+    turned = [2 + d for d, run in enumerate(runs) if run.taps > 1]
+    if turned:
+        weight = call(_aten.flip.default, weight, turned)
+    order = [*range(2 + dims, 2 + 2 * dims), 1, 0, *range(2, 2 + dims)]
+    weight = call(_aten.permute.default, weight, order)
+    weight = call(_aten.clone.default, weight, memory_format=torch.contiguous_format)
+    count = prod(run.phases for run in runs)
+    return call(_aten.view.default, weight, [count * outputs, inputs, *(run.taps for run in runs)])
 
 
 def _called(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

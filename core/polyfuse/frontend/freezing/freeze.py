@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root, mutated_placeholders, output_args
-from polyfuse.frontend.freezing.channels import fold_into_convolutions, spread_blocks
+from polyfuse.frontend.freezing.channels import fold_into_convolutions
 from polyfuse.frontend.graph import ReadsNarrow
 from polyfuse.frontend.rewrites.passes import remove_dead
 from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
@@ -75,8 +75,6 @@ def freeze(
     _move_up(placeholders[-1], [n for n in fixed if n.op != "placeholder"])
     state = Rewriting(module, settings, "inference")
     folded = fold_into_convolutions(state, fixed) if settings.numerics == "fast" else 0
-    if settings.numerics == "fast":
-        spread_blocks(state, fixed)
     remove_dead(state)
     fixed = {node: None for node in module.graph.nodes if node in fixed}
     wanted = _wanted(fixed, sources)

@@ -66,7 +66,11 @@ _HEIGHT: Final = 2
 
 
 def spread_channels_last(
-    module: GraphModule, wants: _Wants, light: bool = False, elementwise: ReadsElements | None = None
+    module: GraphModule,
+    wants: _Wants,
+    light: bool = False,
+    elementwise: ReadsElements | None = None,
+    stays: Callable[[Node], bool] | None = None,
 ) -> int:
     """Lay out a graph for convolutions with channels last: those operands that `wants` says of the activation
     and the weight of each.
@@ -75,11 +79,13 @@ def spread_channels_last(
         light: whether a light convolution alone stays as it was traced.
         elementwise: whether an operator that is not torch's, by its name and the type of a device, computes
             element by element, and its result lies as its first operand does.
+        stays: which calls keep their operands as they were traced.
 
     Returns:
         how many convolutions and gradients of convolutions read such tensors now.
     """
-    found = _wanted(module, wants)
+    still = {node for node in module.graph.nodes if stays is not None and stays(node)}
+    found = {node: layout for node, layout in _wanted(module, wants).items() if node not in still}
     if not any(_groups(node) == 1 for node in found):
         return 0
     if light and _is_light(found):
@@ -90,9 +96,12 @@ def spread_channels_last(
     walk = _Walk(module, found, mode, elementwise)
     if lines:
         walk.take_over(as_images(module, lines, mode))
-        walk.convolutions = _wanted(module, wants)
+        again = _wanted(module, wants)
+        walk.convolutions = {node: layout for node, layout in again.items() if node not in still}
     for node in list(module.graph.nodes):
-        if node.op == "call_function":
+        if node in still:
+            walk.restore(node)
+        elif node.op == "call_function":
             walk.visit(node)
     walk.restore(output_node(module))
     return walk.changed

@@ -20,6 +20,7 @@ from polyfuse.frontend.rewrites.constant_folding import (
     spell_as_full,
 )
 from polyfuse.frontend.rewrites.cse import merge_duplicates
+from polyfuse.frontend.rewrites.linear import join_rows
 from polyfuse.frontend.rewrites.masks.calls import leave_out_masks
 from polyfuse.frontend.rewrites.noop import (
     merge_casts,
@@ -29,6 +30,7 @@ from polyfuse.frontend.rewrites.noop import (
     undo_copies,
 )
 from polyfuse.frontend.rewrites.pairs.regions import compute_in_pairs
+from polyfuse.frontend.rewrites.resized import convolve_before_enlarging
 from polyfuse.frontend.rewrites.scatter import pad_slices, scatter_into_sums
 from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
 from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage, is_refused
@@ -81,6 +83,8 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("remove-copies", remove_copies),
     ("fuse-attention", fuse_attention),
     ("share-heads", share_heads),
+    ("join-rows", join_rows),
+    ("convolve-before-enlarging", convolve_before_enlarging),
     ("scatter-into-sums", scatter_into_sums),
     ("pad-slices", pad_slices),
     ("activate-parts", activate_parts),

@@ -343,11 +343,14 @@ def cache_record(compiled: Any) -> Any:
     return getattr(compiled, "cache_record", "it falls back to eager")
 
 
-def storable(compiled: Any, results: Sequence[tuple[Any, Any]] | None = None) -> Any:
+def storable(
+    compiled: Any, results: Sequence[tuple[Any, Any]] | None = None, donated: tuple[int, ...] = ()
+) -> Any:
     """A compiled graph as `CachedCode`: with what the graph cache stores of it, or why it is bypassed.
 
     Args:
         results: as they were traced, each with its strides; None: it is a backward.
+        donated: of a backward, positions of inputs that it may overwrite.
     """
     from polyfuse.torch_compat.captures.bucket_layouts import is_awaited, layouts_of
     from polyfuse.torch_compat.tracing.aot_cache import CachedCode
@@ -355,7 +358,9 @@ def storable(compiled: Any, results: Sequence[tuple[Any, Any]] | None = None) ->
     record = cache_record(compiled)
     if isinstance(record, str):
         return CachedCode(compiled, None, record)
-    if results is None or not is_awaited():
+    if results is None:
+        return CachedCode(compiled, record, donated=donated)
+    if not is_awaited():
         return CachedCode(compiled, record)
     first = layouts_of(results)
     if first is None:

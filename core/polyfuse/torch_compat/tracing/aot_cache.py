@@ -39,7 +39,7 @@ from polyfuse.torch_compat.captures.written_inputs import (
 )
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.tracing.output_views import OutputView, with_views
-from polyfuse.torch_compat.training_calls import direct_calls
+from polyfuse.torch_compat.training_calls import direct_calls, for_batches
 
 
 class CacheEntryGone(Exception):
@@ -128,6 +128,7 @@ class CachedCode(autograd_cache.OutputCode):
         record: what is stored of it; None where it cannot be.
         bypass: why not.
         first: layouts of its results, which the first call of a bucket returns as fake tensors.
+        donated: of a backward, positions of inputs that it may overwrite; None: it is none.
     """
 
     def __init__(
@@ -136,12 +137,14 @@ class CachedCode(autograd_cache.OutputCode):
         record: Storable | None,
         bypass: str = "",
         first: Layouts | None = None,
+        donated: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self.run: Callable[[list[Any]], Any] | None = run
         self.record: Any = record
         self.bypass = bypass
         self.first = first
+        self.donated = donated
         self.entry = _CURRENT.get()
         # torch copies these from instances, where it wraps functions
         self._boxed_call = True
@@ -183,6 +186,8 @@ class CachedCode(autograd_cache.OutputCode):
         try:
             self.run = self.record.revive() if current is None else current.revive(self.record)
             self.run = beginning_fake(self.run, self.first)
+            if self.donated is not None:
+                self.run = for_batches(self.run, self.donated)
         except CacheEntryGone as error:
             raise autograd_cache.FXGraphCacheMiss(
                 f"what was compiled cannot be used here: {error}; compile it again"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations as pairs
-from itertools import islice
+from itertools import islice, pairwise
 
 from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.ops import CHECK_MODE
@@ -109,7 +109,8 @@ def cut_into_ranges(facts: Facts, plan: Plan) -> Ranges | None:
     rows = facts.points(plan.axes[:-1])
     for name in (plan.lane, *(reversed(plan.axes[:-1]) if rows >= _ROWS else ())):
         parts = _ranges(kernel, name, facts.sizes[name], turns=name == plan.lane)
-        ranges = tuple(islice(parts, _MOST + 1))
+        ranges = name == plan.lane and _around_longest(kernel, name, facts.sizes[name])
+        ranges = ranges or tuple(islice(parts, _MOST + 1))
         if len(ranges) < 2 and name != plan.lane:
             continue
         cut = {
@@ -188,6 +189,23 @@ def _ranges(
     for start, length in ((0, at), (at, size - at)):
         part = _cell(kernel, name, Range(start, length, name))
         yield from _ranges(part, name, length, turns=turns, first=first + start)
+
+
+def _around_longest(kernel: Kernel, name: str, size: IndexLike) -> tuple[Range, ...]:
+    """The longest range of an axis that would be cut into too many, and all before and behind it as one each,
+    which compare at each point. None where most points are not in it.
+    """
+    if not isinstance(size, int):
+        return ()
+    found = {at for at in _breaks(kernel, name, turns=True) if isinstance(at, int) and 0 < at < size}
+    if len(found) < _MOST:
+        return ()
+    bounds = sorted((0, size, *found))
+    first, end = max(pairwise(bounds), key=lambda pair: pair[1] - pair[0])
+    if end - first < _MOST_POINTS * size:
+        return ()
+    cuts = pairwise(sorted({0, first, end, size}))
+    return tuple(Range(begin, stop - begin, _own(name)) for begin, stop in cuts)
 
 
 def _own(name: str) -> str:

@@ -208,7 +208,8 @@ class Coordinates:
     def _steps(self) -> Sequence[_Step]:
         """What the number of a program counts, fastest first."""
         steps = []
-        for dim in reversed(self.plan.program_dims):
+        dims = self.plan.program_dims
+        for dim in dims if self.plan.in_bands else reversed(dims):
             count: IndexLike = 1 if dim.is_one else (dim.extent + (dim.block - 1)) // dim.block
             if dim is self.plan.reduced and self.plan.walkers:
                 count = self.plan.chunks

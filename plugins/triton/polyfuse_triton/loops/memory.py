@@ -10,6 +10,7 @@ from polyfuse.ir.statements import Load, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.loops.scope import Scope, Value
+from polyfuse_triton.tiling.picked import row_of
 
 _HARDWARE: dict[str, tuple[DType, ...]] = {
     "add": (DType.f32, DType.f64, DType.f16, DType.bf16, DType.i32, DType.i64, DType.u32, DType.u64),
@@ -77,6 +78,8 @@ class MemoryScope(Scope):
         if self._memory(buffer) in self._stored:
             self.barrier()
         indirect = operands[:count]
+        if buffer in self.plan.picked and (row := self._row(index)) is not None:
+            return self._pick(stmt, row, indirect[0], key)
         address = self.indexer(indirect).address(index)
         dims = address.dims.union(*(v.dims for v in operands[count:]))
         if buffer in self.facts.may_change:
@@ -91,6 +94,23 @@ class MemoryScope(Scope):
         mask = f", mask={' & '.join(masks)}" if masks else ""
         text = f"tl.load({pointer}{mask}{extra}{self._policy(buffer, dims)})"
         return self.define(text, Value("", stmt.dtype, dims), key)
+
+    def _row(self, index: IndexLike) -> IndexLike | None:
+        """The row of which an index picks an element, where a tile is one row."""
+        (dim,) = self.plan.dims
+        return row_of(index, dim) if dim.is_one and dim.is_full else None
+
+    def _pick(self, stmt: Load, row: IndexLike, at: Value, key: Any) -> Value:
+        """An element of a row that the program has read whole."""
+        whole = self._key(stmt.buffer, row, ())
+        held = self.done.get(whole)
+        if held is None:
+            address = self.indexer().address(row)
+            pointer = address.of(self.arguments[stmt.buffer])
+            held = self.define(f"tl.load({pointer})", Value("", stmt.dtype, address.dims), whole)
+        where = self.spread(f"tl.cast({self.typed(at)}, tl.int32)", at.dims, self._everywhere)
+        found = Value("", stmt.dtype, self._everywhere)
+        return self.define(f"tl.gather({held.text}, {where}, 0)", found, key)
 
     def _memory(self, buffer: str) -> str:
         """One name for all arguments that may be one memory."""

@@ -71,6 +71,9 @@ class Plan:
             found.
         walkers: with `joins`, programs of a row at most, each of which walks its part of the row in chunks;
             0: a program has one chunk, and keeps it.
+        in_bands: whether programs that follow each other have the same part of the innermost dimension, and
+            one part of the outer after the other.
+        picked: buffers of which a program holds the row that its points' elements are picked from by data.
     """
 
     tiles: tuple[Dim, ...]
@@ -84,6 +87,8 @@ class Plan:
     looks_back: bool = False
     joins: bool = False
     walkers: int = 0
+    in_bands: bool = False
+    picked: frozenset[str] = frozenset()
 
     @property
     def is_shared(self) -> bool:

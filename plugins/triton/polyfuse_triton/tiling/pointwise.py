@@ -8,12 +8,15 @@ divisions and no vector arithmetic.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from polyfuse.kit import Access
 from polyfuse.symbolic import product
 from polyfuse_triton.reductions.row_groups import Groups
 from polyfuse_triton.target import Target
+from polyfuse_triton.tiling.bands import bands_plan
+from polyfuse_triton.tiling.picked import picked_plan
 from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
 from polyfuse_triton.tiling.register_pressure import Facts
 
@@ -42,6 +45,10 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, s
     leads = _leads(facts)
     if not leads:
         return Plan((), None, (), (), True, 1, 1)
+    bands = bands_plan(facts, leads[0], per_thread(facts.accesses, facts), target)
+    special = bands or picked_plan(facts, leads[0], target)
+    if special is not None:
+        return special
     if len(leads) > 1:
         return _square(facts, leads, target)
     group, beside = grown(facts, facts.axes, leads[0], _ENOUGH)
@@ -73,9 +80,13 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, s
 
 
 def _reads_windows(facts: Facts, lead: str) -> bool:
-    """Whether points read several elements of one buffer, in steps, as pooling does."""
-    read = [a.buffer for a in facts.accesses if not a.is_store and abs(a.strides.get(lead) or 0) > 1]
-    return any(read.count(buffer) >= _WINDOW for buffer in read)
+    """Whether points read several elements of one buffer, in steps, as pooling does; or of two buffers each,
+    at indices that were divided, as the gradient of a maximum does.
+    """
+    read = [a for a in facts.accesses if not a.is_store and lead in a.strides]
+    stepped = Counter(a.buffer for a in read if abs(a.strides[lead] or 0) > 1)
+    divided = Counter(a.buffer for a in read if a.strides[lead] is None)
+    return any(n >= _WINDOW for n in stepped.values()) or sum(n >= _WINDOW for n in divided.values()) > 1
 
 
 def _columns_of_groups(facts: Facts, groups: Groups) -> Plan:
