@@ -26,7 +26,7 @@ from polyfuse.cache.timings import Candidate
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall, View
-from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of, read_of_lines
+from polyfuse.lowering.reductions.depthwise import depthwise_loops, margin_of, of_lines, read_of_lines
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
@@ -96,9 +96,8 @@ def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> 
     if wanted == "library" or as_eager:
         return GemmSelection(graph, claimed, ())
     decisions: list[Decision] = []
-    if graph.kind == "inference":
-        written_out = _selection(graph, claimed, _depthwise(tuner, graph, decisions))
-        graph, claimed = written_out.graph, written_out.backends
+    written_out = _selection(graph, claimed, _depthwise(tuner, graph, decisions))
+    graph, claimed = written_out.graph, written_out.backends
     packs = wanted == "known" or (wanted != "generated" and not tuner.settings.freezing)
     if packs and graph.kind == "inference":
         generated = _selection(graph, claimed, _convolutions(tuner, graph, decisions, wanted == "known"))
@@ -211,13 +210,15 @@ def _generated_linear(
 
 
 def _depthwise(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
-    """The depthwise convolutions that backends generate, where they say that their loops are faster."""
+    """The depthwise convolutions that backends generate, where they say that their loops are faster: in
+    training those of lines.
+    """
     found: dict[str, Replacement] = {}
     static, freezing = fixed_inputs(graph), tuner.settings.freezing
     for node in graph.nodes:
         if not isinstance(node, TemplateCall) or node.op != "aten.convolution.default":
             continue
-        if node.args[8] == 1:  # groups
+        if node.args[8] == 1 or (graph.kind != "inference" and not of_lines(node)):  # groups
             continue
         device = _device(graph, node)
         backend = _first(tuner, device.partition(":")[0])

@@ -95,7 +95,7 @@ _MOST_PARTIAL = 5
 _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 """Rows, or multiplications, of a linear layer of bf16 up to which a kernel is faster than a library: beyond,
 both take as long."""
-_ROWS_OF_THREADS = ((16, 1536), (8, 512))
+_MANY_THREADS, _ROWS_SHARED = 8, 1536
 """From so many threads on, a kernel whose weight is packed once is faster up to so many rows."""
 _MOST_STORED, _DEEP_ENOUGH = 512, 256
 """Rows of a linear layer of f32 up to which a kernel is faster than a library though its weight was not
@@ -123,8 +123,7 @@ def most_rows(threads: int, packed: bool, isa: Isa) -> int:
     """Rows of a linear layer of bf16 up to which its kernel is faster than the library, whatever its size."""
     if has_pair_products(isa) and not has_matrix_registers(isa):
         return _PAIRED_ROWS if packed else _MOST_PAIRED
-    found = (rows for least, rows in _ROWS_OF_THREADS if packed and threads >= least)
-    return next(found, _MOST_ROWS)
+    return _ROWS_SHARED if packed and threads >= _MANY_THREADS else _MOST_ROWS
 
 
 def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _MOST_ROWS) -> bool:

@@ -99,6 +99,49 @@ def test_gradients_agree(
     agrees(network(layer).to(dtype), torch.randn(2, 4, 15, 13, dtype=dtype))
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("window", "stride", "padding", "dilation", "calls"),
+    [
+        (9, 1, 4, 1, ()),
+        (4, 1, 3, 1, ()),  # causal
+        (3, 1, 0, 5, ()),
+        (5, 2, 2, 1, (BACKWARD,)),
+        (3, 1, 4, 1, (BACKWARD,)),  # a margin wider than the window
+        (32, 1, 16, 1, ()),
+    ],
+)
+def test_gradients_along_one_axis(
+    window: int, stride: int, padding: int, dilation: int, calls: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    layer = nn.Conv1d(12, 12, window, stride, padding, dilation, groups=12)
+    report = agrees(nn.Sequential(layer, nn.SiLU()).to(dtype), torch.randn(2, 12, 70, dtype=dtype))
+    assert report.calls == calls
+
+
+def test_gradients_along_one_axis_of_what_lies_across() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv1d(16, 16, 4, padding=3, groups=16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.silu(self.layer((x * 2).transpose(1, 2))[..., :40]).transpose(1, 2)
+
+    assert not agrees(Block(), torch.randn(2, 40, 16)).calls
+
+
+def test_an_infinite_gradient_counts_within_the_line_alone() -> None:
+    layer, x = nn.Conv1d(8, 8, 3, padding=1, groups=8), torch.rand(2, 8, 20) + 1
+    call = torch.compile(layer, backend="polyfuse", options={"strict": True})
+    change = torch.ones(2, 8, 20)
+    change[1, 2, 0] = float("inf")
+    (found,) = torch.autograd.grad(call(x), (layer.weight,), change)
+    assert found.isfinite().flatten(1).all(1).tolist() == [channel != 2 for channel in range(8)]
+    assert found[2, 0, 0].isfinite() and found[2, 0, 1:].isinf().all()
+
+
 @pytest.mark.slow
 def test_windows_that_a_library_is_slow_at_are_loops() -> None:
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from polyfuse.lowering.calls.extern import call, call_out
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.pointwise import elementwise
 from polyfuse.lowering.reductions.depthwise_backward import depthwise_backward, depthwise_gradients
+from polyfuse.lowering.reductions.depthwise_lines import line_gradients
 from polyfuse.lowering.reductions.reduction import sum_over
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
@@ -97,6 +98,9 @@ def convolution(ctx: LoweringContext, node: Any, x: Any, weight: Any, bias: Any,
 def convolution_backward(ctx: LoweringContext, node: Any, gradient: Any, *rest: Any) -> Any:
     name, fakes = ops.op_name(node.target), node.meta["val"]
     *between, (activation, weight, bias) = rest
+    lines = line_gradients(ctx, fakes, (gradient, *rest))
+    if lines is not None:
+        return lines
     site = depthwise_backward(ctx, (gradient, *rest))
     if site is not None:
         return depthwise_gradients(ctx, site, fakes, (gradient, *rest))

@@ -26,17 +26,19 @@ from polyfuse.symbolic import (
     substitute,
 )
 
-_MOST_TAPS = 25
-_MOST_TAPS_OF_LINES, _SHORTEST_LINE = 32, 16
+_MOST_TAPS, _LARGE = 49, 25
+_NARROW, _FEW_CHANNELS = 4, 16
+"""Of windows of more than `_LARGE` numbers: columns and channels, below which they are the library's."""
+MOST_TAPS_OF_LINES, SHORTEST_LINE = 32, 16
 """Of convolutions of lines: the largest window, and the shortest line of results."""
 _INSIDE, _MOST_PRODUCTS = (2, 4), 36
 """Channels of groups that are no vector wide, but divide one, and most products for each of their results."""
 _WIDEST = 8
 """Rows or columns of the widest margin."""
-_FEWEST_CHANNELS = 8
+FEWEST_CHANNELS = 8
 _TYPES = (DType.f32, DType.bf16, DType.f16)
-_OF_LINES = 3
-"""Dimensions of what is convolved along one."""
+OF_LINES, _OF_VOLUMES = 3, 5
+"""Dimensions of what is convolved along one axis, and along three."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,19 @@ def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
     return None
 
 
+def of_lines(call: TemplateCall) -> bool:
+    """Whether a convolution is one along one axis."""
+    image = call.args[0]
+    return isinstance(image, View) and len(image.size) == OF_LINES
+
+
 def read_of_lines(call: TemplateCall, graph: Graph) -> IndexLike:
     """How many numbers of each line of a convolution's results are read. A causal one has as many too many
     as its window is longer than one.
     """
     output = graph.buffers[call.outputs[0]]
     whole, readers = output.size[-1], graph.uses.readers.get(output.name, ())
-    if graph.is_output(output.name) or len(output.size) != _OF_LINES or not isinstance(whole, int):
+    if graph.is_output(output.name) or len(output.size) != OF_LINES or not isinstance(whole, int):
         return whole
     ends = [0]
     for node in (graph.nodes[at] for at in readers):
@@ -149,9 +157,10 @@ def depthwise_loops(
     output = buffers[call.outputs[0]]
     if transposed or not isinstance(image, View) or not isinstance(weight, View):
         raise Unavailable("it is no convolution of images")
-    lines = len(image.size) == _OF_LINES
-    if not lines and len(image.size) != _OF_LINES + 1:
-        raise Unavailable("it is no convolution of images or lines")
+    lines = len(image.size) == OF_LINES
+    volumes = len(image.size) == _OF_VOLUMES
+    if not lines and not volumes and len(image.size) != OF_LINES + 1:
+        raise Unavailable("it is no convolution of lines, images or volumes")
     channels, views = image.size[1], [image, weight, *([bias] if isinstance(bias, View) else [])]
     inside = weight.size[1]
     few = inside in _INSIDE and weight.size[0] == channels and not lines
@@ -161,12 +170,14 @@ def depthwise_loops(
     if len(kinds) > 1 or output.dtype not in _TYPES or any(v.dtype is not None for v in views):
         raise Unavailable("it is not of f32 or of a type of 16 bits")
     window = [n for n in weight.size[2:] if isinstance(n, int)]
-    most = _MOST_TAPS_OF_LINES if lines else _MOST_TAPS
+    most = MOST_TAPS_OF_LINES if lines else _MOST_TAPS
     if len(window) != len(image.size) - 2 or not 1 < prod(window) <= most:
         raise Unavailable("its window is too large")
+    if not lines and prod(window) > _LARGE and not _fits_large_windows(output):
+        raise Unavailable("its window is too large for its type, or for so few columns or channels")
     if few and isinstance(inside, int) and inside * prod(window) > _MOST_PRODUCTS:
         raise Unavailable("its window is too large for a group of channels")
-    if not isinstance(channels, int) or channels < _FEWEST_CHANNELS:
+    if not isinstance(channels, int) or channels < FEWEST_CHANNELS:
         raise Unavailable("its channels are few")
     if any(n == 0 for v in views for n in v.size):
         raise Unavailable("it is empty")
@@ -174,7 +185,8 @@ def depthwise_loops(
     if lines:
         size = (*output.size[:2], output.size[2] if read is None else read)
         return _lines(call, image, weight, bias, numbers, replace(output, size=size))
-    if image.stride[1] != 1 or output.stride[1] != 1:
+    # torch gives volumes with their channels second, whatever it reads: what lays them out is in the loops
+    if image.stride[1] != 1 or (output.stride[1] != 1 and not volumes):
         raise Unavailable("its channels do not come last")
     if margin is not None:
         image, padding = margin.image, margin.before
@@ -184,6 +196,15 @@ def depthwise_loops(
     numbers = (strides, padding, dilation)
     node = _convolution(call, image, laid_out.view(), bias, numbers, output, margin is None)
     return DepthwiseLoops((first, node), (laid_out,))
+
+
+def _fits_large_windows(output: Buffer) -> bool:
+    """Whether a convolution's loops are tiles of columns, faster than a library for large windows."""
+    _, channels, *extents = output.size
+    if not isinstance(channels, int) or not isinstance(extents[-1], int) or output.dtype is not DType.f32:
+        return False
+    known = all(isinstance(n, int) for n in extents)
+    return known and channels >= _FEW_CHANNELS and extents[-1] >= _NARROW
 
 
 def _lines(
@@ -196,7 +217,7 @@ def _lines(
 ) -> DepthwiseLoops:
     """The loops of a convolution of lines, with lanes along them."""
     length = output.size[2]
-    if isinstance(length, int) and length < _SHORTEST_LINE:
+    if isinstance(length, int) and length < SHORTEST_LINE:
         raise Unavailable("its lines are short")
     if output.stride[2] != 1:
         raise Unavailable("its results do not lie one behind the other, as what they read does")

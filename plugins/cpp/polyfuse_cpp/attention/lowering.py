@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 
 from polyfuse.base.errors import PolyfuseError, UnsupportedError
@@ -25,6 +26,8 @@ _TYPES: Final = (DType.bf16, DType.f32)
 _FEW: Final = range(1, 8)
 _SOME_QUERIES, _SOME_KEYS = 48, 32
 """Of f32, from which the library's kernel is slower."""
+_MANY_SCORES = 1 << 17
+"""Scores of f32 from which it is slower though the library uses whole registers."""
 _FORMS: Final = {DType.f32: Form.ADDED, DType.bf16: Form.ADDED_BF16}
 
 
@@ -102,9 +105,10 @@ def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
     kinds = {operand.dtype for operand in operands}
     if len(kinds) > 1 or query.dtype not in _TYPES or any(operand.rank != _RANK for operand in operands):
         raise UnsupportedError("attention of other types than bf16 and f32 is the library's")
-    if query.dtype is DType.f32 and not (mkl_leaves_lanes() and _is_long(query, operands[1])):
+    if query.dtype is DType.f32 and not _is_long(query, operands[1]):
         raise UnsupportedError(
-            "attention of f32 is the library's for few queries, and where that uses whole registers"
+            "attention of f32 is the library's for few queries, and for few scores where that uses whole"
+            " registers"
         )
     width = query.size[-1]
     if not isinstance(width, int) or width not in WIDTHS:
@@ -120,9 +124,14 @@ def _width(ctx: LoweringContext, *operands: TensorValue) -> int:
 
 def _is_long(query: TensorValue, key: TensorValue) -> bool:
     """Whether a kernel of f32 takes less time than the library's: for some queries and keys, and for a few
-    that share heads of keys, which the library reads again for each.
+    that share heads of keys, which the library reads again for each. Where the library uses whole registers,
+    for many scores.
     """
     rows, keys = query.size[2], key.size[2]
+    if not mkl_leaves_lanes():
+        sizes = [*query.size[:3], keys]
+        known = [size for size in sizes if isinstance(size, int)]
+        return len(known) == len(sizes) and prod(known) >= _MANY_SCORES and rows not in _FEW
     if not isinstance(rows, int) or (rows in _FEW and not is_equal(query.size[1], key.size[1])):
         return True
     return rows >= _SOME_QUERIES and (not isinstance(keys, int) or keys >= _SOME_KEYS)

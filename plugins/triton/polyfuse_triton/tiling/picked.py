@@ -15,7 +15,7 @@ from polyfuse_triton.tiling.register_pressure import Facts
 _WARP = 32
 _POINTS = 16
 """Points of a row for each thread."""
-_BYTES = (1024, 32768)
+_BYTES = (8192, 32768)
 """Of a row that is worth it, and of one that programs have room for in shared memory beside others."""
 _PROGRAMS = 4
 """Rows for each multiprocessor, with which it has enough to do."""

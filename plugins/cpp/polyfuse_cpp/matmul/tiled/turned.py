@@ -20,9 +20,6 @@ STEPS: Final = 32
 AT_ONCE_ROWS: Final = 128
 """Rows up to which all of the depth is added up in one pass."""
 
-_DEEP: Final = 256
-"""Depth from which sums are worth transposing."""
-
 
 def turns(matmul: Matmul) -> bool:
     """Whether both operands can be read along the depth: no step has to be padded, nor a column."""
@@ -31,10 +28,9 @@ def turns(matmul: Matmul) -> bool:
     if left.step != 1 or right.step != 1 or left.index is None or any(size != 1 for size in outer):
         return False
     whole = is_multiple(product(sizes[name] for name in matmul.depth), STEPS)
-    deep = matmul.extent(matmul.depth) >= _DEEP
     apart = isinstance(right.apart, int) and right.apart > 0
     pitch = common_pitch(left.index, left.axes, matmul)
-    return whole and deep and apart and pitch > 0 and is_multiple(last, TILE)
+    return whole and apart and pitch > 0 and is_multiple(last, TILE)
 
 
 def lies_along_depth(matmul: Reduction) -> bool:
@@ -51,4 +47,4 @@ def may_turn(matmul: Reduction) -> bool:
     columns, steps = axis_size(matmul.axes[1]), axis_size(matmul.raxes[0])
     if not lies_along_depth(matmul) or not isinstance(columns, int) or not isinstance(steps, int):
         return False
-    return columns % TILE == 0 and steps >= _DEEP and steps % STEPS == 0
+    return columns % TILE == 0 and steps % STEPS == 0
