@@ -59,6 +59,7 @@ def test_a_row_is_read_once():
         (16384, 3000, ()),  # no power of two
         (131072, 512, ()),  # a row is a few lines of the cache anyway
         (16384, 16384, ()),  # too long
+        (16384, 8192, ("i64", 0, "i8")),  # elements of a byte were not measured
         (16384, 1024, ("i64", 4096)),  # most of the row would be read for nothing
     ],
 )
