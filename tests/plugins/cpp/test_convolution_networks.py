@@ -20,6 +20,7 @@ from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_re
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.runtime.frozen import calls as packing
+from polyfuse_cpp import generator
 from polyfuse_cpp.isa import dot_instructions
 from polyfuse_cpp.onednn import library, preferences
 from polyfuse_cpp.onednn.choices import library_choices
@@ -35,8 +36,9 @@ FROZEN = {"strict": True, "freezing": True}
 
 @pytest.fixture(autouse=True)
 def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Weights of tests are packed as large ones are; graphs are compiled anew, since that is patched."""
+    """Small convolutions are treated as large ones are; graphs are compiled anew, since that is patched."""
     monkeypatch.setattr(preferences, "_LARGE_WEIGHT", 0)
+    monkeypatch.setattr(generator, "_SMALL_PRODUCTS", 0)
     monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
     forget_sessions()
     reset_reports()
@@ -328,15 +330,6 @@ def test_weights_of_depthwise_convolutions_that_are_infinite(groups: int) -> Non
     x = torch.rand(1, 8, 5, 5).to(memory_format=torch.channels_last) + 1
     x[0, 2, 2, 2] = float("-inf")
     assert not agrees(compiled(model), model, x).calls
-
-
-def test_small_convolutions_to_few_channels_are_generated() -> None:
-    """What a library's call costs is more than the lanes that stay empty; a large image is the library's."""
-    for size, calls in ((28, 0), (300, 1)):
-        model = nn.Sequential(nn.Conv2d(3, 6, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 1)).eval()
-        torch._dynamo.reset()
-        report = agrees(compiled(model), model, torch.randn(1, 3, size, size))
-        assert len([name for name in report.calls if "convolution_pointwise" in name]) == calls
 
 
 @pytest.mark.quick(1)
