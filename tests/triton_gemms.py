@@ -14,6 +14,7 @@ __all__ = [
     "compiled_faults",
     "convolution",
     "int4_text",
+    "int8_text",
     "kernel_of",
     "matmul_faults",
     "operands_of",
@@ -69,16 +70,17 @@ def kernel_of(case: Case | str) -> Kernel:
     return found
 
 
-def int4_text(rows: int) -> str:
-    """A product with a weight of 1024 rows and columns, two numbers a byte, scaled in groups of 64."""
+def int4_text(rows: int, columns: int = 1024, group: int = 64) -> str:
+    """A product with a weight of 1024 rows, two numbers a byte, scaled in groups."""
+    groups, inside = 1024 // group, group // 2
     return f"""kernel narrow on cuda {{
  numerics fast
- axes p0{{{rows}}} ~ {rows}, p1{{1024}} ~ 1024
- raxes r0{{16}} ~ 16, r1{{32}} ~ 32, r2{{2}} ~ 2
+ axes p0{{{rows}}} ~ {rows}, p1{{{columns}}} ~ {columns}
+ raxes r0{{{groups}}} ~ {groups}, r1{{{inside}}} ~ {inside}, r2{{2}} ~ 2
  in x: bf16[{1024 * rows}] aligned
- in w: u8[524288] aligned
- in s: bf16[16384] aligned
- out out0: f32[{1024 * rows}] aligned
+ in w: u8[{512 * columns}] aligned
+ in s: bf16[{groups * columns}] aligned
+ out out0: f32[{columns * rows}] aligned
  once {{
   one = const i64 1
   none = const u8 0
@@ -86,24 +88,47 @@ def int4_text(rows: int) -> str:
   four = const u8 4
  }}
  loop {{
-  a = load bf16 x[1024*p0 + 64*r0 + 2*r1 + r2]
+  a = load bf16 x[1024*p0 + {group}*r0 + 2*r1 + r2]
   at = index i64 <r2>
   first = lt bool (at, one)
-  b0 = load u8 w[512*p1 + 32*r0 + r1] if first else none
+  b0 = load u8 w[512*p1 + {inside}*r0 + r1] if first else none
   b1 = bitwise_and u8 (b0, low)
   second = ge bool (at, one)
-  b2 = load u8 w[512*p1 + 32*r0 + r1] if second else none
+  b2 = load u8 w[512*p1 + {inside}*r0 + r1] if second else none
   b3 = shift_right u8 (b2, four)
   b4 = where u8 (first, b1, b3)
   b5 = cast f32 (b4)
-  s0 = load bf16 s[16*p1 + r0]
+  s0 = load bf16 s[{groups}*p1 + r0]
   s1 = cast f32 (s0)
   b6 = mul f32 (b5, s1)
   b = cast bf16 (b6)
   acc = reduce f32 dot (a, b)
  }}
  once {{
-  store f32 set out0[1024*p0 + p1] = acc
+  store f32 set out0[{columns}*p0 + p1] = acc
+ }}
+}}
+"""
+
+
+def int8_text(rows: int, columns: int = 1024) -> str:
+    """A product with a weight of 1024 rows, a signed number a byte."""
+    return f"""kernel narrow on cuda {{
+ numerics fast
+ axes p0{{{rows}}} ~ {rows}, p1{{{columns}}} ~ {columns}
+ raxes r0{{1024}} ~ 1024
+ in x: bf16[{1024 * rows}] aligned
+ in w: i8[{1024 * columns}] aligned
+ out out0: f32[{columns * rows}] aligned
+ loop {{
+  a = load bf16 x[1024*p0 + r0]
+  b0 = load i8 w[1024*p1 + r0]
+  b1 = cast f32 (b0)
+  b = cast bf16 (b1)
+  acc = reduce f32 dot (a, b)
+ }}
+ once {{
+  store f32 set out0[{columns}*p0 + p1] = acc
  }}
 }}
 """

@@ -250,12 +250,22 @@ def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
         (nn.Conv2d(8, 8, 2, padding=5, groups=8), (1, 8, 1, 1)),
         (nn.Conv2d(24, 24, 3, padding=1, groups=6), (2, 24, 7, 9)),
         (nn.Conv2d(14, 14, (3, 2), stride=2, padding=1, groups=7, bias=False), (2, 14, 8, 9)),
+        (nn.Conv2d(18, 18, 7, padding=3, groups=18), (1, 18, 9, 12)),
+        (nn.Conv3d(17, 17, 3, padding=1, groups=17), (2, 17, 3, 4, 9)),
+        (nn.Conv3d(16, 16, (5, 1, 1), padding=(2, 0, 0), groups=16, bias=False), (1, 16, 4, 3, 8)),
+        (nn.Conv3d(16, 16, 3, stride=(1, 2, 2), padding=1, groups=16), (1, 16, 1, 9, 11)),
     ],
-    ids=["17 channels", "stride", "dilation", "one pixel", "wide border", "groups of 4", "groups of 2"],
+    ids=[
+        *("17 channels", "stride", "dilation", "one pixel", "wide border", "groups of 4", "groups of 2"),
+        *("large", "volume", "along time", "one image"),
+    ],
 )
 def test_depthwise_convolutions_are_generated(layer: nn.Module, size: tuple[int, ...]) -> None:
-    model = nn.Sequential(layer, nn.BatchNorm2d(size[1]), nn.ReLU6()).eval()
-    report = agrees(compiled(model), model, torch.randn(size).to(memory_format=torch.channels_last))
+    volume = isinstance(layer, nn.Conv3d)
+    norm = (nn.BatchNorm3d if volume else nn.BatchNorm2d)(size[1])
+    model = nn.Sequential(layer, norm, nn.ReLU6()).eval()
+    last = torch.channels_last_3d if volume else torch.channels_last
+    report = agrees(compiled(model), model, torch.randn(size).to(memory_format=last))
     assert not report.calls and report.kernels == 2  # its weight laid out, then all
 
 
@@ -324,7 +334,11 @@ def test_weights_of_depthwise_convolutions_that_are_infinite(groups: int) -> Non
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (nn.Conv2d(8, 8, 7, padding=3, groups=8), "its window is too large"),
+        (nn.Conv2d(8, 8, 9, padding=4, groups=8), "its window is too large"),
+        (
+            nn.Conv2d(8, 8, 7, padding=3, groups=8),
+            "its window is too large for its type, or for so few columns or channels",
+        ),
         (nn.Conv2d(8, 8, 1, groups=8), "its window is too large"),
         (nn.Conv2d(4, 4, 3, groups=4), "its channels are few"),
         (nn.Conv2d(8, 16, 3, groups=4), "it is not depthwise"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,6 +143,21 @@ def test_what_is_left_to_other_loops() -> None:
 
 
 @pytest.mark.quick(1)
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("pooled", [False, True])
+def test_windows_over_space_and_time(pooled: bool, tmp_path: Path) -> None:
+    """Frames beyond the border are left out, also where a mean over all points is taken."""
+    layers = nn.Conv3d(8, 20, 1), nn.ReLU(), nn.Conv3d(20, 20, 3, padding=1, groups=20), nn.SiLU()
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1) if pooled else nn.Conv3d(20, 8, 1)).eval()
+    nn.init.constant_(model[2].weight[3, 0, 0, 0, 0], float("inf"))
+    x = torch.randn(2, 8, 3, 5, 9)
+    with torch.no_grad():
+        options = {"strict": True, "dump": str(tmp_path)}
+        found = torch.compile(model, backend="polyfuse", options=options, dynamic=False)(x)
+        torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert any("add_taps<" in file.read_text() for file in tmp_path.rglob("*.c++"))
+
+
 @pytest.mark.parametrize("channels", [24, 27])
 def test_squeeze_and_excitation_behind_a_depthwise_convolution(channels: int) -> None:
     class Model(nn.Module):

@@ -109,16 +109,18 @@ def test_sum_and_squared_differences_take_one_pass(n):
     share = torch.tensor(1 / n, dtype=torch.float32).item()
     operands = [x.reshape(-1), torch.zeros(m * n), torch.zeros(m), torch.zeros(m)]
     found, wanted, text = in_interpreter(run_text, centred(m, n, share), LOOPED, operands)
-    assert "welford" in text and text.count("tl.load(in0") == 2
+    assert "moments_step" in text and text.count("tl.load(in0") == 2
     for got, true in zip(found[1:], wanted[1:], strict=True):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("n", [37, 2000])
+@pytest.mark.parametrize("n", [37, 500])
 @pytest.mark.parametrize("serial", [False, True])
 def test_moments_far_from_zero(serial, n):
-    """A mean that moved from number to number would be rounded more than each moves it."""
+    """A mean that moved from number to number would be rounded more than each moves it; and so would the
+    squares of distances from a number far from all others.
+    """
     m, k = 3, 2 if serial else 1
     raxes = f"r0{{{n}}} ~ {n}, r1{{{k}}} ~ {k}"
     body = f"""
@@ -134,7 +136,8 @@ once {{
         f"kernel k on cuda {{\nnumerics fast\naxes p0{{{m}}} ~ {m}\nraxes {raxes}\n"
         f"in in0: f32[{m * n * k}]\nout out0: f32[{m}]\nout out1: f32[{m}]\n{body}\n}}"
     )
-    given = torch.randn(4, m, n * k) + torch.tensor([0.0, 1e6, 0.0, 0.0]).view(4, 1, 1)
+    given = torch.randn(5, m, n * k) + torch.tensor([0.0, 1e6, 0.0, 0.0, 0.0]).view(5, 1, 1)
+    given[4, :, 0] = 1e4
     given[2, 0, 0], given[2, 1, n // 2], given[2, 2, -1] = math.inf, -math.inf, math.inf
     given[3, 0, 0], given[3, 1, n // 2], given[3, 2, -1] = 1e38, -1e38, 1e38
     for x in given:
@@ -153,7 +156,10 @@ once {{
                 assert (found[2] == math.inf).all()
                 continue
             spread, mean = torch.var_mean(x.double(), -1, correction=0)
-            torch.testing.assert_close(found[1].double(), mean, rtol=2e-7, atol=2e-6)
+            # a distance is rounded as its number is, or the one it is taken from
+            outlier = bool(x[0, 0] == 1e4)
+            rounding = outlier * 6e-8 * 1e4
+            torch.testing.assert_close(found[1].double(), mean, rtol=2e-7, atol=2e-6 + rounding)
             torch.testing.assert_close(found[2].double() / (n * k), spread, rtol=2e-6, atol=0)
 
 
@@ -167,7 +173,7 @@ def test_differences_from_the_mean_add_up_to_nothing():
     x = torch.randn(m, n) + 1e6
     operands = [x.reshape(-1), torch.zeros(m * n), torch.zeros(m), torch.ones(m)]
     found, _, code = in_interpreter(run_text, text, LOOPED, operands)
-    assert "welford" in code and code.count("tl.load(in0") == 2
+    assert "moments_step" in code and code.count("tl.load(in0") == 2
     assert torch.count_nonzero(found[3]) == 0
     spread, mean = torch.var_mean(x.double(), -1, keepdim=True)
     torch.testing.assert_close(found[2].double() / (n - 1), spread[:, 0], rtol=2e-6, atol=0)
@@ -178,7 +184,7 @@ def test_differences_from_something_else_than_the_mean_stay():
     m, n = 3, 64
     operands = [torch.randn(m * n), torch.zeros(m * n), torch.zeros(m), torch.zeros(m)]
     found, wanted, text = in_interpreter(run_text, centred(m, n, 0.125), LOOPED, operands)
-    assert "welford" not in text and text.count("tl.load(in0") == 3
+    assert "moments" not in text and text.count("tl.load(in0") == 3
     for got, true in zip(found[1:], wanted[1:], strict=True):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-4)
 

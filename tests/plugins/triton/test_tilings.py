@@ -14,6 +14,7 @@ import torch
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
+from polyfuse.ir.text.print import text
 from polyfuse.plugin import Config
 from polyfuse_triton.build.toolchain import build
 from polyfuse_triton.codegen import configs, emit
@@ -107,6 +108,16 @@ def normalised(kind: str, rows: int = 16384, length: int = 4096) -> Kernel:
 def test_a_thread_has_more_points_of_narrow_rows(kind, warps):
     plan = choose_plan(normalised(kind), TARGET)
     assert plan.persistent and plan.num_warps == warps
+
+
+def test_rows_that_are_only_read_have_fewer_threads_to_wait_for():
+    """Where a row is reduced again by what it was reduced to, and nothing is stored for its points."""
+    written = text(normalised("f32"))
+    only_read = written.replace("store f32 set out0[4096*p0 + r0] = w5", "w6 = reduce f32 sum (w5)")
+    only_read = only_read.replace("out out0: f32[67108864]", "out out0: f32[16384]").rstrip()[:-1]
+    found = parse(only_read + "  once {\n    store f32 set out0[p0] = w6\n  }\n}")
+    assert isinstance(found, Kernel)
+    assert choose_plan(found, TARGET).num_warps == 8 < choose_plan(normalised("f32"), TARGET).num_warps
 
 
 @pytest.mark.parametrize(
@@ -213,6 +224,31 @@ def pooled(columns: str) -> Kernel:
     )
     assert isinstance(found, Kernel)
     return found
+
+
+def test_threads_that_read_windows_of_two_buffers_have_fewer_points():
+    """As the gradient of a maximum reads gradients and indices; that of a mean reads one."""
+
+    def points(buffers: int) -> int:
+        loads = "".join(
+            f"  v{b}{k} = load f32 in{b}[500*p0 + ((p1 + {k}) // 2)]\n"
+            for b in range(buffers)
+            for k in range(4)
+        )
+        found = parse(
+            "kernel k on cuda {\n numerics fast\n axes p0{65536} ~ 65536, p1{1000} ~ 1000\n"
+            + "".join(f" in in{b}: f32[33554432] aligned\n" for b in range(buffers))
+            + f" out out0: f32[65536000] aligned\n once {{\n{loads}"
+            + "".join(
+                f"  w{b} = add f32 (v{b}0, v{b}3)\n  x{b} = add f32 (v{b}1, v{b}2)\n" for b in range(buffers)
+            )
+            + "  y = add f32 (w0, x0)\n  store f32 set out0[1000*p0 + p1] = y\n }\n}"
+        )
+        assert isinstance(found, Kernel)
+        plan = choose_plan(found, TARGET)
+        return plan.elements // (32 * plan.num_warps)
+
+    assert points(2) == 4 < points(1)
 
 
 def test_threads_that_read_windows_in_steps_have_fewer_points():

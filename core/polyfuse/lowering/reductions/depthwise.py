@@ -26,7 +26,9 @@ from polyfuse.symbolic import (
     substitute,
 )
 
-_MOST_TAPS = 25
+_MOST_TAPS, _LARGE = 49, 25
+_NARROW, _FEW_CHANNELS = 4, 16
+"""Of windows of more than `_LARGE` numbers: columns and channels, below which they are the library's."""
 MOST_TAPS_OF_LINES, SHORTEST_LINE = 32, 16
 """Of convolutions of lines: the largest window, and the shortest line of results."""
 _INSIDE, _MOST_PRODUCTS = (2, 4), 36
@@ -35,8 +37,8 @@ _WIDEST = 8
 """Rows or columns of the widest margin."""
 FEWEST_CHANNELS = 8
 _TYPES = (DType.f32, DType.bf16, DType.f16)
-OF_LINES = 3
-"""Dimensions of what is convolved along one."""
+OF_LINES, _OF_VOLUMES = 3, 5
+"""Dimensions of what is convolved along one axis, and along three."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,9 @@ def depthwise_loops(
     if transposed or not isinstance(image, View) or not isinstance(weight, View):
         raise Unavailable("it is no convolution of images")
     lines = len(image.size) == OF_LINES
-    if not lines and len(image.size) != OF_LINES + 1:
-        raise Unavailable("it is no convolution of images or lines")
+    volumes = len(image.size) == _OF_VOLUMES
+    if not lines and not volumes and len(image.size) != OF_LINES + 1:
+        raise Unavailable("it is no convolution of lines, images or volumes")
     channels, views = image.size[1], [image, weight, *([bias] if isinstance(bias, View) else [])]
     inside = weight.size[1]
     few = inside in _INSIDE and weight.size[0] == channels and not lines
@@ -170,6 +173,8 @@ def depthwise_loops(
     most = MOST_TAPS_OF_LINES if lines else _MOST_TAPS
     if len(window) != len(image.size) - 2 or not 1 < prod(window) <= most:
         raise Unavailable("its window is too large")
+    if not lines and prod(window) > _LARGE and not _fits_large_windows(output):
+        raise Unavailable("its window is too large for its type, or for so few columns or channels")
     if few and isinstance(inside, int) and inside * prod(window) > _MOST_PRODUCTS:
         raise Unavailable("its window is too large for a group of channels")
     if not isinstance(channels, int) or channels < FEWEST_CHANNELS:
@@ -180,7 +185,8 @@ def depthwise_loops(
     if lines:
         size = (*output.size[:2], output.size[2] if read is None else read)
         return _lines(call, image, weight, bias, numbers, replace(output, size=size))
-    if image.stride[1] != 1 or output.stride[1] != 1:
+    # torch gives volumes with their channels second, whatever it reads: what lays them out is in the loops
+    if image.stride[1] != 1 or (output.stride[1] != 1 and not volumes):
         raise Unavailable("its channels do not come last")
     if margin is not None:
         image, padding = margin.image, margin.before
@@ -190,6 +196,15 @@ def depthwise_loops(
     numbers = (strides, padding, dilation)
     node = _convolution(call, image, laid_out.view(), bias, numbers, output, margin is None)
     return DepthwiseLoops((first, node), (laid_out,))
+
+
+def _fits_large_windows(output: Buffer) -> bool:
+    """Whether a convolution's loops are tiles of columns, faster than a library for large windows."""
+    _, channels, *extents = output.size
+    if not isinstance(channels, int) or not isinstance(extents[-1], int) or output.dtype is not DType.f32:
+        return False
+    known = all(isinstance(n, int) for n in extents)
+    return known and channels >= _FEW_CHANNELS and extents[-1] >= _NARROW
 
 
 def _lines(

@@ -31,13 +31,15 @@ class Tap:
 
     Attributes:
         image, weight: what is multiplied.
-        rows, columns: of the result that the term counts for: the first one, and the one behind the last.
+        limits: axes other than that of columns along which the term counts for some results only: the first
+            one, and the one behind the last.
+        columns: of the result that the term counts for, likewise.
         zeros: whether the others count zero times the weight, which is NaN where that is infinite.
     """
 
     image: Load
     weight: Load
-    rows: Interval
+    limits: tuple[tuple[str, Interval], ...]
     columns: Interval
     zeros: bool
 
@@ -54,6 +56,7 @@ class Window:
         before, after: statements of the sections before and after the points'.
         body: what is done with the sum at each point.
         mean: the sum over all points that is taken, if one is.
+        planes: axes around that of the rows along which it is taken, too.
     """
 
     lane: str
@@ -66,6 +69,7 @@ class Window:
     body: tuple[Statement, ...]
     after: tuple[Statement, ...]
     mean: Reduce | None
+    planes: tuple[str, ...]
 
 
 def window_of(facts: Facts, plan: Plan) -> Window | None:
@@ -76,7 +80,7 @@ def window_of(facts: Facts, plan: Plan) -> Window | None:
         return None
     outer = facts.raxes if looped else plan.axes[:-1]
     channels = facts.sizes[plan.lane]
-    if len(outer) < 2 or (looped and len(outer) != 2) or not isinstance(channels, int):
+    if len(outer) < 2 or not isinstance(channels, int):
         return None
     row, column = outer[-2:]
     extents = {name: facts.sizes[name] for name in (row, column)}
@@ -89,7 +93,8 @@ def window_of(facts: Facts, plan: Plan) -> Window | None:
     if len(at) != 1 or (not looped and len(kernel.sections) != 1):
         return None
     body = kernel.sections[at[0]].body
-    terms = _Terms(facts, {plan.lane: channels, row: height, column: width}, (plan.lane, row, column))
+    known = {name: size for name in outer if isinstance(size := facts.sizes[name], int)}
+    terms = _Terms(facts, known, (plan.lane, row, column))
     found = terms.longest(body)
     if found is None:
         return None
@@ -102,7 +107,8 @@ def window_of(facts: Facts, plan: Plan) -> Window | None:
         return None
     before = tuple(s for section in kernel.sections[: at[0]] for s in section.body)
     after = tuple(s for section in kernel.sections[at[0] + 1 :] for s in section.body)
-    window = Window(plan.lane, column, row, taps, step, total, before, rest, after, sums[0] if sums else None)
+    mean, planes = (sums[0], outer[:-2]) if looped else (None, ())
+    window = Window(plan.lane, column, row, taps, step, total, before, rest, after, mean, tuple(planes))
     return window if _is_plain(facts, plan, window) else None
 
 
@@ -207,11 +213,13 @@ class _Terms:
             return None
         if self.facts.nonlinear_axes & set(free_axes(image.index)):
             return None
-        inside = {row: (0, self.sizes[row]), column: (0, self.sizes[column])}
+        inside = {name: (0, size) for name, size in self.sizes.items()}
         if image.mask is not None and not self._limit(image.mask, made, inside):
             return None
         zeros = image.mask is not None and weight.mask is None
-        return Tap(image, weight, inside[row], inside[column], zeros)
+        columns = inside.pop(column)
+        limits = tuple((name, part) for name, part in inside.items() if part != (0, self.sizes[name]))
+        return Tap(image, weight, limits, columns, zeros)
 
     def _loaded(self, name: str, made: Mapping[str, Statement], uses: Mapping[str, int]) -> Load | None:
         """The load of a value that is only read, and widened where it has 16 bits, and that is used once."""
@@ -223,7 +231,7 @@ class _Terms:
         return load if load.dtype in ((DType.bf16, DType.f16) if wide else (DType.f32,)) else None
 
     def _limit(self, mask: str, made: Mapping[str, Statement], inside: dict[str, Interval]) -> bool:
-        """Limit the rows and columns to those for which a mask holds; whether it is of comparisons only."""
+        """Limit the positions to those for which a mask holds; whether it is of comparisons only."""
         stmt = made.get(mask)
         if not isinstance(stmt, Compute):
             return False

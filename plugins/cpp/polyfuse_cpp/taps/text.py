@@ -12,7 +12,7 @@ of channels begins earlier where these fill no whole ones.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -89,7 +89,7 @@ class TapsText(StageText):
         self.interleaved, self.together = {}, 1
         window, plan = self.window, self.plan
         self.outer = plan.axes[:-1] if window.mean else tuple(a for a in plan.axes[:-1] if a != window.column)
-        inner = {window.row, window.column} if window.mean else set(plan.axes) - {window.lane}
+        inner = {*window.planes, window.row, window.column} if window.mean else set(plan.axes) - {window.lane}
         size = self.facts.sizes[window.lane]
         assert isinstance(size, int)
         self.blocks = -(-size // plan.lanes)
@@ -135,8 +135,10 @@ class TapsText(StageText):
         self._keep("at_block", "stop")
         channels = f"i64 k = at_block * {lanes}; k < stop * {lanes}; ++k"
         out.line(f"for ({channels}) totals[k] = line[k] = f32(0);")
-        height = index_text(self.facts.sizes[window.row])
-        with out.block(f"for (i64 {window.row} = 0; {window.row} < {height}; ++{window.row})"):
+        with ExitStack() as loops:
+            for name in (*window.planes, window.row):
+                size = index_text(self.facts.sizes[name])
+                loops.enter_context(out.block(f"for (i64 {name} = 0; {name} < {size}; ++{name})"))
             self._row()
             out.line(f"for ({channels}) totals[k] += line[k], line[k] = f32(0);")
         with self._vectors("at_block", "stop"):
@@ -212,14 +214,12 @@ class TapsText(StageText):
         sums = [f"sum_{j}" for j in range(tiles.columns)]
         with self._vectors("at_block", "stop"):
             out.line(f"vf32 {', '.join(f'{name} = fill<vf32>(f32(0))' for name in sums)};")
-            height = self.facts.sizes[window.row]
-            for (rows, zeros), group in groupby(window.taps, lambda t: (t.rows, t.zeros)):
+            for (limits, zeros), group in groupby(window.taps, lambda t: (t.limits, t.zeros)):
                 taps = list(group)
-                whole = rows == (0, height)
-                test = f"if ({window.row} >= {rows[0]} && {window.row} < {rows[1]})"
-                with out.block("" if whole else test):
+                tests = [f"{name} >= {low} && {name} < {end}" for name, (low, end) in limits]
+                with out.block(f"if ({' && '.join(tests)})" if tests else ""):
                     self._taps(taps, tiles, first, sums)
-                if zeros and not whole:
+                if zeros and tests:
                     with out.block("else"):
                         for tap in taps:
                             out.line(f"add_zeros({self._weight(tap)}, {', '.join(sums)});")

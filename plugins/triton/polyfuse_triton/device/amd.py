@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language.extra.hip.libdevice import *  # noqa: F403
 from triton.language.extra.hip.libdevice import cos
 
-from polyfuse_triton.device.plain_bytes import high_half, low_half, signed_bits
+from polyfuse_triton.device.plain_bytes import high_half, low_half, pair_of_halves, signed_bits
 
 __all__ = [
     "anywhere",
@@ -17,6 +17,7 @@ __all__ = [
     "high_half",
     "low_half",
     "mul_rn",
+    "pair_of_halves",
     "quick_exp2",
     "quick_inverse",
     "signed_bits",

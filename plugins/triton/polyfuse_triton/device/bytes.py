@@ -34,13 +34,16 @@ def signed_byte_bf16(a: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def by_words(pointer: tl.tensor, count: tl.constexpr) -> tl.tensor:
+def by_words(pointer: tl.tensor, count: tl.constexpr, inside: tl.tensor | None = None) -> tl.tensor:
     """Neighbouring numbers of 16 bits, an even number of them, behind each address of a column: (rows, 1) to
-    (rows, count). Copies past registers take four bytes at least.
+    (rows, count). Copies past registers take four bytes at least. `inside`: rows that there are, if not all.
     """
     kind: tl.constexpr = pointer.dtype.element_ty
-    at = tl.arange(0, count // 2)[None, :]
-    word = tl.load(pointer.to(tl.pointer_type(tl.int32), bitcast=True) + at)
+    words = pointer.to(tl.pointer_type(tl.int32), bitcast=True) + tl.arange(0, count // 2)[None, :]
+    if inside is None:
+        word = tl.load(words)
+    else:
+        word = tl.load(words, mask=inside, other=0)
     low = word.to(tl.int16).to(kind, bitcast=True)
     high = (word >> 16).to(tl.int16).to(kind, bitcast=True)
     return tl.reshape(tl.join(low, high), [pointer.shape[0], count])

@@ -20,12 +20,11 @@ __all__ = [
     "combine_welford",
     "combine_xor",
     "finish_softmax",
-    "first_finite",
+    "finite_or_zero",
+    "moments_step",
     "scan_max",
     "scan_min",
     "softmax_step",
-    "welford_even_step",
-    "welford_step",
 ]
 
 
@@ -112,9 +111,9 @@ def combine_logsumexp(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def first_finite(first: tl.tensor, count: tl.tensor, value: tl.tensor) -> tl.tensor:
-    """The first value, from which distances of the others are taken: zero instead of an infinity or NaN."""
-    return tl.where(count == 0.0, tl.where(tl.abs(value) < float("inf"), value, 0.0), first)
+def finite_or_zero(value: tl.tensor) -> tl.tensor:
+    """A number from which distances of others can be taken: zero instead of an infinity or NaN."""
+    return tl.where(tl.abs(value) < float("inf"), value, 0.0)
 
 
 @triton.jit
@@ -137,24 +136,15 @@ def combine_welford(
 
 
 @triton.jit
-def welford_step(
-    mean: tl.tensor, m2: tl.tensor, count: tl.tensor, value: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """One more value."""
-    total = count + 1
-    delta = value - mean
-    moved = moved_mean(mean, delta / total, value)
-    return moved, m2 + delta * (value - moved), total
-
-
-@triton.jit
-def welford_even_step(
-    mean: tl.tensor, m2: tl.tensor, part: tl.tensor, value: tl.tensor
+def moments_step(
+    total: tl.tensor, m2: tl.tensor, before: tl.tensor, part: tl.tensor, value: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """One more value, which is the `part`-th part of all."""
-    delta = value - mean
-    moved = moved_mean(mean, delta * part, value)
-    return moved, m2 + delta * (value - moved)
+    """One more value for a sum and the squared deviations from the mean, which is `before` times the sum so
+    far, and `part` times that with the value. The sum is divided by 2**20: that of finite numbers is finite.
+    """
+    mean = total * before
+    total += value * 9.5367431640625e-07
+    return total, m2 + (value - mean) * (value - total * part)
 
 
 @triton.jit

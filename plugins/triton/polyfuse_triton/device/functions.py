@@ -23,6 +23,7 @@ from polyfuse_triton.device.libdevice import (
     quick_inverse,
     wait_for_cluster,
 )
+from polyfuse_triton.device.lines import scaled_lines
 from polyfuse_triton.device.philox import random_bits, random_normal, random_uniform
 from polyfuse_triton.sort.keys import sort_key, sort_rank
 
@@ -60,6 +61,7 @@ __all__ = [
     "random_bits",
     "random_normal",
     "random_uniform",
+    "scaled_lines",
     "shift_left",
     "shift_right",
     "sigmoid",

@@ -12,6 +12,7 @@ __all__ = [
     "high_half",
     "libdevice",
     "low_half",
+    "pair_of_halves",
     "quick_exp2",
     "quick_inverse",
     "signed_bits",
@@ -25,6 +26,7 @@ anywhere: Any
 low_half: Any
 high_half: Any
 signed_bits: Any
+pair_of_halves: Any
 wait_for_cluster: Any
 if triton.knobs.runtime.interpret:
     from polyfuse_triton.device import interpret, plain_bytes
@@ -32,6 +34,7 @@ if triton.knobs.runtime.interpret:
     libdevice = interpret
     low_half, high_half = plain_bytes.low_half, plain_bytes.high_half
     signed_bits = plain_bytes.signed_bits
+    pair_of_halves = plain_bytes.pair_of_halves
     quick_exp2 = interpret.exp2  # type: ignore[attr-defined]
 
     @triton.jit
@@ -147,4 +150,30 @@ else:
             dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=4,
+        )
+
+    @triton.jit
+    def pair_of_halves(
+        word: tl.tensor, number: tl.tensor, zero: tl.tensor, scale: tl.tensor
+    ) -> tuple[tl.tensor, tl.tensor]:
+        """The lower and the upper half of byte `number` of a word, less `zero` and times `scale`, as bf16,
+        rounded as in eager mode; these two hold one bf16 twice.
+        """
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 two, base;
+            mov.b32 base, 0x43004300;
+            prmt.b32 two, $2, 0, $3;
+            mad.lo.u32 two, two, 4096, two;
+            lop3.b32 two, two, 0x000F000F, base, 0xEA;
+            sub.rn.bf16x2 two, two, base;
+            sub.rn.bf16x2 two, two, $4;
+            mul.rn.bf16x2 two, two, $5;
+            mov.b32 {$0, $1}, two;
+            }""",
+            "=h,=h,r,r,r,r",
+            [word, number + 0x4440, zero, scale],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=1,
         )

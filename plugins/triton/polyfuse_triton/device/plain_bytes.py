@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["high_half", "low_half", "signed_bits"]
+__all__ = ["high_half", "low_half", "pair_of_halves", "signed_bits"]
 
 
 @triton.jit
@@ -26,3 +26,18 @@ def signed_bits(a: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     wide = a.to(tl.int16)
     bits = ((wide & 0x7F) | 0x4300).to(tl.bfloat16, bitcast=True)
     return bits, ((wide & 0x80) | 0x4300).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def pair_of_halves(
+    word: tl.tensor, number: tl.tensor, zero: tl.tensor, scale: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """The lower and the upper half of byte `number` of a word, less `zero` and times `scale`, as bf16; these
+    two hold one bf16 twice.
+    """
+    less = zero.to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)
+    times = scale.to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)
+    byte = word >> (number * 8)
+    low = ((byte & 15).to(tl.float32) - less).to(tl.bfloat16).to(tl.float32)
+    high = ((byte >> 4 & 15).to(tl.float32) - less).to(tl.bfloat16).to(tl.float32)
+    return (low * times).to(tl.bfloat16), (high * times).to(tl.bfloat16)

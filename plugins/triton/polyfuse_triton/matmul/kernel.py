@@ -21,6 +21,7 @@ from polyfuse_triton.loops.kernel import KernelText, parameter_names
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.matmul.coordinates import MatmulCoordinates, TileCoordinates
+from polyfuse_triton.matmul.lines import FEWEST_WARPS, LINE, LineScope
 from polyfuse_triton.matmul.narrow import (
     AHEAD,
     BOTH,
@@ -286,7 +287,7 @@ class _Writing:
         """
         out, found = self._out, self._found.contraction
         moved = {stmt.targets[0]: self._moved_statement[id(stmt)] for stmt in found.left.body}
-        scope = NarrowScope(*self._scope_parts("mk", "a"))
+        scope = LineScope(*self._scope_parts("mk", "a"))
         scope.wanted = found.left.dtype
         along = (*self._found.depth, narrow.half)
         hoisted = [stmt for name, stmt in moved.items() if self._uniform(name, along)]
@@ -299,13 +300,11 @@ class _Writing:
         with out.indented(), out.detached() as lines:
             columns = GroupScope(*self._scope_parts(f"m{GROUP}", "u"))
             columns.at(own, {}, before)
-            given = dict(before)
+            groups: dict[str, tuple[Value, str]] = {}
             for stmt in own:
                 value = columns.value(stmt.targets[0])
                 text = columns.spread(columns.typed(value), value.dims, frozenset(f"m{GROUP}"))
-                if narrow.groups(self._plan.k) > 1:
-                    value = scope.define(f"of_groups({text}, KBLOCK)", replace(value, dims=frozenset("mk")))
-                given[stmt.targets[0]] = value
+                groups[stmt.targets[0]] = value, text
             plain = found.right.plain
             assert plain is not None
             row = NarrowScope(*self._scope_parts(f"n{BOTH}", "b"))
@@ -314,16 +313,61 @@ class _Writing:
             load = with_index(self._moved_statement[id(plain)], lambda index: substitute(index, in_order))
             beside = row.evaluate(load)
             tile = row.spread(beside.text, beside.dims, frozenset(f"n{BOTH}"))
-            halves = []
-            for number in range(narrow.numbers):
-                scope.at(tuple(moved.values()), {HALF: number}, given)
-                halves.append(self._narrow_tile(scope, found.left.value, found.left, "mk"))
-            both = f"tl.reshape(tl.join({', '.join(halves)}), [MBLOCK, {BOTH.upper()}BLOCK])"
+            both = self._scaled_lines(scope, moved, before, groups) if self._reads_lines else None
+            if both is None:
+                both = self._joined_halves(scope, moved, before, groups, narrow)
             out.line(f"acc = tl.dot({both}, tl.trans({tile}), acc{self._precision()})")
         with out.indented():
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
             out.add(lines)
+
+    def _joined_halves(
+        self,
+        scope: NarrowScope,
+        moved: Mapping[str, Statement],
+        before: Mapping[str, Value],
+        groups: Mapping[str, tuple[Value, str]],
+        narrow: Narrow,
+    ) -> str:
+        """The text of both numbers of each byte, each computed for itself."""
+        given = dict(before)
+        for name, (value, text) in groups.items():
+            if narrow.groups(self._plan.k) > 1:
+                value = scope.define(f"of_groups({text}, KBLOCK)", replace(value, dims=frozenset("mk")))
+            given[name] = value
+        made, halves = self._found.contraction.left, []
+        for number in range(narrow.numbers):
+            scope.at(tuple(moved.values()), {HALF: number}, given)
+            halves.append(self._narrow_tile(scope, made.value, made, "mk"))
+        return f"tl.reshape(tl.join({', '.join(halves)}), [MBLOCK, {BOTH.upper()}BLOCK])"
+
+    def _scaled_lines(
+        self,
+        scope: LineScope,
+        moved: Mapping[str, Statement],
+        before: Mapping[str, Value],
+        groups: Mapping[str, tuple[Value, str]],
+    ) -> str | None:
+        """The same computed by pairs of numbers, where they are no more than scaled by groups."""
+
+        def of_group(name: str) -> str:
+            stmt = moved.get(name)
+            while isinstance(stmt, Cast) and not stmt.bitwise and stmt.dtype.is_float:
+                name = stmt.arg
+                stmt = moved.get(name)
+            return name if name in groups and groups[name][0].dtype is DType.bf16 else ""
+
+        def text_of(factor: str | float) -> str:
+            if isinstance(factor, str):
+                return groups[factor][1]
+            return f"tl.full([MBLOCK, {GROUP.upper()}BLOCK], {factor}, tl.bfloat16)"
+
+        halves = []
+        for number in (0, 1):
+            scope.at(tuple(moved.values()), {HALF: number}, before)
+            halves.append(scope.half_of(self._found.contraction.left.value, of_group))
+        return scope.scaled(halves, text_of)
 
     def _of_step(
         self, moved: Mapping[str, Statement], before: Mapping[str, Value], inner: Sequence[str]
@@ -334,6 +378,12 @@ class _Writing:
             for name, stmt in moved.items()
             if isinstance(stmt, Load) and name not in before and self._uniform(name, inner)
         ]
+
+    @property
+    def _reads_lines(self) -> bool:
+        """Whether threads read sixteen bytes of a line at a time."""
+        made = self._found.contraction.left
+        return self._plan.warps >= FEWEST_WARPS and made.dtype is DType.bf16 and self._plan.k % LINE == 0
 
     @property
     def _has_few_rows(self) -> bool:

@@ -153,7 +153,8 @@ class GroupScope(NarrowScope):
             return super().evaluate(stmt)
         address = self.indexer().address(substitute(stmt.index, {GROUP: 0}))
         pointer = self.spread(address.of(self.arguments[stmt.buffer]), address.dims, frozenset("m"))
-        text = f"by_words({pointer}, {GROUP.upper()}BLOCK)"
+        inside = "".join(f", {mask}" for mask in self.coordinates.mask(frozenset("m")))
+        text = f"by_words({pointer}, {GROUP.upper()}BLOCK{inside})"
         return self.define(text, Value("", stmt.dtype, frozenset(f"m{GROUP}")))
 
     def _has_words(self, stmt: Load) -> bool:

@@ -30,6 +30,10 @@ _RESOLUTION = 0.03
 """Parts by which estimates have to differ."""
 _STAGES_OF_TWO = 4
 """Of a program beside another one: more ask for no more than memory delivers."""
+_SIDE_OF_MANY = 64
+"""Columns of a weight of whole bytes in a tile where there are more than 16 rows."""
+_STAGES_OF_BYTES = 3
+"""Of such a tile, where there are more programs than multiprocessors."""
 _WAYS = 3
 """Of these, at most so many have equal sides."""
 _GROUP = 8
@@ -88,7 +92,11 @@ def _streaming(found: Matmul, target: Target) -> Iterator[MatmulPlan]:
         m, n, k, warps, stages = tile_of(found.contraction)
         plan = MatmulPlan(m, max(n, target.columns), k, 1, warps, stages)
         batch, rows, columns, _ = found.shape
-        if found.narrow is None and batch * -(-rows // m) * -(-columns // plan.n) > target.multiprocessors:
+        is_crowded = batch * -(-rows // m) * -(-columns // plan.n) > target.multiprocessors
+        if found.narrow is not None:
+            if is_crowded and found.numbers == 1 and m == _SIDE_OF_MANY:
+                plan = replace(plan, stages=min(stages, _STAGES_OF_BYTES))
+        elif is_crowded:
             plan = _two_at_a_time(found, target, plan)
         elif found.beside is not None:
             plan = _fitting(found, plan, target.shared_bytes)

@@ -33,6 +33,8 @@ _LOWEST = {DType.f32: -3.4028234663852886e38, DType.f64: -1.7976931348623157e308
 _LAST = {False: (1 << 63) - 1, True: (1 << 31) - 1}
 _REPEATABLE = frozenset(("sum", "prod", "min", "max", "any", "all", "welford"))
 """Kinds of one operand whose tile may have fewer dimensions than the program's."""
+_SCALE = float(1 << 20)
+"""By what sums of distances are divided."""
 _FLAGS = DType.i32
 """Type in which truth values are reduced."""
 
@@ -259,11 +261,9 @@ class Accumulator:
         self._stmt = stmt
         self._kind = stmt.kind
         self._join = join
-        count = {"welford": 4, "online_softmax": 2}.get(self._kind, len(stmt.args))
+        count = {"welford": 5, "online_softmax": 2}.get(self._kind, len(stmt.args))
         self._names = [scope.name() for _ in range(count)]
         self._narrow = False
-        # walked once, all points of a tile have been met equally often but for those beyond the end
-        self._evenly = self._kind == "welford" and scope.plan.walks and not scope.plan.serial
 
     def step(self) -> None:
         """Write the part inside the loop."""
@@ -287,29 +287,31 @@ class Accumulator:
             scope.out.line(f"{names} = {_FUNCTIONS[kind]}({given})")
 
     def _moments_step(self, value: str) -> None:
-        """A step that leaves points beyond the end alone. The mean that moves is that of distances from the
-        first value: one far from zero would be rounded more than a step moves it."""
+        """A step whose mean is that of distances from the first value: one far from zero would be rounded
+        more than a step moves it. What is beyond the end counts as a value at the mean, which moves nothing.
+        """
         scope = self._scope
-        mean, squares, count, first = self._names
+        total, squares, count, first, before = self._names
         masks = scope.coordinates.mask(("r",))
-        fresh = [scope.name() for _ in self._names[: 2 if self._evenly else 3]]
-        scope.out.line(f"{first} = first_finite({first}, {count}, {value})")
-        if self._evenly:
-            scope.out.line(f"{count} = {count} + 1.0")
-            given = f"{mean}, {squares}, 1.0 / {count}, {value} - {first}"
-            scope.out.line(f"{', '.join(fresh)} = welford_even_step({given})")
-        else:
-            given = f"{mean}, {squares}, {count}, {value} - {first}"
-            scope.out.line(f"{', '.join(fresh)} = welford_step({given})")
-        for name, new in zip(self._names, fresh, strict=False):
-            scope.out.line(f"{name} = tl.where({masks[0]}, {new}, {name})" if masks else f"{name} = {new}")
+        scope.out.line(f"if {count} == 0.0:")
+        with scope.out.indented():
+            scope.out.line(f"{first} = finite_or_zero({value})")
+        scope.out.line(f"{count} = {count} + 1.0")
+        away, part = scope.name(), scope.name()
+        text = f"{value} - {first}"
+        if masks:
+            text = f"tl.where({masks[0]}, {text}, {total} * {before})"
+        scope.out.line(f"{away} = {text}")
+        scope.out.line(f"{part} = {_SCALE} / {count}")
+        scope.out.line(f"{total}, {squares} = moments_step({total}, {squares}, {before}, {part}, {away})")
+        scope.out.line(f"{before} = {part}")
 
     def begin(self) -> list[str]:
         """The lines that stand before the loop; known after `step`."""
         shape = self._scope.shape(d.name for d in self._scope.plan.dims)
         shapes = [shape] * len(self._names)
-        if self._evenly:
-            shapes[2] = "()"
+        if self._kind == "welford":
+            shapes[2] = shapes[4] = "()"
         return [
             f"{name} = tl.full({shape}, {value}, {triton_type(dtype)})"
             for name, shape, value, dtype in zip(
@@ -328,7 +330,7 @@ class Accumulator:
     def _starts(self) -> list[str]:
         kind, dtype = self._kind, self._stmt.dtype
         if kind == "welford":
-            return ["0.0"] * 4
+            return ["0.0"] * 5
         if kind == "online_softmax":
             return [repr(_LOWEST[dtype]), "0.0"]
         if self._narrow and kind not in ("argmin", "argmax"):
@@ -352,8 +354,9 @@ class Accumulator:
         scope, stmt = self._scope, self._stmt
         axis, keep = _axis(scope), _keep(scope)
         plain, tile = Value("", stmt.dtype, _tiles(scope)), Value("", stmt.dtype, _tiles(scope) | {"r"})
-        mean, squares, _, first = self._names
-        counts = scope.define(self._counts() if self._evenly else self._names[2], tile).text
+        distances, squares, _, first, before = self._names
+        mean = scope.define(f"{distances} * {before}", tile).text
+        counts = scope.define(self._counts(), tile).text
         total = scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
         here, join = total, self._join
         if join is not None:
@@ -389,18 +392,22 @@ class Accumulator:
         return tuple(Value(n, stmt.dtype, plain.dims) for n in names)
 
     def _counts(self) -> str:
-        """How often each point of a tile was met, where all were but for those beyond the end."""
+        """How often each point of a tile was met: in all turns, but for those beyond the end of a row."""
         scope, count = self._scope, self._names[2]
-        reduced = scope.plan.reduced
+        plan, reduced = scope.plan, scope.plan.reduced
         assert reduced is not None
         text, had = count, frozenset[str]()
-        if not reduced.is_full:
+        if not plan.walks:
+            if masks := scope.coordinates.mask(("r",)):
+                text, had = f"tl.where({masks[0]}, {count}, 0.0)", frozenset(("r",))
+        elif not reduced.is_full:
             last = scope.coordinates.extent((reduced.extent - 1) % reduced.block + 1)
-            if scope.plan.walkers:
+            if plan.walkers:
                 # beyond the end is only the last program's
-                last = f"{last} + {reduced.constant} * (rb < {scope.plan.chunks - 1})"
-            text, had = f"tl.where(rl < {last}, {count}, {count} - 1.0)", frozenset(("r",))
-        return scope.spread(text, had, frozenset(d.name for d in scope.plan.dims))
+                last = f"{last} + {reduced.constant} * (rb < {plan.chunks - 1})"
+            ends = " * ".join(scope.coordinates.extent(scope.facts.sizes[name]) for name in plan.serial)
+            text, had = f"tl.where(rl < {last}, {count}, {count} - {ends or '1.0'})", frozenset(("r",))
+        return scope.spread(text, had, frozenset(d.name for d in plan.dims))
 
 
 def _corrected(mean: Value, offset: Value) -> str:

@@ -15,8 +15,10 @@ from polyfuse_triton.tiling.register_pressure import Facts
 _WARP = 32
 _POINTS = 16
 """Points of a row for each thread."""
-_BYTES = (1024, 32768)
+_BYTES = (8192, 32768)
 """Of a row that is worth it, and of one that programs have room for in shared memory beside others."""
+_NARROWEST = 2
+"""Bytes of an element with which this was measured."""
 _PROGRAMS = 4
 """Rows for each multiprocessor, with which it has enough to do."""
 _INDIRECT = "@0"
@@ -57,6 +59,6 @@ def _is_picked(facts: Facts, access: Access, lead: str, length: int) -> bool:
     if len(access.indirect) != 1 or lead not in facts.depends[access.indirect[0]]:
         return False
     least, most = _BYTES
-    if not least <= length * access.itemsize <= most:
+    if access.itemsize < _NARROWEST or not least <= length * access.itemsize <= most:
         return False
     return row_of(access.index, Dim(lead, (lead,), length, length)) is not None

@@ -8,6 +8,7 @@ divisions and no vector arithmetic.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from polyfuse.kit import Access
@@ -79,9 +80,13 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, s
 
 
 def _reads_windows(facts: Facts, lead: str) -> bool:
-    """Whether points read several elements of one buffer, in steps, as pooling does."""
-    read = [a.buffer for a in facts.accesses if not a.is_store and abs(a.strides.get(lead) or 0) > 1]
-    return any(read.count(buffer) >= _WINDOW for buffer in read)
+    """Whether points read several elements of one buffer, in steps, as pooling does; or of two buffers each,
+    at indices that were divided, as the gradient of a maximum does.
+    """
+    read = [a for a in facts.accesses if not a.is_store and lead in a.strides]
+    stepped = Counter(a.buffer for a in read if abs(a.strides[lead] or 0) > 1)
+    divided = Counter(a.buffer for a in read if a.strides[lead] is None)
+    return any(n >= _WINDOW for n in stepped.values()) or sum(n >= _WINDOW for n in divided.values()) > 1
 
 
 def _columns_of_groups(facts: Facts, groups: Groups) -> Plan:

@@ -345,14 +345,17 @@ class _Shape:
 
         With more of them fewer threads wait for each other, and more rows are under way at a time, as long as
         there are rows for all multiprocessors. That counts where reading a row is not what takes most time:
-        its data are narrow, or what is carried along has several parts.
+        its data are narrow, what is carried along has several parts, or threads wait for each other several
+        times and no row is written meanwhile.
         """
-        narrow = min((a.itemsize for a in self.looped if self.facts.share(a) > 0.5), default=4)
-        if narrow >= 4 and not self.positions:
+        full = [a for a in self.looped if self.facts.share(a) > 0.5]
+        waits = self.rounds > 1 and not any(a.is_store for a in full)
+        if min((a.itemsize for a in full), default=4) >= 4 and not self.positions and not waits:
             return _FEW
         points = self.facts.points((*self.facts.axes, *self.facts.raxes))
         busy = points >= 2 * _PROGRAMS * self.target.multiprocessors * elements
-        return _MANY if busy and _MANY * self.facts.registers <= REGISTERS * 3 // 4 else _FEW
+        room = REGISTERS if waits else REGISTERS * 3 // 4
+        return _MANY if busy and _MANY * self.facts.registers <= room else _FEW
 
     def _warps(self, count: int, elements: int) -> int:
         """More warps where the values of a thread's points would not fit in its registers."""
