@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from polyfuse.compiler.reports.report import last_reports, reset_reports
-from polyfuse.runtime.devices import host
 from polyfuse.runtime.devices.host import HostDevice
+from polyfuse.torch_compat.devices import host_switches
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 3, 10, 16
 
@@ -126,10 +125,11 @@ def test_from_how_many_queries_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _count(lambda q, k, v: _plain(q * 3, k, v), q[:, :, 1:], k, v) == 0
 
 
-def test_where_the_cpu_multiplies_bf16(tmp_path: Path) -> None:
-    flags = tmp_path / "cpuinfo"
-    flags.write_text("processor : 0\nflags : avx512f avx512_bf16\n")
-    assert host._multiplies_bf16(flags) and not host._multiplies_bf16(tmp_path / "none")
+def test_bf16_where_the_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert (torch.bfloat16 in HostDevice.spelled_attention) == host_switches.multiplies_bf16()
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert not host_switches.multiplies_bf16()
 
 
 def test_training_is_left_alone() -> None:

@@ -15,17 +15,7 @@ import torch
 from polyfuse.runtime.devices.device import Allocate, Device, DeviceProperties, MemoryStatistics
 from polyfuse.runtime.devices.switches import read_switches, write_switches
 from polyfuse.torch_compat import bindings
-from polyfuse.torch_compat.devices.host_switches import HOST_SWITCHES
-
-
-def _multiplies_bf16(path: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU multiplies bf16: the library's attention in bf16 is slower than matmuls elsewhere."""
-    try:
-        with path.open(encoding="utf-8") as lines:  # those of the first core are enough
-            flags = next((line for line in lines if line.startswith("flags")), "")
-    except OSError:
-        return False
-    return "avx512_bf16" in flags.split()
+from polyfuse.torch_compat.devices.host_switches import HOST_SWITCHES, multiplies_bf16
 
 
 class HostDevice(Device):
@@ -35,7 +25,7 @@ class HostDevice(Device):
     bernoulli_dropout = True
     spelled_attention: ClassVar[Mapping[torch.dtype, int]] = {
         torch.float32: 48,
-        **({torch.bfloat16: 32} if _multiplies_bf16() else {}),
+        **({torch.bfloat16: 32} if multiplies_bf16() else {}),
     }
 
     def count(self) -> int:
