@@ -70,17 +70,18 @@ def kernel_of(case: Case | str) -> Kernel:
     return found
 
 
-def int4_text(rows: int, columns: int = 1024, group: int = 64) -> str:
-    """A product with a weight of 1024 rows, two numbers a byte, scaled in groups."""
-    groups, inside = 1024 // group, group // 2
+def int4_text(rows: int, columns: int = 1024, group: int = 64, parts: int = 1) -> str:
+    """A product with a weight of 1024 rows, two numbers a byte, scaled in groups; or parts of such a sum."""
+    groups, inside, depth = 1024 // group, group // 2, 1024 * parts
+    part = [f" + {size}*p2" for size in (1024, 512, groups, columns * rows)] if parts > 1 else [""] * 4
     return f"""kernel narrow on cuda {{
  numerics fast
- axes p0{{{rows}}} ~ {rows}, p1{{{columns}}} ~ {columns}
+ axes {f"p2{{{parts}}} ~ {parts}, " if parts > 1 else ""}p0{{{rows}}} ~ {rows}, p1{{{columns}}} ~ {columns}
  raxes r0{{{groups}}} ~ {groups}, r1{{{inside}}} ~ {inside}, r2{{2}} ~ 2
- in x: bf16[{1024 * rows}] aligned
- in w: u8[{512 * columns}] aligned
- in s: bf16[{groups * columns}] aligned
- out out0: f32[{columns * rows}] aligned
+ in x: bf16[{depth * rows}] aligned
+ in w: u8[{depth // 2 * columns}] aligned
+ in s: bf16[{groups * parts * columns}] aligned
+ out out0: f32[{columns * rows * parts}] aligned
  once {{
   one = const i64 1
   none = const u8 0
@@ -88,24 +89,24 @@ def int4_text(rows: int, columns: int = 1024, group: int = 64) -> str:
   four = const u8 4
  }}
  loop {{
-  a = load bf16 x[1024*p0 + {group}*r0 + 2*r1 + r2]
+  a = load bf16 x[{depth}*p0 + {group}*r0 + 2*r1 + r2{part[0]}]
   at = index i64 <r2>
   first = lt bool (at, one)
-  b0 = load u8 w[512*p1 + {inside}*r0 + r1] if first else none
+  b0 = load u8 w[{depth // 2}*p1 + {inside}*r0 + r1{part[1]}] if first else none
   b1 = bitwise_and u8 (b0, low)
   second = ge bool (at, one)
-  b2 = load u8 w[512*p1 + {inside}*r0 + r1] if second else none
+  b2 = load u8 w[{depth // 2}*p1 + {inside}*r0 + r1{part[1]}] if second else none
   b3 = shift_right u8 (b2, four)
   b4 = where u8 (first, b1, b3)
   b5 = cast f32 (b4)
-  s0 = load bf16 s[{groups}*p1 + r0]
+  s0 = load bf16 s[{groups * parts}*p1 + r0{part[2]}]
   s1 = cast f32 (s0)
   b6 = mul f32 (b5, s1)
   b = cast bf16 (b6)
   acc = reduce f32 dot (a, b)
  }}
  once {{
-  store f32 set out0[{columns}*p0 + p1] = acc
+  store f32 set out0[{columns}*p0 + p1{part[3]}] = acc
  }}
 }}
 """

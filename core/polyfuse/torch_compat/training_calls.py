@@ -56,7 +56,7 @@ def watch() -> None:
 
     runtime_wrappers.RuntimeWrapper.post_compile = post_compile
     lay_out: Any = runtime_wrappers.coerce_to_expected_memory_format
-    runtime_wrappers.coerce_to_expected_memory_format = _laying_out_batches(lay_out)
+    runtime_wrappers.coerce_to_expected_memory_format = _laying_out(lay_out)
 
 
 def direct(wrapper: Any, compiled: Callable[..., Any], meta: Any, around: Boxed) -> Boxed:
@@ -222,7 +222,8 @@ def _steps(function: Any) -> Any:
     tangents = _tangents(meta)
     looks = [look.memory_format for look in meta.subclass_tangent_meta]
     expected = list(zip(tangents, looks, strict=True))
-    lay_out = runtime_wrappers.coerce_to_expected_memory_format.__wrapped__
+    lay_out: Any = runtime_wrappers.coerce_to_expected_memory_format
+    lay_out = lay_out.for_one
     boxed = getattr(function, "boxed_grads_call", False)
     may_differ = meta.deterministic is False
     known: tuple[Any, Callable[..., Any]] = (None, function.backward)
@@ -338,22 +339,37 @@ def _one_by_one(run: Boxed, inputs: list[Any], donated: Collection[int]) -> tupl
     return tuple(torch._add_batch_dim(x, 0, level) if _is_tensor(x) else x for x in results)
 
 
-def _laying_out_batches(lay_out: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What gives gradients the strides that a backward was traced with, also for those of several at once."""
+def _laying_out(lay_out: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """What gives gradients the strides that a backward was traced with, also those of several at once, sparse
+    ones, and those that say of themselves that they are conjugated or negated, which kernels do not see.
+    """
+
+    def for_one(x: torch.Tensor, look: Any) -> torch.Tensor:
+        if x.is_neg() or x.is_conj():
+            x = x.resolve_conj().resolve_neg()
+        try:
+            return lay_out(x, look)
+        except RuntimeError:
+            if x.layout is torch.strided:
+                raise
+            return lay_out(x.to_dense(), look)
 
     @wraps(lay_out)
     def laid_out(x: torch.Tensor, look: Any) -> torch.Tensor:
         # Dynamo may trace who asks for gradients
-        if torch.compiler.is_dynamo_compiling() or not _is_batch(x):
+        if torch.compiler.is_dynamo_compiling():
             return lay_out(x, look)
+        if not _is_batch(x):
+            return for_one(x, look)
         with _outside_batch() as level:
             batch = torch._remove_batch_dim(x, level, 1, 0)
-            one = lay_out(batch[0], look)
+            one = for_one(batch[0], look)
             room = sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True)) + 1
             size, stride = (len(batch), *one.shape), (room, *one.stride())
             made = torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).copy_(batch)
         return torch._add_batch_dim(made, 0, level)
 
+    laid_out.for_one = for_one  # type: ignore[attr-defined]
     return laid_out
 
 

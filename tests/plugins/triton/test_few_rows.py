@@ -26,7 +26,7 @@ from polyfuse_triton.matmul.few_rows import narrow_rows, streaming_parts
 from polyfuse_triton.matmul.plan import matmul_of
 from polyfuse_triton.target import known_target
 from polyfuse_triton.target_info import target_info_of
-from triton_gemms import Case, kernel_of, matmul_faults
+from triton_gemms import Case, int4_text, kernel_of, matmul_faults
 from triton_interpreted import in_interpreter
 from triton_rows import gate_faults, projection_faults
 
@@ -79,6 +79,22 @@ def test_parts_of_bytes_have_whole_steps(rows: int, columns: int, depth: int, pa
     x, w = plain.values
     found = replace(plain, values=(x, cast(load("w", w.index, DType.i8), DType.bf16)))
     assert streaming_parts(found, HOPPER) == parts
+
+
+@pytest.mark.parametrize(
+    "rows, columns, depth, parts, side",
+    [(32, 11008, 4096, 4, 128), (64, 4096, 14336, 8, 128), (64, 14336, 4096, 2, 64), (64, 4096, 4096, 4, 64)],
+)
+def test_wide_tiles_of_halves_of_bytes(rows: int, columns: int, depth: int, parts: int, side: int) -> None:
+    """Two or three of them at a time on each multiprocessor, each with 1024 numbers of the depth at least."""
+    m, n = axis("i0", rows), axis("i1", columns)
+    group, byte, half = axis("r0", depth // 128), axis("r1", 64), axis("r2", 2)
+    x = load("x", m * depth + group * 128 + byte * 2 + half, DType.bf16)
+    w = cast(load("w", n * (depth // 2) + group * 64 + byte, DType.u8), DType.bf16)
+    found = replace(linear(rows, columns, depth), raxes=(group, byte, half), values=(x, w))
+    assert streaming_parts(found, HOPPER) == parts
+    config = configs(kernel_of(int4_text(rows, columns, 128, parts)), HOPPER)[0]
+    assert (config.get("m"), config.get("k")) == ((128, 64) if side == 128 else (64, 128))
 
 
 def test_what_is_left_to_the_library() -> None:
@@ -301,7 +317,7 @@ def test_narrow_weights_are_split_by_groups(rows: int, columns: int, depth: int,
     [
         (8, 11008, 32, 64, 2),
         (8, 4096, 32, 64, 4),
-        (32, 11008, 32, 64, 2),
+        (16, 11008, 32, 64, 2),
         (64, 11008, 128, 16, 2),
         # 43 groups in each part are no whole steps of two: of each group, half
         (8, 4096, 86, 64, 2),

@@ -281,6 +281,10 @@ def test_sums_of_groups_are_scaled(
     text = "".join(file.read_text(encoding="utf-8") for file in stages.rglob("*.c++"))
     steps = {"nibble_pairs", "nibble_ones"} & set(re.findall(r"nibble_products<.*?(\w+)>\(", text))
     assert steps == {"nibble_pairs" if pairs else "nibble_ones"}
+    beside = {1: 8, 2: 4, 3: 2}[rows]
+    assert f"nibble_products<{rows}, {beside}, " in text
+    # the scales of the next block are asked for
+    assert "__builtin_prefetch(in" in text
     call = torch.compile(function, backend="polyfuse", options={"backends": ["cpp"], "strict": True})
     for number in (float("inf"), float("-inf"), float("nan")):
         x[-1, 3] = number

@@ -341,6 +341,43 @@ def test_transforms_of_compiled_functions() -> None:
             torch.testing.assert_close(torch.func.grad(loss(compiled))(*args), expected)
 
 
+def test_gradients_that_are_conjugated_or_negated() -> None:
+    """They say so of themselves: their memory holds other numbers."""
+
+    def joined(z: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_complex(torch.stack((z.real, z.imag), -1))
+
+    def magnitude(run: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        """The gradient of what is run is the negative of an imaginary part."""
+        return torch.complex(torch.tensor(2.0), run(x)).conj().abs()
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum()
+
+    z, x = torch.randn(3, 2, dtype=torch.complex64, requires_grad=True), torch.randn(4, requires_grad=True)
+    given = torch.randn(3, 2, dtype=torch.complex64).conj()
+    # the interpreter reads what tensors say of themselves
+    options = {"backends": ["cpp"]}
+    pairs, totals = (torch.compile(f, backend="polyfuse", options=options) for f in (joined, total))
+    for _ in range(3):
+        found = torch.autograd.grad(pairs(z), z, given)
+        torch.testing.assert_close(found, torch.autograd.grad(joined(z), z, given))
+        found = torch.autograd.grad(magnitude(totals, x), x)
+        torch.testing.assert_close(found, torch.autograd.grad(magnitude(total, x), x))
+
+
+def test_gradients_that_are_sparse() -> None:
+    """As that of a table of which a few rows are read."""
+    rows, x = torch.tensor([1, 1, 3]), torch.randn(4, 5, requires_grad=True)
+
+    def read(run: Callable[..., Any]) -> torch.Tensor:
+        return torch.autograd.grad(F.embedding(rows, run(x), sparse=True).square().sum(), x)[0]
+
+    compiled = torch.compile(torch.sin, backend="polyfuse", options={"strict": True})
+    for _ in range(3):
+        torch.testing.assert_close(read(compiled), read(torch.sin).to_dense())
+
+
 def test_gradients_of_several_at_once() -> None:
     """Tensors of a batch hide their memory, and a backward may overwrite what was saved for it."""
     compiled, args = ready(), inputs()

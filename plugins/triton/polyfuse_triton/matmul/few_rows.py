@@ -45,6 +45,8 @@ _NARROW_DEPTH: Final = 128
 """Numbers of a step."""
 _LONG_GROUP: Final = 64
 """Bytes of a group from which on a step has more of them."""
+_FEWEST_WIDE, _MOST_WIDE = 1.9, 2.7
+"""Programs of wide tiles for each multiprocessor."""
 _FEWEST_STEPS: Final = 4
 """Of a part in which both numbers of a byte are multiplied at once."""
 _RESIDENT: Final = 4
@@ -95,23 +97,34 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     inside, depth = _byte_axes(matmul), prod(counts[2:])
     half = len(inside) < len(matmul.raxes)
     group = counts[1 + max(k for k, a in enumerate(matmul.raxes, 1) if axis_name(a) in inside)]
-    side, least, enough = _narrow_side(rows, half, group & -group < LONG_STEP), _SHORTEST, 7 / 8
-    if half:
-        tile = _joined_tile(rows, group)
-        side, least, enough = tile.side, _FEWEST_STEPS * 2 * tile.length, 2.0
     # no shorter steps than without parts
     step = 1 if len(matmul.raxes) > 1 else min(depth & -depth, _NARROW_DEPTH)
     read = prod(n for a, n in zip(matmul.raxes, counts[2:], strict=True) if axis_name(a) in inside)
-    tiles, parts = -(-columns // side), 1
-    while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
-        more = 2 * parts
-        if depth // more < least or depth // more % step or not _is_divided(matmul, counts[2:], more, half):
-            break
-        # the sums are four bytes each, written and read
-        if more * rows * 8 * _PARTIAL > read and tiles * parts >= enough * target.multiprocessors:
-            break
-        parts = more
-    return parts
+
+    def most(side: int, least: int, enough: float) -> int:
+        """Parts of at least so many numbers, until there are enough programs for each multiprocessor."""
+        tiles, parts = -(-columns // side), 1
+        while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
+            more = 2 * parts
+            if (
+                depth // more < least
+                or depth // more % step
+                or not _is_divided(matmul, counts[2:], more, half)
+            ):
+                break
+            # the sums are four bytes each, written and read
+            if more * rows * 8 * _PARTIAL > read and tiles * parts >= enough * target.multiprocessors:
+                break
+            parts = more
+        return parts
+
+    if not half:
+        return most(_narrow_side(rows, half, group & -group < LONG_STEP), _SHORTEST, 7 / 8)
+    tile = _joined_tile(rows, group)
+    wide = most(_WIDE.side, 2 * _FEWEST_STEPS * 2 * _WIDE.length, 2.0)
+    if _is_wide(rows, columns, group, wide, target):
+        return wide
+    return most(tile.side, _FEWEST_STEPS * 2 * tile.length, 2.0)
 
 
 def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, half: bool) -> bool:
@@ -199,6 +212,29 @@ def _joined_tile(rows: int, group: int) -> _JoinedTile:
         return _JoinedTile(_SIDE, length, 4, 3)
     # of long steps, fewer at a time leave room for more programs
     return _JoinedTile(_SIDE, length, 4, 2 if group >= _LONG_GROUP else 4)
+
+
+_WIDE: Final = _JoinedTile(_NARROW_SIDE, _LONG_GROUP, _WARPS, 3)
+"""The tile of which each multiprocessor has two or three at a time, with more than 16 rows."""
+
+
+def _is_wide(rows: int, columns: int, group: int, parts: int, target: Target) -> bool:
+    """Whether `_WIDE` is faster: where its programs are as many as multiprocessors have at a time."""
+    programs = -(-columns // _WIDE.side) * parts / target.multiprocessors
+    return rows > _FEW and group == _LONG_GROUP and _FEWEST_WIDE <= programs <= _MOST_WIDE
+
+
+def wide_tile(found: Contraction, target: Target) -> tuple[int, int, int, int] | None:
+    """Columns of the weight and bytes of a tile, warps and stages, where a byte's numbers are multiplied at
+    once in wide tiles; None for others.
+    """
+    narrow = narrow_of(found)
+    if narrow is None or not narrow.joined:
+        return None
+    columns, rows, parts = (_extent(axes) for axes in (found.rows, found.columns, found.batch))
+    if not _is_wide(rows, columns, narrow.sizes[-1], parts, target):
+        return None
+    return _WIDE.side, _WIDE.length, _WIDE.warps, _WIDE.stages
 
 
 def _joined_length(group: int) -> int:

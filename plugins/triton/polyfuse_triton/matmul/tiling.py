@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from polyfuse_triton.matmul.few_rows import streams, tile_of
+from polyfuse_triton.matmul.few_rows import streams, tile_of, wide_tile
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
@@ -90,6 +90,9 @@ def _streaming(found: Matmul, target: Target) -> Iterator[MatmulPlan]:
     """What reads a weight at the memory's rate, as measured."""
     if streams(found.contraction) and found.shape[1] >= found.shape[2]:
         m, n, k, warps, stages = tile_of(found.contraction)
+        wide = wide_tile(found.contraction, target)
+        if wide is not None:
+            m, k, warps, stages = wide
         plan = MatmulPlan(m, max(n, target.columns), k, 1, warps, stages)
         batch, rows, columns, _ = found.shape
         is_crowded = batch * -(-rows // m) * -(-columns // plan.n) > target.multiprocessors

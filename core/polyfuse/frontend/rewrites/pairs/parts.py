@@ -65,6 +65,8 @@ class Parts:
         if not known.dtype.is_complex:
             return self.cast(value), 0.0
         if value not in self.pairs:
+            if known.is_conj():  # its parts are no view
+                raise Unsupported
             both = self.call(aten.view_as_real.default, value)
             self.pairs[value] = self.select(both, 0), self.select(both, 1)
         return self.pairs[value]

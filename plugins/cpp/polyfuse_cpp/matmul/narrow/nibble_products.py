@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from polyfuse.ir.statements import Load
 from polyfuse.ir.types import DType
 from polyfuse.kit import stride
-from polyfuse.symbolic import product
+from polyfuse.symbolic import coefficient, free_axes, product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.matmul.narrow.converted import axis_of_bytes, fills_tiles, multiplies_pairs
@@ -103,7 +104,7 @@ class NibbleProducts:
     @property
     def _columns(self) -> int:
         """Columns side by side: as many as registers hold sums of."""
-        return 4 if self.rows <= 2 else 2
+        return {1: 8, 2: 4}.get(self.rows, 2)
 
     @property
     def room(self) -> int:
@@ -170,6 +171,7 @@ class NibbleProducts:
         with out.block(f"for (i64 {name} = 0; {name} < {self._groups}; {name} += {_LANES})"):
             if tail:
                 out.line(f"const i64 n = index_min({_LANES}, {self._groups} - {name});")
+            self._ask_ahead()
             to = f"beside * {self._room} + {name}"
             if not scaling.moves:
                 bits = scaling.unit
@@ -181,6 +183,20 @@ class NibbleProducts:
             span = scaling.numbers[most] - scaling.numbers[least]
             out.line(f"store(factors + {to}, mul(sub({high}, {low}), splat<Vec>(1.0f / {span})));")
             out.line(f"store(summands + {to}, {self._weight(kind, scaling.middle, 'middle', tail)});")
+
+    def _ask_ahead(self) -> None:
+        """Ask for what scales the same column of the next block: so few bytes of each column that the machine
+        does not look ahead, and a sum would wait for them.
+        """
+        lane = self.b.operand.axes[-1]
+        for stmt in self.b.operand.operand.body:
+            if not isinstance(stmt, Load) or stmt.buffer == self.nibbles.byte.buffer or stmt.indirect:
+                continue
+            step = coefficient(stmt.index, lane)
+            if isinstance(step, int) and step and self.group in free_axes(stmt.index):
+                self.b.out.line(
+                    f"__builtin_prefetch({stmt.buffer} + {index_text(stmt.index + step * self.b.wide)});"
+                )
 
     def _weight(self, kind: DType, bits: int, name: str, tail: str | None) -> str:
         """Declare what four bits are in sixteen groups; its name."""
