@@ -12,7 +12,7 @@ _ONEDNN = torch.backends.mkldnn
 
 
 def multiplies_bf16() -> bool:
-    """Whether the CPU multiplies vectors of bf16: where it does not, the library's attention in bf16 is slower
+    """Whether the CPU multiplies vectors of bf16. Where it does not, the library's attention in it is slower
     than matmuls around a softmax.
     """
     supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
