@@ -340,12 +340,19 @@ def _one_by_one(run: Boxed, inputs: list[Any], donated: Collection[int]) -> tupl
 
 
 def _laying_out(lay_out: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What gives gradients the strides that a backward was traced with, also those of several at once, and
-    those that say of themselves that they are conjugated or negated, which kernels do not see.
+    """What gives gradients the strides that a backward was traced with, also those of several at once, sparse
+    ones, and those that say of themselves that they are conjugated or negated, which kernels do not see.
     """
 
     def for_one(x: torch.Tensor, look: Any) -> torch.Tensor:
-        return lay_out(x.resolve_conj().resolve_neg() if x.is_neg() or x.is_conj() else x, look)
+        if x.is_neg() or x.is_conj():
+            x = x.resolve_conj().resolve_neg()
+        try:
+            return lay_out(x, look)
+        except RuntimeError:
+            if x.layout is torch.strided:
+                raise
+            return lay_out(x.to_dense(), look)
 
     @wraps(lay_out)
     def laid_out(x: torch.Tensor, look: Any) -> torch.Tensor:

@@ -366,6 +366,18 @@ def test_gradients_that_are_conjugated_or_negated() -> None:
         torch.testing.assert_close(found, torch.autograd.grad(magnitude(total, x), x))
 
 
+def test_gradients_that_are_sparse() -> None:
+    """As that of a table of which a few rows are read."""
+    rows, x = torch.tensor([1, 1, 3]), torch.randn(4, 5, requires_grad=True)
+
+    def read(run: Callable[..., Any]) -> torch.Tensor:
+        return torch.autograd.grad(F.embedding(rows, run(x), sparse=True).square().sum(), x)[0]
+
+    compiled = torch.compile(torch.sin, backend="polyfuse", options={"strict": True})
+    for _ in range(3):
+        torch.testing.assert_close(read(compiled), read(torch.sin).to_dense())
+
+
 def test_gradients_of_several_at_once() -> None:
     """Tensors of a batch hide their memory, and a backward may overwrite what was saved for it."""
     compiled, args = ready(), inputs()
