@@ -114,6 +114,35 @@ def test_sum_and_squared_differences_take_one_pass(n):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-4)
 
 
+def test_moments_of_lines_that_end_within_a_chunk():
+    """Lanes beyond the end of a line count numbers that are not there: none that are may follow."""
+    lines, channels, n = 3, 2, 12544
+    text = f"""kernel k on cuda {{
+numerics fast
+axes p0{{{channels}}} ~ {channels}
+raxes r0{{{lines}}} ~ {lines}, r1{{{n}}} ~ {n}
+in in0: f32[{lines * channels * n}]
+out out0: f32[{channels}]
+out out1: f32[{channels}]
+
+loop {{
+  v1 = load f32 in0[{n}*p0 + {channels * n}*r0 + r1]
+  v2, v3, _ = reduce f32 welford (v1)
+}}
+once {{
+  store f32 set out0[p0] = v2
+  store f32 set out1[p0] = v3
+}}
+}}"""
+    x = torch.randn(lines, channels, n)
+    operands = [x.reshape(-1), torch.zeros(channels), torch.zeros(channels)]
+    found, _, code = in_interpreter(run_text, text, Config(), operands)
+    assert "for q0" in code and "where(rm" in code
+    spread, mean = torch.var_mean(x.double(), (0, 2), correction=0)
+    torch.testing.assert_close(found[1].double(), mean, rtol=0, atol=1e-7)
+    torch.testing.assert_close(found[2].double() / (lines * n), spread, rtol=1e-6, atol=0)
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [37, 500])
 @pytest.mark.parametrize("serial", [False, True])

@@ -186,7 +186,7 @@ class _Sections:
         outer_values, outer_done = dict(scope.values), dict(scope.done)
         accumulators: list[tuple[Reduce, Accumulator]] = []
         scans: list[ScanWriter] = []
-        heads = self._heads()
+        heads = self._heads(section)
         with out.detached() as body, out.indented(len(heads)):
             for stmt in section.body:
                 if isinstance(stmt, Reduce):
@@ -205,7 +205,7 @@ class _Sections:
         for stmt, accumulator in accumulators:
             self._bind(stmt, accumulator.finish())
 
-    def _heads(self) -> list[str]:
+    def _heads(self, section: Section) -> list[str]:
         """The loops around a section's body, outermost first."""
         scope, plan = self._scope, self._plan
         heads = []
@@ -213,7 +213,9 @@ class _Sections:
             size = scope.coordinates.extent(scope.facts.sizes[name])
             heads.append(f"for q{number} in range(0, {size}):")
         if plan.walks:
-            heads.append(f"for r0 in {self._coordinates.turns()}:")
+            # a lane of moments may be without numbers in its last turns only
+            moments = any(isinstance(stmt, Reduce) and stmt.kind == "welford" for stmt in section.body)
+            heads.insert(0 if moments else len(heads), f"for r0 in {self._coordinates.turns()}:")
         return heads
 
     def _write_loop(self, heads: list[str], body: list[str]) -> None:

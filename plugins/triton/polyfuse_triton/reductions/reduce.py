@@ -288,7 +288,8 @@ class Accumulator:
 
     def _moments_step(self, value: str) -> None:
         """A step whose mean is that of distances from the first value: one far from zero would be rounded
-        more than a step moves it. What is beyond the end counts as a value at the mean, which moves nothing.
+        more than a step moves it. What is beyond the end counts as a value at the mean, which moves nothing
+        where no values follow it: all that is beyond the end comes last.
         """
         scope = self._scope
         total, squares, count, first, before = self._names
