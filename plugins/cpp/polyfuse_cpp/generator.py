@@ -92,6 +92,8 @@ than to multiply.
 """
 _MOST_PARTIAL = 5
 """Vectors of channels from which on a library is as fast where they fill no whole ones."""
+_SMALL_PRODUCTS = 1 << 23
+"""Multiplications, those of lanes beyond the last channel too, up to which calling a library takes longer."""
 _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 """Rows, or multiplications, of a linear layer of bf16 up to which a kernel is faster than a library: beyond,
 both take as long."""
@@ -154,8 +156,10 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
         return False
     channels = axis_size(matmul.axes[1])
     if not grouped and isinstance(channels, int) and channels % isa.lanes and prepacks(matmul, hints, isa):
-        # with few channels, or with many, vectors that are not full cost more than a library
-        if not isa.lanes < channels < _MOST_PARTIAL * isa.lanes:
+        # with few channels, or with many, empty lanes cost more than a library, but for its call
+        filled = -(-channels // isa.lanes) * isa.lanes
+        small = isinstance(depth, int) and pixels * depth * filled <= _SMALL_PRODUCTS
+        if not small and not isa.lanes < channels < _MOST_PARTIAL * isa.lanes:
             return False
     gathered = (
         axis_size(matmul.raxes[0]) == 1 and coefficient(matmul.values[0].index, axis_name(taps[-1])) != 1

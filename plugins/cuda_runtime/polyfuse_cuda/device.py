@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -30,6 +30,7 @@ class CudaDevice(Device):
     network = 50e9
     link = 200e9
     fused_attention = True
+    spelled_attention: ClassVar[Mapping[torch.dtype, int]] = {torch.bfloat16: 1, torch.float16: 1}
     # measurements name the model that they were made on
     timeless_switches = frozenset({"current"})
     # kernels on streams like any other

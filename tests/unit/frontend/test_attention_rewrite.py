@@ -11,13 +11,15 @@ from torch import Tensor
 
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.runtime.devices.host import HostDevice
+from polyfuse.torch_compat.devices import host_switches
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 3, 10, 16
 
 
 @pytest.fixture(autouse=True)
 def _fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostDevice, "fused_attention", True)
+    types = {torch.bfloat16: 1, torch.float16: 1}
+    monkeypatch.setattr(HostDevice, "spelled_attention", types)
 
 
 def _count(function: Callable[..., object], *operands: Tensor, **options: object) -> int:
@@ -111,8 +113,23 @@ def test_not_in_f32_nor_rounded_as_eager_mode_does() -> None:
 
 
 def test_not_where_the_device_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostDevice, "fused_attention", False)
+    monkeypatch.setattr(HostDevice, "spelled_attention", {})
     assert _count(lambda q, k, v: _plain(q * 2, k, v), *_heads()) == 0
+
+
+def test_from_how_many_queries_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostDevice, "spelled_attention", {torch.float32: TOKENS})
+    q, k, v = _heads(dtype=torch.float32)
+    # other functions than above: the cache knows those
+    assert _count(lambda q, k, v: _plain(q * 3, k, v), q, k, v) == 1
+    assert _count(lambda q, k, v: _plain(q * 3, k, v), q[:, :, 1:], k, v) == 0
+
+
+def test_bf16_where_the_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert (torch.bfloat16 in HostDevice.spelled_attention) == host_switches.multiplies_bf16()
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert not host_switches.multiplies_bf16()
 
 
 def test_training_is_left_alone() -> None:

@@ -4,6 +4,7 @@ model repeats, so that each query head has its own copy of them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,6 @@ from torch.fx import Node
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, same_sizes, tensor_value
 from polyfuse.runtime.devices.registry import device_of
 
-_HALF: Final = (torch.bfloat16, torch.float16)
 _WIDEST: Final = 256
 """Numbers of a head that the library's kernels take."""
 
@@ -31,10 +31,10 @@ class _Scores:
 def fuse_attention(state: Rewriting) -> int:
     """The library's attention instead of two matmuls and the softmax between them.
 
-    In inference, in 16 bits, on devices that say so (`Device.fused_attention`), where nothing else reads what
-    lies between: (batch, heads, queries, keys), with a factor. Numbers between are not rounded to 16 bits
-    then. Not with an added mask: where all of a row is masked by minus infinity, a softmax gives NaN and the
-    library zeros.
+    In inference, in types for which a device says so (`Device.spelled_attention`), where nothing else reads
+    what lies between: (batch, heads, queries, keys), with a factor. Numbers between are not rounded to 16
+    bits then. Not with an added mask: where all of a row is masked by minus infinity, a softmax gives NaN and
+    the library zeros.
     """
     if state.stage != "inference" or state.settings.numerics == "eager":
         return 0
@@ -71,12 +71,17 @@ def _copy_of(matmul: Node) -> Node | None:
 def _fused(state: Rewriting, node: Node, end: Node) -> Callable[[], Node] | None:
     """What computes attention instead of `end`, if a matmul is the second one of it."""
     result = tensor_value(node)
-    if result is None or result.dtype not in _HALF or not device_of(result.device.type).fused_attention:
+    if result is None:
+        return None
+    fewest = device_of(result.device.type).spelled_attention.get(result.dtype, 0)
+    if not fewest:
         return None
     scores = _scores_of(node.args[0])
     if scores is None or state.settings.gemm not in ("library", "known"):
         return None
     batch, heads, queries, _ = scores.size
+    if fewest > 1 and not (isinstance(queries, int) and queries >= fewest):
+        return None
     left, right = scores.matmul.args
     query, key = _heads(left, batch, heads), _heads(right, batch, heads)
     value = _heads(node.args[1], batch, heads)
@@ -106,8 +111,12 @@ def _call(state: Rewriting, end: Node, operands: tuple[Node, Node, Node], scores
 
     query, transposed, value = operands
     key = by_rows(call(aten.permute.default, transposed, [0, 1, 3, 2]))
-    attention = aten.scaled_dot_product_attention.default
-    found = call(attention, by_rows(query), key, by_rows(value), scale=scores.scale)
+    operands = by_rows(query), key, by_rows(value)
+    if device_of(end.meta["val"].device.type).is_host:
+        both = call(aten._scaled_dot_product_flash_attention_for_cpu.default, *operands, scale=scores.scale)
+        found = call(operator.getitem, both, 0)
+    else:
+        found = call(aten.scaled_dot_product_attention.default, *operands, scale=scores.scale)
     tokens_first = end.target is aten.clone.default
     if tokens_first:
         found = call(aten.permute.default, found, [0, 2, 1, 3])

@@ -107,8 +107,11 @@ class Device:
 
     fused_attention: ClassVar[bool] = False
     """Whether the library has fused attention that is faster than matmuls and a softmax, for operands that
-    are contiguous along their last axis. Others are copied for it, and attention in 16 bits that a model
-    spells out is replaced by it in inference."""
+    are contiguous along their last axis. Others are copied for it."""
+
+    spelled_attention: ClassVar[Mapping[torch.dtype, int]] = {}
+    """Types in which attention that a model spells out, as matmuls around a softmax, is replaced by fused
+    attention in inference, and the fewest queries from which that is faster."""
 
     recorded_collectives: ClassVar[frozenset[str]] = frozenset()
     """What carries out collectives that take part in recordings, as torch names backends of groups: ``nccl``.

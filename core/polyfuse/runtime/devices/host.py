@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
 
 from polyfuse.runtime.devices.device import Allocate, Device, DeviceProperties, MemoryStatistics
 from polyfuse.runtime.devices.switches import read_switches, write_switches
 from polyfuse.torch_compat import bindings
-from polyfuse.torch_compat.devices.host_switches import HOST_SWITCHES
+from polyfuse.torch_compat.devices.host_switches import HOST_SWITCHES, multiplies_bf16
 
 
 class HostDevice(Device):
@@ -21,6 +23,10 @@ class HostDevice(Device):
 
     is_host = True
     bernoulli_dropout = True
+    spelled_attention: ClassVar[Mapping[torch.dtype, int]] = {
+        torch.float32: 48,
+        **({torch.bfloat16: 32} if multiplies_bf16() else {}),
+    }
 
     def count(self) -> int:
         """One."""

@@ -11,6 +11,14 @@ import torch
 _ONEDNN = torch.backends.mkldnn
 
 
+def multiplies_bf16() -> bool:
+    """Whether the CPU multiplies vectors of bf16. Where it does not, the library's attention in it is slower
+    than matmuls around a softmax.
+    """
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return supported is not None and bool(supported())
+
+
 def matmul_precision() -> str:
     """Everything that decides how libraries multiply float32 matrices, as text."""
     newer = (_newer(torch.backends.cuda.matmul), _newer(_ONEDNN.matmul))
