@@ -33,9 +33,9 @@ from polyfuse_bench.report_text import (
     cell,
     facts,
     in_order,
-    many_threads,
     markdown,
     on_device,
+    other_threads,
     size_text,
     sizes,
     text_table,
@@ -247,7 +247,7 @@ def _model_label(row: Row) -> str:
 
 def _kernels_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Kernels{_plugin(content)}{_one_size(content)}{many_threads(content)}{on_device(content)}",
+        f"## Kernels{_plugin(content)}{_one_size(content)}{other_threads(content)}{on_device(content)}",
         "",
         "One fused function each; *train* cases run the gradients too.",
         "",

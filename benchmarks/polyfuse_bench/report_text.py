@@ -38,11 +38,15 @@ def on_device(content: dict[str, Any]) -> str:
     return f" on {content['device_name']}" if content.get("device_name") else ""
 
 
-def many_threads(content: dict[str, Any]) -> str:
-    """How many threads the CPU's work was shared by, in a heading, where more than in the other tables."""
-    threads = content.get("machine", {}).get("threads", 0)
-    return f", {threads} threads" if threads > 2 and content.get("device", CPU) == CPU else ""
+def other_threads(content: dict[str, Any]) -> str:
+    """How many threads the CPU's work was shared by, in a heading, where not two as in the other tables."""
+    threads = content.get("machine", {}).get("threads", _USUAL_THREADS)
+    if threads == _USUAL_THREADS or content.get("device", CPU) != CPU:
+        return ""
+    return ", one thread" if threads == 1 else f", {threads} threads"
 
+
+_USUAL_THREADS = 2
 
 _BY_THEMSELVES = ("opdb", "architectures", "fuzz", "parallel_training")
 """Campaigns whose pages say by themselves how they are run."""

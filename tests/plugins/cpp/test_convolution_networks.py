@@ -20,6 +20,7 @@ from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_re
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.runtime.frozen import calls as packing
+from polyfuse_cpp import generator
 from polyfuse_cpp.isa import dot_instructions
 from polyfuse_cpp.onednn import library, preferences
 from polyfuse_cpp.onednn.choices import library_choices
@@ -35,8 +36,9 @@ FROZEN = {"strict": True, "freezing": True}
 
 @pytest.fixture(autouse=True)
 def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Weights of tests are packed as large ones are; graphs are compiled anew, since that is patched."""
+    """Small convolutions are treated as large ones are; graphs are compiled anew, since that is patched."""
     monkeypatch.setattr(preferences, "_LARGE_WEIGHT", 0)
+    monkeypatch.setattr(generator, "_SMALL_PRODUCTS", 0)
     monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
     forget_sessions()
     reset_reports()

@@ -258,11 +258,23 @@ def test_what_follows_is_done_in_the_same_kernel() -> None:
     assert last_reports()[-1].kernels == 2
 
 
+def test_small_convolutions_to_few_channels_are_generated() -> None:
+    """What a library's call costs is more than the lanes that stay empty; a large image is the library's."""
+    for size, calls in ((28, 0), (300, 1)):
+        model = nn.Sequential(nn.Conv2d(3, 6, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 1)).eval()
+        torch._dynamo.reset()
+        x = torch.randn(1, 3, size, size)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(model)(x), model(x), rtol=1e-4, atol=1e-5)
+        found = last_reports()[-1].calls
+        assert len([n for n in found if "pack" not in n and "reorder" not in n and "conv" in n]) == calls
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "size", "reason"),
     [
-        (nn.Conv2d(4, 6, 3), (1, 4, 20, 20), "not known to be faster"),
+        (nn.Conv2d(64, 6, 3), (1, 64, 100, 100), "not known to be faster"),
         (nn.Conv2d(4, 16, 3), (1, 4, 3, 5), "not known to be faster here"),
         (nn.Conv2d(16, 16, 5, groups=4), (1, 16, 20, 20), "its 4 columns are no multiple of"),
         (nn.Conv2d(4, 16, 3).double(), (1, 4, 20, 20), "not known to be faster here"),

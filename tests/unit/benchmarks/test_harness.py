@@ -13,7 +13,7 @@ from polyfuse_bench.compile_time import keep_byte_code
 from polyfuse_bench.kernels import KernelCase, runner
 from polyfuse_bench.opdb.compare import difference
 from polyfuse_bench.opdb.gate import GATE_OPERATORS
-from polyfuse_bench.report_text import many_threads
+from polyfuse_bench.report_text import other_threads
 from polyfuse_bench.results import read_results, write_results
 from polyfuse_bench.tensors import bytes_moved, clone_tree, relative_error
 from polyfuse_bench.timing import Effort, compare, geometric_mean
@@ -170,10 +170,11 @@ def test_bandwidth_is_shown_of_sizes_that_move_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "device", "words"), [(8, "cpu", ", 8 threads"), (2, "cpu", ""), (16, "cuda", "")]
+    ("threads", "device", "words"),
+    [(8, "cpu", ", 8 threads"), (1, "cpu", ", one thread"), (2, "cpu", ""), (16, "cuda", "")],
 )
-def test_headings_say_that_threads_are_many(threads: int, device: str, words: str) -> None:
-    assert many_threads({"machine": {"threads": threads}, "device": device}) == words
+def test_headings_say_how_many_threads(threads: int, device: str, words: str) -> None:
+    assert other_threads({"machine": {"threads": threads}, "device": device}) == words
 
 
 def test_linear_layers_are_shown_beside_the_best_of_the_others(tmp_path: Path) -> None:
