@@ -92,8 +92,10 @@ than to multiply.
 """
 _MOST_PARTIAL = 5
 """Vectors of channels from which on a library is as fast where they fill no whole ones."""
-_SMALL_PRODUCTS = 1 << 23
-"""Multiplications, those of lanes beyond the last channel too, up to which calling a library takes longer."""
+_SMALL_PRODUCTS, _RUN, _SHORT_LINE = 1 << 21, 8, 32
+"""Multiplications with one image, those of lanes beyond the last channel too, up to which calling a library
+takes longer: of so many channels, or of lines that are one tile. Others are gathered where tiles have two.
+"""
 _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 """Rows, or multiplications, of a linear layer of bf16 up to which a kernel is faster than a library: beyond,
 both take as long."""
@@ -157,8 +159,7 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
     channels = axis_size(matmul.axes[1])
     if not grouped and isinstance(channels, int) and channels % isa.lanes and prepacks(matmul, hints, isa):
         # with few channels, or with many, empty lanes cost more than a library, but for its call
-        filled = -(-channels // isa.lanes) * isa.lanes
-        small = isinstance(depth, int) and pixels * depth * filled <= _SMALL_PRODUCTS
+        small = _is_small(matmul, pixels, depth, -(-channels // isa.lanes) * isa.lanes)
         if not small and not isa.lanes < channels < _MOST_PARTIAL * isa.lanes:
             return False
     gathered = (
@@ -167,6 +168,14 @@ def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _
     few_taps = gathered and isinstance(depth, int) and depth <= _FEW_TAPS
     alone = grouped or len(taps) == _SPACE_AND_TIME
     return not few_taps and pixels >= (_SEVERAL if alone else _FEWEST_PIXELS)
+
+
+def _is_small(matmul: Reduction, pixels: int, depth: object, channels: int) -> bool:
+    """Whether a convolution is so small that what a library's call costs is more than it."""
+    images, line, inside = (axis_size(a) for a in (matmul.axes[0], matmul.axes[-1], matmul.raxes[0]))
+    if images != 1 or not isinstance(line, int) or not isinstance(inside, int) or not isinstance(depth, int):
+        return False
+    return pixels * depth * channels <= _SMALL_PRODUCTS and (inside >= _RUN or line <= _SHORT_LINE)
 
 
 def _beats_packing_again(matmul: Reduction, isa: Isa) -> bool:
