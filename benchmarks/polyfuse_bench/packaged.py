@@ -19,7 +19,8 @@ PACKAGE = "package"
 """In place of a mode: what `polyfuse.aot.package` made, loaded by `polyfuse.aot.load`."""
 FROZEN_PACKAGE = "package+freezing"
 NATIVE_PACKAGE = "native-package"
-FORMS = (PACKAGE, FROZEN_PACKAGE, NATIVE_PACKAGE)
+FROZEN_NATIVE_PACKAGE = "native-package+freezing"
+FORMS = (PACKAGE, FROZEN_PACKAGE, NATIVE_PACKAGE, FROZEN_NATIVE_PACKAGE)
 
 _MOST_DIMENSIONS = 16
 _TYPES = (
@@ -38,9 +39,10 @@ def package_call(
         model: takes `values` by position, and returns a tuple of tensors.
     """
     path = folder / f"{form}.pf"
-    options = {"freezing": True} if form == FROZEN_PACKAGE else None
-    package(model, tuple(values), path=path, native=form == NATIVE_PACKAGE, options=options)
-    if form == NATIVE_PACKAGE:
+    native = form.startswith(NATIVE_PACKAGE)
+    options = {"freezing": True} if form in (FROZEN_PACKAGE, FROZEN_NATIVE_PACKAGE) else None
+    package(model, tuple(values), path=path, native=native, options=options)
+    if native:
         return NativeModel(path, values)
     loaded = load(path)
     return lambda: list(loaded(*values))

@@ -98,7 +98,7 @@ def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> 
     decisions: list[Decision] = []
     written_out = _selection(graph, claimed, _depthwise(tuner, graph, decisions))
     graph, claimed = written_out.graph, written_out.backends
-    packs = wanted == "known" or (wanted != "generated" and not tuner.settings.freezing)
+    packs = wanted == "known" or (wanted == "generated") is tuner.settings.freezing
     if packs and graph.kind == "inference":
         generated = _selection(graph, claimed, _convolutions(tuner, graph, decisions, wanted == "known"))
         graph, claimed = generated.graph, generated.backends

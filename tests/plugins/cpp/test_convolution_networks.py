@@ -478,3 +478,15 @@ def test_depthwise_loops_add_up_16_bits_in_single_precision(dtype: torch.dtype) 
     assert not any("constant_pad" in op for launch in report.launches for op in launch.ops)
     ulp = torch.finfo(dtype).eps
     torch.testing.assert_close(found.double(), exact, rtol=2 * ulp, atol=ulp)
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+def test_generated_convolutions_read_weights_packed_once_with_freezing(freezing: bool) -> None:
+    """As in packages without Python, whose every kernel is generated."""
+    model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, stride=2)).eval()
+    call = torch.compile(
+        model, backend="polyfuse", options={"strict": True, "gemm": "generated", "freezing": freezing}
+    )
+    report = agrees(call, model, torch.randn(1, 16, 12, 28))
+    assert report.calls.count("frozen.aten.as_strided_copy.default") == 2 * freezing
+    assert len(report.calls) == 2 * freezing
