@@ -91,7 +91,8 @@ class NativeModel:
 
     def __init__(self, path: Path, values: Sequence[Tensor]) -> None:
         with zipfile.ZipFile(path) as archive:
-            library = archive.extract("native/forward.so", path.parent)
+            # a folder of its own: one that is loaded must not be overwritten
+            library = archive.extract("native/forward.so", path.with_suffix(""))
         table = ctypes.CDLL(library).polyfuse_model
         table.restype = ctypes.POINTER(_Interface)
         self._api = table().contents
