@@ -36,7 +36,7 @@ _INSIDE, _MOST_PRODUCTS = (2, 4), 36
 _WIDEST = 8
 """Rows or columns of the widest margin."""
 FEWEST_CHANNELS = 8
-_TYPES = (DType.f32, DType.bf16, DType.f16)
+TYPES = (DType.f32, DType.bf16, DType.f16)
 OF_LINES, _OF_VOLUMES = 3, 5
 """Dimensions of what is convolved along one axis, and along three."""
 
@@ -83,7 +83,7 @@ def margin_of(call: TemplateCall, graph: Graph) -> Margin | None:
         return None
     inner = graph.buffers[made.value.buffer]
     kind = inner.dtype
-    if kind not in _TYPES or len(inner.size) != len(whole) or inner.size[:2] != whole[:2]:
+    if kind not in TYPES or len(inner.size) != len(whole) or inner.size[:2] != whole[:2]:
         return None
     room = [a - b for a, b in zip(whole[2:], inner.size[2:], strict=True)]
     axes, zero = axes_of(whole), const(0.0, DType.f32)
@@ -167,7 +167,7 @@ def depthwise_loops(
     if not few and (weight.size[:2] != (groups, 1) or channels != groups):
         raise Unavailable("it is not depthwise")
     kinds = {output.dtype, *(buffers[v.buffer].dtype for v in views)}
-    if len(kinds) > 1 or output.dtype not in _TYPES or any(v.dtype is not None for v in views):
+    if len(kinds) > 1 or output.dtype not in TYPES or any(v.dtype is not None for v in views):
         raise Unavailable("it is not of f32 or of a type of 16 bits")
     window = [n for n in weight.size[2:] if isinstance(n, int)]
     most = MOST_TAPS_OF_LINES if lines else _MOST_TAPS

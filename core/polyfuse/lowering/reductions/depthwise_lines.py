@@ -18,14 +18,13 @@ from polyfuse.lowering.reductions.depthwise import (
     MOST_TAPS_OF_LINES,
     OF_LINES,
     SHORTEST_LINE,
+    TYPES,
 )
 from polyfuse.lowering.reductions.gemm_loops import Unavailable, for_each_axis
 from polyfuse.lowering.reductions.reduction import reduce, sum_over
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make, where
 from polyfuse.symbolic import IndexLike
-
-_TYPES = (DType.f32, DType.bf16, DType.f16)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _lines(ctx: LoweringContext, args: Sequence[Any]) -> _Lines | None:
     values, kind = (gradient, image, weight), image.dtype
     if transposed or image.rank != OF_LINES or ctx.settings.numerics == "eager":
         return None
-    if kind not in _TYPES or any(v.dtype is not kind for v in values):
+    if kind not in TYPES or any(v.dtype is not kind for v in values):
         return None
     if image.size[1] != groups or weight.size[:2] != (groups, 1) or groups < FEWEST_CHANNELS:
         return None
