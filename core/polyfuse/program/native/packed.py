@@ -1,5 +1,5 @@
-"""Weights that kernels read packed, in a program that runs without Python: inputs, which are packed when a model is
-created, and not results of calls that look at each weight again.
+"""Weights that kernels read packed, in a program that runs without Python: inputs, which are packed when a
+model is created, and not results of calls that look at each weight again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class PackedWeight:
 
 
 def with_packed_inputs(program: Program) -> tuple[Program, tuple[PackedWeight, ...]]:
-    """The program without the calls that pack weights, whose results are further inputs, the last ones, and what
-    these are made of. Calls of which the same is not true stay.
+    """The program without the calls that pack weights, whose results are its last inputs, and what these are
+    made of. Calls for anything but weights that nobody writes to stay.
     """
     positions = {item.name: i for i, item in enumerate(program.inputs)}
     fixed = {item.name for item in program.inputs if item.static and not item.mutated}
@@ -53,7 +53,9 @@ _Row = tuple[str, str, tuple[int, ...], tuple[int, ...]]
 
 
 def _packed(step: ExternStep) -> list[_Row] | None:
-    """The weight, the result, its size and the strides in the weight, of each packed one; None: it is another call."""
+    """The weight, the result, its size and the strides in the weight, for each packed one; None: it is
+    another call.
+    """
     prefix = next((p for p in ONCE if step.op.startswith(p)), None)
     if prefix is None or step.kwargs:
         return None
