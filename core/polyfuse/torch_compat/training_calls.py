@@ -200,6 +200,7 @@ def _inference(compiled: Callable[..., Any]) -> Boxed:
 
 
 def _training(function: Any, around: Boxed) -> Boxed:
+    watch_hooks(function)
     enabled, transformed = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
     apply = super(torch.autograd.Function, function).apply  # without the look for transforms, and at wrappers
 
@@ -289,9 +290,7 @@ def _steps(function: Any) -> Any:
 
     skip_code(backward.__code__)
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    made = type(torch.autograd.Function)(function.__name__, (function,), members)
-    watch_hooks(made)
-    return made
+    return type(torch.autograd.Function)(function.__name__, (function,), members)
 
 
 def _in_its_context(compiled: Any) -> Boxed:

@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, same_sizes, tensor_value
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.torch_compat.tracing import shapes
 
 _WIDEST: Final = 256
 """Numbers of a head that the library's kernels take."""
@@ -79,8 +80,10 @@ def _fused(state: Rewriting, node: Node, end: Node) -> Callable[[], Node] | None
     scores = _scores_of(node.args[0])
     if scores is None or state.settings.gemm not in ("library", "known"):
         return None
-    batch, heads, queries, _ = scores.size
+    batch, heads, queries, keys = scores.size
     if fewest > 1 and not (isinstance(queries, int) and queries >= fewest):
+        return None
+    if not _is_some(keys) or not same_sizes(node.args[0].meta["val"].shape[1:], (queries, keys)):
         return None
     left, right = scores.matmul.args
     query, key = _heads(left, batch, heads), _heads(right, batch, heads)
@@ -127,6 +130,12 @@ def _call(state: Rewriting, end: Node, operands: tuple[Node, Node, Node], scores
     return rows if tokens_first else call(aten.view.default, rows, list(end.meta["val"].shape))
 
 
+def _is_some(keys: Any) -> bool:
+    """Whether there are keys in every call: libraries divide by their number."""
+    least, _ = shapes.value_range(keys.node.shape_env if shapes.is_symbolic(keys) else None, keys)
+    return least is not None and least > 0
+
+
 def _alone(node: Any, *targets: Any) -> bool:
     """Whether an argument is a call of one of these operators that one call reads."""
     return isinstance(node, Node) and node.target in targets and len(node.users) == 1
@@ -159,7 +168,8 @@ def _scaled(node: Any) -> tuple[Node, float] | None:
         scale = scale / factor if node.target is aten.div.Tensor else scale * factor
         node = node.args[0]
     node = _through(node, aten.view.default)
-    return (node, scale) if _alone(node, aten.bmm.default) else None
+    # libraries subtract the largest product of a row times the factor, which would be the least one
+    return (node, scale) if scale > 0 and _alone(node, aten.bmm.default) else None
 
 
 def _heads(operand: Any, batch: Any, heads: Any) -> Node | None:
