@@ -132,7 +132,7 @@ def _outer_sizes(*operands: Tensor) -> list[Any] | None:
     """Images and heads of what broadcasts; None: all have as many, or as many as cannot broadcast."""
     if any(t.dim() != 4 for t in operands):
         return None
-    repeated, sizes = False, []
+    repeated, sizes = False, list[Any]()
     for found in zip(*(shapes.exprs_of(t.shape[:2]) for t in operands), strict=True):
         several = [k for k, n in enumerate(found) if n != 1]
         if any(found[k] != found[several[0]] for k in several):
