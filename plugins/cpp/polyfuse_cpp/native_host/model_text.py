@@ -190,10 +190,10 @@ class _Tables:
             _check_rank(weight.name, weight.size)
             yield _rows("const int64_t", f"weight_sizes_{i}", map(str, weight.size))
             yield _rows("const int64_t", f"weight_strides_{i}", map(str, weight.stride))
-            written = str(weight.mutable).lower()
+            copies = ", ".join(str(own).lower() for own in (weight.mutable, weight.packed))
             rows.append(
                 f"{{{dtype_code(weight.dtype)}, {len(weight.size)}, weight_sizes_{i}, weight_strides_{i},"
-                f" {weight.offset}, {weight.bytes}, {written}}}"
+                f" {weight.offset}, {weight.bytes}, {copies}}}"
             )
         yield _rows("const weight_row", "weight_rows", rows)
 
