@@ -208,7 +208,7 @@ def _write(
         description = Description(
             {"polyfuse": version(), "torch": str(torch.__version__), "python": platform.python_version()},
             platform.system(),
-            platform.machine(),
+            _machine(kernels),
             tuple(sorted(devices)),
             modules,
             {kernel.backend.name: _note(kernel.backend, session) for kernel in kernels},
@@ -224,6 +224,12 @@ def _write(
         ).plain()
         _check_readable(description)
         writer.finish(description, sign)
+
+
+def _machine(kernels: Iterable[PackagedKernel]) -> str:
+    """The machine that kernels run on, which may be another one than this."""
+    named = (kernel.backend.target_info("cpu").machine for kernel in kernels)
+    return next(filter(None, named), platform.machine())
 
 
 def _check_readable(description: Mapping[str, object]) -> None:
