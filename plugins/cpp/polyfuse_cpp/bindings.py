@@ -10,8 +10,8 @@ returns the wrappers by name.  *data_ptr* is the address of a function ``void* (
 data pointer of a tensor (the caller gets it from ``polyfuse.torch_compat.bindings``); without it only
 addresses are accepted.
 
-A wrapper checks the count and the kind of its arguments (TypeError), and lets other threads run while the
-kernel does.
+A wrapper checks the count and the kind of its arguments (TypeError). While a kernel runs whose work is worth
+two threads (`team_for` of ``prelude/kernel.h``), other threads of Python run, too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CALL_KINDS = {"p": "ptr", "i": "i64", "d": "f64"}
 _CALLS = {"p": "pf::any_pointer{{a[{0}].p}}", "i": "(pf::i64)a[{0}].i", "d": "a[{0}].d"}
 
 
-def bindings_text(kernels: Mapping[str, str], *, release_gil: bool = True) -> str:
+def bindings_text(kernels: Mapping[str, str]) -> str:
     """C++ that exposes *kernels* (name to signature), defined above it in the same unit."""
     parts = [header_text("binding")]
     for name, signature in kernels.items():
-        parts.append(_wrapper(name, signature, release_gil))
+        parts.append(_wrapper(name, signature))
     for table, form in (("pf_methods", "call"), ("pf_alone_methods", "alone")):
         rows = ", ".join(f'{{"{name}", pf_{form}_{name}, 0x80, nullptr}}' for name in kernels)
         parts.append(f"static pf_method {table}[] = {{{rows}}};\n")
@@ -91,7 +91,7 @@ def load_library(
     return KernelLibrary(path, data_ptr, share).kernels()
 
 
-def _wrapper(name: str, signature: str, release_gil: bool) -> str:
+def _wrapper(name: str, signature: str) -> str:
     """The METH_FASTCALL function of one kernel."""
     unknown = sorted(set(signature) - set(_CALLS))
     if unknown:
@@ -99,14 +99,12 @@ def _wrapper(name: str, signature: str, release_gil: bool) -> str:
             f"signature {signature!r} of kernel {name} has {unknown[0]!r}; letters are p, i and d"
         )
     call = f"{name}({', '.join(_CALLS[code].format(index) for index, code in enumerate(signature))});"
-    if release_gil:
-        call = f"void* state = PyEval_SaveThread();\n  {call}\n  PyEval_RestoreThread(state);"
     count = len(signature)
     return (
         f"static PyObject* pf_call_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
         f"  pf::argument a[{count + 1}];\n"
         f'  if (!pf::parse(args, n, "{name}", "{signature}", {count}, a)) return nullptr;\n'
-        f"  {call}\n"
+        f"  {{\n    pf::launch now;\n    {call}\n  }}\n"
         "  return pf::none();\n}\n"
         f"static PyObject* pf_alone_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
         f"  return pf::call_alone(pf_call_{name}, args, n);\n}}\n"

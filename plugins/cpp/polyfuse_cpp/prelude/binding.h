@@ -70,6 +70,27 @@ static bool parse(PyObject* const* args, __PTRDIFF_TYPE__ n, const char* name, c
   }
   return true;
 }
+// A kernel's call. Its work decides whether other threads of Python run meanwhile, which takes longer than a small kernel.
+#ifdef PF_LEAVES_PYTHON
+static __thread void* python_thread;
+static void leave() {
+  leave_python = nullptr;
+  python_thread = PyEval_SaveThread();
+}
+struct launch {
+  launch() { leave_python = leave; }
+  ~launch() {
+    leave_python = nullptr;
+    if (!python_thread) return;
+    PyEval_RestoreThread(python_thread);
+    python_thread = nullptr;
+  }
+};
+#else
+struct launch {
+  ~launch() {}
+};
+#endif
 // The form of a kernel for programs of kernels alone: a call in which the pool's threads do the work.
 static void* alone_share;
 static __attribute__((noinline)) PyObject* call_alone(pf_fastcall call, PyObject* const* args, __PTRDIFF_TYPE__ n) {
