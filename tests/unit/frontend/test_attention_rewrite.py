@@ -148,6 +148,22 @@ def test_biases_that_a_matmul_adds(outer: int) -> None:
     assert _count(biased, *_heads()) == 1
 
 
+def test_not_without_keys_nor_by_a_negative_factor() -> None:
+    """torch's kernel divides by the number of keys, and takes the largest score before it multiplies."""
+    q, k, v = _heads()
+    assert _count(_plain, q, k[:, :, :0], v[:, :, :0]) == 0
+    assert _count(lambda q, k, v: [torch.softmax(q @ k.mT * -0.25, -1) @ v], q, k, v) == 0
+
+
+def test_not_weights_that_are_viewed_in_another_shape() -> None:
+    def viewed(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        weights = torch.softmax(q @ k.mT * 0.25, -1).view(BATCH * HEADS, 5, TOKENS)
+        return [torch.bmm(weights, v.reshape(BATCH * HEADS, TOKENS, WIDTH))]
+
+    q, k, v = _heads()
+    assert _count(viewed, q, k[:, :, :5], v) == 0
+
+
 def test_not_values_of_another_width() -> None:
     assert _count(lambda q, k, v: _plain(q, k, v[..., :8]), *_heads()) == 0
 

@@ -22,6 +22,7 @@ from polyfuse.frontend.rewrites.tools import (
     uniform_value,
 )
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.torch_compat.tracing import shapes
 
 _WIDEST: Final = 256
 """Numbers of a head that the library's kernels take."""
@@ -121,8 +122,12 @@ def _fused(state: Rewriting, node: Node, end: Node) -> Callable[[], Node] | None
     scores = _scores_of(node.args[0])
     if scores is None or state.settings.gemm not in ("library", "known"):
         return None
-    batch, heads, queries, _ = scores.size
+    batch, heads, queries, keys = scores.size
     if fewest > 1 and not (isinstance(queries, int) and queries >= fewest):
+        return None
+    if not _is_some(keys) or not same_sizes(node.args[0].meta["val"].shape[1:], (queries, keys)):
+        return None
+    if scores.scale <= 0:  # libraries subtract the largest product of a row times the factor
         return None
     if scores.masks and not device_of(result.device.type).is_host:
         return None
@@ -139,10 +144,10 @@ def _fused(state: Rewriting, node: Node, end: Node) -> Callable[[], Node] | None
         return None
 
     def fused() -> Node:
-        keys = key
+        by_keys = key
         if rows is None:
-            keys = state.call_before(end, aten.permute.default, (key, [0, 1, 3, 2]))
-        return _call(state, end, (query, keys, value), scores)
+            by_keys = state.call_before(end, aten.permute.default, (key, [0, 1, 3, 2]))
+        return _call(state, end, (query, by_keys, value), scores)
 
     return fused
 
@@ -186,6 +191,12 @@ def _call(state: Rewriting, end: Node, operands: tuple[Node, Node, Node], scores
     # as the matmul, or the copy, lays it out; views that follow count on it
     rows = call(aten.clone.default, found, memory_format=torch.contiguous_format)
     return rows if tokens_first else call(aten.view.default, rows, list(end.meta["val"].shape))
+
+
+def _is_some(keys: Any) -> bool:
+    """Whether there are keys in every call: libraries divide by their number."""
+    least, _ = shapes.value_range(keys.node.shape_env if shapes.is_symbolic(keys) else None, keys)
+    return least is not None and least > 0
 
 
 def _alone(node: Any, *targets: Any) -> bool:
