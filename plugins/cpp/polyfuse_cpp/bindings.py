@@ -80,7 +80,7 @@ class KernelLibrary(SharedLibrary):
         return self.address(f"pf_direct_{kernel.__name__}")
 
     def run_series(self) -> Callable[[list[Any], int], int]:
-        """``pf_series``: from tensors and the address of a table (`polyfuse_cpp.series`) to 0 once all is
+        """``pf_series``: from tensors and the address of a table (`native_host.series`) to 0 once all is
         done; to 1 where a tensor has no memory, and nothing was done.
         """
         function = self.function("pf_series")

@@ -10,7 +10,7 @@ from polyfuse.runtime.launching import offer_series
 from polyfuse.runtime.native import tensor_data_ptr_address
 from polyfuse_cpp.bindings import load_library
 from polyfuse_cpp.isa import ISAS, detect_isa, dot_instructions
-from polyfuse_cpp.series import join_series
+from polyfuse_cpp.native_host.series import join_series
 
 LIBRARY = "kernels.so"
 KEYS = "kernels.txt"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyfuse.backend import polyfuse
-from polyfuse_cpp import series
+from polyfuse_cpp.native_host import series
 
 LAUNCHES = 10
 
