@@ -46,9 +46,9 @@ def test_a_chain(joined: list[int], rows: int) -> None:
         x = torch.randn(rows, 257, generator=torch.Generator().manual_seed(seed))
         torch.testing.assert_close(call(x), chain(x))
     assert len(joined) == 2 and joined[0] >= 8  # the first call is made kernel by kernel
-    kept = call(x)
+    held = call(x)
     torch.testing.assert_close(call(x + 1), chain(x + 1))
-    torch.testing.assert_close(kept, chain(x))  # results have memory of their own
+    torch.testing.assert_close(held, chain(x))  # results have memory of their own
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         torch.testing.assert_close(call(x), chain(x))
     assert any("fused" in event.key for event in profile.key_averages())
