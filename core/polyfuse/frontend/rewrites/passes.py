@@ -20,6 +20,7 @@ from polyfuse.frontend.rewrites.constant_folding import (
     spell_as_full,
 )
 from polyfuse.frontend.rewrites.cse import merge_duplicates
+from polyfuse.frontend.rewrites.flexible import spell_out_flexible
 from polyfuse.frontend.rewrites.linear import join_rows
 from polyfuse.frontend.rewrites.masks.calls import leave_out_masks
 from polyfuse.frontend.rewrites.noop import (
@@ -64,6 +65,7 @@ def remove_dead(state: Rewriting) -> int:
 
 
 PASSES: Final[tuple[tuple[str, Pass], ...]] = (
+    ("spell-out-flexible", spell_out_flexible),
     ("remove-dead", remove_dead),
     ("spell-as-permute", spell_as_permute),
     ("look-at-memory", look_at_memory),
