@@ -27,6 +27,7 @@ from polyfuse.program.steps import (
 from polyfuse.symbolic import symbol
 
 S0 = symbol("s0")
+JOINING = {"one": frozenset({"bfloat16"})}
 ORIGIN = (Origin("relu", "aten.relu.default", "x.relu()"),)
 
 
@@ -68,7 +69,7 @@ STEPS = (
 
 
 def test_a_table() -> None:
-    (series,) = find_series(program(*STEPS), {"one"})
+    (series,) = find_series(program(*STEPS), JOINING, {})
     assert (series.start, series.end) == (1, 10)
     assert series.inputs == ("x", "w") and series.symbols == ("s0",)
     assert series.results == ("c",) and series.dead == ("w", "x") and series.lost == ()
@@ -87,14 +88,14 @@ def test_a_table() -> None:
 
 def test_its_text() -> None:
     one = program(*STEPS)
-    text = python_text(replace(one, series=find_series(one, {"one"})))
+    text = python_text(replace(one, series=find_series(one, JOINING, {})))
     assert "def series_0(args):\n    x, w, s0 = args\n    args.clear()\n" in text
     assert "    given = [x, w, s0]; del w, x\n    (c,) = series_0(given)\n" in text
     assert "    k1(a, b, 4*s0, 7)\n" in text and "    del b\n    return (c,)\n" in text
     space: dict[str, object] = {}
     exec(text[text.index("SERIES = (") : text.index("CHECKS = ")], space)
     ((name, inputs, symbols, positions, returns, rows),) = space["SERIES"]  # type: ignore[attr-defined]
-    (series,) = find_series(one, {"one"})
+    (series,) = find_series(one, JOINING, {})
     assert (name, inputs, symbols, positions) == ("series_0", 2, ("s0",), 4)
     assert (returns, rows) == (series.returns, series.rows)
 
@@ -107,28 +108,28 @@ def test_another_layout_is_a_view() -> None:
         LaunchKernel("k1", ("x", "b")),
     )
     shown = (*steps, Return((Ref("b"),)))
-    (series,) = find_series(program(*shown), {"one"})
+    (series,) = find_series(program(*shown), JOINING, {})
     assert [row[0] for row in series.rows] == ["tensor", "launch", "view", "free", "launch"]
-    assert series.rows[2:4] == (("view", 2, 1, (16,), (1,)), ("free", 1))
+    assert series.rows[2:4] == (("view", 2, 1, (16,), (1,), 0), ("free", 1))
     hidden = (*steps, Free(("b",)), Return((Ref("x"),)))
-    (series,) = find_series(program(*hidden), {"one"})
+    (series,) = find_series(program(*hidden), JOINING, {})
     assert [row[0] for row in series.rows] == ["memory", "launch", "launch", "free"]
 
 
 def test_what_is_no_series() -> None:
     one = program(*STEPS)
-    assert find_series(one, {"other"}) == ()
-    assert find_series(replace(one, device=""), {"one"}) == ()
-    assert find_series(replace(one, profile=True), {"one"}) == ()
+    assert find_series(one, {"other": frozenset()}, {}) == ()
+    assert find_series(replace(one, device=""), JOINING, {}) == ()
+    assert find_series(replace(one, profile=True), JOINING, {}) == ()
     # one launch, or launches on another device
     alone = (allocate("a", 8), LaunchKernel("k0", ("x", "a")), Return((Ref("a"),)))
-    assert find_series(program(*alone), {"one"}) == ()
+    assert find_series(program(*alone), JOINING, {}) == ()
     away = (LaunchKernel("k0", ("x",), "cuda:1"), LaunchKernel("k1", ("x",), "cuda:1"), Return(()))
-    assert find_series(program(*away), {"one"}) == ()
+    assert find_series(program(*away), JOINING, {}) == ()
 
 
 def test_short_ones_stay_single_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyfuse.program.series.LEAST", 3)
-    assert find_series(program(*STEPS), {"one"}) != ()
+    assert find_series(program(*STEPS), JOINING, {}) != ()
     monkeypatch.setattr("polyfuse.program.series.LEAST", 4)
-    assert find_series(program(*STEPS), {"one"}) == ()
+    assert find_series(program(*STEPS), JOINING, {}) == ()

@@ -35,9 +35,10 @@ class SeriesPlan:
         slots: how many slots there are.
         returns: slots of the results.
         rows: the steps, as `polyfuse.program.steps.SeriesRow` has them; of a tensor, the type is torch's.
+            There are no matmuls where the backend of a kernel joins none (`Backend.joins_matmuls`).
         kernels: launchables by name.
         allocate: ``(size, stride, dtype) -> Tensor``.
-        view: ``(tensor, size, stride) -> Tensor``.
+        view: ``(tensor, size, stride, offset) -> Tensor``.
         each: does the same kernel by kernel. To be called, before anything is done, where a number is no
             `int` or a kernel was not compiled for it, and while torch's profiler records, which shows
             kernels.
