@@ -76,7 +76,7 @@ int cublasLtMatmul(void* h, Description* d, const float* alpha, const char* a, L
   const uint64_t rows = lo->rows, columns = lo->columns, depth = d->transposed[0] ? la->rows : la->columns;
   if (d->compute != 68 || *alpha != 1 || *beta != 0 || algorithm[0] != 42 || bytes < (size_t)need || (need && !workspace)) return 7;
   if ((d->transposed[0] ? la->columns : la->rows) != rows || (d->transposed[1] ? lb->rows : lb->columns) != columns ||
-      (d->transposed[1] ? lb->columns : lb->rows) != depth || stream != (void*)0x5000 || ((uintptr_t)a | (uintptr_t)b) & 15) return 7;
+      (d->transposed[1] ? lb->columns : lb->rows) != depth || ((uintptr_t)a | (uintptr_t)b) & 15) return 7;
   for (int n = 0; n < lo->batches; ++n)
     for (uint64_t i = 0; i < rows; ++i)
       for (uint64_t j = 0; j < columns; ++j) {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ir_samples import softmax_kernel
-from polyfuse.ir.nodes import Origin
+from polyfuse.ir.nodes import Buffer, Origin, View
+from polyfuse.ir.types import from_torch
 from polyfuse.program import find_series, python_text
 from polyfuse.program.steps import (
     Allocate,
@@ -15,6 +18,7 @@ from polyfuse.program.steps import (
     ExternStep,
     Free,
     LaunchKernel,
+    MakeView,
     Program,
     ProgramInput,
     ProgramKernel,
@@ -22,6 +26,7 @@ from polyfuse.program.steps import (
     Ref,
     Return,
     Reuse,
+    Series,
     Step,
 )
 from polyfuse.symbolic import symbol
@@ -133,3 +138,137 @@ def test_short_ones_stay_single_launches(monkeypatch: pytest.MonkeyPatch) -> Non
     assert find_series(program(*STEPS), JOINING, {}) != ()
     monkeypatch.setattr("polyfuse.program.series.LEAST", 4)
     assert find_series(program(*STEPS), JOINING, {}) == ()
+
+
+def buffer(name: str, *size: int, dtype: str = "bfloat16") -> Buffer:
+    stride = tuple(math.prod(size[i + 1 :]) for i in range(len(size)))
+    return Buffer(name, from_torch(getattr(torch, dtype)), "cuda:0", size, stride, dtype)
+
+
+BUFFERS = {
+    b.name: b
+    for b in (
+        buffer("x", 4, 2, 16),
+        buffer("w", 32, 16),
+        buffer("bias", 32),
+        buffer("a", 8, 32),
+        buffer("b", 8, 16),
+        buffer("c", 8, 32, dtype="float32"),
+    )
+}
+ROWS_OF_X, TRANSPOSED_W = View("x", (8, 16), (16, 1)), View("w", (16, 32), (1, 16))
+
+
+def with_matmuls(*steps: Step, dtypes: frozenset[str] = JOINING["one"]) -> tuple[Series, ...]:
+    return find_series(program(*steps), {"one": dtypes}, BUFFERS)
+
+
+def matmul(op: str, args: tuple[object, ...], out: str, **kwargs: object) -> ExternStep:
+    return ExternStep(f"aten.{op}.out", args, tuple(kwargs.items()), (out,), "out")
+
+
+LAYER = (
+    allocate("a", 8, 32, dtype="bfloat16"),
+    matmul("addmm", (Ref("bias"), ROWS_OF_X, TRANSPOSED_W), "a"),
+    Free(("bias",)),
+    LaunchKernel("k0", ("a", "a")),
+    allocate("b", 8, 16, dtype="bfloat16"),
+    matmul("mm", (Ref("a"), Ref("w")), "b"),
+    Return((Ref("b"),)),
+)
+
+
+def test_a_librarys_matmuls_are_rows() -> None:
+    (series,) = with_matmuls(*LAYER)
+    assert (series.start, series.end) == (0, 6) and series.inputs == ("bias", "x", "w")
+    sizes = (1, 8, 32, 16)
+    # bytes of what kernels see, rows of 32, rows of 16 and columns of 16 numbers
+    assert series.rows == (
+        ("memory", 3, 512),
+        (
+            "matmul",
+            "bfloat16",
+            sizes,
+            "",
+            (3, 0, False, 32, 0),
+            (1, 0, False, 16, 0),
+            (2, 0, True, 16, 0),
+            (0, 0),
+        ),
+        ("free", 0),
+        ("launch", "k0", (3, 3)),
+        ("tensor", 4, (8, 16), (16, 1), "bfloat16"),
+        (
+            "matmul",
+            "bfloat16",
+            (1, 8, 16, 32),
+            "",
+            (4, 0, False, 16, 0),
+            (3, 0, False, 32, 0),
+            (2, 0, False, 16, 0),
+            None,
+        ),
+    )
+    # without a library they end a series, as other operators do
+    assert with_matmuls(*LAYER, dtypes=frozenset()) == ()
+
+
+def test_an_activation_and_batches() -> None:
+    activated = matmul("_addmm_activation", (Ref("bias"), ROWS_OF_X, TRANSPOSED_W), "a", use_gelu=True)
+    (series,) = with_matmuls(LAYER[0], activated, *LAYER[3:])
+    assert [row[3] for row in series.rows if row[0] == "matmul"] == ["gelu", ""]
+    left, right = View("x", (4, 2, 8), (32, 16, 1), 8), View("x", (4, 8, 2), (32, 1, 16))
+    pairs = replace(BUFFERS["a"], name="p", size=(4, 2, 2), stride=(4, 2, 1))
+    steps = (
+        allocate("p", 4, 2, 2, dtype="bfloat16"),
+        matmul("bmm", (left, right), "p"),
+        matmul("bmm", (left, right), "p"),
+        LaunchKernel("k0", ("p", "p")),
+        Return((Ref("p"),)),
+    )
+    (series,) = find_series(program(*steps), JOINING, BUFFERS | {"p": pairs})
+    row = series.rows[1]
+    assert row[2] == (4, 2, 2, 8) and row[4:] == (
+        (1, 0, False, 2, 4),
+        (0, 16, False, 16, 32),
+        (0, 0, True, 16, 32),
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        matmul("mm", (ROWS_OF_X, TRANSPOSED_W), "c"),  # two types
+        matmul("mm", (View("x", (8, 8), (16, 2)), View("w", (8, 32), (1, 16))), "a"),  # numbers apart
+        matmul("mm", (View("x", (7, 16), (16, 1), 4), TRANSPOSED_W), "a"),  # an address between
+        matmul("addmm", (Ref("a"), ROWS_OF_X, TRANSPOSED_W), "a"),  # a matrix is added
+        matmul("addmm", (Ref("bias"), ROWS_OF_X, TRANSPOSED_W), "a", beta=2),
+        matmul("baddbmm", (Ref("bias"), ROWS_OF_X, TRANSPOSED_W), "a"),
+        ExternStep("aten.mm.default", (ROWS_OF_X, TRANSPOSED_W), (), ("a",), "single"),
+        matmul("mm", (View("x", (S0, 16), (16, 1)), TRANSPOSED_W), "a"),  # a size that varies
+    ],
+)
+def test_matmuls_that_torch_calls(step: ExternStep) -> None:
+    assert with_matmuls(LAYER[0], step, *LAYER[3:5], Return((Ref("a"),))) == ()
+
+
+def test_views_that_matmuls_share_are_tensors_where_others_see_them() -> None:
+    shared = (
+        MakeView("v", ROWS_OF_X),
+        LAYER[0],
+        matmul("addmm", (Ref("bias"), Ref("v"), TRANSPOSED_W), "a"),
+        matmul("addmm", (Ref("bias"), Ref("v"), TRANSPOSED_W), "a"),
+        LaunchKernel("k0", ("a", "a")),
+    )
+    (series,) = with_matmuls(*shared, Free(("v",)), Return((Ref("a"),)))
+    assert [row[0] for row in series.rows] == ["tensor", "matmul", "matmul", "launch"]
+    (series,) = with_matmuls(*shared, Return((Ref("a"), Ref("v"))))
+    assert series.rows[0] == ("view", 3, 1, (8, 16), (16, 1), 0) and set(series.results) == {"v", "a"}
+    assert [row[5] for row in series.rows if row[0] == "matmul"] == [(3, 0, False, 16, 0)] * 2
+
+
+def test_memory_for_checks_begins_as_zeros_and_is_no_step_of_a_series() -> None:
+    status = replace(allocate("s", 1, dtype="int64"), status=True)
+    steps = (LaunchKernel("k0", ("x",)), status, LaunchKernel("k1", ("s",)), Return((Ref("s"),)))
+    assert find_series(program(*steps), JOINING, {}) == ()
