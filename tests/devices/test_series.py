@@ -15,7 +15,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(fake_device.unavailable()), reason=fake_device.unavailable()),
 ]
-CASES = "results training matmuls sizes errors no_memory tensors profiler threads off".split()
+CASES = ["results", "training", "matmuls", "sizes", "errors", "no_memory", "tensors", "profiler", "threads"]
+CASES.append("off")
 
 
 @pytest.fixture(scope="module")

@@ -200,7 +200,11 @@ class Settings:
         False,
         "Run the host program as compiled code, where all is on the CPU: less time for many small kernels.",
     )
-    launch_series: bool = option(True, "Launch eight and more consecutive kernels in one call (Triton's).")
+    launch_series: bool = option(
+        True,
+        "Launch eight and more consecutive kernels in one call (Triton's), with matmuls of 16 bits between "
+        "them, for which that calls cuBLAS itself.",
+    )
     device_graphs: bool = option(
         False,
         "Capture the launches of a compiled graph and replay them, where its device can do that (CUDA "

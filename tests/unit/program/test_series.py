@@ -181,33 +181,15 @@ LAYER = (
 def test_a_librarys_matmuls_are_rows() -> None:
     (series,) = with_matmuls(*LAYER)
     assert (series.start, series.end) == (0, 6) and series.inputs == ("bias", "x", "w")
-    sizes = (1, 8, 32, 16)
-    # bytes of what kernels see, rows of 32, rows of 16 and columns of 16 numbers
+    sizes, back, hidden = (1, 8, 32, 16), (1, 8, 16, 32), (3, 0, False, 32, 0)
+    # rows of 16 and of 32 numbers; a transposed weight has columns of 16
     assert series.rows == (
         ("memory", 3, 512),
-        (
-            "matmul",
-            "bfloat16",
-            sizes,
-            "",
-            (3, 0, False, 32, 0),
-            (1, 0, False, 16, 0),
-            (2, 0, True, 16, 0),
-            (0, 0),
-        ),
+        ("matmul", "bfloat16", sizes, "", hidden, (1, 0, False, 16, 0), (2, 0, True, 16, 0), (0, 0)),
         ("free", 0),
         ("launch", "k0", (3, 3)),
         ("tensor", 4, (8, 16), (16, 1), "bfloat16"),
-        (
-            "matmul",
-            "bfloat16",
-            (1, 8, 16, 32),
-            "",
-            (4, 0, False, 16, 0),
-            (3, 0, False, 32, 0),
-            (2, 0, False, 16, 0),
-            None,
-        ),
+        ("matmul", "bfloat16", back, "", (4, 0, False, 16, 0), hidden, (2, 0, False, 16, 0), None),
     )
     # without a library they end a series, as other operators do
     assert with_matmuls(*LAYER, dtypes=frozenset()) == ()
@@ -228,12 +210,8 @@ def test_an_activation_and_batches() -> None:
     )
     (series,) = find_series(program(*steps), JOINING, BUFFERS | {"p": pairs})
     row = series.rows[1]
-    assert row[2] == (4, 2, 2, 8) and row[4:] == (
-        (1, 0, False, 2, 4),
-        (0, 16, False, 16, 32),
-        (0, 0, True, 16, 32),
-        None,
-    )
+    assert row[2] == (4, 2, 2, 8) and row[4] == (1, 0, False, 2, 4)
+    assert row[5:] == ((0, 16, False, 16, 32), (0, 0, True, 16, 32), None)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +242,7 @@ def test_views_that_matmuls_share_are_tensors_where_others_see_them() -> None:
     (series,) = with_matmuls(*shared, Free(("v",)), Return((Ref("a"),)))
     assert [row[0] for row in series.rows] == ["tensor", "matmul", "matmul", "launch"]
     (series,) = with_matmuls(*shared, Return((Ref("a"), Ref("v"))))
-    assert series.rows[0] == ("view", 3, 1, (8, 16), (16, 1), 0) and set(series.results) == {"v", "a"}
+    assert series.rows[0] == ("view", 3, 0, (8, 16), (16, 1), 0) and set(series.results) == {"v", "a"}
     assert [row[5] for row in series.rows if row[0] == "matmul"] == [(3, 0, False, 16, 0)] * 2
 
 

@@ -1,12 +1,11 @@
 // Starts kernels: one Python callable for each, made without Python.h and without CUDA's headers, so that any
 // C++ compiler builds this file, once, for every Python. See native.py, which fills the structures below.
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <mutex>
 
 #include "launcher.h"
 

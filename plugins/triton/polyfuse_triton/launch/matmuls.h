@@ -43,8 +43,7 @@ struct Matmul {
   pf_matmul what;
   Handle context, blas, description, a, b, d;
   LtFound found;
-  bool refused;
-  std::mutex turn;  // of who sets the bias of `description`, until the call is made
+  bool refused, busy;  // `busy`: somebody has set the bias of `description` and not made the call yet
 };
 
 // The library's own state for a context; made once.
@@ -72,7 +71,8 @@ Handle layout_of(const pf_matrix& x, const pf_matmul& what, int64_t rows, int64_
 }
 
 void end_matmul(Matmul* m) {
-  for (Handle layout : {m->a, m->b, m->d})
+  Handle const layouts[] = {m->a, m->b, m->d};
+  for (Handle layout : layouts)
     if (layout) lt.cublasLtMatrixLayoutDestroy(layout);
   if (m->description) lt.cublasLtMatmulDescDestroy(m->description);
   m->a = m->b = m->d = m->description = nullptr;
@@ -123,16 +123,15 @@ bool multiply(Matmul* m, int64_t out, int64_t left, int64_t right, int64_t bias,
   if (m->found.workspace && !workspace.take((int64_t)m->found.workspace, lock)) return false;
   int status = 0;
   for (bool asked = false;; asked = true) {
+    // whoever is busy may wait for the interpreter's lock until its call is made
     lock.leave();
-    {
-      std::unique_lock<std::mutex> turn(m->turn, std::defer_lock);
-      if (m->what.has_bias) {
-        turn.lock();
-        lt.cublasLtMatmulDescSetAttribute(m->description, DESC_BIAS, &bias, sizeof bias);
-      }
-      status = lt.cublasLtMatmul(m->blas, m->description, &one, (void*)right, m->a, (void*)left, m->b, &zero, (void*)out,
-                                 m->d, (void*)out, m->d, m->found.algorithm, workspace.at, m->found.workspace, stream);
+    if (m->what.has_bias) {
+      while (__atomic_test_and_set(&m->busy, __ATOMIC_ACQUIRE)) sched_yield();
+      lt.cublasLtMatmulDescSetAttribute(m->description, DESC_BIAS, &bias, sizeof bias);
     }
+    status = lt.cublasLtMatmul(m->blas, m->description, &one, (void*)right, m->a, (void*)left, m->b, &zero, (void*)out,
+                               m->d, (void*)out, m->d, m->found.algorithm, workspace.at, m->found.workspace, stream);
+    if (m->what.has_bias) __atomic_clear(&m->busy, __ATOMIC_RELEASE);
     if (status != LT_NO_MEMORY || asked) break;
     lock.enter();
     if (!gave_memory()) break;

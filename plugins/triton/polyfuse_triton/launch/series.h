@@ -308,7 +308,7 @@ void end_series(PyObject* capsule) {
   for (PyObject* one : held) Py_DecRef(one);
   free(s->name), free(s->wanted), free(s->code), free(s->returns), free(s->kernels), free(s->kernel);
   for (int i = 0; i < s->matmul_count && !ending; ++i) end_matmul(&s->matmuls[i]);
-  delete[] s->matmuls;
+  free(s->matmuls);
   free(s->constants), free(s->shapes), free(s);
 }
 
@@ -329,7 +329,7 @@ PyObject* series_function(const pf_series* given) {
   s->kernels = copied(given->kernels, given->kernel_count), s->constants = copied(given->constants, given->constant_count);
   s->kernel = (Kernel**)calloc(given->kernel_count + 1, sizeof(Kernel*));
   s->shapes = (Shape*)calloc(given->launches + 1, sizeof(Shape));
-  s->matmul_count = given->matmul_count, s->matmuls = new Matmul[given->matmul_count + 1]();
+  s->matmul_count = given->matmul_count, s->matmuls = (Matmul*)calloc(given->matmul_count + 1, sizeof(Matmul));
   for (int i = 0; i < s->matmul_count; ++i) s->matmuls[i].what = given->matmuls[i];
   s->allocate = given->allocate, s->view = given->view, s->each = given->each, s->explain = given->explain;
   for (int i = 0; i < s->kernel_count; ++i) {
