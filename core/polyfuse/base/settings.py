@@ -202,8 +202,8 @@ class Settings:
     )
     launch_series: bool = option(
         True,
-        "Launch eight and more consecutive kernels in one call (Triton's), with matmuls of 16 bits between "
-        "them, for which that calls cuBLAS itself.",
+        "Launch eight and more consecutive kernels in one call, on NVIDIA's GPUs with the library's matmuls of "
+        "16 bits between them.",
     )
     device_graphs: bool = option(
         False,

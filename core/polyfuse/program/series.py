@@ -4,7 +4,8 @@ library that the launcher calls itself are launches, too.
 
 What nothing but kernels of one series sees is no tensor there: it is memory, taken from the device's
 allocator and given back in the order in which the program allocates and forgets tensors, so that the peak is
-the same.
+the same. On the host, where sizes have to be known, a range of a cached block is memory, too; a tensor from
+before that dies ends a series, which would hold it until all kernels have run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from polyfuse.program.library_matmuls import LibraryMatmuls
 from polyfuse.program.partitions import Span, runs_of_work, uses
 from polyfuse.program.steps import (
     Allocate,
+    ExternStep,
     Free,
     LaunchKernel,
     MakeView,
@@ -30,6 +32,8 @@ from polyfuse.program.steps import (
     SeriesSize,
     Step,
 )
+from polyfuse.program.symbols import expressions, symbols_in
+from polyfuse.runtime.frozen import CHECKED, FROZEN
 from polyfuse.symbolic import IndexLike, storage_size
 from polyfuse.symbolic.text import python_text
 
@@ -50,63 +54,82 @@ def find_series(
             which these call a library.
         buffers: of the program's graph.
     """
-    if not program.device or program.profile or program.partitions or program.recording is not None:
+    if program.profile or program.partitions or program.recording is not None:
         return ()
-    return _Finder(program, joining, buffers).series()
-
-
-class _Finder:
-    """The state of looking for the series of one program."""
-
-    def __init__(
-        self, program: Program, joining: Mapping[str, Set[str]], buffers: Mapping[str, Buffer]
-    ) -> None:
-        self.program = program
-        self.steps = program.steps
-        self.kernels = {entry.name for entry in program.kernels if entry.backend in joining}
-        own = [joining[entry.backend] for entry in program.kernels if entry.backend in joining]
-        dtypes = reduce(lambda a, b: a & b, own) if own else frozenset()
-        self.matmuls = LibraryMatmuls(program.steps, buffers, dtypes)
-
-    def series(self) -> tuple[Series, ...]:
-        """All of them."""
-        found: list[Series] = []
-        lost: set[str] = set()
-        launches = {i for i, step in enumerate(self.steps) if isinstance(step, LaunchKernel)}
-        matmuls = {i for i, step in enumerate(self.steps) if self.matmuls.of(step) is not None}
-        fits = [i in matmuls or self._fits(step) for i, step in enumerate(self.steps)]
-        for start, end in runs_of_work(self.steps, fits, launches | matmuls, 2, (Free,)):
-            kernels = len(launches.intersection(range(start, end)))
-            calls = len(matmuls.intersection(range(start, end)))
-            # whose launcher it is, a kernel says
-            if not kernels or kernels + MATMUL * calls < LEAST:
-                continue
-            span = Span(self.steps, (start, end), frozenset(), lost)
+    steps = program.steps
+    own = {entry.name: joining[entry.backend] for entry in program.kernels if entry.backend in joining}
+    dtypes = reduce(lambda a, b: a & b, own.values()) if own else frozenset()
+    matmuls = LibraryMatmuls(steps, buffers, dtypes)
+    if program.device:
+        fits = [_fits(step, own.keys(), program.device) for step in steps]
+    elif program.loop is None:
+        fits = _host_fits(program, own.keys())
+    else:
+        return ()
+    launches = {position for position, step in enumerate(steps) if isinstance(step, LaunchKernel)}
+    called = {position for position, step in enumerate(steps) if matmuls.of(step) is not None}
+    fits = [fit or position in called for position, fit in enumerate(fits)]
+    found: list[Series] = []
+    lost: set[str] = set()
+    for start, end in runs_of_work(steps, fits, launches | called, 2, (Free,)):
+        kernels, calls = (len(work.intersection(range(start, end))) for work in (launches, called))
+        # whose launcher it is, a kernel says
+        if kernels and kernels + MATMUL * calls >= LEAST:
+            span = Span(steps, (start, end), frozenset(), lost)
             lost.update(span.lost)
-            table = _Table(self.steps[start:end], span, self.program.inputs, self.matmuls)
+            table = _Table(steps[start:end], span, program.inputs, matmuls, buffers)
             found.append(table.series(f"series_{len(found)}"))
-        return tuple(found)
+    return tuple(found)
 
-    def _fits(self, step: Step) -> bool:
-        if isinstance(step, LaunchKernel):
-            return step.kernel in self.kernels and not step.device
-        if isinstance(step, Allocate):
-            return step.device == self.program.device and not step.cached and not step.status
+
+def _fits(step: Step, kernels: Set[str], device: str) -> bool:
+    if isinstance(step, LaunchKernel):
+        return step.kernel in kernels and not step.device
+    if isinstance(step, Allocate):
+        return step.device == device and not step.cached and not step.status
+    if isinstance(step, MakeView):
+        return not step.result and step.view.dtype is None and isinstance(step.view.offset, int)
+    return isinstance(step, (Free, Reuse))
+
+
+def _host_fits(program: Program, kernels: Set[str]) -> list[bool]:
+    blocks = {step.name for step in program.steps if isinstance(step, Allocate) and step.cached}
+    dying = {item.name for item in program.inputs if item.kind == "tensor" and not item.static}
+    for step in program.steps:
+        # what is computed once of a parameter is held elsewhere
+        if isinstance(step, ExternStep) and not step.op.startswith((FROZEN, CHECKED)):
+            dying.update(step.outputs)
+
+    def fits(step: Step) -> bool:
         if isinstance(step, MakeView):
-            return not step.result and step.view.dtype is None and isinstance(step.view.offset, int)
-        return isinstance(step, (Free, Reuse))
+            return step.view.buffer in blocks and not step.result and not _varies(step)
+        if isinstance(step, Free):
+            return dying.isdisjoint(step.names)
+        return _fits(step, kernels, "cpu") and not _varies(step)
+
+    return [fits(step) for step in program.steps]
+
+
+def _varies(step: Step) -> bool:
+    return any(True for _ in symbols_in(expressions([step])))
 
 
 class _Table:
     """The state of one series' table."""
 
     def __init__(
-        self, steps: Sequence[Step], span: Span, inputs: Sequence[ProgramInput], matmuls: LibraryMatmuls
+        self,
+        steps: Sequence[Step],
+        span: Span,
+        inputs: Sequence[ProgramInput],
+        matmuls: LibraryMatmuls,
+        buffers: Mapping[str, Buffer],
     ) -> None:
         self.steps = steps
-        self.matmuls = matmuls
-        self.views = _positions(steps, span, matmuls)
         self.span = span
+        self.matmuls = matmuls
+        self.buffers = buffers
+        self.views = _positions(steps, span, matmuls)
         self.plain = _plain(steps, span, self.views)
         self.slots = {name: slot for slot, name in enumerate(dict.fromkeys((*span.inputs, *span.dead)))}
         self.inputs = tuple(self.slots)
@@ -153,14 +176,17 @@ class _Table:
                 self.slots[step.new] = self.slots[step.old]
             else:
                 base, slot = self.slots[step.old], self._new_slot(step.new)
-                self.rows.append(("view", slot, base, _numbers(step.size), _numbers(step.stride), 0))
+                self.rows.append(("view", slot, base, _numbers(step.size), _numbers(step.stride)))
                 self.rows.append(("free", base))
+        elif isinstance(step, MakeView) and step.name not in self.views:
+            base, slot, view = self.slots[step.view.buffer], self._new_slot(step.name), step.view
+            layout = (_numbers(view.size), _numbers(view.stride))
+            dtype = str(view.dtype.torch).removeprefix("torch.") if view.dtype is not None else ""
+            dtype = dtype or self.buffers[view.buffer].torch_dtype
+            self.rows.append(("part", slot, base, _number(view.offset), *layout, dtype))
         elif isinstance(step, Free):
             names = (name for name in step.names if name in self.slots and name not in self.static)
             self.rows += [("free", self.slots[name]) for name in names]
-        elif isinstance(step, MakeView) and step.name not in self.views:
-            base, slot, view = self.slots[step.view.buffer], self._new_slot(step.name), step.view
-            self.rows.append(("view", slot, base, _numbers(view.size), _numbers(view.stride), view.offset))
         elif (matmul := self.matmuls.of(step, self.views)) is not None:
             self.rows.append(matmul.row(self.slots.__getitem__))
 

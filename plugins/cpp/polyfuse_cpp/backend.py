@@ -59,6 +59,7 @@ class CppBackend(Backend):
     """Kernels for the CPU in C++."""
 
     autotunes_gemm = True
+    joins_launches = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -65,7 +65,7 @@ def test_launches_memory_and_results(subject: Subject, driver: FakeDriver) -> No
 
 
 def test_views_and_empty_sizes(subject: Subject, driver: FakeDriver) -> None:
-    rows = (*ROWS, ("view", 3, 2, ("n", 4), (4, 1), 0), ("free", 2), ("launch", "two", (3, 3, "n")))
+    rows = (*ROWS, ("view", 3, 2, ("n", 4), (4, 1)), ("free", 2), ("launch", "two", (3, 3, "n")))
     series, x = subject.join(*rows, returns=(3,)), torch.zeros(64)
     (result,) = series([x, 6])
     assert result.shape == (6, 4) and result.data_ptr() == subject.made[-1].data_ptr()

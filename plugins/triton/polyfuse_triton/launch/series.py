@@ -139,17 +139,18 @@ class _Words:
             elif kind == "tensor":
                 self.code += [_Step.MAKE_TENSOR, row[0], *self._arguments(*row[1:])]
             elif kind == "view":
-                self.code += [
-                    _Step.MAKE_VIEW,
-                    row[0],
-                    row[1],
-                    *self._varying(row[2], row[3]),
-                    self._constant(row[4]),
-                ]
+                self._view(row[0], row[1], 0, row[2], row[3])
+            elif kind == "part":
+                self._view(*row[:-1])
             elif kind == "matmul":
                 self._matmul(*row)
             else:
                 self.code += [_Step.FORGET, row[0]]
+
+    def _view(
+        self, slot: int, of: int, offset: int, size: Sequence[int | str], stride: Sequence[int | str]
+    ) -> None:
+        self.code += [_Step.MAKE_VIEW, slot, of, *self._varying(size, stride), self._constant(offset)]
 
     def wanted(self, slot: int) -> str:
         """What is needed of an input, as `launcher.h` has it."""
