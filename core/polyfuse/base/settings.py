@@ -202,7 +202,7 @@ class Settings:
     )
     launch_series: bool = option(
         True,
-        "Launch eight and more consecutive kernels in one call, on NVIDIA's GPUs with the library's matmuls of "
+        "Launch eight and more consecutive kernels in one call, on NVIDIA GPUs with the library's matmuls of "
         "16 bits between them.",
     )
     device_graphs: bool = option(
