@@ -71,7 +71,7 @@ def test_every_multiprocessor_reads(columns: int, depth: int, parts: int, weight
 
 
 @pytest.mark.parametrize(
-    "rows, columns, depth, parts", [(1, 4096, 11008, 2), (64, 4096, 11008, 2), (8, 4096, 14336, 8)]
+    "rows, columns, depth, parts", [(1, 4096, 11008, 8), (64, 4096, 11008, 4), (8, 4096, 14336, 8)]
 )
 def test_parts_of_bytes_have_whole_steps(rows: int, columns: int, depth: int, parts: int) -> None:
     """11008 is 43 times 256, and eight parts would be walked in steps of 32 bytes."""

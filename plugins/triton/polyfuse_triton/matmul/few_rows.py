@@ -13,7 +13,7 @@ from typing import Final
 from polyfuse.ir.expr import Expr, loads
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.kit.contraction import Contraction, Operand, divided_axis
+from polyfuse.kit.contraction import Contraction, Operand, divided_depth
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, coefficient, free_axes, product
 from polyfuse_triton.matmul.narrow import LONG_STEP, narrow_of
 from polyfuse_triton.target import FEW_ROWS, STREAMING, Target
@@ -97,20 +97,16 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     inside, depth = _byte_axes(matmul), prod(counts[2:])
     half = len(inside) < len(matmul.raxes)
     group = counts[1 + max(k for k, a in enumerate(matmul.raxes, 1) if axis_name(a) in inside)]
-    # no shorter steps than without parts
-    step = 1 if len(matmul.raxes) > 1 else min(depth & -depth, _NARROW_DEPTH)
     read = prod(n for a, n in zip(matmul.raxes, counts[2:], strict=True) if axis_name(a) in inside)
 
-    def most(side: int, least: int, enough: float) -> int:
-        """Parts of at least so many numbers, until there are enough programs for each multiprocessor."""
+    def most(side: int, length: int, least: int, enough: float) -> int:
+        """Parts of at least so many numbers, until there are enough programs for each multiprocessor;
+        `length`: bytes of a step, 0 where each has one number.
+        """
         tiles, parts = -(-columns // side), 1
         while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
             more = 2 * parts
-            if (
-                depth // more < least
-                or depth // more % step
-                or not _is_divided(matmul, counts[2:], more, half)
-            ):
+            if depth // more < least or not _is_divided(matmul, counts[2:], more, length):
                 break
             # the sums are four bytes each, written and read
             if more * rows * 8 * _PARTIAL > read and tiles * parts >= enough * target.multiprocessors:
@@ -119,32 +115,35 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
         return parts
 
     if not half:
-        return most(_narrow_side(rows, half, group & -group < LONG_STEP), _SHORTEST, 7 / 8)
+        return most(_narrow_side(rows, half, group & -group < LONG_STEP), 0, _SHORTEST, 7 / 8)
     tile = _joined_tile(rows, group)
-    wide = most(_WIDE.side, 2 * _FEWEST_STEPS * 2 * _WIDE.length, 2.0)
+    wide = most(_WIDE.side, _WIDE.length, 2 * _FEWEST_STEPS * 2 * _WIDE.length, 2.0)
     if _is_wide(rows, columns, group, wide, target):
         return wide
-    return most(tile.side, _FEWEST_STEPS * 2 * tile.length, 2.0)
+    return most(tile.side, tile.length, _FEWEST_STEPS * 2 * tile.length, 2.0)
 
 
-def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, half: bool) -> bool:
+def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, length: int) -> bool:
     """Whether the axis that is divided into some parts leaves each enough of it: several groups, or, of each
-    group, what an instruction takes. Where a byte holds two numbers (`half`), whole steps.
+    group, what an instruction takes. Where a byte holds two numbers, whole steps of so many bytes.
     """
-    position = divided_axis(sizes, parts)
+    position, left = divided_depth(sizes, parts)
     if position < 0:
         return False
-    left, name = sizes[position] // parts, axis_name(matmul.raxes[position])
+    name = axis_name(matmul.raxes[position])
     read = [load for load in loads(*matmul.values) if load.dtype.itemsize == 1 and not load.indirect]
     along = [any(coefficient(load.index, axis_name(a)) == 1 for load in read) for a in matmul.raxes]
     if name not in _byte_axes(matmul):
         return False
-    if not half:
-        return left >= (_INSTRUCTION if len(sizes) > 1 and along[position] else 2)
+    if not length:
+        if len(sizes) == 1:
+            # no shorter steps than without parts
+            return left % min(sizes[0] & -sizes[0], _NARROW_DEPTH) == 0
+        return left >= (_INSTRUCTION if along[position] else 2)
     if along[position]:
         return left >= 2 * _INSTRUCTION
     group = next(n for n, inner in zip(sizes, along, strict=True) if inner)
-    return left % max(1, _joined_length(group) // group) == 0
+    return left % max(1, length // group) == 0
 
 
 def narrow_rows(matmul: Reduction) -> tuple[int, int]:

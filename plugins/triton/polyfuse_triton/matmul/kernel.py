@@ -8,7 +8,7 @@ from math import gcd
 from typing import Any
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Cast, Constant, Load, Statement, Store, indices, with_index
+from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store, indices, with_index
 from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, Writer
 from polyfuse.kit.contraction import Operand
@@ -224,7 +224,7 @@ class _Writing:
         out, found = self._out, self._found.contraction
         sides = ((found.left, "mk", "a"), (found.right, "kn", "b"))
         made, dims, letter = sides[0 if narrow.is_left else 1]
-        other, other_dims, other_letter = sides[1 if narrow.is_left else 0]
+        _, other_dims, other_letter = sides[1 if narrow.is_left else 0]
         scope = NarrowScope(*self._scope_parts(dims, letter))
         scope.wanted = made.dtype
         moved = {stmt.targets[0]: self._moved_statement[id(stmt)] for stmt in made.body}
@@ -241,11 +241,12 @@ class _Writing:
         rounds = narrow.bytes // (self._plan.k * turns)
         positions = [{TURN: turn} for turn in range(turns)]
         out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
-        held = [self._asked(scope, of_step, {**position, STEP: 0}, before) for position in positions]
+        first = self._first(narrow, self._plan.k * turns)
+        held = [self._asked(scope, of_step, {**position, STEP: first}, before) for position in positions]
         for turn, values in enumerate(held):
             for number, value in enumerate(values):
                 out.line(f"next{turn}_{number} = {value.text}")
-        out.line(f"for {STEP} in range(0, {rounds}):")
+        out.line(f"for {STEP} in range({self.coordinates.extent(first)}, {rounds}):")
         with out.indented(), out.detached() as lines:
             if of_step:
                 out.line(f"{AHEAD} = tl.minimum({STEP} + 1, {rounds - 1})")
@@ -259,9 +260,7 @@ class _Writing:
                 later: dict[str, IndexLike] = {**position, STEP: axis(AHEAD, rounds)}
                 for number, value in enumerate(self._asked(scope, of_step, later, before)):
                     out.line(f"next{turn}_{number} = {value.text}")
-            plain = other.plain
-            assert plain is not None
-            load = self._moved_statement[id(plain)]
+            load = self._unmasked(narrow)
             for position, given in zip(positions, known, strict=True):
                 total = "part" if factors else "acc"
                 if factors:
@@ -296,7 +295,8 @@ class _Writing:
         inner = (narrow.depth[-1], narrow.half)
         own = self._of_step(moved, before, inner)
         out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {triton_type(found.dtype)})")
-        out.line(f"for {STEP} in range(0, {narrow.bytes // self._plan.k}):")
+        first = self.coordinates.extent(self._first(narrow, self._plan.k))
+        out.line(f"for {STEP} in range({first}, {narrow.bytes // self._plan.k}):")
         with out.indented(), out.detached() as lines:
             columns = GroupScope(*self._scope_parts(f"m{GROUP}", "u"))
             columns.at(own, {}, before)
@@ -305,12 +305,10 @@ class _Writing:
                 value = columns.value(stmt.targets[0])
                 text = columns.spread(columns.typed(value), value.dims, frozenset(f"m{GROUP}"))
                 groups[stmt.targets[0]] = value, text
-            plain = found.right.plain
-            assert plain is not None
             row = NarrowScope(*self._scope_parts(f"n{BOTH}", "b"))
             of_both = axis(BOTH, 2 * self._plan.k)
             in_order = {INSIDE: of_both // 2, HALF: of_both % 2}
-            load = with_index(self._moved_statement[id(plain)], lambda index: substitute(index, in_order))
+            load = with_index(self._unmasked(narrow), lambda index: substitute(index, in_order))
             beside = row.evaluate(load)
             tile = row.spread(beside.text, beside.dims, frozenset(f"n{BOTH}"))
             both = self._scaled_lines(scope, moved, before, groups) if self._reads_lines else None
@@ -378,6 +376,20 @@ class _Writing:
             for name, stmt in moved.items()
             if isinstance(stmt, Load) and name not in before and self._uniform(name, inner)
         ]
+
+    def _first(self, narrow: Narrow, length: int) -> IndexLike:
+        """The first round, of so many bytes, that counts."""
+        if narrow.skipped is None:
+            return 0
+        skipped = self._moved_statement[id(narrow.skipped)]
+        assert isinstance(skipped, IndexValue)
+        return skipped.index * narrow.inside // length
+
+    def _unmasked(self, narrow: Narrow) -> Load:
+        """What reads the other operand in rounds that count."""
+        load = self._moved_statement[id(narrow.other)]
+        assert isinstance(load, Load)
+        return replace(load, mask=None, other=None)
 
     @property
     def _reads_lines(self) -> bool:
