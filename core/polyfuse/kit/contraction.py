@@ -49,8 +49,8 @@ _LONGER = 1.1
 
 
 def divided_depth(sizes: Sequence[IndexLike], parts: int) -> tuple[int, int]:
-    """The position of the axis of a depth that is divided into some parts, and the steps of each part; (-1, 0)
-    where there is none. Of the first axis, the last part may have fewer.
+    """The position of the axis of a depth that is divided into some parts, and the steps of each part;
+    (-1, 0) where there is none. Of the first axis, the last part may have fewer.
 
     It is the first one, but for an odd count in each part where a later axis has an even count of 32 or more.
     """

@@ -41,22 +41,22 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     """
     gemm, total = form.gemm, form.accumulator
     sizes, dtype = [axis_size(a) for a in gemm.raxes], total.dtype
-    position, each = divided_depth(sizes, parts)
+    position, count = divided_depth(sizes, parts)
     if position < 0:
         raise Unavailable(f"its depth is not divided into {parts} parts")
     depth, size = gemm.raxes[position], sizes[position]
     assert isinstance(size, int)
-    part, inside = axis("s0", parts), axis(axis_name(depth), each)
+    part, inside = axis("s0", parts), axis(axis_name(depth), count)
     # of the last part, steps that the one before it has had
-    again = (each * parts - size) * (part // (parts - 1))
-    moved = {axis_name(depth): part * each - again + inside}
+    again = (count * parts - size) * (part // (parts - 1))
+    moved = {axis_name(depth): part * count - again + inside}
     values = [reindex(value, moved) for value in gemm.values]
-    if each * parts > size:
+    if count * parts > size:
         values = _counted_once(values, at_least(inside, again))
     # parts of a size that is known only at run time lie as far apart as they may be long, so that no size is
     # a factor of a stride
-    count = bounds(total.numel)[1]
-    if dtype is None or count is None:
+    apart = bounds(total.numel)[1]
+    if dtype is None or apart is None:
         raise Unavailable("the size of its result has no bound")
     name = f"{total.name}_parts"
     each = replace(
@@ -65,7 +65,7 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
         axes=(part, *gemm.axes),
         raxes=(*gemm.raxes[:position], inside, *gemm.raxes[position + 1 :]),
         outputs=(name,),
-        index=part * count + gemm.index,
+        index=part * apart + gemm.index,
         values=tuple(values),
     )
 
@@ -74,11 +74,11 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
             return expr
         found = load(name, expr.index, dtype)
         for number in range(1, parts):
-            found = apply("add", found, load(name, expr.index + number * count, dtype))
+            found = apply("add", found, load(name, expr.index + number * apart, dtype))
         return found
 
     finish = replace(form.finish, value=rewrite(form.finish.value, added))
-    buffer = replace(total, name=name, size=(parts, *total.size), stride=(count, *total.stride))
+    buffer = replace(total, name=name, size=(parts, *total.size), stride=(apart, *total.stride))
     return SplitGemm((each, finish), buffer)
 
 

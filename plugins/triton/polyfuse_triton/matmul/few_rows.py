@@ -16,6 +16,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, divided_depth
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, coefficient, free_axes, product
 from polyfuse_triton.matmul.narrow import LONG_STEP, narrow_of
+from polyfuse_triton.matmul.transposed import transposed_rows
 from polyfuse_triton.target import FEW_ROWS, STREAMING, Target
 from polyfuse_triton.tiling.plan import power_of_two
 
@@ -114,10 +115,13 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
             parts = more
         return parts
 
+    transposed = transposed_rows(matmul, target)
+    if transposed:
+        return _transposed_parts(matmul, transposed, target)
     if not half:
         return most(_narrow_side(rows, half, group & -group < LONG_STEP), 0, _SHORTEST, 7 / 8)
     tile = _joined_tile(rows, group)
-    wide = most(_WIDE.side, _WIDE.length, 2 * _FEWEST_STEPS * 2 * _WIDE.length, 2.0)
+    wide = most(_WIDE.side, 2 * _WIDE.length, 2 * _FEWEST_STEPS * 2 * _WIDE.length, 2.0)
     if _is_wide(rows, columns, group, wide, target):
         return wide
     return most(tile.side, tile.length, _FEWEST_STEPS * 2 * tile.length, 2.0)
@@ -217,6 +221,23 @@ _WIDE: Final = _JoinedTile(_NARROW_SIDE, _LONG_GROUP, _WARPS, 3)
 """The tile of which each multiprocessor has two or three at a time, with more than 16 rows."""
 
 
+_TRANSPOSED: Final = _JoinedTile(_SIDE, 2 * _LONG_GROUP, _WARPS, 3)
+"""The tile of whole bytes whose rows are transposed."""
+
+
+def _transposed_parts(matmul: Reduction, rows: int, target: Target) -> int:
+    """Parts of whole bytes whose rows are transposed, so many: as many as all programs are there at once."""
+    columns, depth = max(map(_most, map(axis_size, matmul.axes))), _most(axis_size(matmul.raxes[0]))
+    tile, tiles = _TRANSPOSED, -(-columns // _TRANSPOSED.side)
+    shared = tile.stages * tile.length * (tile.side + 2 * rows)
+    parts = min(
+        _MOST_PARTS, target.shared_bytes // shared * target.multiprocessors // tiles, depth // _SHORTEST
+    )
+    while parts > 1 and divided_depth([depth], parts)[1] % min(depth & -depth, tile.length):
+        parts -= 1
+    return max(1, parts)
+
+
 def _is_wide(rows: int, columns: int, group: int, parts: int, target: Target) -> bool:
     """Whether `_WIDE` is faster: where its programs are as many as multiprocessors have at a time."""
     programs = -(-columns // _WIDE.side) * parts / target.multiprocessors
@@ -225,15 +246,20 @@ def _is_wide(rows: int, columns: int, group: int, parts: int, target: Target) ->
 
 def wide_tile(found: Contraction, target: Target) -> tuple[int, int, int, int] | None:
     """Columns of the weight and bytes of a tile, warps and stages, where a byte's numbers are multiplied at
-    once in wide tiles; None for others.
+    once in wide tiles, or in more stages, since all programs are there at once; None for others.
     """
     narrow = narrow_of(found)
     if narrow is None or not narrow.joined:
         return None
     columns, rows, parts = (_extent(axes) for axes in (found.rows, found.columns, found.batch))
-    if not _is_wide(rows, columns, narrow.sizes[-1], parts, target):
+    group, tile = narrow.sizes[-1], _joined_tile(rows, narrow.sizes[-1])
+    if _is_wide(rows, columns, group, parts, target):
+        tile = _WIDE
+    elif _FEW < rows <= _MANY and -(-columns // tile.side) * parts <= _MOST_WIDE * target.multiprocessors:
+        tile = replace(tile, stages=max(tile.stages, _HALF_STAGES))
+    else:
         return None
-    return _WIDE.side, _WIDE.length, _WIDE.warps, _WIDE.stages
+    return tile.side, min(tile.length, narrow.longest), tile.warps, tile.stages
 
 
 def _joined_length(group: int) -> int:
@@ -310,6 +336,9 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
     narrow = narrow_of(found)
     if narrow is not None:
         few = power_of_two(_extent(found.columns))
+        if narrow.transposed:
+            tile = _TRANSPOSED
+            return tile.side, max(16, few), min(narrow.longest, tile.length), tile.warps, tile.stages
         if narrow.joined:
             tile = _joined_tile(few, narrow.sizes[-1])
             return tile.side, max(8, few), min(narrow.longest, tile.length), tile.warps, tile.stages

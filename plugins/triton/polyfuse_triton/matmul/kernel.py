@@ -31,6 +31,7 @@ from polyfuse_triton.matmul.narrow import (
     LONG_STEP,
     STEP,
     TURN,
+    WORDS,
     Narrow,
     factored,
     stepped,
@@ -192,7 +193,9 @@ class _Writing:
         """The loop over the depth, which leaves the sum in `acc`."""
         narrow = self._found.narrow
         if narrow is not None:
-            if narrow.joined:
+            if narrow.transposed:
+                self._write_transposed_sum(narrow)
+            elif narrow.joined:
                 self._write_joined_sum(narrow)
             else:
                 self._write_narrow_sum(narrow)
@@ -274,6 +277,34 @@ class _Writing:
                 if factors:
                     scales = " * ".join(scope.typed(scope.value(factor)) for factor in factors)
                     out.line(f"acc += part * ({scales})")
+        with out.indented():
+            for line in self.coordinates.loop_lines(lines):
+                out.line(line)
+            out.add(lines)
+
+    def _write_transposed_sum(self, narrow: Narrow) -> None:
+        """The same of bytes that are only converted, by rows that are stored transposed: of these any order
+        of the depth may be read, such as the one in which each thread has sixteen bytes of its own.
+        """
+        out, found = self._out, self._found.contraction
+        scope = LineScope(*self._scope_parts("mk", "a"))
+        rows = NarrowScope(*self._scope_parts("kn", "b"))
+        load, read = self._unmasked(narrow), self._moved_statement[id(found.left.body[0])]
+        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {triton_type(found.dtype)})")
+        first = self.coordinates.extent(self._first(narrow, self._plan.k))
+        out.line(f"for {STEP} in range({first}, {narrow.bytes // self._plan.k}):")
+        with out.indented(), out.detached() as lines:
+            assert isinstance(read, Load)
+            by_words = self._reads_lines and self._plan.k % WORDS == 0
+            tile = scope.converted(read) if by_words else None
+            address = rows.indexer().address(substitute(load.index, {INSIDE: 0}))
+            at = rows.spread(address.of(self.arguments[load.buffer]), address.dims, frozenset("n"))
+            ordered = f"transposed_rows({at}, KBLOCK, {narrow.transposed}, {tile is not None})"
+            if tile is None:
+                moved = tuple(self._moved_statement[id(stmt)] for stmt in found.left.body)
+                scope.at(moved, {}, {})
+                tile = self._narrow_tile(scope, found.left.value, found.left, "mk")
+            out.line(f"acc = tl.dot({tile}, {ordered}, acc{self._precision()})")
         with out.indented():
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)

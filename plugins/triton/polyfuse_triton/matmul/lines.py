@@ -55,6 +55,10 @@ class LineScope(NarrowScope):
         factors = f"{group(low.zero)}, {group(low.scale or 1.0)}"
         return f"scaled_lines({self._line(low.load)}, KBLOCK, {factors}, {low.upper}{self._inside()})"
 
+    def converted(self, load: Load) -> str | None:
+        """The text of signed bytes of a step that are only converted, in the order of `transposed_rows`."""
+        return f"signed_words({self._line(load)}, KBLOCK{self._inside()})" if self._is_line(load) else None
+
     def half_of(self, name: str, of_group: Callable[[str], str]) -> ScaledHalf | None:
         """What a value makes of one of a byte's numbers, where it is no more than scaled. `of_group`: of a
         value that a whole group has for itself, the name of its load of bf16; empty for others.

@@ -33,6 +33,7 @@ from polyfuse.symbolic import (
     free_axes,
     substitute,
 )
+from polyfuse_triton.tiling.plan import power_of_two
 
 HALF, STEP, TURN, INSIDE, BOTH, GROUP = "half", "step", "turn", "k", "w", "u"
 """Axes in place of those of the depth: of the numbers in a byte, of a program's rounds, of steps in a round,
@@ -48,6 +49,8 @@ rows there are.
 """
 _ROUND = 64
 """Bytes of a round."""
+WORDS = 64
+"""Bytes of which four threads read sixteen each."""
 _SHORTEST = 16
 """Steps of the depth that a matrix instruction takes."""
 
@@ -66,6 +69,8 @@ class Narrow:
             other operand has them.
         other: the load of the other operand; masked where something is skipped.
         skipped: the first steps of the outermost axis, which count for nothing; None where all count.
+        transposed: how many rows of the other operand lie side by side, where the bytes are only converted;
+            0 for others.
     """
 
     is_left: bool
@@ -76,6 +81,7 @@ class Narrow:
     other: Load
     joined: bool = False
     skipped: IndexValue | None = None
+    transposed: int = 0
 
     @property
     def numbers(self) -> int:
@@ -152,8 +158,11 @@ def narrow_of(found: Contraction) -> Narrow | None:
     together = bool(half) and steps[half[0]] == 1 and steps[depth[-1]] == 2
     lengths = tuple(_number(sizes[n]) for n in depth)
     joined = together and is_left and all(_is_of_group(stmt, read, depth[-1]) for stmt in made.body)
+    transposed = 0
+    if is_left and len(depth) == 1 and _is_converted(made):
+        transposed = _transposed(other, found.columns, _number(steps[depth[0]]))
     of_byte = half[0] if half else ""
-    narrow = Narrow(is_left, tuple(depth), lengths, of_byte, together, other, joined, skipped)
+    narrow = Narrow(is_left, tuple(depth), lengths, of_byte, together, other, joined, skipped, transposed)
     return narrow if narrow.longest >= _SHORTEST else None
 
 
@@ -182,6 +191,22 @@ def _skipped(operand: Operand, load: Load, outermost: str) -> IndexValue | None:
         return None
     is_outermost = coefficient(step.index, outermost) == 1 and set(free_axes(step.index)) == {outermost}
     return least if is_outermost and outermost not in free_axes(least.index) else None
+
+
+def _is_converted(made: Operand) -> bool:
+    """Whether an operand is signed bytes that are only converted."""
+    load, *casts = made.body
+    if not isinstance(load, Load) or load.dtype is not DType.i8 or load.mask is not None:
+        return False
+    return made.dtype is DType.bf16 and all(isinstance(c, Cast) and not c.bitwise for c in casts)
+
+
+def _transposed(other: Load, own: Sequence[Index], step: int) -> int:
+    """How many rows lie side by side: as many as make whole tiles."""
+    if len(own) != 1 or coefficient(other.index, axis_name(own[0])) != 1:
+        return 0
+    rows = axis_size(own[0])
+    return step if isinstance(rows, int) and step >= rows and step % power_of_two(rows) == 0 else 0
 
 
 def _lowest_bit(number: int) -> int:
