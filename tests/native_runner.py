@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 import polyfuse_cpp
+from emulators import C_COMPILER, Emulator
 
 __all__ = ["NativeResult", "build", "call", "libraries_of"]
 
@@ -45,10 +46,10 @@ class NativeResult:
     inputs: tuple[torch.Tensor, ...] = ()
 
 
-def build(source: Path, output: Path, headers: Path = HEADERS) -> Path:
+def build(source: Path, output: Path, headers: Path = HEADERS, compiler: str = "") -> Path:
     """Compile a C program against the headers of packages."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    assert compiler is not None
+    compiler = compiler or shutil.which("gcc") or shutil.which("cc") or ""
+    assert compiler
     command = [
         compiler,
         "-std=gnu99",
@@ -67,9 +68,9 @@ def build(source: Path, output: Path, headers: Path = HEADERS) -> Path:
 
 
 @functools.cache
-def _runner() -> Path:
+def _runner(compiler: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="polyfuse-runner-"))
-    return build(Path(__file__).with_name("native_runner.c"), folder / "runner")
+    return build(Path(__file__).with_name("native_runner.c"), folder / "runner", compiler=compiler)
 
 
 def libraries_of(library: Path) -> str:
@@ -86,6 +87,7 @@ def call(
     threads: int = 1,
     given: bool = False,
     variables: Mapping[str, str] | None = None,
+    emulator: Emulator | None = None,
 ) -> list[NativeResult]:
     """Call an entry several times, one after another.
 
@@ -95,14 +97,16 @@ def call(
         threads: how many make the same call at once; their results are the same, or the process fails.
         given: whether the caller has memory for results.
         variables: of the process's environment.
+        emulator: what runs the process where the package is for another machine.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / "in", Path(folder) / "out"]
         inputs = b"".join(_written(tensor) for tensors in calls for tensor in tensors)
         files[0].write_bytes(struct.pack("=q", len(calls)) + inputs)
+        prefix = emulator.command if emulator else ()
         arguments = [str(path), entry, *map(str, files), str(threads), str(int(given))]
         done = subprocess.run(
-            [str(_runner()), *arguments],
+            [*prefix, str(_runner(C_COMPILER if emulator else "")), *arguments],
             capture_output=True,
             text=True,
             timeout=300,

@@ -98,7 +98,7 @@ def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> 
     decisions: list[Decision] = []
     written_out = _selection(graph, claimed, _depthwise(tuner, graph, decisions))
     graph, claimed = written_out.graph, written_out.backends
-    packs = wanted == "known" or (wanted == "generated") is tuner.settings.freezing
+    packs = wanted in ("known", "generated") or not tuner.settings.freezing
     if packs and graph.kind == "inference":
         generated = _selection(graph, claimed, _convolutions(tuner, graph, decisions, wanted == "known"))
         graph, claimed = generated.graph, generated.backends
@@ -252,7 +252,7 @@ def _convolutions(
     """
     found: dict[str, Replacement] = {}
     packed: dict[str, Sequence[Alternative]] = {}
-    static = fixed_inputs(graph)
+    static, generated = fixed_inputs(graph), tuner.settings.gemm == "generated"
     for node in graph.nodes:
         if not isinstance(node, TemplateCall) or not _is_dense(node, graph):
             continue
@@ -261,7 +261,7 @@ def _convolutions(
             continue
         try:
             loops = gemm_loops(node, graph.buffers)
-            if not backend.preferred_gemm(loops.gemm, graph.symbol_hints):
+            if not (generated or backend.preferred_gemm(loops.gemm, graph.symbol_hints)):
                 raise Unavailable("not known to be faster here")
             item = _generated_convolution(tuner, graph, node, loops, backend, static)
         except Unavailable as error:
@@ -277,7 +277,7 @@ def _convolutions(
         found[node.name] = item.replacement
         why = "its kernel is known to be faster here"
         decisions.append(Decision("choice", node.name, backend.name, why))
-    chosen = within_room(graph, packed, decisions)
+    chosen = within_room(graph, packed, decisions, bounded=not generated)
     return found | {call: item.replacement for call, item in chosen.items()}
 
 
@@ -290,10 +290,10 @@ def _generated_convolution(
         Unavailable: it has to be packed, and cannot be.
     """
     plain, freezing = GeneratedGemm(backend.name, backend, loops), tuner.settings.freezing
-    pointwise = _is_pointwise(call)
-    if pointwise and not freezing:  # each call would have to look whether the weight changed
+    pointwise, always = _is_pointwise(call), freezing or tuner.settings.gemm == "generated"
+    if pointwise and not always:  # each call would have to look whether the weight changed
         return plain
-    if (pointwise or not freezing) and not backend.prepacks_gemm(loops.gemm, graph.symbol_hints):
+    if (pointwise or not always) and not backend.prepacks_gemm(loops.gemm, graph.symbol_hints):
         return plain
     if not backend.packed_width(loops.gemm):
         return plain

@@ -20,10 +20,16 @@ def room(graph: Graph) -> int:
 
 
 def within_room(
-    graph: Graph, offers: Mapping[str, Sequence[Alternative]], decisions: list[Decision]
+    graph: Graph,
+    offers: Mapping[str, Sequence[Alternative]],
+    decisions: list[Decision],
+    *,
+    bounded: bool = True,
 ) -> dict[str, Alternative]:
     """The first offer for each call that packs no parameter, or for whose copy there is room. The smallest
     parameters come first: what a call of a library costs beside laying out a weight is saved more often then.
+
+    `bounded`: whether room is limited; it is not where no library does what stays unpacked.
     """
     costs = {call: _cost(graph, items[0].replacement.nodes) for call, items in offers.items() if items}
     most, taken = room(graph), _cost(graph, graph.nodes)
@@ -31,14 +37,15 @@ def within_room(
     for call in sorted(costs, key=lambda name: costs[name]):
         for item in offers[call]:
             cost = _cost(graph, item.replacement.nodes)
-            if taken + cost > most:
+            if bounded and taken + cost > most:
                 why = f"packed weights may take {most // _MEGABYTE} MB together"
                 decisions.append(Decision("declined", call, item.name, why))
                 continue
             taken += cost
             why = "known to be faster here"
             if cost:
-                share = f"{cost / _MEGABYTE:.1f} MB of at most {most // _MEGABYTE} MB"
+                share = f"{cost / _MEGABYTE:.1f} MB"
+                share += f" of at most {most // _MEGABYTE} MB" if bounded else ""
                 why += f"; its weight is packed once for all calls, {share}"
             decisions.append(Decision("choice", call, item.name, why))
             chosen[call] = item

@@ -70,7 +70,9 @@ class ExportedGraph:
     ranges: Mapping[Any, Any]
 
 
-def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bool = False) -> ExportedGraph:
+def functional_graph(
+    program: ExportedProgram, numerics: str, *, own_kernels: bool = False, images_later: bool = False
+) -> ExportedGraph:
     """Decompose operators that the compiler does not lower whole, and write mutations into the graph.
 
     Args:
@@ -78,13 +80,14 @@ def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bo
         numerics: the option.
         own_kernels: whether operators are decomposed too that libraries compute better, so that no library
             is needed.
+        images_later: but for transposed convolutions of images, which `split_transposed` decomposes.
 
     Raises:
         PackageError: the program trains, or needs objects that cannot be stored.
     """
     table = {**_composite(), **decomposition_table(numerics)}
     if own_kernels:
-        table.update(without_libraries())
+        table.update(without_libraries(images_later=images_later))
     # operators that are made of others, and that the table lacks, stay whole
     printable, given = with_plain_names(program)
     with _views_of_attention_reshaped(program.graph):

@@ -65,7 +65,10 @@ class HostResult:
 class HostWeight:
     """A tensor that the program reads besides its arguments: where in the weights it lies, in bytes.
 
-    `mutable`: whether the program writes to it.
+    Attributes:
+        mutable: whether the program writes to it.
+        packed: whether it is a contiguous copy, made when a model is created, of what lies there with these
+            strides: a weight as kernels read it.
     """
 
     name: str
@@ -75,6 +78,7 @@ class HostWeight:
     offset: int
     bytes: int
     mutable: bool
+    packed: bool = False
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ class TargetInfo:
         size_classes: sizes, ascending, at which the backend's choices for a kernel change. A graph with
             dynamic sizes gets a program for each range between them, when such sizes are first met; its
             symbols have the bounds of the range. Empty: one program serves all sizes.
+        machine: the machine that kernels are generated for, as `platform.machine` names it, where it is
+            another one than this: they are packaged, and not launched here.
         size_multiple: sizes that are multiples of this number get programs of their own, in which they are
             written as such multiples: for devices that read memory in larger units where strides allow
             it. 1: they do not.
@@ -126,6 +128,7 @@ class TargetInfo:
     double_sums: bool = True
     size_classes: tuple[int, ...] = ()
     size_multiple: int = 1
+    machine: str = ""
 
     @staticmethod
     def of(properties: DeviceProperties) -> TargetInfo:

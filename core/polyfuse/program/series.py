@@ -3,7 +3,8 @@ own and as a table that a launcher carries out in one call (`polyfuse.runtime.de
 
 What nothing but kernels of one series sees is no tensor there: it is memory, taken from the device's
 allocator and given back in the order in which the program allocates and forgets tensors, so that the peak is
-the same.
+the same. On the host, where sizes have to be known, a range of a cached block is memory, too; a tensor from
+before that dies ends a series, which would hold it until all kernels have run.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 from polyfuse.program.partitions import Span, runs_of_work
 from polyfuse.program.steps import (
     Allocate,
+    ExternStep,
     Free,
     LaunchKernel,
+    MakeView,
     Program,
     ProgramInput,
     Reuse,
@@ -25,6 +28,8 @@ from polyfuse.program.steps import (
     SeriesSize,
     Step,
 )
+from polyfuse.program.symbols import expressions, symbols_in
+from polyfuse.runtime.frozen import CHECKED, FROZEN
 from polyfuse.symbolic import IndexLike, storage_size
 from polyfuse.symbolic.text import python_text
 
@@ -38,13 +43,18 @@ def find_series(program: Program, joining: Set[str]) -> tuple[Series, ...]:
     Args:
         joining: the names of the backends whose launchers carry out series.
     """
-    if not program.device or program.profile or program.partitions or program.recording is not None:
+    if program.profile or program.partitions or program.recording is not None:
         return ()
     kernels = {entry.name for entry in program.kernels if entry.backend in joining}
+    if program.device:
+        fits = [_fits(step, kernels, program.device) for step in program.steps]
+    elif program.loop is None:
+        fits = _host_fits(program, kernels)
+    else:
+        return ()
     found: list[Series] = []
     lost: set[str] = set()
     steps = program.steps
-    fits = [_fits(step, kernels, program.device) for step in steps]
     launches = {position for position, step in enumerate(steps) if isinstance(step, LaunchKernel)}
     for start, end in runs_of_work(steps, fits, launches, LEAST, (Free,)):
         span = Span(program.steps, (start, end), frozenset(), lost)
@@ -59,6 +69,30 @@ def _fits(step: Step, kernels: Set[str], device: str) -> bool:
     if isinstance(step, Allocate):
         return step.device == device and not step.cached
     return isinstance(step, (Free, Reuse))
+
+
+def _host_fits(program: Program, kernels: Set[str]) -> list[bool]:
+    blocks = {step.name for step in program.steps if isinstance(step, Allocate) and step.cached}
+    dying = {item.name for item in program.inputs if item.kind == "tensor" and not item.static}
+    for step in program.steps:
+        # what is computed once of a parameter is held elsewhere
+        if isinstance(step, ExternStep) and not step.op.startswith((FROZEN, CHECKED)):
+            dying.update(step.outputs)
+
+    def fits(step: Step) -> bool:
+        if isinstance(step, MakeView):
+            return step.view.buffer in blocks and not step.result and not _varies(step)
+        if isinstance(step, Free):
+            return dying.isdisjoint(step.names)
+        if isinstance(step, Allocate) and step.status:
+            return False
+        return _fits(step, kernels, "cpu") and not _varies(step)
+
+    return [fits(step) for step in program.steps]
+
+
+def _varies(step: Step) -> bool:
+    return any(True for _ in symbols_in(expressions([step])))
 
 
 class _Table:
@@ -115,6 +149,12 @@ class _Table:
                 base, slot = self.slots[step.old], self._new_slot(step.new)
                 self.rows.append(("view", slot, base, _numbers(step.size), _numbers(step.stride)))
                 self.rows.append(("free", base))
+        elif isinstance(step, MakeView):
+            base, slot, view = self.slots[step.view.buffer], self._new_slot(step.name), step.view
+            assert view.dtype is not None, "a block is of bytes"
+            layout = (_numbers(view.size), _numbers(view.stride))
+            dtype = str(view.dtype.torch).removeprefix("torch.")
+            self.rows.append(("part", slot, base, _number(view.offset), *layout, dtype))
         elif isinstance(step, Free):
             names = (name for name in step.names if name in self.slots and name not in self.static)
             self.rows += [("free", self.slots[name]) for name in names]

@@ -315,6 +315,8 @@ SeriesRow = tuple[Any, ...]
 * ``("memory", slot, bytes)``: take memory that is no tensor;
 * ``("tensor", slot, size, stride, dtype)``: make a tensor;
 * ``("view", slot, of, size, stride)``: a tensor in the storage of another;
+* ``("part", slot, of, offset, size, stride, dtype)``: a tensor so many of its elements behind the start of a
+  block (host);
 * ``("free", slot)``: forget what is there;
 * ``("launch", kernel, operands)``: a slot, or the text of a number, for each argument.
 """

@@ -8,7 +8,7 @@
 | `devices` | CUDA graphs, streams, memory pools, switches of libraries |
 | `ops`, `custom_operators`, `dispatch`, `refusals` | operators: schemas, kernels, what eager mode refuses |
 | `bindings`, `calls` | fast C functions, and the cheapest way to call an operator, for generated code |
-| `autograd_functions`, `training_calls` | calls of compiled graphs with gradients |
+| `autograd_functions`, `saved_tensors`, `training_calls` | calls of compiled graphs with gradients |
 | `groups`, `simulated_group`, `symmetric` | groups of processes, simulated ones, memory that they share |
 | `strides`, `swaps`, `user_kernels` | strides, `swap_tensors`, kernels of the model's author in Triton |
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from polyfuse.torch_compat.saved_tensors import watch_hooks
+
 Boxed = Callable[[list[Any]], Any]
 """Takes its inputs in one list."""
 _Marks = Sequence[tuple[int, set[int]]]
@@ -68,13 +70,17 @@ def direct(wrapper: Any, compiled: Callable[..., Any], meta: Any, around: Boxed)
         meta: what torch knows of its inputs and results.
         around: it, with what torch does around it.
     """
-    if not _WANTED.get() or wrapper.disable_amp or _needs_more(meta):
+    if not _WANTED.get():
+        return around
+    function = getattr(compiled, "__self__", None)
+    if wrapper.trace_joint and function is not None:
+        watch_hooks(function)
+    if wrapper.disable_amp or _needs_more(meta):
         return around
     mark = _marking([(i, info.dynamic_dims) for i, info in enumerate(meta.output_info) if info.dynamic_dims])
     if not wrapper.trace_joint:
         run = _inference(compiled)
     else:
-        function = getattr(compiled, "__self__", None)
         if wrapper.indices_of_inps_to_detach or _hooked() or not _is_simple(function, meta):
             return around
         run = _training(_steps(function), around)
@@ -194,6 +200,7 @@ def _inference(compiled: Callable[..., Any]) -> Boxed:
 
 
 def _training(function: Any, around: Boxed) -> Boxed:
+    watch_hooks(function)
     enabled, transformed = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
     apply = super(torch.autograd.Function, function).apply  # without the look for transforms, and at wrappers
 

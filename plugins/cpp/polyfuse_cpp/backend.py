@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from polyfuse.base.digest import digest
+from polyfuse.base.errors import KernelLoadError
 from polyfuse.ir.types import DType, e4m3_saturates
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, TargetInfo
 from polyfuse.runtime.frozen import offer_checksum, offer_look
@@ -58,6 +59,7 @@ class CppBackend(Backend):
     """Kernels for the CPU in C++."""
 
     autotunes_gemm = True
+    joins_launches = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -94,6 +96,7 @@ class CppBackend(Backend):
             column_reductions=True,
             two_pass_row=_TWO_PASS_ROW,
             size_classes=self._size_classes,
+            machine=self.toolchain.other_machine,
         )
 
     def claims(self, node: Node) -> Claim:
@@ -208,12 +211,25 @@ class CppBackend(Backend):
             lanes=self.isa.lanes,
             register_bytes=self.isa.register_bytes,
             gathers=gathers_pay(),
-            dots=dot_instructions(),
+            dots=self._dots(),
             saturates=e4m3_saturates(),
         )
 
+    def _dots(self) -> tuple[str, ...]:
+        """What `dot_instructions` finds, where code for the instruction set has it: not another machine's."""
+        return dot_instructions() if self.isa.name == "avx512" else ()
+
     def load(self, folder: Path) -> Mapping[str, Launchable]:
-        """The kernels of a built folder by key, or its host programs."""
+        """The kernels of a built folder by key, or its host programs.
+
+        Raises:
+            KernelLoadError: they were built for another machine.
+        """
+        if self.toolchain.other_machine:
+            raise KernelLoadError(
+                f"kernels that {self.toolchain.path} builds run on {self.toolchain.other_machine} alone",
+                "package the model with `polyfuse.aot.package`, or leave out the option cpp.compiler",
+            )
         if (folder / KEYS).exists():
             return load_folder(folder, self._pool.share)
         from polyfuse_cpp.native_host.program import load_hosts
@@ -248,7 +264,7 @@ class CppBackend(Backend):
             return No("another backend made some of its kernels")
         else:
             head, kernels = self._head(library.kernels), _texts(library.kernels)
-            text = library_text(library, head, kernels, self.isa, dot_instructions())
+            text = library_text(library, head, kernels, self.isa, self._dots())
         return Source(library.name, text, LIBRARY_LANGUAGE, meta=digest(*public_headers().values()))
 
     def describe(self) -> Mapping[str, str]:
@@ -256,7 +272,7 @@ class CppBackend(Backend):
         return {
             "compiler": self.toolchain.fingerprint,
             "isa": self.isa.name if gathers_pay() else f"{self.isa.name} without gathers",
-            "dots": " ".join(dot_instructions()),
+            "dots": " ".join(self._dots()),
             "headers": headers_digest(),
             "float8": "saturates" if e4m3_saturates() else "overflows",
             "cpp": _VERSION,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse_cpp.prelude import header_text
@@ -71,8 +72,25 @@ class KernelLibrary(SharedLibrary):
 
     def alone(self, kernel: KernelCall) -> KernelCall:
         """The same kernel for programs in which nothing else computes: its threads are the pool's."""
-        share = self._share() if self._share is not None else 0
+        share = self.share()
         return self._bound(share)[kernel.__name__] if share else kernel
+
+    def direct(self, kernel: KernelCall) -> int:
+        """Address of the form of a kernel that takes its arguments as an array."""
+        return self.address(f"pf_direct_{kernel.__name__}")
+
+    def run_series(self) -> Callable[[list[Any], int], int]:
+        """``pf_series``: from tensors and the address of a table (`native_host.series`) to 0 once all is
+        done; to 1 where a tensor has no memory, and nothing was done.
+        """
+        function = self.function("pf_series")
+        function.argtypes = [ctypes.py_object, ctypes.c_void_p]
+        run: Callable[[list[Any], int], int] = function
+        return run
+
+    def share(self) -> int:
+        """Address of the pool's function for programs of kernels alone; 0: there is none."""
+        return self._share() if self._share is not None else 0
 
     def _bound(self, share: int) -> dict[str, KernelCall]:
         bind = self.function("pf_bind")
@@ -92,22 +110,21 @@ def load_library(
 
 
 def _wrapper(name: str, signature: str, release_gil: bool) -> str:
-    """The METH_FASTCALL function of one kernel."""
+    """The forms of one kernel: with its arguments as an array, and the METH_FASTCALL functions."""
     unknown = sorted(set(signature) - set(_CALLS))
     if unknown:
         raise ValueError(
             f"signature {signature!r} of kernel {name} has {unknown[0]!r}; letters are p, i and d"
         )
-    call = f"{name}({', '.join(_CALLS[code].format(index) for index, code in enumerate(signature))});"
-    if release_gil:
-        call = f"void* state = PyEval_SaveThread();\n  {call}\n  PyEval_RestoreThread(state);"
-    count = len(signature)
+    arguments = ", ".join(_CALLS[code].format(index) for index, code in enumerate(signature))
+    called = f'pf_direct_{name}, args, n, "{name}", "{signature}", {len(signature)}, {int(release_gil)}'
+    forms = "".join(
+        f"static PyObject* pf_{form}_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
+        f"  return pf::called({called}, {share});\n}}\n"
+        for form, share in (("call", "nullptr"), ("alone", "pf::alone_share"))
+    )
     return (
-        f"static PyObject* pf_call_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
-        f"  pf::argument a[{count + 1}];\n"
-        f'  if (!pf::parse(args, n, "{name}", "{signature}", {count}, a)) return nullptr;\n'
-        f"  {call}\n"
-        "  return pf::none();\n}\n"
-        f"static PyObject* pf_alone_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
-        f"  return pf::call_alone(pf_call_{name}, args, n);\n}}\n"
+        f'extern "C" __attribute__((visibility("default")))\n'
+        f"void pf_direct_{name}(const pf::argument* a, void* share) {{\n"
+        f"  pf::in_pool shared(share);\n  {name}({arguments});\n}}\n{forms}"
     )

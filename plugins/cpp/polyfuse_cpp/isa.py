@@ -36,6 +36,7 @@ which all is added up in one pass."""
 
 _X86 = ("x86_64", "AMD64")
 _ARM = ("aarch64", "arm64")
+_DOT_FLAGS = "-march=armv8.6-a"  # products of bytes and of bf16 among others
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
 ISAS: dict[str, Isa] = {
     isa.name: isa
@@ -50,6 +51,15 @@ ISAS: dict[str, Isa] = {
         ),
         Isa("avx2", 8, 32, _X86, ("avx2", "fma", "f16c", "bmi1", "bmi2", "abm"), _AVX2_FLAGS),
         Isa("sse", 4, 16, _X86, (), ()),
+        Isa(
+            "sve256",
+            8,
+            32,
+            _ARM,
+            ("sve", "sve256", "svebf16", "svei8mm"),
+            (f"{_DOT_FLAGS}+sve", "-msve-vector-bits=256"),
+        ),
+        Isa("neon-dot", 4, 16, _ARM, ("asimddp", "bf16", "i8mm"), (_DOT_FLAGS,)),
         Isa("neon", 4, 16, _ARM, (), ()),
         Isa("scalar", 1, 16, (), (), ()),
     )
@@ -144,12 +154,20 @@ def _widest(machine: str, flags: frozenset[str]) -> Isa:
 def _cpu_flags() -> frozenset[str]:
     """CPU feature names as Linux spells them; elsewhere, what torch says of its own dispatch."""
     found = _cpu_facts("flags") or _cpu_facts("Features")
+    if "sve" in found:
+        return found | {f"sve{_sve_bits()}"}
     if found:
         return found
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability().lower()
     return frozenset(ISAS[capability].cpu_flags) if capability in ISAS else frozenset()
+
+
+def _sve_bits() -> int:
+    """Length of this process's SVE vectors, which Linux names in bytes."""
+    get_length, bytes_of = 51, 0xFFFF
+    return 8 * (int(ctypes.CDLL(None).prctl(get_length)) & bytes_of)
 
 
 def _cpu_facts(key: str) -> frozenset[str]:

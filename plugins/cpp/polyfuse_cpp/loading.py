@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from polyfuse.base.errors import KernelLoadError
+from polyfuse.runtime.launching import offer_series
 from polyfuse.runtime.native import tensor_data_ptr_address
 from polyfuse_cpp.bindings import load_library
 from polyfuse_cpp.isa import ISAS, detect_isa, dot_instructions
+from polyfuse_cpp.native_host.series import join_series
 
 LIBRARY = "kernels.so"
 KEYS = "kernels.txt"
@@ -28,6 +30,7 @@ def load_folder(folder: Path, share: Callable[[], int] | None = None) -> Mapping
             f"the built folder {folder} is incomplete ({error})",
             "delete it from the cache and compile again",
         ) from error
+    offer_series("cpp", join_series)
     calls = load_library(folder / LIBRARY, tensor_data_ptr_address(), share)
     return {key: calls[symbol] for key, symbol in zip(rows[::2], rows[1::2])}
 

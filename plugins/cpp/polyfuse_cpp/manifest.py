@@ -35,7 +35,8 @@ def polyfuse_manifest() -> Manifest:
         ),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
         options={
-            "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",
+            "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, sve256, neon-dot, neon "
+            "or scalar.",
             "flags": "Flags added to each command of the C++ compiler, behind its own: `-O3 -g`.",
             "caches": "What launches find in caches when they are timed: `cold`, the default, nothing; "
             "`warm`, their operands; `both`, the mean of the two.",

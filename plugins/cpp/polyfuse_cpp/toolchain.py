@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import shlex
 import shutil
 import time
@@ -69,6 +70,12 @@ class Toolchain:
     vector_libm: bool = False
     arguments: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+
+    @property
+    def other_machine(self) -> str:
+        """The machine that a cross compiler builds for; nothing: this one."""
+        named = self.target.partition("-")[0]
+        return "" if named == platform.machine() else named
 
     @property
     def fingerprint(self) -> str:

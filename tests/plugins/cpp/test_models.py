@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import runpy
 import subprocess
 import zipfile
@@ -306,6 +307,42 @@ def test_transposed_convolutions(folder):
     path = made(folder, model, x, name="transposed", dynamic_shapes=({0: Dim("batch", **BATCH)},))
     x = torch.randn(7, 3, 6, 5)
     check(call(path, [[x]])[0], model(x))
+
+
+class Enlarges(torch.nn.Module):
+    """Joins what it enlarges with the image before, as a U-Net does."""
+
+    def __init__(self, window, **more):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 16, 3, padding=1)
+        self.down = torch.nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.grow = torch.nn.ConvTranspose2d(32, 16, window, 2, **more)
+        self.last = torch.nn.Conv2d(32, 16, 3, padding=1)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        return self.last(torch.cat([x, self.grow(self.down(x))], 1))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("window", "more"), [(2, {}), (3, {"padding": 1, "output_padding": 1})])
+def test_transposed_convolutions_of_images_have_channels_last(folder, window, more):
+    model, x = Enlarges(window, **more), torch.randn(3, 3, 12, 10)
+    sizes = ({0: Dim("batch", **BATCH)},)
+    path = made(folder, model, x, name=f"grow{window}", dynamic_shapes=sizes)
+    x = torch.randn(5, 3, 12, 10)
+    check(call(path, [[x]])[0], model(x))
+    found = load(path)
+    weight = found.constants["grow.weight"]
+    # windows side by side: a matrix for each of their pixels; others are laid out at each call
+    assert (weight.permute(2, 3, 1, 0).is_contiguous()) == (window == 2)
+    with zipfile.ZipFile(path) as archive:
+        packed = set(re.findall(rb"call\d+_packed", archive.read("programs/forward.py")))
+    assert len(packed) == (4 if window == 2 else 3)
+    torch.testing.assert_close(found(x), model(x))
+    replaced = {"grow.weight": torch.randn_like(model.grow.weight)}
+    model.load_state_dict(replaced, strict=False)
+    torch.testing.assert_close(load(path, constants=replaced)(x), model(x))
 
 
 @pytest.mark.slow

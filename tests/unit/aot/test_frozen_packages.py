@@ -134,11 +134,23 @@ def test_sixteen_bits(tmp_path):
 
 
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one", "any"])
-def test_it_runs_without_python(tmp_path, dynamic):
+@pytest.mark.parametrize("freezing", [False, True])
+def test_it_runs_without_python(tmp_path, freezing, dynamic):
     model, x = Network().eval(), torch.randn(3, 3, 16, 16)
     shapes = ({0: Dim("batch", min=2, max=16)},) if dynamic else None
-    path = package(model, (x,), path=tmp_path / "n.pf", options=FROZEN, native=True, dynamic_shapes=shapes)
+    options = {"freezing": freezing}
+    path = package(model, (x,), path=tmp_path / "n.pf", options=options, native=True, dynamic_shapes=shapes)
     (result,) = call(path, [[x]])
     assert result.error == ""
     torch.testing.assert_close(result.results[0], exact(model, x), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(load(path)(x), exact(model, x), rtol=1e-5, atol=1e-5)
+    if freezing:
+        return
+    # each weight is stored once; what is packed of it is made when a model is created, here by looking at it
+    with zipfile.ZipFile(path) as archive:
+        assert b"checked.together.aten.as_strided_copy" in archive.read("programs/forward.py")
+    assert weight_bytes(path) <= 1.05 * sum(p.nbytes for p in model.parameters()) + 2048
+    with torch.no_grad():
+        model.stem.weight.normal_(), model.groups.weight.normal_()
+    replaced = load(path, constants={k: v for k, v in model.named_parameters() if k.endswith("weight")})
+    torch.testing.assert_close(replaced(x), exact(model, x), rtol=1e-5, atol=1e-5)

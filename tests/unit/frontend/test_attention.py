@@ -80,6 +80,19 @@ def test_a_mask_that_lies_otherwise_and_repeats(mask: Callable[[torch.Tensor], t
 
 
 @pytest.mark.usefixtures("by_rows")
+@pytest.mark.parametrize("sizes", [((2, 3), (2, 1), (2, 1)), ((1, 3), (2, 1), (2, 3))])
+def test_heads_and_images_that_broadcast(sizes: tuple[tuple[int, int], ...]) -> None:
+    operands = [torch.randn(*outer, 6, 8) for outer in sizes]
+    assert FUSED in _planned(scaled_dot_product_attention, *operands).texts[0]
+    compiled = torch.compile(
+        scaled_dot_product_attention, backend="polyfuse", options={"backends": ["interpreter"]}
+    )
+    found, expected = compiled(*operands), scaled_dot_product_attention(*operands)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert found.stride() == expected.stride()
+
+
+@pytest.mark.usefixtures("by_rows")
 def test_gradients() -> None:
     def trained(function: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         torch.manual_seed(0)

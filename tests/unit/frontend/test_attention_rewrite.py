@@ -29,7 +29,7 @@ def _count(function: Callable[..., object], *operands: Tensor, **options: object
     compiled = torch.compile(function, backend="polyfuse", options={"backends": ["interpreter"], **options})
     with torch.no_grad():
         found, expected = compiled(*operands), function(*operands)
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.stride() == theirs.stride()
     (report,) = last_reports()
@@ -96,11 +96,72 @@ def test_not_what_is_read_besides_nor_other_arithmetic() -> None:
             *(torch.softmax(scores, -1) @ v, scores),
             torch.softmax(q @ k.mT * 0.5, -2) @ v,
             torch.softmax(torch.tanh(q @ k.mT), -1) @ v,
-            # a row that is masked throughout is NaN
-            torch.softmax(q @ k.mT + q[..., :TOKENS], -1) @ v,
+            # one number for all keys, and none that hides them
+            torch.softmax(q @ k.mT + q[..., :1], -1) @ v,
+            torch.softmax((q @ k.mT).masked_fill(q[..., :TOKENS] > 0, -5.0), -1) @ v,
         ]
 
     assert _count(others, *_heads()) == 0
+
+
+def _hidden(seed: int = 3) -> Tensor:
+    """Where keys are hidden: at random, and in one row all of them."""
+    torch.manual_seed(seed)
+    hidden = torch.rand(TOKENS, TOKENS) > 0.6
+    hidden[2] = True
+    return hidden
+
+
+@pytest.mark.quick(1)
+def test_masks_and_biases() -> None:
+    bias = torch.randn(HEADS, 1, TOKENS, dtype=torch.bfloat16)
+    hidden = _hidden()
+    mask = torch.zeros(1, 1, TOKENS, TOKENS, dtype=torch.bfloat16).masked_fill(hidden, -torch.inf)
+
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        def of(scores: Tensor) -> Tensor:
+            return torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype) @ v
+
+        least = torch.finfo(q.dtype).min
+        return [
+            of(q @ k.mT + mask),
+            of(bias + q @ k.mT * 0.25),
+            of(((q @ k.mT + bias) * 0.5 + mask) / 2),
+            of((q @ k.mT).masked_fill(hidden, least)),
+            of((q @ k.mT * 0.25 + bias).masked_fill(hidden, -torch.inf)),
+        ]
+
+    assert _count(masked, *_heads()) == 5
+
+
+@pytest.mark.parametrize("outer", [BATCH * HEADS, 1])
+def test_biases_that_a_matmul_adds(outer: int) -> None:
+    bias = torch.randn(outer, 1, TOKENS, dtype=torch.bfloat16)
+    mask = torch.zeros(TOKENS, TOKENS, dtype=torch.bfloat16).masked_fill(_hidden(), -torch.inf)
+
+    def biased(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        q, k, v = (t.reshape(BATCH * HEADS, TOKENS, WIDTH) for t in (q, k, v))
+        scores = bias.baddbmm(q, k.transpose(1, 2), alpha=0.25).view(BATCH, HEADS, TOKENS, TOKENS) + mask
+        weights = torch.softmax(scores, -1).view(BATCH * HEADS, TOKENS, TOKENS)
+        return [torch.bmm(weights, v).view(BATCH, HEADS, TOKENS, WIDTH)]
+
+    assert _count(biased, *_heads()) == 1
+
+
+def test_not_without_keys_nor_by_a_negative_factor() -> None:
+    """torch's kernel divides by the number of keys, and takes the largest score before it multiplies."""
+    q, k, v = _heads()
+    assert _count(_plain, q, k[:, :, :0], v[:, :, :0]) == 0
+    assert _count(lambda q, k, v: [torch.softmax(q @ k.mT * -0.25, -1) @ v], q, k, v) == 0
+
+
+def test_not_weights_that_are_viewed_in_another_shape() -> None:
+    def viewed(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        weights = torch.softmax(q @ k.mT * 0.25, -1).view(BATCH * HEADS, 5, TOKENS)
+        return [torch.bmm(weights, v.reshape(BATCH * HEADS, TOKENS, WIDTH))]
+
+    q, k, v = _heads()
+    assert _count(viewed, q, k[:, :, :5], v) == 0
 
 
 def test_not_values_of_another_width() -> None:

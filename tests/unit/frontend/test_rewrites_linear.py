@@ -75,6 +75,12 @@ def test_rows_that_lie_elsewhere_stay(function: Callable[..., Any], shape: tuple
     assert "join-rows" not in counts
 
 
+@pytest.mark.parametrize("shape", [(1, 5), (6, 1)])
+def test_a_weight_that_repeats_its_rows_or_columns_stays(shape: tuple[int, int]) -> None:
+    counts, _ = rewritten(lambda r, w: torch.bmm(r, w.expand(1, 6, 5)), ROWS[:1, 0], torch.randn(shape))
+    assert "join-rows" not in counts
+
+
 def test_training_multiplies_what_was_copied() -> None:
     counts, _ = rewritten(lambda r, w, b: of_pixels(as_image(r), w, b), ROWS, WEIGHT, BIAS, stage="joint")
     assert "join-rows" not in counts

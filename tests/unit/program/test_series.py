@@ -7,14 +7,18 @@ from dataclasses import replace
 import pytest
 
 from ir_samples import softmax_kernel
-from polyfuse.ir.nodes import Origin
+from polyfuse.ir.nodes import Origin, View
+from polyfuse.ir.types import DType
 from polyfuse.program import find_series, python_text
 from polyfuse.program.steps import (
     Allocate,
     BindSymbol,
     ExternStep,
     Free,
+    KeepMemory,
     LaunchKernel,
+    Loop,
+    MakeView,
     Program,
     ProgramInput,
     ProgramKernel,
@@ -113,6 +117,54 @@ def test_another_layout_is_a_view() -> None:
     hidden = (*steps, Free(("b",)), Return((Ref("x"),)))
     (series,) = find_series(program(*hidden), {"one"})
     assert [row[0] for row in series.rows] == ["memory", "launch", "launch", "free"]
+
+
+def on_host(*steps: Step, loop: Loop | None = None) -> Program:
+    kernels = (ProgramKernel("k0", softmax_kernel(), "one", ()),)
+    inputs = (
+        ProgramInput("x", "tensor", (8,), (1,), "float32", "cpu"),
+        ProgramInput("w", "tensor", (8,), (1,), "float32", "cpu", static=True),
+    )
+    return Program("graph", "inference", inputs, (), steps, kernels, loop=loop)
+
+
+HOST_STEPS = (
+    Allocate("pool", (4096,), (1,), "uint8", "cpu", cached=True),
+    MakeView("a", View("pool", (8,), (1,), 16, DType.f32)),
+    LaunchKernel("k0", ("x", "w", "a")),
+    Free(("w",)),
+    Allocate("b", (8,), (1,), "float32", "cpu"),
+    LaunchKernel("k0", ("a", "b", 3)),
+    Free(("a", "b")),
+    KeepMemory("pool"),
+    Return((Ref("x"),)),
+)
+
+
+def test_a_table_on_the_host() -> None:
+    (series,) = find_series(on_host(*HOST_STEPS), {"one"})
+    assert (series.start, series.end) == (1, 7) and series.inputs == ("pool", "x", "w")
+    assert series.rows == (
+        ("part", 3, 0, 16, (8,), (1,), "float32"),
+        ("launch", "k0", (1, 2, 3)),
+        ("memory", 4, 32),
+        ("launch", "k0", (3, 4, "3")),
+        ("free", 3),
+        ("free", 4),
+    )
+    text = python_text(replace(on_host(*HOST_STEPS), series=(series,)))
+    assert "    a = reinterpret_tensor(pool_as_float32, (8,), (1,), 16)" in text
+    assert "    given = [pool, x, w]; del w\n    series_0(given)\n" in text
+
+
+def test_what_is_no_series_on_the_host() -> None:
+    varying = (*HOST_STEPS[:5], LaunchKernel("k0", ("a", "b", S0)), *HOST_STEPS[6:])
+    assert find_series(on_host(*varying), {"one"}) == ()
+    # what dies in between would be held until the end
+    dying = (*HOST_STEPS[:3], Free(("x",)), *HOST_STEPS[4:-1], Return((Ref("pool"),)))
+    assert find_series(on_host(*dying), {"one"}) == ()
+    loop = Loop(1, 3, 2, (), (), (), ())
+    assert find_series(on_host(*HOST_STEPS, loop=loop), {"one"}) == ()
 
 
 def test_what_is_no_series() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from polyfuse.plugin.host_library import (
     HostWeight,
 )
 from polyfuse.program.native.lowering import native_program
+from polyfuse.program.native.packed import PackedWeight, with_packed_inputs
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.workers import BuildFuture
 
@@ -108,19 +109,23 @@ def _library(
     calls: dict[str, HostCall | None] = dict.fromkeys(emitted)
     for kernel, item in emitted.items():
         calls[kernel] = device_call(launches[kernel]) if kind else item.backend.host(item.source)
-    printed = native_program(built.program, calls, kind)
+    program, packed = with_packed_inputs(built.program)
+    printed = native_program(program, calls, kind)
     used = tuple(launches[kernel] for kernel in printed.kernel_names) if kind else ()
     numbers = {position: i for i, position in enumerate(_used(entry))}
+    stored = tuple(_weight(weights[position]) for position in numbers)
+    inputs = tuple(
+        (source.origin, numbers[source.position] if source.origin == "weight" else source.position)
+        for source in entry.inputs
+    )
+    made = tuple(_packed(stored[inputs[item.source][1]], item) for item in packed)
     return HostLibrary(
         name,
         printed,
         () if kind else tuple(emitted[kernel].source for kernel in printed.kernel_names),
         tuple(map(_argument, entry.arguments)),
-        tuple(
-            (source.origin, numbers[source.position] if source.origin == "weight" else source.position)
-            for source in entry.inputs
-        ),
-        tuple(_weight(weights[position]) for position in numbers),
+        (*inputs, *(("weight", len(stored) + i) for i in range(len(made)))),
+        (*stored, *made),
         {key: numbers[position] for key, position in entry.objects.items()},
         tuple(_result(i, value) for i, value in enumerate(output_args(packaged.exported.module))),
         tuple(HostSymbol(symbol, row.lower, row.upper) for symbol, row in entry.symbols.items()),
@@ -145,6 +150,10 @@ def _argument(row: Argument) -> HostArgument:
 
 def _weight(row: Weight) -> HostWeight:
     return HostWeight(row.name, row.dtype, row.size, row.stride, row.offset, row.bytes, row.mutable)
+
+
+def _packed(weight: HostWeight, row: PackedWeight) -> HostWeight:
+    return replace(weight, name=f"{weight.name} (packed)", size=row.size, stride=row.stride, packed=True)
 
 
 def _result(position: int, value: Any) -> HostResult:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram, export
+from torch.fx import Graph
 
 from polyfuse.aot.container import ArchiveWriter
 from polyfuse.aot.description import BackendNote, Description, Unit
@@ -28,7 +29,7 @@ from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
 from polyfuse.compiler.packages.programs import PackagedKernel
 from polyfuse.compiler.packages.weights import WeightTable, lay_out_weights
 from polyfuse.compiler.session import CompileSession, decided, session_for
-from polyfuse.frontend.exported import functional_graph
+from polyfuse.frontend.exported import ExportedGraph, functional_graph
 from polyfuse.plugin import Backend
 from polyfuse.runtime.devices.registry import class_name, known_devices
 
@@ -87,11 +88,9 @@ def package(
     session = session_for(settings)
     table = WeightTable(embedded=weights)
     programs = _programs(model, args, kwargs, dynamic_shapes)
-    graphs = {
-        name: functional_graph(program, settings.numerics, own_kernels=native)
-        for name, program in programs.items()
-    }
-    last = {name for name, program in programs.items() if not (native and _transposes(program))}
+    graphs = {name: _functional(program, settings, native) for name, program in programs.items()}
+    taken_apart = {name for name in graphs if native and not _stay_transposed(programs[name], graphs[name])}
+    last = graphs.keys() - taken_apart
     if native:
         graphs = lay_out_weights(graphs, last, session.wants_channels_last)
     written = {
@@ -155,15 +154,30 @@ def _programs(
     return found
 
 
-def _transposes(program: ExportedProgram) -> bool:
-    """Whether a program has transposed convolutions, which own kernels take apart: into images with zeros in
-    between whose layout would fix their sizes.
+def _functional(program: ExportedProgram, settings: Settings, native: bool) -> ExportedGraph:
+    """What was captured, taken apart as far as it has to be. Without libraries, transposed convolutions of
+    images stay until it is known how these lie, if that is all of them: others are taken apart into images
+    with zeros in between whose layout would fix their sizes.
     """
-    for node in program.graph.nodes:
-        name = str(node.target) if node.op == "call_function" else ""
-        if name.startswith("aten.conv_transpose") or (name.startswith("aten.convolution") and node.args[6]):
-            return True
-    return False
+    if native and settings.graph_rewrites and settings.fuel is None:
+        graph = functional_graph(program, settings.numerics, own_kernels=True, images_later=True)
+        if _stay_transposed(program, graph):
+            return graph
+    return functional_graph(program, settings.numerics, own_kernels=native)
+
+
+def _stay_transposed(program: ExportedProgram, graph: ExportedGraph) -> bool:
+    """Whether all transposed convolutions of a program are in its graph."""
+    return _transposed(program.graph) == _transposed(graph.module.graph)
+
+
+def _transposed(graph: Graph) -> int:
+    """How many transposed convolutions there are in a graph."""
+    calls = [(str(node.target), node) for node in graph.nodes if node.op == "call_function"]
+    return sum(
+        name.startswith("aten.conv_transpose") or (name.startswith("aten.convolution") and bool(node.args[6]))
+        for name, node in calls
+    )
 
 
 def _write(
@@ -194,7 +208,7 @@ def _write(
         description = Description(
             {"polyfuse": version(), "torch": str(torch.__version__), "python": platform.python_version()},
             platform.system(),
-            platform.machine(),
+            _machine(kernels),
             tuple(sorted(devices)),
             modules,
             {kernel.backend.name: _note(kernel.backend, session) for kernel in kernels},
@@ -210,6 +224,12 @@ def _write(
         ).plain()
         _check_readable(description)
         writer.finish(description, sign)
+
+
+def _machine(kernels: Iterable[PackagedKernel]) -> str:
+    """The machine that kernels run on, which may be another one than this."""
+    named = (kernel.backend.target_info("cpu").machine for kernel in kernels)
+    return next(filter(None, named), platform.machine())
 
 
 def _check_readable(description: Mapping[str, object]) -> None:

@@ -112,12 +112,15 @@ _CONVOLUTION: Final = torch.ops.aten.convolution.default
 _Region: TypeAlias = tuple[int, torch.dtype, torch.Size]
 """Where a tensor begins in memory, its type and shape."""
 
+_Order: TypeAlias = tuple[int, ...]
+"""Dimensions of a tensor, the one that is slowest in memory first."""
+
 
 def lay_out_weights(
     graphs: Mapping[str, ExportedGraph], last: Collection[str], wants: WantsChannelsLast
 ) -> dict[str, ExportedGraph]:
-    """Give the weights of convolutions, of which `wants` tells that their images get channels last, the same
-    layout, in the graphs and as they will be stored.
+    """Give the weights of convolutions the layout that kernels want, in the graphs and as they will be
+    stored: channels last, where `wants` tells that their images get it.
 
     Weights are left that anything else reads, or that a graph writes to: entries share what is stored.
 
@@ -128,21 +131,23 @@ def lay_out_weights(
     # parts of one memory are tensors of their own: each is stored by itself
     read: dict[_Region, list[tuple[str, ExportedInput, Node]]] = defaultdict(list)
     others: set[_Region] = set()
+    orders: dict[_Region, _Order] = {}
     for name, graph in graphs.items():
         for item, node in _stored(graph):
             tensor = graph.tensors[item.name]
             region = tensor.data_ptr(), tensor.dtype, tensor.shape
             read[region].append((name, item, node))
-            if name not in last or item.mutated or not _convolves_only(node, wants):
+            order = _order(node, wants) if name in last and not item.mutated else None
+            if order is None or orders.setdefault(region, order) != order:
                 others.add(region)
     tensors = {name: dict(graph.tensors) for name, graph in graphs.items()}
     for region in read.keys() - others:
-        (first, item, node), *_ = read[region]
-        layout = CHANNELS_LAST[node.meta["val"].dim()]
-        laid_out = tensors[first][item.name].detach().to(memory_format=layout)
+        (first, item, _), *_ = read[region]
+        order = orders[region]
+        laid_out = _in_order(tensors[first][item.name].detach(), order)
         for name, item, node in read[region]:
             tensors[name][item.name] = laid_out
-            node.meta["val"] = node.meta["val"].to(memory_format=layout)
+            node.meta["val"] = _in_order(node.meta["val"], order)
     return {name: replace(graph, tensors=tensors[name]) for name, graph in graphs.items()}
 
 
@@ -154,16 +159,32 @@ def _stored(graph: ExportedGraph) -> Iterator[tuple[ExportedInput, Node]]:
             yield item, node
 
 
-def _convolves_only(node: Node, wants: WantsChannelsLast) -> bool:
-    """Whether a tensor is a weight with a window and several channels, and nothing else."""
+def _order(node: Node, wants: WantsChannelsLast) -> _Order | None:
+    """In which order, the slowest one first, kernels want the dimensions of a weight that convolutions alone
+    read, all alike; None: as they are, or something else reads it.
+    """
+    found = {_wanted_order(user, node, wants) for user in node.users}
+    return next(iter(found)) if len(found) == 1 and node.meta["val"].is_contiguous() else None
+
+
+def _wanted_order(user: Node, node: Node, wants: WantsChannelsLast) -> _Order | None:
     weight = node.meta["val"]
-    if weight.dim() not in CHANNELS_LAST or not weight.is_contiguous():
-        return False
-    if weight.shape[1] == 1 or all(n == 1 for n in weight.shape[2:]) or not node.users:
-        return False
-    for user in node.users:
-        if user.target is not _CONVOLUTION or user.args[0] is node or user.args[2] is node or user.args[6]:
-            return False
-        if wants(user.args[0].meta["val"], weight, False) is ChannelsLast.NONE:
-            return False
-    return True
+    if user.target is not _CONVOLUTION or user.args[0] is node or user.args[2] is node:
+        return None
+    if weight.dim() not in CHANNELS_LAST or all(n == 1 for n in weight.shape[2:]):
+        return None
+    stride, padding, dilation, transposed, more, groups = user.args[3:]
+    dims = weight.dim() - 2
+    if transposed:
+        # windows side by side: each of their pixels is a matrix of its own
+        apart = (*stride, *padding, *more, *dilation) == (*weight.shape[2:], *[0] * 2 * dims, *[1] * dims)
+        return (*range(2, 2 + dims), 1, 0) if apart and groups == 1 else None
+    if weight.shape[1] == 1 or wants(user.args[0].meta["val"], weight, False) is ChannelsLast.NONE:
+        return None
+    return (0, *range(2, 2 + dims), 1)
+
+
+def _in_order(tensor: torch.Tensor, order: _Order) -> torch.Tensor:
+    """The same tensor with its dimensions in this order in memory."""
+    back = [order.index(dim) for dim in range(len(order))]
+    return tensor.permute(order).contiguous().permute(back)

@@ -98,8 +98,9 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     **named: Any,
 ) -> Tensor:
-    """Copy what is not contiguous along its last axis where the library would compute attention by matmuls
-    for that reason alone (`Device.fused_attention`): a relative position's bias is such a mask.
+    """Copy what is not contiguous along its last axis, and repeat heads that broadcast, where the library
+    would compute attention by matmuls for that reason alone (`Device.fused_attention`): a relative position's
+    bias is such a mask, and one head of keys for all heads of queries is such a head.
 
     Args:
         query: (..., heads, queries, size)
@@ -116,12 +117,29 @@ def scaled_dot_product_attention(
     given = [t for t in operands if t is not None]
     plain = all(t.layout is torch.strided and not shapes.is_unbacked(t) for t in given)
     copied = plain and not dropout_p and device_of(query.device.type).fused_attention
-    if not copied or all(_has_rows(t) for t in given):
+    outer = None if not copied or named.get("enable_gqa") else _outer_sizes(query, key, value)
+    if not copied or (outer is None and all(_has_rows(t) for t in given)):
         result: Tensor = decomp.composed(op, *operands, dropout_p, is_causal, **named)
         return result
     by_rows = [t if t is None or _has_rows(t) else _with_rows(t) for t in operands]
+    if outer is not None:
+        by_rows = [*(t.expand(*outer, *t.shape[-2:]) for t in by_rows[:3] if t is not None), by_rows[3]]
     result = decomp.composed(op, *by_rows, dropout_p, is_causal, **named)
     return result.contiguous()
+
+
+def _outer_sizes(*operands: Tensor) -> list[Any] | None:
+    """Images and heads of what broadcasts; None: all have as many, or as many as cannot broadcast."""
+    if any(t.dim() != 4 for t in operands):
+        return None
+    repeated, sizes = False, list[Any]()
+    for found in zip(*(shapes.exprs_of(t.shape[:2]) for t in operands), strict=True):
+        several = [k for k, n in enumerate(found) if n != 1]
+        if any(found[k] != found[several[0]] for k in several):
+            return None
+        repeated |= 0 < len(several) < len(found)
+        sizes.append(operands[several[0] if several else 0].shape[len(sizes)])
+    return sizes if repeated else None
 
 
 def _has_rows(tensor: Tensor) -> bool:

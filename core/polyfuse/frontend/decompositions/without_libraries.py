@@ -11,16 +11,31 @@ import torch
 from torch import Tensor
 
 from polyfuse.frontend.decompositions.sorting import sort, sort_stable, topk
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.tracing import decomp
 
 _aten = torch.ops.aten
+
+_OF_IMAGES = 4
+"""Dimensions of images."""
+
 _ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def without_libraries() -> Mapping[Any, Callable[..., Any]]:
-    """What becomes of such operators."""
+def without_libraries(*, images_later: bool) -> Mapping[Any, Callable[..., Any]]:
+    """What becomes of such operators.
+
+    `images_later`: whether transposed convolutions for which `are_image_phases` holds stay, which are
+    decomposed once it is known how images lie.
+    """
+
+    def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Any:
+        if images_later and are_image_phases(x, weight, numbers):
+            return NotImplemented
+        return _convolution(x, weight, bias, *numbers)
+
     return {
-        _aten.convolution.default: _convolution,
+        _aten.convolution.default: convolution,
         _ATTENTION: _attention,
         _aten._scaled_dot_product_flash_attention.default: _flash_attention,
         _aten._scaled_dot_product_efficient_attention.default: _biased_attention,
@@ -149,6 +164,21 @@ def has_phases(shape: Sequence[Any], numbers: Numbers, groups: int) -> bool:
     window = shape[2:]
     reached = all(isinstance(k, int) and k >= s for k, s in zip(window, stride, strict=True))
     return groups == 1 and reached and all(n == 1 for n in dilation)
+
+
+def are_image_phases(x: Tensor, weight: Tensor, numbers: Sequence[Any]) -> bool:
+    """Whether `has_phases` holds for a transposed convolution of images on the host, whose sizes but for
+    their count are known.
+
+    Args:
+        numbers: of `aten.convolution` behind the bias.
+    """
+    stride, padding, dilation, transposed, output_padding, groups = numbers
+    sizes = (*x.shape[1:], *weight.shape)
+    known = x.dim() == _OF_IMAGES and all(isinstance(n, int) for n in sizes)
+    if not transposed or not known or not device_of(x.device.type).is_host:
+        return False
+    return has_phases(weight.shape, (stride, padding, dilation, output_padding), groups)
 
 
 @dataclass(frozen=True)

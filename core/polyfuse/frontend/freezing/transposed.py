@@ -10,7 +10,13 @@ import torch
 from torch.fx import Node
 
 from polyfuse.base.settings import Settings
-from polyfuse.frontend.decompositions.without_libraries import Numbers, fewest_channels, has_phases, in_phases
+from polyfuse.frontend.decompositions.without_libraries import (
+    Numbers,
+    are_image_phases,
+    fewest_channels,
+    has_phases,
+    in_phases,
+)
 from polyfuse.frontend.graph import ChannelsLast
 from polyfuse.frontend.rewrites.channels_last import as_images
 from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
@@ -42,7 +48,8 @@ def transposed_lines_as_images(state: Rewriting, wants: Callable[..., ChannelsLa
 
 
 def split_transposed(state: Rewriting) -> int:
-    """Rewrite those of f32 on the CPU whose weights are laid out once, with `freezing`.
+    """Rewrite those of f32 on the CPU whose weights are laid out once, with `freezing`; where all is to be
+    generated, others, too.
 
     Returns:
         how many there were.
@@ -54,7 +61,9 @@ def split_transposed(state: Rewriting) -> int:
         assert x is not None and w is not None and result is not None
         last = _lies_last(result)
         if not _lies_last(x) or not (last or result.is_contiguous()):
-            continue
+            if state.settings.gemm != "generated":
+                continue
+            last = False
 
         def call(target: Any, *args: Any, node: Node = node, **kwargs: Any) -> Node:
             return state.call_before(node, target, args, kwargs)
@@ -62,6 +71,8 @@ def split_transposed(state: Rewriting) -> int:
         batch = x.shape[0] if isinstance(x.shape[0], int) else -1
         sizes = batch, *x.shape[2:]
         made = in_phases(call, (image, weight, bias), sizes, w.shape, _numbers(node, 2), last)
+        if not last and not result.is_contiguous():
+            made = call(aten.clone.default, made, memory_format=torch.channels_last)
         state.replace(node, made)
         count += 1
     return count
@@ -85,9 +96,13 @@ def _is_transposed(node: Node) -> bool:
 
 
 def _gains(node: Node, settings: Settings, dims: int) -> bool:
-    if not _is_transposed(node) or not settings.freezing or settings.numerics != "fast":
+    if not _is_transposed(node):
         return False
     values = [tensor_value(arg) for arg in (*node.args[:2], node)]
+    if settings.gemm == "generated" and dims == _IMAGE and None not in values:
+        return are_image_phases(values[0], values[1], node.args[3:])
+    if not settings.freezing or settings.numerics != "fast":
+        return False
     if any(v is None or v.dtype is not torch.float32 or v.dim() != dims for v in values):
         return False
     x, w, result = (v for v in values if v is not None)

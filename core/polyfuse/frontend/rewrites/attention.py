@@ -5,27 +5,70 @@ model repeats, so that each query head has its own copy of them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf, nan, prod
 from typing import Any, Final
 
 import torch
 from torch.fx import Node
 
-from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, same_sizes, tensor_value
+from polyfuse.frontend.rewrites.tools import (
+    Rewriting,
+    aten,
+    same_number,
+    same_sizes,
+    tensor_value,
+    uniform_value,
+)
 from polyfuse.runtime.devices.registry import device_of
+from polyfuse.torch_compat.tracing import shapes
 
 _WIDEST: Final = 256
 """Numbers of a head that the library's kernels take."""
+_HIDDEN = -1e30
+"""What is at most this and replaces a score hides its key, as if it were added to the score."""
+_MASKS: Final = (torch.float32, torch.bfloat16)
+"""Types of numbers that are added to scores."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a model does to scores: it multiplies them, adds a tensor, or puts a number in the stead of those
+    for which a condition holds.
+    """
+
+    factor: float = 1.0
+    added: Node | None = None
+    hidden: Node | None = None
+    instead: float = 0.0
+    by_heads: bool = False
+    """Whether images and heads are one axis of what is added."""
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """What a softmax is taken of: queries times keys, times `scale`."""
+    """What a softmax is taken of: queries times keys, and what becomes of it, step by step."""
 
     matmul: Node
     size: tuple[Any, ...]
-    scale: float
+    steps: tuple[_Step, ...]
+
+    @property
+    def scale(self) -> float:
+        """The product of all factors."""
+        return prod(step.factor for step in self.steps)
+
+    @property
+    def operands(self) -> tuple[Node, Node]:
+        """Queries and keys, with images and heads as one axis."""
+        left, right = self.matmul.args[-2:]
+        return left, right
+
+    @property
+    def masks(self) -> tuple[_Step, ...]:
+        """The steps that add or hide something."""
+        return tuple(step for step in self.steps if step.added is not None or step.hidden is not None)
 
 
 def fuse_attention(state: Rewriting) -> int:
@@ -33,8 +76,8 @@ def fuse_attention(state: Rewriting) -> int:
 
     In inference, in types for which a device says so (`Device.spelled_attention`), where nothing else reads
     what lies between: (batch, heads, queries, keys), with a factor. Numbers between are not rounded to 16
-    bits then. Not with an added mask: where all of a row is masked by minus infinity, a softmax gives NaN and
-    the library zeros.
+    bits then. On the CPU also with a mask or a bias, in f32 where it is made of several tensors. Where all of
+    a row is masked by minus infinity, a softmax gives NaN and the library zeros, which become NaN again.
     """
     if state.stage != "inference" or state.settings.numerics == "eager":
         return 0
@@ -79,11 +122,18 @@ def _fused(state: Rewriting, node: Node, end: Node) -> Callable[[], Node] | None
     scores = _scores_of(node.args[0])
     if scores is None or state.settings.gemm not in ("library", "known"):
         return None
-    batch, heads, queries, _ = scores.size
+    batch, heads, queries, keys = scores.size
     if fewest > 1 and not (isinstance(queries, int) and queries >= fewest):
         return None
-    left, right = scores.matmul.args
-    query, key = _heads(left, batch, heads), _heads(right, batch, heads)
+    if not _is_some(keys) or not same_sizes(node.args[0].meta["val"].shape[1:], (queries, keys)):
+        return None
+    if scores.scale <= 0:  # libraries subtract the largest product of a row times the factor
+        return None
+    if scores.masks and not device_of(result.device.type).is_host:
+        return None
+    left, right = scores.operands
+    query, rows = _heads(left, batch, heads), _rows_of(right)
+    key = _heads(right if rows is None else rows, batch, heads)
     value = _heads(node.args[1], batch, heads)
     if query is None or key is None or value is None:
         return None
@@ -94,9 +144,19 @@ def _fused(state: Rewriting, node: Node, end: Node) -> Callable[[], Node] | None
         return None
 
     def fused() -> Node:
-        return _call(state, end, (query, key, value), scores)
+        by_keys = key
+        if rows is None:
+            by_keys = state.call_before(end, aten.permute.default, (key, [0, 1, 3, 2]))
+        return _call(state, end, (query, by_keys, value), scores)
 
     return fused
+
+
+def _rows_of(operand: Any) -> Node | None:
+    """What a matmul's right operand is the transposed of, if images and heads are one axis of it."""
+    if isinstance(operand, Node) and operand.target is aten.permute.default and operand.args[1] == [0, 2, 1]:
+        return operand.args[0]
+    return None
 
 
 def _call(state: Rewriting, end: Node, operands: tuple[Node, Node, Node], scores: _Scores) -> Node:
@@ -109,12 +169,18 @@ def _call(state: Rewriting, end: Node, operands: tuple[Node, Node, Node], scores
             return operand
         return call(aten.clone.default, operand, memory_format=torch.contiguous_format)
 
-    query, transposed, value = operands
-    key = by_rows(call(aten.permute.default, transposed, [0, 1, 3, 2]))
-    operands = by_rows(query), key, by_rows(value)
+    query, key, value = map(by_rows, operands)
+    operands = query, key, value
     if device_of(end.meta["val"].device.type).is_host:
-        both = call(aten._scaled_dot_product_flash_attention_for_cpu.default, *operands, scale=scores.scale)
+        kwargs, mask = {"scale": scores.scale}, _mask(call, scores)
+        if mask is not None:
+            kwargs["attn_mask"] = mask
+        both = call(aten._scaled_dot_product_flash_attention_for_cpu.default, *operands, **kwargs)
         found = call(operator.getitem, both, 0)
+        if mask is not None:
+            highest = call(aten.amax.default, mask, [-1], True)
+            no_number = _number(call, found, nan, end.meta["val"].dtype)
+            found = call(aten.where.self, call(aten.eq.Scalar, highest, -inf), no_number, found)
     else:
         found = call(aten.scaled_dot_product_attention.default, *operands, scale=scores.scale)
     tokens_first = end.target is aten.clone.default
@@ -127,6 +193,12 @@ def _call(state: Rewriting, end: Node, operands: tuple[Node, Node, Node], scores
     return rows if tokens_first else call(aten.view.default, rows, list(end.meta["val"].shape))
 
 
+def _is_some(keys: Any) -> bool:
+    """Whether there are keys in every call: libraries divide by their number."""
+    least, _ = shapes.value_range(keys.node.shape_env if shapes.is_symbolic(keys) else None, keys)
+    return least is not None and least > 0
+
+
 def _alone(node: Any, *targets: Any) -> bool:
     """Whether an argument is a call of one of these operators that one call reads."""
     return isinstance(node, Node) and node.target in targets and len(node.users) == 1
@@ -137,6 +209,48 @@ def _through(node: Any, *targets: Any) -> Any:
     return node.args[0] if _alone(node, *targets) else node
 
 
+def _mask(call: Callable[..., Node], scores: _Scores) -> Node | None:
+    """What all steps add to scores, with four dimensions: of f32, unless it is one tensor as it is."""
+    mask: Node | None = None
+    as_it_is = len(scores.masks) == 1 and scores.masks[0] is scores.steps[-1] and not scores.steps[-1].hidden
+
+    for step in scores.steps:
+        if step.hidden is not None:
+            hidden = _wide(call, step.hidden)
+            shown = _number(call, hidden, 0.0) if mask is None else mask
+            mask = call(aten.where.self, hidden, _number(call, hidden, step.instead), shown)
+        elif step.added is not None:
+            added = _added(call, step, scores.size)
+            if not as_it_is:
+                added = call(aten._to_copy.default, added, dtype=torch.float32)
+            mask = added if mask is None else call(aten.add.Tensor, mask, added)
+        elif mask is not None and step.factor != 1.0:
+            mask = call(aten.mul.Tensor, mask, step.factor)
+    return mask
+
+
+def _number(call: Callable[..., Node], like: Node, value: float, dtype: torch.dtype = torch.float32) -> Node:
+    """A tensor without dimensions on the device of another."""
+    device = like.meta["val"].device
+    return call(aten.full.default, [], value, dtype=dtype, device=device, pin_memory=False)
+
+
+def _added(call: Callable[..., Node], step: _Step, size: tuple[Any, ...]) -> Node:
+    """What a step adds, with four dimensions."""
+    assert step.added is not None
+    if not step.by_heads:
+        return _wide(call, step.added)
+    images_and_heads, *rest = step.added.meta["val"].shape
+    outer = (1, 1) if same_number(images_and_heads, 1) else size[:2]
+    return call(aten.view.default, step.added, [*outer, *rest])
+
+
+def _wide(call: Callable[..., Node], node: Node) -> Node:
+    """With axes of size one before those of a tensor, four in all."""
+    size = node.meta["val"].shape
+    return node if len(size) == 4 else call(aten.view.default, node, [1] * (4 - len(size)) + list(size))
+
+
 def _scores_of(weights: Any) -> _Scores | None:
     """The scores whose softmax along the last axis a matmul's left operand is."""
     node = _through(_through(weights, aten.view.default, aten.expand.default), aten._to_copy.default)
@@ -145,21 +259,68 @@ def _scores_of(weights: Any) -> _Scores | None:
     dim, size = node.args[1], tuple(node.meta["val"].shape)
     if len(size) != 4 or dim not in (-1, 3):
         return None
-    found = _scaled(_through(node.args[0], aten._to_copy.default))
-    return None if found is None else _Scores(found[0], size, found[1])
+    found = _scaled(node.args[0], size)
+    if found is None:
+        return None
+    scores = _Scores(found[0], size, found[1])
+    wide = [size[-1] for step in scores.masks for size in _shapes(step) if size]
+    return scores if not scores.masks or any(same_number(n, size[-1]) for n in wide) else None
 
 
-def _scaled(node: Any) -> tuple[Node, float] | None:
-    """The matmul that scores are made by, and their factor."""
-    scale = 1.0
-    while _alone(node, aten.mul.Tensor, aten.div.Tensor):
-        factor = node.args[1]
-        if not isinstance(factor, int | float) or factor == 0:
-            return None
-        scale = scale / factor if node.target is aten.div.Tensor else scale * factor
-        node = node.args[0]
-    node = _through(node, aten.view.default)
-    return (node, scale) if _alone(node, aten.bmm.default) else None
+def _scaled(node: Any, size: tuple[Any, ...]) -> tuple[Node, tuple[_Step, ...]] | None:
+    """The matmul that scores of a size are made by, and what becomes of it, first things first."""
+    node = _through(node, aten._to_copy.default)
+    behind = _through(node, aten.view.default)
+    if _alone(behind, aten.bmm.default):
+        return behind, ()
+    if _alone(behind, aten.baddbmm.default):
+        return _added_matmul(behind)
+    value = tensor_value(node)
+    if value is None or not isinstance(node, Node) or not same_sizes(value.shape, size):
+        return None
+    for source, step in _steps(node):
+        found = _scaled(source, size)
+        if found is not None:
+            return found[0], (*found[1], step)
+    return None
+
+
+def _steps(node: Node) -> Iterator[tuple[Any, _Step]]:
+    """What scores may have been before a call, and what it did to them."""
+    if _alone(node, aten.mul.Tensor, aten.div.Tensor):
+        source, factor = node.args
+        if isinstance(factor, int | float) and factor != 0:
+            yield source, _Step(1 / factor if node.target is aten.div.Tensor else float(factor))
+    elif _alone(node, aten.add.Tensor) and not node.kwargs:
+        for source, added in (node.args, reversed(node.args)):
+            if isinstance(added, Node) and _is_mask(added):
+                yield source, _Step(added=added)
+    elif _alone(node, aten.where.self):
+        hidden, number, source = node.args
+        least = uniform_value(number)
+        if isinstance(least, int | float) and least <= _HIDDEN:
+            yield source, _Step(hidden=hidden, instead=float(least))
+
+
+def _added_matmul(node: Node) -> tuple[Node, tuple[_Step, ...]] | None:
+    """A matmul to which its call adds a tensor."""
+    added, alpha, beta = node.args[0], node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+    if beta != 1 or not isinstance(alpha, int | float) or alpha == 0 or not _is_mask(added):
+        return None
+    if len(added.meta["val"].shape) != 3:
+        return None
+    return node, (_Step(float(alpha)), _Step(added=added, by_heads=True))
+
+
+def _is_mask(node: Node) -> bool:
+    """Whether a value can be added to scores."""
+    value = tensor_value(node)
+    return value is not None and value.dtype in _MASKS
+
+
+def _shapes(step: _Step) -> list[Any]:
+    """Sizes of what a step reads."""
+    return [node.meta["val"].shape for node in (step.added, step.hidden) if node is not None]
 
 
 def _heads(operand: Any, batch: Any, heads: Any) -> Node | None:

@@ -13,7 +13,14 @@ from typing import Any, Final, cast
 
 from torch.fx import Node
 
-from polyfuse.frontend.rewrites.tools import Rewriting, aten, is_contiguous, same_number, tensor_value
+from polyfuse.frontend.rewrites.tools import (
+    Rewriting,
+    aten,
+    is_contiguous,
+    same_number,
+    same_sizes,
+    tensor_value,
+)
 
 _VIEWS: Final = (aten.view.default, aten._unsafe_view.default)
 
@@ -52,10 +59,12 @@ def _multiplied(state: Rewriting, node: Node, rows: tuple[Any, Node, Any], weigh
 
 
 def _expanded(right: Node) -> Node | None:
-    """The matrix that a right operand repeats for every batch."""
+    """The matrix that a right operand repeats for every batch, its rows and columns as they are."""
     source = right.args[0] if right.target is aten.expand.default else None
-    value = tensor_value(source)
-    return source if isinstance(source, Node) and value is not None and value.dim() == 2 else None
+    value, repeated = tensor_value(source), tensor_value(right)
+    if not isinstance(source, Node) or value is None or repeated is None or value.dim() != 2:
+        return None
+    return source if same_sizes(value.shape, repeated.shape[1:]) else None
 
 
 def _rows_before_images(left: Node) -> Node | None:

@@ -17,6 +17,7 @@ import torch
 from polyfuse.runtime.explain import line_map, running_note
 from polyfuse.runtime.native import allocator, reinterpret_tensor
 from polyfuse.runtime.provisional import Provisional
+from polyfuse.runtime.workspace import empty_strided_cpu_large
 
 _TRIES = 8
 """Calls after which kernels that are still being looked at are taken to stay so."""
@@ -37,11 +38,13 @@ class SeriesPlan:
         rows: the steps, as `polyfuse.program.steps.SeriesRow` has them; of a tensor, the type is torch's.
         kernels: launchables by name.
         allocate: ``(size, stride, dtype) -> Tensor``.
-        view: ``(tensor, size, stride) -> Tensor``.
+        view: ``(tensor, size, stride) -> Tensor``; behind the stride, elements from the tensor's start may be
+            given.
         each: does the same kernel by kernel. To be called, before anything is done, where a number is no
             `int` or a kernel was not compiled for it, and while torch's profiler records, which shows
             kernels.
         explain: to be called with the error of a launch and its number among the launches; it raises nothing.
+        alone: whether nothing but kernels computes in the program (`polyfuse.runtime.launching.alone`).
     """
 
     name: str
@@ -55,6 +58,7 @@ class SeriesPlan:
     view: Callable[..., torch.Tensor]
     each: Call
     explain: Callable[[BaseException, int], None]
+    alone: bool = False
 
 
 Joiner = Callable[[SeriesPlan], Call | None]
@@ -110,19 +114,22 @@ class LaunchSeries:
 
     def _joined(self, kernels: Mapping[str, Callable[..., Any]]) -> Call | None:
         name, inputs, symbols, slots, returns, rows = self._table
+        typed = ("tensor", "part")
+        device = self._namespace["DEVICE"].partition(":")[0]
         plan = SeriesPlan(
             name,
             inputs,
             symbols,
             slots,
             returns,
-            tuple((*row[:-1], getattr(torch, row[-1])) if row[0] == "tensor" else row for row in rows),
+            tuple((*row[:-1], getattr(torch, row[-1])) if row[0] in typed else row for row in rows),
             kernels,
             # under the guard of the program, its device is the current one
-            allocator(self._namespace["DEVICE"].partition(":")[0]),
+            allocator(device) if device else empty_strided_cpu_large,
             reinterpret_tensor,
             self._each,
             self._explain,
+            bool(self._namespace.get("ALONE")),
         )
         joined = (join(plan) for join in _JOINERS.values())
         return next((call for call in joined if call is not None), None)

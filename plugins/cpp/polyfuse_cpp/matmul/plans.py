@@ -205,7 +205,7 @@ class _Machine:
     def __init__(self, matmul: Matmul, isa: Isa) -> None:
         self.matmul, self.isa = matmul, isa
         self.size = matmul.dtype.itemsize
-        self.registers = 32 if isa.name in ("avx512", "neon") else 16
+        self.registers = 32 if isa.name == "avx512" or "aarch64" in isa.machines else 16
         self.each = max(1, isa.lanes * self.size // isa.register_bytes)
 
     def plans(self, path: OperandPath) -> Iterator[MatmulPlan]:

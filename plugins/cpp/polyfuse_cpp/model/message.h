@@ -22,6 +22,10 @@ int fail(const char* format, ...) {
   return 1;
 }
 
+template <class T> void copy_line(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) ((T*)to)[i * to_stride] = ((const T*)from)[i * from_stride];
+}
+
 void copy_on_cpu(char* to, const int64_t* to_strides, const char* from, const int64_t* from_strides, int32_t rank,
                  const int64_t* sizes, int64_t item) {
   if (rank == 0) {
@@ -32,6 +36,7 @@ void copy_on_cpu(char* to, const int64_t* to_strides, const char* from, const in
     memcpy(to, from, *sizes * item);
     return;
   }
+  if (rank == 1 && item == 4) return copy_line<int32_t>(to, *to_strides, from, *from_strides, *sizes);
   for (int64_t i = 0; i < *sizes; ++i)
     copy_on_cpu(to + i * *to_strides * item, to_strides + 1, from + i * *from_strides * item, from_strides + 1,
                 rank - 1, sizes + 1, item);

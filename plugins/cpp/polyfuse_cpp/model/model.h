@@ -77,14 +77,36 @@ void destroy_model(pf_model* model) {
   free(model);
 }
 
-int fill_weights(pf_model* model, pf_memory* memory, char* first) {
+// A weight as kernels read it: all of these in one block, `at` where the next one begins.
+pf_ref packed_weight(pf_ref seen, pf_memory* block, int64_t& at) {
+  int64_t strides[PF_MAX_RANK], count = 1;
+  for (int d = seen->rank; d-- > 0; count *= seen->sizes[d]) strides[d] = count;
+  pf_ref made = describe(block, (char*)block->base + at, seen->dtype, seen->rank, seen->sizes, strides);
+  if (made) copy_tensor(made, seen);
+  at += (count * item_bytes[seen->dtype] + 63) & ~INT64_C(63);
+  return made;
+}
+
+int64_t packed_bytes() {
+  int64_t bytes = 0;
+  for (int i = 0; i < weight_count; ++i) {
+    const weight_row& row = weight_rows[i];
+    int64_t count = row.packed ? item_bytes[row.dtype] : 0;
+    for (int d = 0; d < row.rank; ++d) count *= row.sizes[d];
+    bytes += (count + 63) & ~INT64_C(63);
+  }
+  return bytes;
+}
+
+int fill_weights(pf_model* model, pf_memory* memory, char* first, pf_memory* block) {
+  int64_t packed = 0;
   for (int i = 0; i < weight_count; ++i) {
     const weight_row& row = weight_rows[i];
     // one without elements still has an address
     char* at = memory && row.bytes ? first + row.offset : (char*)model;
     pf_ref seen = describe(row.bytes ? memory : nullptr, at, row.dtype, row.rank, row.sizes, row.strides);
-    if (seen && row.written) {
-      pf_ref own = copied(seen, row.rank, row.sizes, row.strides);
+    if (seen && (row.written || row.packed)) {
+      pf_ref own = row.packed ? packed_weight(seen, block, packed) : copied(seen, row.rank, row.sizes, row.strides);
       release_value(nullptr, seen);
       seen = own;
     }
@@ -102,7 +124,12 @@ int prepare_weights(const char* path, pf_model* model) {
   pf_memory* memory = weight_bytes ? open_weights(path, &first) : nullptr;
   if (weight_bytes && !memory) return 1;
   memory = time.moved(memory, first, weight_bytes);
-  const bool failed = (weight_bytes && !memory) || fill_weights(model, memory, first);
+  const int64_t bytes = packed_bytes();
+  pf_memory* block = bytes ? new_memory(bytes) : nullptr;
+  const bool failed = (weight_bytes && !memory) || (bytes && !block) || fill_weights(model, memory, first, block);
+  // what was packed is read there alone: pages of the file that something else reads come back
+  if (block && memory) time.unread(memory);
+  unshare(block);
   unshare(memory);
   return time.end() || failed;
 }

@@ -24,7 +24,7 @@ void unshare(pf_memory* memory) {
 // Memory with one share; null and a message where there is none.
 pf_memory* new_memory(int64_t bytes) {
   pf_memory* memory = (pf_memory*)calloc(1, sizeof(pf_memory));
-  if (memory && !posix_memalign(&memory->base, 64, bytes < 64 ? 64 : bytes)) {
+  if (memory && (memory->base = fresh_block(bytes < 64 ? 64 : bytes))) {
     memory->shares = 1;
     return memory;
   }
@@ -59,5 +59,7 @@ struct visit {
   pf_memory* bring(const char*, int64_t) { return nullptr; }
   // Weights as the program reads them.
   pf_memory* moved(pf_memory* mapped, char*&, int64_t) { return mapped; }
+  // Releases the pages of a mapping, until somebody reads them.
+  void unread(pf_memory* mapped) { madvise(mapped->base, mapped->mapped, MADV_DONTNEED); }
 };
 }  // namespace

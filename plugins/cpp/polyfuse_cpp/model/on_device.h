@@ -280,5 +280,6 @@ struct visit {
     if (made) first = (char*)made->base;
     return made;
   }
+  void unread(pf_memory*) {}
 };
 }  // namespace

@@ -13,7 +13,7 @@ struct weight_row {
   int32_t dtype, rank;
   const int64_t *sizes, *strides;
   int64_t offset, bytes;
-  bool written;
+  bool written, packed;
 };
 struct input_row {
   char origin;  // t tensor or i integer among the arguments, w weight, f compiled in

@@ -190,10 +190,10 @@ class _Tables:
             _check_rank(weight.name, weight.size)
             yield _rows("const int64_t", f"weight_sizes_{i}", map(str, weight.size))
             yield _rows("const int64_t", f"weight_strides_{i}", map(str, weight.stride))
-            written = str(weight.mutable).lower()
+            copies = ", ".join(str(own).lower() for own in (weight.mutable, weight.packed))
             rows.append(
                 f"{{{dtype_code(weight.dtype)}, {len(weight.size)}, weight_sizes_{i}, weight_strides_{i},"
-                f" {weight.offset}, {weight.bytes}, {written}}}"
+                f" {weight.offset}, {weight.bytes}, {copies}}}"
             )
         yield _rows("const weight_row", "weight_rows", rows)
 
@@ -359,12 +359,16 @@ def _lacking(isa: Isa, dots: Sequence[str]) -> Iterable[str]:
     """The function that names what the CPU lacks, and what makes the one that calls it run on any."""
     tested = [name for name in _NAMED if name in isa.cpu_flags]
     tested += [{"PF_DOT_BF16": "avx512bf16", "PF_DOT_BYTES": "avx512vnni"}[d] for d in dots if d != "PF_AMX"]
-    plain = '__attribute__((noinline, target("no-avx")))' if tested else "__attribute__((noinline))"
+    usual = "no-avx" if tested else "+nosve" if "sve" in isa.cpu_flags else ""
+    plain = f'__attribute__((noinline, target("{usual}")))' if usual else "__attribute__((noinline))"
     yield f"#define PF_ANY_CPU {plain}"
     yield "PF_ANY_CPU const char* lacking() {"
     for name in tested:
         feature = _PROCESSOR_NAMES.get(name, name)
         yield f'  if (!__builtin_cpu_supports("{feature}")) return "{name}";'
+    if "sve" in isa.cpu_flags:
+        # Linux tells a process the length of its vectors in bytes, or an error
+        yield f'  if ((syscall(167, 51) & 0xffff) != {isa.register_bytes}) return "{isa.name}";'
     if "PF_AMX" in dots:
         # Linux lets a process use the matrix registers that asks for them
         yield '  if (syscall(158, 0x1023, 18)) return "matrix registers";'

@@ -1,5 +1,6 @@
 // Python callables without Python.h: prototypes of the stable ABI, declared by hand.
-// Each kernel gets a METH_FASTCALL wrapper (see bindings.py); pf_bind() returns them all as a dict.
+// Each kernel gets a form that takes its arguments as an array, which series of launches call, and around it a METH_FASTCALL
+// wrapper (see bindings.py); pf_bind() returns these as a dict.
 // Each holds `owner`, which keeps this library loaded. With `share` they are the forms for programs of kernels alone.
 extern "C" {
 struct _object;
@@ -8,12 +9,14 @@ typedef PyObject* (*pf_fastcall)(PyObject*, PyObject* const*, __PTRDIFF_TYPE__);
 struct pf_method { const char* name; pf_fastcall call; int flags; const char* doc; };
 PyObject* PyCFunction_NewEx(pf_method*, PyObject*, PyObject*);
 PyObject* PyDict_New(void);
+PyObject* PyList_GetItem(PyObject*, __PTRDIFF_TYPE__);
 int PyDict_SetItemString(PyObject*, const char*, PyObject*);
 PyObject* PyLong_FromLong(long);
 long long PyLong_AsLongLong(PyObject*);
 void* PyLong_AsVoidPtr(PyObject*);
 double PyFloat_AsDouble(PyObject*);
 PyObject* PyErr_Occurred(void);
+void PyErr_Clear(void);
 PyObject* PyErr_Format(PyObject*, const char*, ...);
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
@@ -70,20 +73,32 @@ static bool parse(PyObject* const* args, __PTRDIFF_TYPE__ n, const char* name, c
   }
   return true;
 }
-// The form of a kernel for programs of kernels alone: a call in which the pool's threads do the work.
-static void* alone_share;
-static __attribute__((noinline)) PyObject* call_alone(pf_fastcall call, PyObject* const* args, __PTRDIFF_TYPE__ n) {
+// Threads of the pool do the work of kernels while it lives, where they are to.
+struct in_pool {
+  explicit in_pool(void* share) {
 #ifdef PF_SHARES
-  struct until_end {
-    until_end() { share_in_pool = (decltype(share_in_pool))alone_share; }
-    ~until_end() { share_in_pool = nullptr; }
-  } shared;
+    share_in_pool = (decltype(share_in_pool))share;
 #endif
-  return call(nullptr, args, n);
-}
+  }
+#ifdef PF_SHARES
+  ~in_pool() { share_in_pool = nullptr; }
+#endif
+};
+// The pool's function for programs of kernels alone.
+static void* alone_share;
 static inline PyObject* none() {
   Py_IncRef((PyObject*)&_Py_NoneStruct);
   return (PyObject*)&_Py_NoneStruct;
+}
+typedef void (*direct_form)(const argument*, void* share);
+static __attribute__((noinline)) PyObject* called(direct_form direct, PyObject* const* args, __PTRDIFF_TYPE__ n,
+                                                  const char* name, const char* codes, int want, bool release, void* share) {
+  argument* a = (argument*)__builtin_alloca((want + 1) * sizeof(argument));
+  if (!parse(args, n, name, codes, want, a)) return nullptr;
+  void* state = release ? PyEval_SaveThread() : nullptr;
+  direct(a, share);
+  if (release) PyEval_RestoreThread(state);
+  return none();
 }
 static PyObject* make_bindings(void* data_ptr, PyObject* owner, pf_method* methods, int count) {
   tensor_data = (void* (*)(PyObject*))data_ptr;
@@ -100,3 +115,31 @@ static PyObject* make_bindings(void* data_ptr, PyObject* owner, pf_method* metho
   return all;
 }
 }  // namespace pf
+
+// A series of launches. In the table: the pool's function or 0; how many tensors are wanted, and where each is in the list; the
+// most arguments of a launch; how many launches; for each the kernel, how many arguments, and for each of these a tensor's
+// number and an offset in bytes, or -1 and a number.
+extern "C" __attribute__((visibility("default"))) int pf_series(PyObject* list, const long long* at) {
+  void* const share = (void*)*at++;
+  const long long tensors = *at++;
+  char** memory = (char**)__builtin_alloca((tensors + 1) * sizeof(char*));
+  try {
+    for (long long i = 0; i < tensors; ++i) memory[i] = (char*)pf::tensor_data(PyList_GetItem(list, *at++));
+  } catch (...) {
+    return 1;
+  }
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    return 1;
+  }
+  pf::argument* a = (pf::argument*)__builtin_alloca((*at++ + 1) * sizeof(pf::argument));
+  void* const state = PyEval_SaveThread();
+  for (long long left = *at++; left > 0; --left) {
+    const pf::direct_form direct = (pf::direct_form)*at++;
+    const long long count = *at++;
+    for (long long i = 0; i < count; ++i, at += 2) a[i].i = at[0] < 0 ? at[1] : (long long)(memory[at[0]] + at[1]);
+    direct(a, share);
+  }
+  PyEval_RestoreThread(state);
+  return 0;
+}

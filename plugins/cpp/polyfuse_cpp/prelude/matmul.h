@@ -712,6 +712,34 @@ template <> struct matmul_step<i32, u8, i8> : matmul_fours<u8> {};
 template <> struct matmul_step<i32, i8, i8> : matmul_pairs<i8, i8> {};
 template <> struct matmul_step<i32, u8, i8> : matmul_pairs<u8, i8> {};
 #endif
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && PF_W > 1
+#ifdef __ARM_FEATURE_SVE
+#define PF_DOT(NAME, FROM, LANES) NAME " %0.s, %1." FROM ", %2." FROM
+#else
+#define PF_DOT(NAME, FROM, LANES) NAME " %0.4s, %1." LANES FROM ", %2." LANES FROM
+#endif
+#define PF_DOT_STEP(T, A, B, NAME, FROM, LANES)                                       \
+  template <> struct matmul_step<T, A, B> {                                           \
+    enum { steps = PF_W * int(sizeof(T) / sizeof(A)), offset = 0 };                   \
+    typedef vi32 left; typedef vi32 right;                                            \
+    PF_INLINE vi32 take(const void* p) { return raw_load<vi32>(p); }                  \
+    PF_INLINE vi32 take(const void* p, i64 n) {                                       \
+      vi32 some{};                                                                    \
+      __builtin_memcpy(&some, p, n * i64(sizeof(A)));                                 \
+      return some;                                                                    \
+    }                                                                                 \
+    PF_INLINE vi32 take_right(const void* p) { return take(p); }                      \
+    PF_INLINE vi32 take_right(const void* p, i64 n) { return take(p, n); }            \
+    PF_INLINE shape<T>::vec add_up(vi32 a, vi32 b, shape<T>::vec sum) {               \
+      __asm__(PF_DOT(NAME, FROM, LANES) : "+w"(sum) : "w"(a), "w"(b));                \
+      return sum;                                                                     \
+    }                                                                                 \
+  };
+PF_DOT_STEP(i32, i8, i8, "sdot", "b", "16") PF_DOT_STEP(i32, u8, u8, "udot", "b", "16")
+PF_DOT_STEP(i32, u8, i8, "usdot", "b", "16") PF_DOT_STEP(f32, bf16, bf16, "bfdot", "h", "8")
+template <> struct matmul_step<i32, i8, u8> : matmul_step<i32, u8, i8> {
+  PF_INLINE vi32 add_up(vi32 a, vi32 b, vi32 sum) { return matmul_step<i32, u8, i8>::add_up(b, a, sum); }
+};
 #endif
 
 #if PF_W == 16
