@@ -211,13 +211,14 @@ def narrow_gemm(
         return None
     narrow = reading_less(graph, call, form, backend.narrow_weight_rows)
     if narrow is not None:
-        parts = _parts(narrow.loops, backend, _beside(graph, call, form, backend))
+        loops, info = narrow.loops, backend.target_info(form.accumulator.device)
+        turned = with_rows_transposed(loops, info, graph.buffers)
+        loops = loops if turned is None else turned.form
+        parts = _parts(loops, backend, _beside(graph, call, form, backend))
         name = f"{backend.name}{PROLOGUE}{SPLIT if parts > 1 else ''}"
-        item = GeneratedGemm(name, backend, narrow.loops, narrow.removed, parts=parts)
-        rows = backend.transposed_rows(narrow.loops.gemm)
-        turned = with_rows_transposed(narrow.loops, rows, graph.buffers) if rows else None
+        item = GeneratedGemm(name, backend, loops, narrow.removed, parts=parts)
         if turned is not None:
-            item = replace(item, form=turned.form, before=(turned.copy,), buffers=(turned.buffer,))
+            item = replace(item, before=(turned.copy,), buffers=(turned.buffer,))
     else:
         streamed = _streamed(graph, form, backend, _beside(graph, call, form, backend))
         if streamed is None:

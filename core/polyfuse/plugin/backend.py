@@ -136,13 +136,6 @@ class Backend(ABC):
         """
         return 0
 
-    def transposed_rows(self, matmul: Reduction) -> int:
-        """Return the number of rows, at least the matmul's, that are stored transposed for a matmul that
-        converts a weight of fewer bits, rows of zeros added: its kernel may then read the depth in an order
-        that suits the weight. 0: rows are read as they are stored.
-        """
-        return 0
-
     def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
         """Return how many neighbouring results of a matmul its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each

@@ -76,12 +76,6 @@ class TritonBackend(Backend):
 
         return streaming_parts(matmul, self.target)
 
-    def transposed_rows(self, matmul: Reduction) -> int:
-        """Where four warps multiply numbers of bytes that each thread reads sixteen of."""
-        from polyfuse_triton.matmul.transposed import transposed_rows
-
-        return transposed_rows(matmul, self.target)
-
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""
         from polyfuse_triton.codegen import configs

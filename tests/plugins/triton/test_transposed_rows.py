@@ -20,7 +20,6 @@ from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.build.pipeline import compile_kernel, function_of
 from polyfuse_triton.codegen import emit
 from polyfuse_triton.matmul.few_rows import streaming_parts
-from polyfuse_triton.matmul.transposed import transposed_rows
 from polyfuse_triton.target import known_target
 from triton_gemms import int8_text, kernel_of
 from triton_interpreted import in_interpreter
@@ -71,12 +70,12 @@ def faults_on(device: str, name: str, rows: int, columns: int, depth: int) -> li
 
 def faults(name: str, rows: int, depth: int) -> list[str]:
     """The same where Triton interprets, of a small layer, with the kernel's text."""
-    from polyfuse_triton.matmul import transposed
+    from polyfuse.lowering.reductions import gemm_transposed
     from triton_interpreted import InterpretedTriton, offer
 
     offer()
     texts: list[str] = []
-    plain, transposed._FEWEST_BYTES = InterpretedTriton.emit, 0  # type: ignore[misc]
+    plain, gemm_transposed._LAUNCHES = InterpretedTriton.emit, 0  # type: ignore[misc]
 
     def noted(self: Any, *args: Any) -> Source:
         source = plain(self, *args)
@@ -105,38 +104,21 @@ def test_layers_on_a_device(name: str, rows: int, columns: int, depth: int) -> N
     assert not faults_on("cuda", name, rows, columns, depth)
 
 
-def matmul(rows: int, columns: int, depth: int, dtype: DType = DType.i8) -> Reduction:
-    row, column, k = axis("i0", rows), axis("i1", columns), axis("k0", depth)
-    x, w = load("x", row * depth + k, DType.bf16), cast(load("w", column * depth + k, dtype), DType.bf16)
-    return Reduction("mm", (row, column), (k,), ("sums",), row * columns + column, "dot", (x, w))
-
-
 @pytest.mark.parametrize(
-    "rows, columns, depth, parts",
+    "side, columns, depth, parts",
     [
         (64, 11008, 4096, 2),
         (64, 4096, 11008, 6),
         (64, 14336, 4096, 1),
         (32, 11008, 4096, 3),
-        (17, 4096, 14336, 8),
+        (32, 4096, 14336, 8),
     ],
 )
-def test_all_programs_are_there_at_once(rows: int, columns: int, depth: int, parts: int) -> None:
-    assert transposed_rows(matmul(rows, columns, depth), HOPPER) == (64 if rows > 32 else 32)
-    assert streaming_parts(matmul(rows, columns, depth), HOPPER) == parts
-
-
-@pytest.mark.parametrize(
-    "rows, columns, depth, dtype",
-    [
-        (16, 11008, 4096, DType.i8),
-        (65, 11008, 4096, DType.i8),
-        (64, 4096, 4096, DType.i8),
-        (64, 11008, 4096, DType.u8),
-    ],
-)
-def test_rows_of_others_are_read_as_they_are(rows: int, columns: int, depth: int, dtype: DType) -> None:
-    assert transposed_rows(matmul(rows, columns, depth, dtype), HOPPER) == 0
+def test_all_programs_are_there_at_once(side: int, columns: int, depth: int, parts: int) -> None:
+    row, column, k = axis("i0", side - 3), axis("i1", columns), axis("k0", depth)
+    x, w = load("x", k * side + row, DType.bf16), cast(load("w", column * depth + k, DType.i8), DType.bf16)
+    matmul = Reduction("mm", (row, column), (k,), ("sums",), row * columns + column, "dot", (x, w))
+    assert streaming_parts(matmul, HOPPER) == parts
 
 
 def transposed_text(rows: int, side: int) -> str:

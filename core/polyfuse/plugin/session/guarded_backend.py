@@ -186,7 +186,6 @@ METHODS: Final[Mapping[str, Method]] = {
     "prepacks_gemm": Method(_is(bool), _default("prepacks_gemm")),
     "narrow_weight_rows": Method(_two_numbers, _default("narrow_weight_rows")),
     "streaming_parts": Method(_is(int), _default("streaming_parts")),
-    "transposed_rows": Method(_is(int), _default("transposed_rows")),
     "epilogue_reduction_width": Method(_is(int), _default("epilogue_reduction_width")),
     "emit": Method(_is(Source)),
     "build": Method(_nothing),

@@ -16,7 +16,6 @@ from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, divided_depth
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, coefficient, free_axes, product
 from polyfuse_triton.matmul.narrow import LONG_STEP, narrow_of
-from polyfuse_triton.matmul.transposed import transposed_rows
 from polyfuse_triton.target import FEW_ROWS, STREAMING, Target
 from polyfuse_triton.tiling.plan import power_of_two
 
@@ -115,7 +114,7 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
             parts = more
         return parts
 
-    transposed = transposed_rows(matmul, target)
+    transposed = _transposed(matmul)
     if transposed:
         return _transposed_parts(matmul, transposed, target)
     if not half:
@@ -223,6 +222,18 @@ _WIDE: Final = _JoinedTile(_NARROW_SIDE, _LONG_GROUP, _WARPS, 3)
 
 _TRANSPOSED: Final = _JoinedTile(_SIDE, 2 * _LONG_GROUP, _WARPS, 3)
 """The tile of whole bytes whose rows are transposed."""
+
+
+def _transposed(matmul: Reduction) -> int:
+    """How many rows lie side by side in the operand that is read as it is; 0 where the depth does."""
+    if len(matmul.raxes) > 1:
+        return 0
+    steps = [
+        coefficient(value.index, axis_name(matmul.raxes[0]))
+        for value in matmul.values
+        if value.op == "load" and not value.args
+    ]
+    return steps[0] if len(steps) == 1 and isinstance(steps[0], int) and steps[0] > 1 else 0
 
 
 def _transposed_parts(matmul: Reduction, rows: int, target: Target) -> int:

@@ -342,7 +342,8 @@ class _Writing:
             load = with_index(self._unmasked(narrow), lambda index: substitute(index, in_order))
             beside = row.evaluate(load)
             tile = row.spread(beside.text, beside.dims, frozenset(f"n{BOTH}"))
-            both = self._scaled_lines(scope, moved, before, groups) if self._reads_lines else None
+            name = found.left.value
+            both = scope.halves_of(name, moved, before, groups) if self._reads_lines else None
             if both is None:
                 both = self._joined_halves(scope, moved, before, groups, narrow)
             out.line(f"acc = tl.dot({both}, tl.trans({tile}), acc{self._precision()})")
@@ -370,33 +371,6 @@ class _Writing:
             scope.at(tuple(moved.values()), {HALF: number}, given)
             halves.append(self._narrow_tile(scope, made.value, made, "mk"))
         return f"tl.reshape(tl.join({', '.join(halves)}), [MBLOCK, {BOTH.upper()}BLOCK])"
-
-    def _scaled_lines(
-        self,
-        scope: LineScope,
-        moved: Mapping[str, Statement],
-        before: Mapping[str, Value],
-        groups: Mapping[str, tuple[Value, str]],
-    ) -> str | None:
-        """The same computed by pairs of numbers, where they are no more than scaled by groups."""
-
-        def of_group(name: str) -> str:
-            stmt = moved.get(name)
-            while isinstance(stmt, Cast) and not stmt.bitwise and stmt.dtype.is_float:
-                name = stmt.arg
-                stmt = moved.get(name)
-            return name if name in groups and groups[name][0].dtype is DType.bf16 else ""
-
-        def text_of(factor: str | float) -> str:
-            if isinstance(factor, str):
-                return groups[factor][1]
-            return f"tl.full([MBLOCK, {GROUP.upper()}BLOCK], {factor}, tl.bfloat16)"
-
-        halves = []
-        for number in (0, 1):
-            scope.at(tuple(moved.values()), {HALF: number}, before)
-            halves.append(scope.half_of(self._found.contraction.left.value, of_group))
-        return scope.scaled(halves, text_of)
 
     def _of_step(
         self, moved: Mapping[str, Statement], before: Mapping[str, Value], inner: Sequence[str]
