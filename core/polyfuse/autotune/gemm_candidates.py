@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from polyfuse.autotune.alternatives import Alternative, Replacement, site_of
 from polyfuse.base.log import get_logger
 from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, ExternCall, Node, Reduction, TemplateCall
+from polyfuse.ir.nodes import Buffer, Node, Pointwise, Reduction, TemplateCall
 from polyfuse.lowering.reductions.depthwise import DepthwiseLoops
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.lowering.reductions.gemm_narrow import inner_products, matvec, reading_less
@@ -23,6 +24,7 @@ from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
 from polyfuse.symbolic import (
     IndexLike,
+    axis,
     axis_name,
     axis_size,
     coefficient,
@@ -48,6 +50,9 @@ SPLIT = "+split"
 """After a backend's name: its kernels have a part of the depth each."""
 
 _PACK = "aten.as_strided_copy.default"
+_FEW_NUMBERS = 2048
+"""Numbers of a parameter that a loop packs at each call in less time than a call takes that compares them."""
+
 _OF_IMAGES = 4
 """Dimensions of a weight whose windows have two."""
 
@@ -61,7 +66,7 @@ class GeneratedGemm:
         backend: who generates it.
         form: the loops.
         removed: names of nodes whose work they do too.
-        before: calls that make what they read, once for each parameter.
+        before: what makes what they read, once for each parameter where that is not little work.
         buffers: what these write.
         reductions: names of reductions over its results that its epilogue begins.
         parts: into how many the depth is split.
@@ -71,7 +76,7 @@ class GeneratedGemm:
     backend: Backend
     form: GemmLoops
     removed: tuple[str, ...] = ()
-    before: tuple[ExternCall, ...] = ()
+    before: tuple[Node, ...] = ()
     buffers: tuple[Buffer, ...] = ()
     reductions: tuple[str, ...] = ()
     parts: int = 1
@@ -352,7 +357,7 @@ class _Candidates:
         )
 
 
-def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[GemmLoops, ExternCall, Buffer]:
+def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[GemmLoops, Node, Buffer]:
     """`form` with its right operand packed: in blocks of so many columns, those of one step of the depth side
     by side; of a group of steps, those of each column. Also the call that packs it, and where to.
 
@@ -401,7 +406,10 @@ def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[Ge
     packed = replace(source, name=f"{site.call.name}_packed", size=size, stride=stride, kind="temp")
     apart = (width * across, *down[:-1], down[-1] * group, across, down[-1])
     arguments = (size, apart[: len(size)])
-    pack = site.precompute(f"{site.call.name}_pack", _PACK, source.view(), arguments, packed)
+    name_of_pack = f"{site.call.name}_pack"
+    pack: Node = site.precompute(name_of_pack, _PACK, source.view(), arguments, packed)
+    if not site.freezing and prod(size) <= _FEW_NUMBERS:
+        pack = _copied(name_of_pack, name, arguments, packed, site.call)
     where: IndexLike = (outer // width + column // width) * stride[0] + column % width * group
     *others, last = zip(depth, stride[1:], strict=False)
     for a, n in others:
@@ -409,3 +417,21 @@ def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[Ge
     where = where + (last[0] // group * last[1] + last[0] % group if group > 1 else last[0] * last[1])
     gemm = replace(form.gemm, raxes=tuple(depth), values=(left, load(packed.name, where, right.dtype)))
     return replace(form, gemm=gemm), pack, packed
+
+
+def _copied(
+    name: str,
+    parameter: str,
+    layout: tuple[Sequence[IndexLike], Sequence[IndexLike]],
+    packed: Buffer,
+    call: TemplateCall,
+) -> Pointwise:
+    """A loop that lays a parameter out, so many elements apart in each dimension of the result."""
+    size, apart = layout
+    axes = tuple(axis(f"i{d}", n) for d, n in enumerate(size))
+    source: IndexLike = 0
+    target: IndexLike = 0
+    for a, n, m in zip(axes, apart, packed.stride, strict=True):
+        source, target = source + a * n, target + a * m
+    value = load(parameter, source, packed.dtype)
+    return Pointwise(name, axes, (), packed.name, target, value, origins=call.origins)

@@ -126,5 +126,5 @@ def _wrapper(name: str, signature: str, release_gil: bool) -> str:
     return (
         f'extern "C" __attribute__((visibility("default")))\n'
         f"void pf_direct_{name}(const pf::argument* a, void* share) {{\n"
-        f"  pf::in_pool shared(share);\n  {name}({arguments});\n}}\n{forms}"
+        f"  pf::in_pool pf_until_end(share);\n  {name}({arguments});\n}}\n{forms}"
     )
