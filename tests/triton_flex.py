@@ -27,6 +27,9 @@ __all__ = [
 _BIAS = torch.linspace(-1, 1, 16)
 _TABLE = torch.linspace(-1, 1, 16).requires_grad_()
 _DOCUMENT = torch.arange(4096) // 50
+_PAGE = 16
+_PAGES = torch.tensor([3, 0, -1, 5, 1, -1, 2, 4])
+"""Which page of a sequence lies in each page of a cache; -1: another one's."""
 
 
 def _causal(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -71,6 +74,10 @@ CASES: Mapping[str, Case] = {
     "odd": Case(queries=100, keys=77, depth=20, mask=lambda b, h, q, k: q % 3 != k % 2),
     "odd without mask": Case(batch=2, queries=100, keys=77, depth=20, values=40),
     "shared keys": Case(batch=2, key_batch=1, mask=_causal),
+    "paged cache": Case(
+        mask=lambda b, h, q, k: (_PAGES[k // _PAGE] >= 0) & (q >= _PAGES[k // _PAGE] * _PAGE + k % _PAGE),
+        block=32,
+    ),
     "rows of nothing": Case(mask=lambda b, h, q, k: (q >= k) & (q > 20)),
     "bf16": Case(queries=256, keys=256, depth=64, block=128, mask=_causal, dtype=torch.bfloat16),
     "inference": Case(mask=_causal, backward=False),
@@ -100,8 +107,8 @@ REFUSED: Mapping[str, Case] = {
 
 def move_tables(device: str) -> None:
     """Put what the functions read on a device."""
-    global _BIAS, _TABLE, _DOCUMENT
-    _BIAS, _DOCUMENT = _BIAS.to(device), _DOCUMENT.to(device)
+    global _BIAS, _TABLE, _DOCUMENT, _PAGES
+    _BIAS, _DOCUMENT, _PAGES = _BIAS.to(device), _DOCUMENT.to(device), _PAGES.to(device)
     _TABLE = _TABLE.detach().to(device).requires_grad_()
 
 

@@ -21,6 +21,7 @@ the input itself all the same.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Container, Iterable
 from typing import Any, Final
@@ -29,7 +30,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.describe import alias_root, mutated_placeholders, output_args, output_node
-from polyfuse.frontend.rewrites.tools import Rewriting, aten, tensor_value
+from polyfuse.frontend.rewrites.tools import Rewriting, aten, tensor_value, traced_call
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import aot, fake, fx, shapes
@@ -53,6 +54,14 @@ _PASSING: Final = frozenset(
 )
 """Beside views, operators that give some of the numbers of their operands, or compute of them without
 rounding."""
+
+_POOLING: Final = {
+    **dict.fromkeys(("max_pool2d_with_indices", "adaptive_max_pool2d"), 2),
+    **dict.fromkeys(("max_pool3d_with_indices", "adaptive_max_pool3d"), 3),
+}
+"""Operators whose second result are positions in planes of so many dimensions."""
+
+_NARROW: Final = (torch.int16, torch.int32)
 
 SHARE: Final = 0.85
 """Of what eager mode saves, up to which it does not matter how much a forward saves."""
@@ -186,6 +195,38 @@ def _base(node: Node) -> str:
     """The name of an operator of ATen without namespace and overload; of others empty."""
     name = ops.op_name(node.target) if node.op == "call_function" else ""
     return name.split(".")[1] if name.startswith("aten.") else ""
+
+
+def narrow_positions(joint: GraphModule) -> int:
+    """Have the split of a joint graph save positions of maxima in as many bits as the planes need that they
+    are in, not in 64; returns how many. On devices, whose kernels store them so where they find them.
+    """
+    count = 0
+    for node in list(joint.graph.nodes):
+        pooling = node.args[0] if node.target is operator.getitem and node.args[1] == 1 else None
+        if pooling is None or _base(pooling) not in _POOLING or not node.users:
+            continue
+        value, pooled = tensor_value(node), tensor_value(pooling.args[0])
+        if value is None or pooled is None or device_of(value.device.type).is_host:
+            continue
+        elements = math.prod(pooled.shape[-_POOLING[_base(pooling)] :])
+        fitting = (d for d in _NARROW if isinstance(elements, int) and elements <= torch.iinfo(d).max)
+        dtype = next(fitting, None)
+        if dtype is None or not all(map(fx.is_backward, node.users)):
+            continue
+        narrow = _cast(joint, node, dtype)
+        users = [user for user in node.users if user is not narrow]
+        wide = _cast(joint, narrow, value.dtype)
+        for user in users:
+            user.replace_input_with(node, wide)
+        count += 1
+    return count
+
+
+def _cast(joint: GraphModule, node: Node, dtype: torch.dtype) -> Node:
+    mode = fake.detect_fake_mode((node.meta["val"],))
+    with joint.graph.inserting_after(node):
+        return traced_call(joint.graph, mode, node, aten._to_copy.default, (node,), {"dtype": dtype})
 
 
 def bytes_saved_by_eager(joint: GraphModule) -> float | None:

@@ -44,6 +44,7 @@ from polyfuse.frontend.saved_values import (
     bytes_saved,
     bytes_saved_by_eager,
     copy_overwritten,
+    narrow_positions,
     save_compared,
 )
 from polyfuse.frontend.shared_arguments import note_shared_arguments
@@ -146,6 +147,7 @@ class Traced:
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)
         save_compared(joint)
+        narrow_positions(joint)
         results = kwargs["num_fwd_outputs"]
         forward, backward = aot.min_cut_partition(joint, inputs, **kwargs)
         saved = None if eager is None else better_saved(forward, backward, results, SHARE * eager)

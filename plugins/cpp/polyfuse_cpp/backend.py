@@ -191,7 +191,7 @@ class CppBackend(Backend):
                     (folder / name).write_text(text, encoding="utf-8")
             return
         signatures = {source.symbol: source.meta.split(";")[0] for source in sources}
-        unit = self._head(sources) + _texts(sources) + bindings_text(signatures, release_gil=False)
+        unit = self._head(sources) + _texts(sources) + bindings_text(signatures)
         path = folder / "kernels.cpp"
         path.write_text(unit, encoding="utf-8")
         names = ", ".join(dict.fromkeys(s.name for s in sources))

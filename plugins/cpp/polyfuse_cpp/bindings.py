@@ -10,8 +10,8 @@ returns the wrappers by name.  *data_ptr* is the address of a function ``void* (
 data pointer of a tensor (the caller gets it from ``polyfuse.torch_compat.bindings``); without it only
 addresses are accepted.
 
-A wrapper checks the count and the kind of its arguments (TypeError), and lets other threads run while the
-kernel does.
+A wrapper checks the count and the kind of its arguments (TypeError). While a kernel runs whose work is worth
+two threads (`team_for` of ``prelude/kernel.h``), other threads of Python run, too.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CALL_KINDS = {"p": "ptr", "i": "i64", "d": "f64"}
 _CALLS = {"p": "pf::any_pointer{{a[{0}].p}}", "i": "(pf::i64)a[{0}].i", "d": "a[{0}].d"}
 
 
-def bindings_text(kernels: Mapping[str, str], *, release_gil: bool = True) -> str:
+def bindings_text(kernels: Mapping[str, str]) -> str:
     """C++ that exposes *kernels* (name to signature), defined above it in the same unit."""
     parts = [header_text("binding")]
     for name, signature in kernels.items():
-        parts.append(_wrapper(name, signature, release_gil))
+        parts.append(_wrapper(name, signature))
     for table, form in (("pf_methods", "call"), ("pf_alone_methods", "alone")):
         rows = ", ".join(f'{{"{name}", pf_{form}_{name}, 0x80, nullptr}}' for name in kernels)
         parts.append(f"static pf_method {table}[] = {{{rows}}};\n")
@@ -109,7 +109,7 @@ def load_library(
     return KernelLibrary(path, data_ptr, share).kernels()
 
 
-def _wrapper(name: str, signature: str, release_gil: bool) -> str:
+def _wrapper(name: str, signature: str) -> str:
     """The forms of one kernel: with its arguments as an array, and the METH_FASTCALL functions."""
     unknown = sorted(set(signature) - set(_CALLS))
     if unknown:
@@ -117,7 +117,7 @@ def _wrapper(name: str, signature: str, release_gil: bool) -> str:
             f"signature {signature!r} of kernel {name} has {unknown[0]!r}; letters are p, i and d"
         )
     arguments = ", ".join(_CALLS[code].format(index) for index, code in enumerate(signature))
-    called = f'pf_direct_{name}, args, n, "{name}", "{signature}", {len(signature)}, {int(release_gil)}'
+    called = f'pf_direct_{name}, args, n, "{name}", "{signature}", {len(signature)}'
     forms = "".join(
         f"static PyObject* pf_{form}_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
         f"  return pf::called({called}, {share});\n}}\n"
@@ -126,5 +126,5 @@ def _wrapper(name: str, signature: str, release_gil: bool) -> str:
     return (
         f'extern "C" __attribute__((visibility("default")))\n'
         f"void pf_direct_{name}(const pf::argument* a, void* share) {{\n"
-        f"  pf::in_pool pf_until_end(share);\n  {name}({arguments});\n}}\n{forms}"
+        f"  pf::in_pool pf_shared(share);\n  {name}({arguments});\n}}\n{forms}"
     )

@@ -32,7 +32,7 @@ extern "C" void axpy(f64 k, const f32* x, f32* y, i64 n) {
   for (i64 i = 0; i < n; ++i) y[i] += f32(k) * x[i];
 }
 extern "C" void threads(i32* o) { o[0] = omp_get_max_threads(); }
-extern "C" void wait_for(volatile i32* flag) { while (!*flag) {} }
+extern "C" void wait_for(volatile i32* flag) { for (team_for(1, 1 << 20); !*flag;) {} }
 extern "C" void nothing() {}
 """
 SIGNATURES = {"axpy": "dppi", "threads": "p", "wait_for": "p", "nothing": ""}
@@ -41,7 +41,7 @@ SIGNATURES = {"axpy": "dppi", "threads": "p", "wait_for": "p", "nothing": ""}
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bindings")
-    (folder / "k.cpp").write_text(prelude_for(["omp"]) + KERNELS + bindings_text(SIGNATURES))
+    (folder / "k.cpp").write_text(prelude_for(["kernel"]) + KERNELS + bindings_text(SIGNATURES))
     build_library(find_toolchain(), detect_isa(), folder / "k.cpp", folder / "k.so")
     return folder / "k.so"
 

@@ -197,6 +197,15 @@ def test_bytes_are_resized_by_the_library() -> None:
     assert torch.equal(module(image), function(image))
 
 
+def test_a_norm_of_groups_without_pixels_has_gradients() -> None:
+    def step(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.autograd.grad(F.group_norm(x, 2, w, w).sum(), (x, w))
+
+    args = torch.rand(2, 4, 0, requires_grad=True), torch.rand(4, requires_grad=True)
+    module = make_fx(step, decomposition_table=dict(decomposition_table()))(*args)
+    torch.testing.assert_close(module(*args), step(*args), equal_nan=True)
+
+
 def _by_columns(*size: int) -> torch.Tensor:
     return torch.rand(size[::-1]).permute(*range(len(size))[::-1])
 

@@ -142,3 +142,26 @@ def test_hosts_save_what_torch_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     cuts = Cuts(monkeypatch, on_device=False)
     check_step(nn.Sequential(Block(), Block()), dynamic=False)
     assert cuts.eager == [None] and len(cuts.saved) == 1
+
+
+class Pooled(nn.Module):
+    """Maxima of windows in planes of 16 by 24 numbers, whose positions are saved."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.pool, self.out = pool, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = torch.sin(x).view(-1, 2, 16, 1).expand(-1, -1, -1, 24) * torch.arange(1, 25, dtype=x.dtype)
+        return self.out(self.pool(images).flatten(1)[:, :WIDTH])
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, 1), nn.AdaptiveMaxPool2d((5, 7))])
+def test_positions_of_maxima_are_saved_in_16_bits(monkeypatch: pytest.MonkeyPatch, pool: nn.Module) -> None:
+    on_host = Cuts(monkeypatch, on_device=False)
+    check_step(Pooled(pool), dynamic=False)
+    torch.compiler.reset()
+    on_device = Cuts(monkeypatch, on_device=True)
+    check_step(Pooled(pool), dynamic=False)
+    positions = ROWS * pool(torch.zeros(2, 16, 24)).numel()
+    assert on_host.saved[0] - on_device.saved[-1] == positions * (8 - 2)

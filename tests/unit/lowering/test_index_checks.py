@@ -168,6 +168,22 @@ def test_one_index_is_checked_once(tmp_path: Any) -> None:
     assert raised(run, (*inputs[:2], torch.tensor([5, 0]))) is not None
 
 
+def test_indices_made_of_positions_are_not_checked_for_each_element(tmp_path: Any) -> None:
+    """As those of buckets of distances; nothing that is read could share the loop of the rows."""
+
+    def bias(table: torch.Tensor) -> torch.Tensor:
+        apart = torch.arange(6)[None] - torch.arange(5)[:, None]
+        return F.embedding((apart.abs().float() + 1).log().long(), table).permute(2, 0, 1)
+
+    table = torch.randn(3, 12)
+    run = compiled(bias, dump=str(tmp_path))
+    torch.testing.assert_close(run(table), bias(table))
+    (text,) = (path.read_text() for path in tmp_path.rglob("graph.ir"))
+    assert "scatter over (i0{5}, i1{6}) {" in text
+    with pytest.raises(IndexError):
+        run(table[:1])
+
+
 def test_indices_that_are_in_range_by_themselves_need_no_check(tmp_path: Any) -> None:
     def function(x: torch.Tensor, i: torch.Tensor) -> Any:
         return (

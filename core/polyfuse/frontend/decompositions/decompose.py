@@ -108,6 +108,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "softshrink": operators.in_opmath(operators.softshrink),
     "native_dropout": operators.native_dropout,
     "native_layer_norm": operators.native_layer_norm,
+    "native_group_norm_backward": operators.native_group_norm_backward,
     "_weight_norm_interface_backward": operators.weight_norm_backward,
     "_efficientzerotensor": operators.zeros_with_memory,
     "slice_scatter": operators.slice_scatter,

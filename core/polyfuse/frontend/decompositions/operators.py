@@ -235,6 +235,20 @@ def native_layer_norm(
     return result.to(x.dtype), mean, deviation
 
 
+def native_group_norm_backward(
+    grad: Tensor, x: Tensor, mean: Tensor, deviation: Tensor, weight: Tensor | None, *rest: Any
+) -> Any:
+    """Of images without pixels, by whose number torch's decomposition divides: as eager mode has it, sums of
+    nothing for the bias, which for the weight are multiplied by means that are no number."""
+    _, channels, pixels, groups, mask = rest
+    if type(pixels) is not int or pixels:
+        return NotImplemented
+    of_groups = (mean * 0).sum(0).to(x.dtype)
+    of_channels = of_groups[:, None].expand(groups, channels // groups).reshape(channels)
+    results = x.new_zeros(x.shape), of_channels, x.new_zeros(channels)
+    return tuple(result if wanted else None for result, wanted in zip(results, mask, strict=True))
+
+
 def slice_backward(
     grad: Tensor, input_sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any
 ) -> Any:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.expr import Expr, bitcast, const, index_value, load
+from polyfuse.ir.expr import Expr, bitcast, const, index_value, load, loads
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import all_of, less, masked
@@ -164,7 +164,7 @@ def check_index(
 
     `rows` are the sizes of what each index selects, where that follows the index tensor's own: short rows are
     checked in the loops over their elements, so that the indices are read once; for long ones, that costs
-    nothing."""
+    nothing, and indices that are computed from nothing stored are not read at all."""
     if not ctx.checks.enabled or selected.dtype is None or 0 in indices.size:
         return
     error = error_text_for(node, selected.rank, dim)
@@ -172,10 +172,10 @@ def check_index(
         return
     if indices.body is not None:
         ctx.store_if_better(indices, 2)
+    position = position_at(ctx, indices, axes_of(indices.size), selected.device)
     short = product(rows)
-    beside = tuple(rows) if isinstance(short, int) and 1 < short <= _SHORT_ROW else ()
-    axes = axes_of((*indices.size, *beside))
-    position = position_at(ctx, indices, axes[: indices.rank], selected.device)
+    beside = bool(loads(position)) and isinstance(short, int) and 1 < short <= _SHORT_ROW
+    axes = axes_of((*indices.size, *(rows if beside else ())))
     size = selected.size[dim] if selected.rank else 1
     if not may_be_outside(position, -size if error.wraps else 0, size):
         return

@@ -90,14 +90,36 @@ static inline PyObject* none() {
   Py_IncRef((PyObject*)&_Py_NoneStruct);
   return (PyObject*)&_Py_NoneStruct;
 }
+// A call from Python. The kernel's work decides whether other threads of Python run meanwhile, which takes longer than a small one.
+#ifdef PF_LEAVES_PYTHON
+static __thread void* python_thread;
+static void leave() {
+  leave_python = nullptr;
+  python_thread = PyEval_SaveThread();
+}
+struct launch {
+  launch() { leave_python = leave; }
+  ~launch() {
+    leave_python = nullptr;
+    if (!python_thread) return;
+    PyEval_RestoreThread(python_thread);
+    python_thread = nullptr;
+  }
+};
+#else
+struct launch {
+  ~launch() {}
+};
+#endif
 typedef void (*direct_form)(const argument*, void* share);
 static __attribute__((noinline)) PyObject* called(direct_form direct, PyObject* const* args, __PTRDIFF_TYPE__ n,
-                                                  const char* name, const char* codes, int want, bool release, void* share) {
+                                                  const char* name, const char* codes, int want, void* share) {
   argument* a = (argument*)__builtin_alloca((want + 1) * sizeof(argument));
   if (!parse(args, n, name, codes, want, a)) return nullptr;
-  void* state = release ? PyEval_SaveThread() : nullptr;
-  direct(a, share);
-  if (release) PyEval_RestoreThread(state);
+  {
+    launch now;
+    direct(a, share);
+  }
   return none();
 }
 static PyObject* make_bindings(void* data_ptr, PyObject* owner, pf_method* methods, int count) {

@@ -9,10 +9,16 @@ PF_INLINE i64 index_mod(i64 a, i64 b) { i64 r = a % b; return r + (((r != 0) & (
 PF_INLINE i64 index_min(i64 a, i64 b) { return a < b ? a : b; }
 PF_INLINE i64 index_max(i64 a, i64 b) { return a > b ? a : b; }
 
+// Set while Python waits for a kernel (binding.h): lets its other threads run.
+#define PF_LEAVES_PYTHON
+static __thread void (*leave_python)();
+
 // Threads for `items` work items that cost `work` vector additions per lane: one where sharing costs more than it saves.
 PF_INLINE int team_for(i64 items, i64 work) {
   const i64 grain = 200000;
-  if (work < 2 * grain || items < 2) return 1;
+  if (work < 2 * grain) return 1;
+  if (leave_python) leave_python();
+  if (items < 2) return 1;
   i64 most = omp_get_max_threads(), useful = work / grain;
   if (most > useful) most = useful;
   if (most > items) most = items;
