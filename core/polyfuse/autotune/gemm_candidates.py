@@ -428,6 +428,7 @@ def _copied(
 ) -> Pointwise:
     """A loop that lays a parameter out, so many elements apart in each dimension of the result."""
     size, apart = layout
+    assert packed.dtype is not None
     axes = tuple(axis(f"i{d}", n) for d, n in enumerate(size))
     source: IndexLike = 0
     target: IndexLike = 0
