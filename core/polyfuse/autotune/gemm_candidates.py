@@ -13,12 +13,13 @@ from polyfuse.autotune.alternatives import Alternative, Replacement, site_of
 from polyfuse.base.log import get_logger
 from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, Node, Pointwise, Reduction, TemplateCall
+from polyfuse.ir.nodes import Buffer, ExternCall, Node, Pointwise, Reduction, TemplateCall
 from polyfuse.lowering.reductions.depthwise import DepthwiseLoops
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.lowering.reductions.gemm_narrow import inner_products, matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.lowering.reductions.gemm_split import columns_beside, split_depth, widened
+from polyfuse.lowering.reductions.gemm_transposed import with_rows_transposed
 from polyfuse.plugin import Backend, CallSite
 from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
@@ -66,7 +67,7 @@ class GeneratedGemm:
         backend: who generates it.
         form: the loops.
         removed: names of nodes whose work they do too.
-        before: what makes what they read, once for each parameter where that is not little work.
+        before: what makes what they read: calls, once for each parameter, or loops.
         buffers: what these write.
         reductions: names of reductions over its results that its epilogue begins.
         parts: into how many the depth is split.
@@ -76,7 +77,7 @@ class GeneratedGemm:
     backend: Backend
     form: GemmLoops
     removed: tuple[str, ...] = ()
-    before: tuple[Node, ...] = ()
+    before: tuple[ExternCall | Pointwise, ...] = ()
     buffers: tuple[Buffer, ...] = ()
     reductions: tuple[str, ...] = ()
     parts: int = 1
@@ -215,9 +216,14 @@ def narrow_gemm(
         return None
     narrow = reading_less(graph, call, form, backend.narrow_weight_rows)
     if narrow is not None:
-        parts = _parts(narrow.loops, backend, _beside(graph, call, form, backend))
+        loops, info = narrow.loops, backend.target_info(form.accumulator.device)
+        turned = with_rows_transposed(loops, info, graph.buffers)
+        loops = loops if turned is None else turned.form
+        parts = _parts(loops, backend, _beside(graph, call, form, backend))
         name = f"{backend.name}{PROLOGUE}{SPLIT if parts > 1 else ''}"
-        item = GeneratedGemm(name, backend, narrow.loops, narrow.removed, parts=parts)
+        item = GeneratedGemm(name, backend, loops, narrow.removed, parts=parts)
+        if turned is not None:
+            item = replace(item, before=(turned.copy,), buffers=(turned.buffer,))
     else:
         streamed = _streamed(graph, form, backend, _beside(graph, call, form, backend))
         if streamed is None:
@@ -357,7 +363,9 @@ class _Candidates:
         )
 
 
-def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[GemmLoops, Node, Buffer]:
+def _packed(
+    site: CallSite, form: GemmLoops, width: int, group: int
+) -> tuple[GemmLoops, ExternCall | Pointwise, Buffer]:
     """`form` with its right operand packed: in blocks of so many columns, those of one step of the depth side
     by side; of a group of steps, those of each column. Also the call that packs it, and where to.
 
@@ -407,7 +415,7 @@ def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[Ge
     apart = (width * across, *down[:-1], down[-1] * group, across, down[-1])
     arguments = (size, apart[: len(size)])
     name_of_pack = f"{site.call.name}_pack"
-    pack: Node = site.precompute(name_of_pack, _PACK, source.view(), arguments, packed)
+    pack: ExternCall | Pointwise = site.precompute(name_of_pack, _PACK, source.view(), arguments, packed)
     if not site.freezing and prod(size) <= _FEW_NUMBERS:
         pack = _copied(name_of_pack, name, arguments, packed, site.call)
     where: IndexLike = (outer // width + column // width) * stride[0] + column % width * group
