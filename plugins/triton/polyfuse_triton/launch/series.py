@@ -15,7 +15,7 @@ TYPES = {"bfloat16": 14, "float16": 2}
 
 EPILOGUES = {"": 0, "relu": 2, "gelu": 32}
 _BIAS, _NO_EPILOGUE = 4, 1
-_Placed = tuple[int, int, bool, int, int]
+_Operand = tuple[int, int, bool, int, int]
 """An operand of a matmul, as `polyfuse.program.steps.SeriesRow` has it."""
 
 
@@ -161,9 +161,9 @@ class _Words:
         dtype: str,
         sizes: Sequence[int],
         activation: str,
-        out: _Placed,
-        left: _Placed,
-        right: _Placed,
+        out: _Operand,
+        left: _Operand,
+        right: _Operand,
         bias: tuple[int, int] | None,
     ) -> None:
         matrices = [_Matrix(*operand[2:]) for operand in (out, left, right)]
