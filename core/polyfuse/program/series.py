@@ -40,14 +40,11 @@ from polyfuse.symbolic.text import python_text
 LEAST = 8
 """Launches from which on one call was seen to be cheaper than theirs: 37 were, series of four were not."""
 
-<<<<<<< HEAD
 MATMUL = 4
 """Launches that a library's matmul stands for: called through torch, it takes the host as long."""
-=======
+
 _SMALL = 4 << 20
 """Bytes of an input that may be held until the end of a series on the host, where it dies in between."""
-
->>>>>>> main
 
 
 def find_series(
