@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from polyfuse.autotune.alternatives import Alternative, Replacement, site_of
 from polyfuse.base.log import get_logger
 from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, ExternCall, Node, Reduction, TemplateCall
+from polyfuse.ir.nodes import Buffer, ExternCall, Node, Pointwise, Reduction, TemplateCall
 from polyfuse.lowering.reductions.depthwise import DepthwiseLoops
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.lowering.reductions.gemm_narrow import inner_products, matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.lowering.reductions.gemm_split import columns_beside, split_depth, widened
+from polyfuse.lowering.reductions.gemm_transposed import with_rows_transposed
 from polyfuse.plugin import Backend, CallSite
 from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
 from polyfuse.symbolic import (
     IndexLike,
+    axis,
     axis_name,
     axis_size,
     coefficient,
@@ -48,6 +51,9 @@ SPLIT = "+split"
 """After a backend's name: its kernels have a part of the depth each."""
 
 _PACK = "aten.as_strided_copy.default"
+_FEW_NUMBERS = 2048
+"""Numbers of a parameter that a loop packs at each call in less time than a call takes that compares them."""
+
 _OF_IMAGES = 4
 """Dimensions of a weight whose windows have two."""
 
@@ -61,7 +67,7 @@ class GeneratedGemm:
         backend: who generates it.
         form: the loops.
         removed: names of nodes whose work they do too.
-        before: calls that make what they read, once for each parameter.
+        before: what makes what they read: calls, once for each parameter, or loops.
         buffers: what these write.
         reductions: names of reductions over its results that its epilogue begins.
         parts: into how many the depth is split.
@@ -71,7 +77,7 @@ class GeneratedGemm:
     backend: Backend
     form: GemmLoops
     removed: tuple[str, ...] = ()
-    before: tuple[ExternCall, ...] = ()
+    before: tuple[ExternCall | Pointwise, ...] = ()
     buffers: tuple[Buffer, ...] = ()
     reductions: tuple[str, ...] = ()
     parts: int = 1
@@ -210,9 +216,14 @@ def narrow_gemm(
         return None
     narrow = reading_less(graph, call, form, backend.narrow_weight_rows)
     if narrow is not None:
-        parts = _parts(narrow.loops, backend, _beside(graph, call, form, backend))
+        loops, info = narrow.loops, backend.target_info(form.accumulator.device)
+        turned = with_rows_transposed(loops, info, graph.buffers)
+        loops = loops if turned is None else turned.form
+        parts = _parts(loops, backend, _beside(graph, call, form, backend))
         name = f"{backend.name}{PROLOGUE}{SPLIT if parts > 1 else ''}"
-        item = GeneratedGemm(name, backend, narrow.loops, narrow.removed, parts=parts)
+        item = GeneratedGemm(name, backend, loops, narrow.removed, parts=parts)
+        if turned is not None:
+            item = replace(item, before=(turned.copy,), buffers=(turned.buffer,))
     else:
         streamed = _streamed(graph, form, backend, _beside(graph, call, form, backend))
         if streamed is None:
@@ -352,7 +363,9 @@ class _Candidates:
         )
 
 
-def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[GemmLoops, ExternCall, Buffer]:
+def _packed(
+    site: CallSite, form: GemmLoops, width: int, group: int
+) -> tuple[GemmLoops, ExternCall | Pointwise, Buffer]:
     """`form` with its right operand packed: in blocks of so many columns, those of one step of the depth side
     by side; of a group of steps, those of each column. Also the call that packs it, and where to.
 
@@ -401,7 +414,10 @@ def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[Ge
     packed = replace(source, name=f"{site.call.name}_packed", size=size, stride=stride, kind="temp")
     apart = (width * across, *down[:-1], down[-1] * group, across, down[-1])
     arguments = (size, apart[: len(size)])
-    pack = site.precompute(f"{site.call.name}_pack", _PACK, source.view(), arguments, packed)
+    name_of_pack = f"{site.call.name}_pack"
+    pack: ExternCall | Pointwise = site.precompute(name_of_pack, _PACK, source.view(), arguments, packed)
+    if not site.freezing and prod(size) <= _FEW_NUMBERS:
+        pack = _copied(name_of_pack, name, arguments, packed, site.call)
     where: IndexLike = (outer // width + column // width) * stride[0] + column % width * group
     *others, last = zip(depth, stride[1:], strict=False)
     for a, n in others:
@@ -409,3 +425,22 @@ def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[Ge
     where = where + (last[0] // group * last[1] + last[0] % group if group > 1 else last[0] * last[1])
     gemm = replace(form.gemm, raxes=tuple(depth), values=(left, load(packed.name, where, right.dtype)))
     return replace(form, gemm=gemm), pack, packed
+
+
+def _copied(
+    name: str,
+    parameter: str,
+    layout: tuple[Sequence[IndexLike], Sequence[IndexLike]],
+    packed: Buffer,
+    call: TemplateCall,
+) -> Pointwise:
+    """A loop that lays a parameter out, so many elements apart in each dimension of the result."""
+    size, apart = layout
+    assert packed.dtype is not None
+    axes = tuple(axis(f"i{d}", n) for d, n in enumerate(size))
+    source: IndexLike = 0
+    target: IndexLike = 0
+    for a, n, m in zip(axes, apart, packed.stride, strict=True):
+        source, target = source + a * n, target + a * m
+    value = load(parameter, source, packed.dtype)
+    return Pointwise(name, axes, (), packed.name, target, value, origins=call.origins)

@@ -62,6 +62,18 @@ def test_tiles_of_six_rows_are_taken_where_their_columns_are_whole(columns: int,
     assert (packed.rows, packed.vectors) == (12 // vectors, vectors)
 
 
+def test_rows_of_bf16_that_are_packed_for_pairs(monkeypatch: pytest.MonkeyPatch):
+    """Without matrix registers, from nine rows on; two vectors leave room for tiles of more rows."""
+    monkeypatch.setattr("polyfuse_cpp.isa.dot_instructions", lambda: ("PF_DOT_BF16",))
+    kinds = {"dtype": DType.bf16, "right": "nk"}
+    few, more = (
+        matmul_plans(matmul_of(plainly_named(Matmul(rows, 256, 512, **kinds).kernel())), ISAS["avx512"])[0]
+        for rows in (8, 16)
+    )
+    assert few.path is OperandPath.DOTS
+    assert (more.path, more.rows, more.vectors) == (OperandPath.PAIRS, 8, 2)
+
+
 def test_around_the_best_guess_nothing_is_tried():
     made, kernel = backend(), Matmul(240, 512, 512).kernel()
     best, *others = made.configs(kernel)

@@ -40,6 +40,9 @@ _LINE = 1024
 _FEW = 96
 """Rows beyond which an operand that is read once for each tile of rows is better packed first."""
 
+_FEW_FOR_PAIRS = 8
+"""The same of bf16 whose pairs of steps are multiplied without matrix registers."""
+
 _BYTE_ROWS = 8
 """Rows up to which bytes are converted in registers, again for each tile of rows."""
 
@@ -82,6 +85,8 @@ def matmul_plans(matmul: Matmul, isa: Isa) -> list[MatmulPlan]:
         faster = any(path.paired for path in paths)
         # narrow numbers are multiplied several at a time there
         most = _FEW if matmul.b.memory is matmul.dtype else 4 * _FEW
+        if OperandPath.PAIRS in paths and not has_matrix_registers(isa):
+            most = _FEW_FOR_PAIRS
         paths = [
             path
             for path in paths
@@ -345,7 +350,8 @@ class _Machine:
         """How many vectors (two to four registers) or columns a tile may span."""
         if path.along_depth:
             return (8, 4, 2)
-        most = 8 if path is OperandPath.DIRECT else 4
+        # pairs leave no room for more rows beside wider tiles
+        most = {OperandPath.DIRECT: 8, OperandPath.PAIRS: 2}.get(path, 4)
         packed = self.matmul.b.packed_width or one_block(self.matmul, self.isa.lanes)
         # one vector is wide enough where it holds all columns
         least = 1 if self.matmul.extent(self.matmul.b.axes[-1:]) <= self.isa.lanes else 2

@@ -67,7 +67,7 @@ static __attribute__((unused)) void pair_across(bf16* to, const bf16* from, i64 
     const i64 rows = matmul_lanes(columns - j * 16);
     const bf16* const at = from + j * 16 * apart;
     for (i64 k = 0; k < pair_depth(depth); k += 32) {
-      vi32 tile[16] = {};
+      vi32 tile[16];
       if (rows == 16 && k + 32 <= depth) {
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i) {
@@ -75,7 +75,9 @@ static __attribute__((unused)) void pair_across(bf16* to, const bf16* from, i64 
           tile[i] = raw_load<vi32>(at + k + i * apart);
         }
       } else {
-        for (int i = 0; i < rows; ++i) tile[i] = matmul_halves_at(at + k + i * apart, index_min(32, depth - k));
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i)
+          tile[i] = i < rows ? matmul_halves_at(at + k + i * apart, index_min(32, depth - k)) : vi32{};
       }
       transpose_rows(tile);
 #pragma GCC unroll 16
