@@ -59,7 +59,7 @@ def _is_of_each(node: Node) -> bool:
         return len(indices) == table.meta["val"].dim() and None not in indices
     if node.target in (aten.full.default, aten.scalar_tensor.default, aten.new_ones.default):
         return node.meta["val"].dim() == 0
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 class _Spelled:
